@@ -97,6 +97,7 @@ def pack_rows(
     cols: int,
     out: NDArray[numpy.uint8],
 ) -> None: ...
+def tiled_columns(type: int, cols: int) -> int: ...
 def embed(
     type: int,
     weight: NDArray[numpy.uint8],

@@ -30,6 +30,7 @@ __all__ = ["Matrix", "prepare_matrix"]
 logger = logging.getLogger(__name__)
 
 _TILE_ROWS = 16
+_SAME_LAYOUT = {"Q2_0_G128": "PQ2_0"}  # types whose bytes are those of another one
 _SLICE_BYTES = 8 << 20  # of a file that are in memory beside their copy
 
 
@@ -75,7 +76,7 @@ def prepare_matrix(
     """
     rows, columns = weight.shape
     weight = registry.without_rounding(weight)
-    name = weight.quant.name
+    name = _SAME_LAYOUT.get(weight.quant.name, weight.quant.name)
     if registry.rounds_activations(weight):
         packed = pack_ternary(native, weight, dense=dense)
         return _matrix(
@@ -116,7 +117,8 @@ def _tiled(
 ) -> Matrix:
     """A copy of the matrix *data* with interleaved rows, made slice by slice."""
     kind = native.kernel_types().index(name)
-    tile_bytes = _TILE_ROWS * native.row_bytes(native.kernel_types().index(f"{name}_R16"), columns)
+    wide = native.tiled_columns(kind, columns)
+    tile_bytes = _TILE_ROWS * native.row_bytes(native.kernel_types().index(f"{name}_R16"), wide)
     row_bytes = native.row_bytes(kind, columns)
     tiles = native.allocate_weights(-(-rows // _TILE_ROWS) * tile_bytes)
     data = np.ascontiguousarray(data)
@@ -127,7 +129,7 @@ def _tiled(
         first, last = begin // _TILE_ROWS, -(-(begin + count) // _TILE_ROWS)
         native.pack_rows(kind, piece, count, columns, tiles[first * tile_bytes : last * tile_bytes])
         give_back_pages(piece)
-    return _matrix(native, f"{name}_R16", tiles, rows, columns, factors=factors)
+    return _matrix(native, f"{name}_R16", tiles, rows, wide, factors=factors, inputs=columns)
 
 
 def _matrix(

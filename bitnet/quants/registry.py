@@ -89,14 +89,13 @@ def rounds_activations(weight: Weight) -> bool:
 def without_rounding(weight: Weight) -> Weight:
     """*weight* in a type whose products do not round a token's whole input.
 
-    Those of ``scaled_blocks`` become Q4_0 of the same numbers: a Q4_0 block has a float16 scale as
-    they do, for fewer weights. Other weights, and those of a layer that rounds its input, are
-    unchanged.
+    TQ1_0 and TQ2_0 become Q4_0 of the same numbers: a Q4_0 block has a float16 scale as they do,
+    for fewer weights. Other weights, and those of a layer that rounds its input, are unchanged.
 
     Raises:
         InvalidFormat: the bytes are invalid for the type.
     """
-    if weight.rounds_input or weight.quant.name not in _TERNARY:
+    if weight.rounds_input or weight.quant.name not in ("TQ1_0", "TQ2_0"):
         return weight
     ternary = unpack_ternary(replace(weight, scale=1.0))
     codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)

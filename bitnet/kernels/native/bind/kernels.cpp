@@ -45,10 +45,14 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bind_allocate(size_t size) {
 void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, const OutBytes& out) {
     const Type checked = checked_type(type, rows, cols, weight);
     require(can_tile(checked), "the encoding has no form with interleaved rows");
-    const int64_t stored = (rows + kTileRows - 1) / kTileRows * kTileRows;
-    require(int64_t(out.size()) == stored * row_bytes(tiled(checked), cols), "out has the wrong size");
+    require(int64_t(out.size()) == weight_bytes(tiled(checked), rows, tiled_cols(checked, cols)), "out has the wrong size");
     const Computing computing;
     pack_rows(checked, weight.data(), rows, cols, out.data());
+}
+
+int64_t bind_tiled_columns(int type, int64_t cols) {
+    require(type >= 0 && type < kTypes && can_tile(Type(type)) && cols > 0, "the encoding has no form with interleaved rows");
+    return tiled_cols(Type(type), cols);
 }
 
 uint64_t bind_sum_bytes(const Bytes& bytes) {
@@ -89,7 +93,9 @@ void bind_kernels(nb::module_& m) {
     m.def("row_bytes", &bind_row_bytes, "type"_a, "cols"_a, "Bytes of a row, 0 if cols is not a whole number of blocks.");
     m.def("allocate_weights", &bind_allocate, "size"_a, "Bytes for a repacked matrix, near those of others.");
     m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
-          "out"_a.noconvert(), "The matrix with its rows interleaved 16 by 16: type NAME_R16.");
+          "out"_a.noconvert(),
+          "The matrix with its rows interleaved 16 by 16, of type NAME_R16 and tiled_columns.");
+    m.def("tiled_columns", &bind_tiled_columns, "type"_a, "cols"_a, "Columns of a matrix of cols as pack_rows makes it.");
     m.def("sum_bytes", &bind_sum_bytes, "bytes"_a.noconvert(), "Sum of 64-bit words, at the speed of memory.");
 }
 

@@ -19,8 +19,10 @@ namespace bitnet {
 
 enum class Type : int {
     F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
+    Q1_0, Q2_0, PQ2_0, PTQ1_0,  // weights (code - 1) * scale
     // 16 rows interleaved (tiles.hpp), in the order of those above.
     F32_R16, F16_R16, BF16_R16, Q8_0_R16, Q4_0_R16, Q4_1_R16, Q5_0_R16, Q5_1_R16, Q4_K_R16, Q5_K_R16, Q6_K_R16,
+    Q1_0_R16, Q2_0_R16, PQ2_0_R16, PTQ1_0_R16,  // ternary/groups.hpp
     Ternary, TernaryBlocks, TernaryDense,  // ternary/layout.hpp
     kCount
 };
@@ -45,6 +47,10 @@ constexpr Encoding kEncodings[kTypes] = {
     {"Q4_K", 256, 144, true},
     {"Q5_K", 256, 176, true},
     {"Q6_K", 256, 210},
+    {"Q1_0", 128, 18},
+    {"Q2_0", 64, 18},
+    {"PQ2_0", 128, 34},
+    {"PTQ1_0", 128, 28},
     {"F32_R16", 1, 4},
     {"F16_R16", 1, 2},
     {"BF16_R16", 1, 2},
@@ -56,18 +62,31 @@ constexpr Encoding kEncodings[kTypes] = {
     {"Q4_K_R16", 256, 148, true},
     {"Q5_K_R16", 256, 180, true},
     {"Q6_K_R16", 256, 210},
+    {"Q1_0_R16", 256, 32},  // of codes; scales come on top (row_bytes)
+    {"Q2_0_R16", 128, 32},
+    {"PQ2_0_R16", 128, 32},
+    {"PTQ1_0_R16", 160, 32},
     {"TERNARY", 16, 4},
     {"TERNARY_BLOCKS", 256, 68},
     {"TERNARY_DENSE", 20, 4},
 };
 constexpr const Encoding& encoding(Type t) { return kEncodings[int(t)]; }
 
-constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::Q6_K_R16; }
+constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::PTQ1_0_R16; }
+// Tiles of weights of two bits and fewer that take floats, rounded 32 at a time.
+constexpr bool is_grouped(Type t) { return t >= Type::Q1_0_R16 && t <= Type::PTQ1_0_R16; }
+// The same in rows.
+constexpr bool is_grouped_row(Type t) { return t >= Type::Q1_0 && t <= Type::PTQ1_0; }
 constexpr bool is_float(Type t) { return t <= Type::BF16 || (t >= Type::F32_R16 && t <= Type::BF16_R16); }
 constexpr bool is_ternary(Type t) { return t >= Type::Ternary && t <= Type::TernaryDense; }
 // The encoding with interleaved rows of one that has none.
-constexpr bool can_tile(Type t) { return t <= Type::Q6_K; }
+constexpr bool can_tile(Type t) { return t <= Type::PTQ1_0; }
 constexpr Type tiled(Type t) { return Type(int(t) + int(Type::F32_R16)); }
+// Columns of the tiles of a matrix of *cols*: those behind it are zero weights.
+constexpr int64_t tiled_cols(Type t, int64_t cols) {
+    const int step = encoding(tiled(t)).weights;
+    return is_grouped_row(t) ? (cols + step - 1) / step * step : cols;
+}
 
 struct BlockQ8_0 { uint16_t d; int8_t q[32]; };
 struct BlockQ4_0 { uint16_t d; uint8_t q[16]; };
@@ -158,11 +177,52 @@ struct Group {
     out.min = -(read_half(block + 2) * float(min[j]));
 }
 
+// Digit *n* of *count* bytes: a byte is a fraction of 256 in base 3, so a multiplication by 3^n in
+// eight bits brings the digit to the front.
+[[maybe_unused]] inline void base3_digits(const uint8_t* bytes, int count, int n, uint8_t* out) {
+    constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
+    const uint8_t power = kPower[n];
+    for (int i = 0; i < count; ++i) out[i] = uint8_t((uint16_t(uint8_t(bytes[i] * power)) * 3) >> 8);
+}
+
+// *fields* fields of every byte in turn, from the lowest bits, each times *factor*.
+template <int kFields>
+inline void fields_in_turn(const uint8_t* bytes, int factor, uint8_t* out) {
+    constexpr int kBits = 8 / kFields;
+    for (int i = 0; i < 32; ++i)
+        out[i] = uint8_t(((bytes[i / kFields] >> (kBits * (i % kFields))) & ((1 << kBits) - 1)) * factor);
+}
+
+// Codes of group *g* of a row in an encoding of weights (code - 1) * scale; returns the scale.
+[[maybe_unused]] inline float unpack_codes(Type type, const uint8_t* row, int64_t g, uint8_t* out) {
+    const Encoding& size = encoding(type);
+    const uint8_t* block = row + g * 32 / size.weights * size.bytes;
+    const int j = int(g % (size.weights / 32));
+    const auto digits = [&](const uint8_t* bytes, int count, int from, int to, uint8_t* at) {
+        for (int n = from; n < to; ++n, at += count) base3_digits(bytes, count, n, at);
+    };
+    switch (type) {
+        case Type::Q1_0: fields_in_turn<8>(block + 2 + 4 * j, 2, out); return read_half(block);
+        case Type::PTQ1_0:  // 80 weights in 16 bytes, 40 in 8 and 8 in 2
+            if (j < 2) digits(block, 16, 2 * j, 2 * j + 2, out);
+            else if (j == 2) digits(block, 16, 4, 5, out), digits(block + 16, 8, 0, 2, out + 16);
+            else digits(block + 16, 8, 2, 5, out), digits(block + 24, 2, 0, 4, out + 24);
+            return read_half(block + 26);
+        default: fields_in_turn<4>(block + 2 + 8 * j, 1, out); return read_half(block);  // Q2_0, PQ2_0
+    }
+}
+
 // Group *g* (weights 32g .. 32g+31) of a row in a block encoding (Q*). This is the specification.
 [[maybe_unused]] inline void unpack_group(Type type, const uint8_t* row, int64_t g, Group& out) {
     const Encoding& size = encoding(type);
     const uint8_t* block = row + g * 32 / size.weights * size.bytes;
     out.min = 0.0f;
+    if (is_grouped_row(type)) {
+        uint8_t code[32];
+        out.scale[0] = out.scale[1] = unpack_codes(type, row, g, code);
+        for (int i = 0; i < 32; ++i) out.code[i] = int8_t(code[i] - 1);
+        return;
+    }
     const auto nibbles = [&](const uint8_t* q, uint32_t high, int offset) {
         for (int i = 0; i < 16; ++i) {
             out.code[i] = int8_t((q[i] & 15) + int((high >> i) & 1) * 16 - offset);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "system/thread_pool.hpp"
+#include "ternary/groups.hpp"
 
 namespace bitnet {
 namespace {
@@ -124,6 +125,7 @@ void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uin
 }
 
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out) {
+    if (is_grouped_row(type)) return pack_groups(type, weight, rows, cols, out);
     const Encoding &from = encoding(type), &to = encoding(tiled(type));
     const int64_t tiles = (rows + kTileRows - 1) / kTileRows, blocks = cols / from.weights;
     constexpr int64_t kTilesPerChunk = 8;

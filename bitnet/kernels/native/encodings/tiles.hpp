@@ -53,7 +53,7 @@ constexpr bool tile_sizes_agree() {
 }
 static_assert(tile_sizes_agree(), "tile layout");
 
-// Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled).
+// Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled) of tiled_cols.
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);
 // Writes the tile of *rows* (at most 16) rows that follow each other in a file.
 void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* tile);

@@ -13,6 +13,9 @@
 //   ternary  (W1.58A8) one s = 127 / max(max|x|, 1e-5) per token, q = clip(round_half_even(x * s)),
 //            integer sums over the whole row, y = sum / s * scale. With scales per 256 columns the
 //            integer sums are scaled and added in float64, first to last, then y = sum / s * scale.
+//   grouped  (Q1_0, Q2_0, PQ2_0, PTQ1_0) the activations become int8 in runs of 32, rounded as those of block encodings,
+//            which have runs of 16; llama.cpp has 32 here, too. With p = sum(code * q) of a run, an exact integer, in order: part = fma(p, step, part),
+//            from 0 on, and where the columns of a scale end: y = fma(part, scale, y).
 // Attention: a vector of a head is int16 codes and a float32 step, code = round_half_even(x * (range / size)), step =
 //            size / range. Of queries and keys the size is the length and the range 32,767; of values it is the
 //            largest magnitude and the range 16,383. The step is 0 where the size is below 1e-18, NaN where it is
@@ -62,9 +65,9 @@ struct LinearArgs {
     float scale = 1.0f;            // ternary: of all weights
     const float* x = nullptr;      // float: (tokens, cols)
     const BlockInput* inputs = nullptr;  // block: (tokens, block_inputs(cols))
-    const int8_t* q = nullptr;     // ternary: (tokens, cols)
-    const float* step = nullptr;   // ternary: (tokens,), the s above
-    const int32_t* sums = nullptr; // ternary: (tokens,), sum of q
+    const int8_t* q = nullptr;     // ternary, grouped: (tokens, cols)
+    const float* step = nullptr;   // ternary: (tokens,), the s above; grouped: (tokens, cols / 32)
+    const int32_t* sums = nullptr; // of q, as many
     float* y = nullptr;            // (tokens, rows)
 
     // The product of tokens t0 .. t1 - 1 alone.
@@ -72,6 +75,7 @@ struct LinearArgs {
         LinearArgs part = *this;
         if (is_float(type)) part.x += t0 * cols;
         else if (is_ternary(type)) part.q += t0 * cols, part.step += t0, part.sums += t0;
+        else if (is_grouped(type)) part.q += t0 * cols, part.step += t0 * cols / 32, part.sums += t0 * cols / 32;
         else part.inputs += t0 * block_inputs(cols);
         part.y += t0 * rows;
         part.tokens = t1 - t0;
@@ -151,6 +155,7 @@ struct Kernels {
     // int8 activations of one token; see the numerics above for the outputs.
     void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
     void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
+    void (*quantize_runs)(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum);
     // Row *row* of a matrix in a float or block encoding as float32.
     void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out);
     // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight.
@@ -185,5 +190,6 @@ struct Kernels {
 BITNET_DECLARE(scalar)
 BITNET_LEVELS(BITNET_DECLARE)
 #undef BITNET_DECLARE
+void add_scalar_groups(Kernels&);
 
 }  // namespace bitnet

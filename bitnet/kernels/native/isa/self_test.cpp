@@ -48,6 +48,7 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
             case Type::TernaryBlocks:
             case Type::TernaryDense: break;
             case Type::Q6_K: put_half(at + 208); break;
+            case Type::PTQ1_0: put_half(at + size_t(size.bytes) - 2); break;
             default:
                 put_half(at);
                 if (type != Type::Q8_0 && type != Type::Q4_0 && type != Type::Q5_0) put_half(at + 2);
@@ -81,7 +82,7 @@ std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random
     if (!is_tiled(type)) return random_weights(type, rows, cols, random);
     const Type source = Type(int(type) - int(tiled(Type::F32)));
     const std::vector<uint8_t> weights = random_weights(source, rows, cols, random);
-    std::vector<uint8_t> out(size_t((rows + kTileRows - 1) / kTileRows * kTileRows * row_bytes(type, cols)));
+    std::vector<uint8_t> out(size_t(weight_bytes(type, rows, tiled_cols(source, cols))));
     pack_rows(source, weights.data(), rows, cols, out.data());
     return out;
 }
@@ -96,8 +97,9 @@ struct Product {
     std::vector<BlockInput> inputs;
     LinearArgs a;
 
-    explicit Product(Type type) : rows(is_ternary(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
-        const int64_t cols = is_float(type) ? 480 : encoding(type).weights <= 32 ? 160 : 512, stride = block_inputs(cols);
+    explicit Product(Type type) : rows(is_ternary(type) || is_grouped(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
+        const int64_t cols = is_grouped(type) ? 1280 : is_float(type) ? 480 : encoding(type).weights <= 32 ? 160 : 512;
+        const int64_t stride = block_inputs(cols), runs = cols / 32;
         Random random;
         weight = random_matrix(type, rows, cols, random);
         x.resize(size_t(tokens * cols)), step.resize(x.size()), q.resize(x.size()), sums.resize(x.size());
@@ -107,6 +109,7 @@ struct Product {
         for (int64_t t = 0; t < tokens; ++t) {
             const float* row = &x[size_t(t * cols)];
             if (is_ternary(type)) scalar.quantize_ternary(row, cols, &q[size_t(t * cols)], &step[size_t(t)], &sums[size_t(t)]);
+            else if (is_grouped(type)) scalar.quantize_runs(row, cols, &q[size_t(t * cols)], &step[size_t(t * runs)], &sums[size_t(t * runs)]);
             else if (!is_float(type)) scalar.quantize_block(row, cols, &inputs[size_t(t * stride)]);
         }
         a.weight = weight.data(), a.type = type, a.row_bytes = row_bytes(type, cols);
@@ -327,17 +330,19 @@ bool rounding_agrees(const Kernels& k) {
     Random random;
     std::vector<float> x(kCols);
     std::vector<BlockInput> blocks[2] = {std::vector<BlockInput>(kCols / 32), std::vector<BlockInput>(kCols / 32)};
-    std::vector<int8_t> q[2] = {std::vector<int8_t>(kCols), std::vector<int8_t>(kCols)};
-    float step[2];
-    int32_t sum[2];
+    std::vector<int8_t> q[4] = {std::vector<int8_t>(kCols), q[0], q[0], q[0]};
+    std::vector<float> step[4] = {std::vector<float>(kCols / 32), step[0], step[0], step[0]};
+    std::vector<int32_t> sum[4] = {std::vector<int32_t>(kCols / 32), sum[0], sum[0], sum[0]};
     for (float& f : x) f = random.unit();
     const Kernels* both[2] = {&scalar_kernels(), &k};
     for (int i = 0; i < 2; ++i) {
         both[i]->quantize_block(x.data(), kCols, blocks[i].data());
-        both[i]->quantize_ternary(x.data(), kCols, q[i].data(), &step[i], &sum[i]);
+        both[i]->quantize_ternary(x.data(), kCols, q[i].data(), step[i].data(), sum[i].data());
+        both[i]->quantize_runs(x.data(), kCols, q[2 + i].data(), step[2 + i].data(), sum[2 + i].data());
     }
-    return std::memcmp(blocks[0].data(), blocks[1].data(), kCols / 32 * sizeof(BlockInput)) == 0 && q[0] == q[1] &&
-           step[0] == step[1] && sum[0] == sum[1];
+    const auto same = [](const auto* pair) { return pair[0] == pair[1] && pair[2] == pair[3]; };
+    return std::memcmp(blocks[0].data(), blocks[1].data(), kCols / 32 * sizeof(BlockInput)) == 0 && same(q) && same(step) &&
+           same(sum);
 }
 
 bool attention_agrees(const Kernels& k) {
@@ -398,7 +403,8 @@ std::vector<std::string> self_test() {
     check(row_ops_agree(chosen), "rms_norm, gate and softcap", &Kernels::rms_norm, &Kernels::gate, &Kernels::softcap);
     check(rope_agrees(chosen), "rope", &Kernels::rope);
     check(packing_agrees(chosen), "packing of ternary weights", &Kernels::pack_two_bits, &Kernels::make_dense);
-    check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary);
+    check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary,
+          &Kernels::quantize_runs);
     if (!attention_agrees(chosen)) {
         const Kernels& next = slower_that(attention_agrees, chosen);
         chosen.attend = next.attend, chosen.store_position = next.store_position;

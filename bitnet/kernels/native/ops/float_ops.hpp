@@ -65,18 +65,23 @@ inline int32_t round_to_int8(const float* x, int n, float s, int8_t* q) {
     return sum;
 }
 
-// int8 of 16 floats; returns the step. NaN and infinity have no int8 form: zeros with a NaN step
+// int8 of N floats; returns the step. NaN and infinity have no int8 form: zeros with a NaN step
 // carry them to the result.
-inline float quantize_16(const float* x, int8_t* q, int32_t* sum) {
-    const float top = max_abs(x, 16);
+template <int N>
+inline float quantize_run(const float* x, int8_t* q, int32_t* sum) {
+    const float top = max_abs(x, N);
     if (!(top <= 3.4e38f)) {
-        std::memset(q, 0, 16);
+        std::memset(q, 0, N);
         *sum = 0;
         return NAN;
     }
     const bool zero = top < 1e-30f;
-    *sum = round_to_int8(x, 16, zero ? 0.0f : 127.0f / top, q);
+    *sum = round_to_int8(x, N, zero ? 0.0f : 127.0f / top, q);
     return zero ? 0.0f : top / 127.0f;
+}
+
+inline void quantize_runs(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum) {
+    for (int64_t i = 0; i < cols; i += 32) step[i / 32] = quantize_run<32>(x + i, q + i, sum + i / 32);
 }
 
 // -sum of the first and of the second two of each four of 16.
@@ -90,7 +95,7 @@ inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
     for (int64_t g = 0; g < cols / 32; ++g) {
         BlockInput& to = out[g];
         int32_t sum[2];
-        for (int i = 0; i < 2; ++i) to.step[i] = quantize_16(x + 32 * g + 16 * i, to.q + 16 * i, sum + i);
+        for (int i = 0; i < 2; ++i) to.step[i] = quantize_run<16>(x + 32 * g + 16 * i, to.q + 16 * i, sum + i);
         to.sum = to.step[0] * float(sum[0]) + to.step[1] * float(sum[1]);
         for (int i = 0; i < 2; ++i) to.minus_q[i] = -sum[i], minus_pairs(to.q + 16 * i, to.minus_pairs[i]);
     }

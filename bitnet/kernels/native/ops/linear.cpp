@@ -53,17 +53,22 @@ void finish(const LinearJob& job, int64_t r0, int64_t r1, int64_t tokens) {
 }  // namespace
 
 void Activations::prepare(const std::vector<Matrix>& matrices, int64_t tokens) {
-    block_cols_ = ternary_cols_ = 0;
+    block_cols_ = tokens_.cols = runs_.cols = 0;
     for (const Matrix& m : matrices) {
         inputs_ = m.inputs;
-        if (!is_float(m.type)) (is_ternary(m.type) ? ternary_cols_ : block_cols_) = m.cols;
+        if (is_ternary(m.type)) tokens_.cols = m.cols;
+        else if (is_grouped(m.type)) runs_.cols = m.cols;
+        else if (!is_float(m.type)) block_cols_ = m.cols;
     }
     if (block_cols_) ensure(blocks_, tokens * block_inputs(block_cols_));
-    if (ternary_cols_) {
-        ensure(q_, tokens * ternary_cols_);
-        ensure(step_, tokens);
-        ensure(sums_, tokens);
-    }
+    tokens_.make_room(tokens, tokens);
+    runs_.make_room(tokens, tokens * runs_.cols / 32);
+}
+
+void Activations::Rounded::make_room(int64_t tokens, int64_t steps) {
+    ensure(q, tokens * cols);
+    ensure(step, cols ? steps : 0);
+    ensure(sums, cols ? steps : 0);
 }
 
 void Activations::quantize(const float* x, int64_t t) {
@@ -76,20 +81,26 @@ void Activations::quantize(const float* x, int64_t t) {
     };
     if (const int64_t cols = block_cols_)
         active().quantize_block(padded(cols), cols, &blocks_[size_t(t * block_inputs(cols))]);
-    if (const int64_t cols = ternary_cols_)
-        active().quantize_ternary(padded(cols), cols, &q_[size_t(t * cols)], &step_[size_t(t)], &sums_[size_t(t)]);
+    if (const int64_t cols = tokens_.cols)
+        active().quantize_ternary(padded(cols), cols, &tokens_.q[size_t(t * cols)], &tokens_.step[size_t(t)],
+                                  &tokens_.sums[size_t(t)]);
+    if (const int64_t cols = runs_.cols) {
+        const auto at = size_t(t * cols / 32);
+        active().quantize_runs(padded(cols), cols, &runs_.q[size_t(t * cols)], &runs_.step[at], &runs_.sums[at]);
+    }
 }
 
 void Activations::point(LinearArgs& a) const {
+    const Rounded& rounded = is_grouped(a.type) ? runs_ : tokens_;
     a.inputs = blocks_.data();
-    a.q = q_.data();
-    a.step = step_.data();
-    a.sums = sums_.data();
+    a.q = rounded.q.data();
+    a.step = rounded.step.data();
+    a.sums = rounded.sums.data();
 }
 
 bool share_input(const Matrix& a, const Matrix& b) {
     if (is_float(a.type) || is_float(b.type)) return true;
-    return is_ternary(a.type) != is_ternary(b.type) || a.cols == b.cols;
+    return is_ternary(a.type) != is_ternary(b.type) || is_grouped(a.type) != is_grouped(b.type) || a.cols == b.cols;
 }
 
 void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t tokens,

@@ -25,7 +25,7 @@ struct LinearJob {
     float* y = nullptr;           // (tokens, rows)
 };
 
-// int8 forms of the rows of an input, as the kernels of block and of ternary encodings read them.
+// int8 forms of the rows of an input, as the kernels of block, of ternary and of grouped encodings read them.
 class Activations {
 public:
     // Room for *tokens* rows in the forms that *matrices* read.
@@ -35,15 +35,21 @@ public:
     void point(LinearArgs& args) const;
 
 private:
-    int64_t block_cols_ = 0, ternary_cols_ = 0;  // 0: no weight reads that form
+    // With a step per token, or per run of 32.
+    struct Rounded {
+        int64_t cols = 0;  // 0: no weight reads that form
+        std::vector<int8_t> q;
+        std::vector<float> step;
+        std::vector<int32_t> sums;
+        void make_room(int64_t tokens, int64_t steps);
+    };
+    int64_t block_cols_ = 0;  // 0: as above
     std::vector<BlockInput> blocks_;
-    std::vector<int8_t> q_;
-    std::vector<float> step_;
-    std::vector<int32_t> sums_;
+    Rounded tokens_, runs_;
     int64_t inputs_ = 0;
 };
 
-// Whether one product can follow the other in a group: no third form of the input is needed.
+// Whether one product can follow the other in a group: no form of the input is needed twice.
 bool share_input(const Matrix& a, const Matrix& b);
 
 // job.y (tokens, rows) = x (tokens, cols) * matrix^T * factors + bias for every job, from an input

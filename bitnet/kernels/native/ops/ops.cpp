@@ -8,14 +8,15 @@
 #include "isa/dispatch.hpp"
 #include "ops/elementary.hpp"
 #include "system/split.hpp"
-#include "ternary/layout.hpp"
+#include "ternary/groups.hpp"
 
 namespace bitnet {
 using detail::active;
 
 int64_t row_bytes(Type type, int64_t cols) {
     const Encoding& size = encoding(type);
-    return cols % size.weights ? 0 : cols / size.weights * size.bytes;
+    if (cols % size.weights) return 0;
+    return is_grouped(type) ? group_row_bytes(type, cols) : cols / size.weights * size.bytes;
 }
 
 int64_t weight_bytes(Type type, int64_t rows, int64_t cols) {
@@ -25,6 +26,7 @@ int64_t weight_bytes(Type type, int64_t rows, int64_t cols) {
 
 void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out) {
     if (is_ternary(type)) unpack_ternary_row(type, weight, rows, cols, r, scale, out);
+    else if (is_grouped(type)) unpack_group_row(type, weight, cols, r, out);
     else active().dequantize(type, weight, r, cols, out);
 }
 

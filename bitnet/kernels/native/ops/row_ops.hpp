@@ -10,6 +10,7 @@ namespace {
 void add_row_ops(Kernels& k) {
     k.quantize_block = quantize_block;
     k.quantize_ternary = quantize_ternary;
+    k.quantize_runs = quantize_runs;
     k.dequantize = dequantize;
 #define BITNET_SET(op) k.op = op;
     BITNET_ROW_OPS(BITNET_SET)

@@ -106,7 +106,7 @@ void each_type(Add add) {
 // The same for every block encoding with interleaved rows.
 template <class Add>
 void each_block_type(Add add) {
-    each_type<Type::Q8_0_R16, Type::Ternary>(add);
+    each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add);
 }
 
 struct AsTheyAre {

@@ -94,5 +94,23 @@ struct Dense {
     }
 };
 
+struct DenseRuns {
+    static constexpr int kRuns = Dense::kDigits, kPackedTokens = 4, kPackedAtOnce = 2;
+    static constexpr int shift(int) { return 0; }
+    static void isolate(Acc::Ints bytes, Acc::Ints* out) { Dense::digits<false>(bytes, out); }
+    template <int N>
+    static void block(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, Acc::Ints (*out)[N]) {
+        multiply_block<DenseRuns, N>(a, lines, t, c, out);
+    }
+    static void unpack(const uint8_t* lines, uint8_t* out, int64_t stride) {
+        for (int i = 0; i < kRunLines; ++i) {
+            Acc::Ints digit[kRuns];
+            isolate(_mm512_loadu_si512(lines + 64 * i), digit);
+#pragma GCC unroll 5
+            for (int f = 0; f < kRuns; ++f) _mm512_store_si512(out + (kRunLines * f + i) * stride, digit[f]);
+        }
+    }
+};
+
 }  // namespace
 }  // namespace bitnet

@@ -14,14 +14,6 @@ constexpr int kPart = 64;       // columns unpacked at a time
 constexpr int64_t kTilesPerChunk = 4;
 constexpr uint8_t kZeroWeights = 0x55;  // four codes 1
 
-// Digit *n* of *count* bytes: a byte is a fraction of 256 in base 3, so a multiplication by 3^n in
-// eight bits brings the digit to the front.
-void base3_digits(const uint8_t* bytes, int count, int n, uint8_t* out) {
-    constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
-    const uint8_t power = kPower[n];
-    for (int i = 0; i < count; ++i) out[i] = uint8_t((uint16_t(uint8_t(bytes[i] * power)) * 3) >> 8);
-}
-
 void fields(const uint8_t* bytes, int count, int shift, uint8_t* out) {
     for (int i = 0; i < count; ++i) out[i] = (bytes[i] >> shift) & 3;
 }

@@ -3,19 +3,21 @@
 #pragma once
 
 #include "isa/simd_x86.hpp"
-#include "ternary/layout.hpp"
+#include "ternary/groups.hpp"
 
 namespace bitnet {
 namespace {
 
 struct Acc {
     using Ints = __m512i;
+    using Floats = __m512;
     struct Doubles {
         __m512d low, high;
     };
     // 8 tokens x 2 tiles: chains enough for the four cycles of vpdpbusd, and the most that GCC 12 keeps
     // in registers.
     static constexpr int kTokens = 8, kTiles = 2;
+    static constexpr int kGroupTokens = 4;  // sums of runs and of groups in registers as well
 
     static Ints zero() { return _mm512_setzero_si512(); }
     static Doubles zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
@@ -33,6 +35,11 @@ struct Acc {
                 _mm512_fmadd_pd(_mm512_cvtps_pd(high), _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(a, 1)), sum.high)};
     }
 
+    static Floats zero_floats() { return _mm512_setzero_ps(); }
+    static Floats add_scaled(Floats sum, Floats a, Floats scale) { return _mm512_fmadd_ps(a, scale, sum); }
+    static Floats add_scaled(Floats sum, Floats a, float step) { return add_scaled(sum, a, _mm512_set1_ps(step)); }
+    static Floats load_halves(const uint8_t* halves) { return _mm512_cvtph_ps(load256(halves)); }
+
     static int32_t sum_block(const int8_t* q) {
         const __m512i ones = _mm512_set1_epi8(1);
         __m512i sum = zero();
@@ -41,7 +48,10 @@ struct Acc {
     }
 
     static void store(const LinearArgs& a, int64_t r, int64_t t, __m512 sum) {
-        const __m512 y = _mm512_mul_ps(_mm512_div_ps(sum, _mm512_set1_ps(a.step[t])), _mm512_set1_ps(a.scale));
+        put(a, r, t, _mm512_mul_ps(_mm512_div_ps(sum, _mm512_set1_ps(a.step[t])), _mm512_set1_ps(a.scale)));
+    }
+
+    static void put(const LinearArgs& a, int64_t r, int64_t t, Floats y) {
         const int64_t rows = a.rows - r;
         const auto mask = __mmask16(rows >= 16 ? 0xffff : (1 << rows) - 1);
         _mm512_mask_storeu_ps(a.y + t * a.rows + r, mask, y);
@@ -115,6 +125,80 @@ struct TwoBits {
 #pragma GCC unroll 4
             for (int f = 0; f < 4; ++f)
                 _mm512_store_si512(out + (i + f) * stride, low_field(bytes, f));
+        }
+    }
+};
+
+// The products of a block, a run per digit. Its codes are multiplied in place, as multiples that the sums lose
+// in the end.
+template <class Fields, int N>
+inline void multiply_block(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, Acc::Ints (*out)[N]) {
+    const Inputs<N> q(a, t);
+#pragma GCC unroll 8
+    for (int f = 0; f < Fields::kRuns; ++f)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) out[f][n] = Acc::zero();
+#pragma GCC unroll 8
+    for (int i = 0; i < kRunLines; ++i) {
+        Acc::Ints field[Fields::kRuns];
+        Fields::isolate(_mm512_loadu_si512(lines + 64 * i), field);
+        prefetch_line(lines + 64 * i + 1024);
+#pragma GCC unroll 8
+        for (int f = 0; f < Fields::kRuns; ++f)
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) {
+                out[f][n] = _mm512_dpbusd_epi32(out[f][n], field[f], _mm512_set1_epi32(read<int>(q[n] + c + kRun * f + 4 * i)));
+                pin(out[f][n]);
+            }
+    }
+#pragma GCC unroll 8
+    for (int f = 0; f < Fields::kRuns; ++f)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n)
+            if (Fields::shift(f)) out[f][n] = _mm512_srai_epi32(out[f][n], unsigned(Fields::shift(f)));
+}
+
+struct TwoBitRuns {
+    static constexpr int kRuns = 4, kPackedTokens = 4, kPackedAtOnce = 4;
+    static constexpr int shift(int f) { return 2 * f; }
+    static void isolate(Acc::Ints bytes, Acc::Ints* out) {
+#pragma GCC unroll 4
+        for (int f = 0; f < kRuns; ++f) out[f] = _mm512_and_si512(bytes, _mm512_set1_epi8(char(3 << (2 * f))));
+    }
+    template <int N>
+    static void block(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, Acc::Ints (*out)[N]) {
+        multiply_block<TwoBitRuns, N>(a, lines, t, c, out);
+    }
+    static void unpack(const uint8_t* lines, uint8_t* out, int64_t stride) {
+        for (int i = 0; i < kRunLines; ++i) {
+            const Acc::Ints bytes = _mm512_loadu_si512(lines + 64 * i);
+#pragma GCC unroll 4
+            for (int f = 0; f < kRuns; ++f) _mm512_store_si512(out + (kRunLines * f + i) * stride, TwoBits::low_field(bytes, f));
+        }
+    }
+};
+
+// A bit in the place of the one above is its code, times 1 to 64; the last one stays where it is.
+struct OneBitRuns {
+    static constexpr int kRuns = 8, kPackedTokens = 4, kPackedAtOnce = 2;
+    static constexpr int shift(int f) { return f < 6 ? f : 6; }
+    static void isolate(Acc::Ints bytes, Acc::Ints* out) {
+        const Acc::Ints codes = _mm512_add_epi8(bytes, bytes);
+#pragma GCC unroll 7
+        for (int f = 0; f < 7; ++f) out[f] = _mm512_and_si512(codes, _mm512_set1_epi8(char(2 << f)));
+        out[7] = _mm512_and_si512(bytes, _mm512_set1_epi8(char(128)));
+    }
+    template <int N>
+    static void block(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, Acc::Ints (*out)[N]) {
+        multiply_block<OneBitRuns, N>(a, lines, t, c, out);
+    }
+    static void unpack(const uint8_t* lines, uint8_t* out, int64_t stride) {
+        for (int i = 0; i < kRunLines; ++i) {
+            const Acc::Ints bytes = _mm512_loadu_si512(lines + 64 * i), codes = _mm512_add_epi8(bytes, bytes);
+#pragma GCC unroll 8
+            for (int f = 0; f < kRuns; ++f)
+                _mm512_store_si512(out + (kRunLines * f + i) * stride,
+                                   _mm512_and_si512(f ? _mm512_srli_epi16(bytes, unsigned(f - 1)) : codes, _mm512_set1_epi8(2)));
         }
     }
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "isa/simd_x86.hpp"
-#include "ternary/layout.hpp"
+#include "ternary/groups.hpp"
 
 namespace bitnet {
 namespace {
@@ -45,6 +45,18 @@ struct TernaryAvx2 {
         return sum;
     }
 
+    static Floats zero_floats() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+    static Floats add_scaled(Floats sum, Floats a, Floats scale) {
+        return {_mm256_fmadd_ps(a.low, scale.low, sum.low), _mm256_fmadd_ps(a.high, scale.high, sum.high)};
+    }
+    static Floats add_scaled(Floats sum, Floats a, float step) {
+        const __m256 both = _mm256_set1_ps(step);
+        return add_scaled(sum, a, Floats{both, both});
+    }
+    static Floats load_halves(const uint8_t* halves) {
+        return {_mm256_cvtph_ps(load128(halves)), _mm256_cvtph_ps(load128(halves + 16))};
+    }
+
     static int32_t sum_block(const int8_t* q) {
         const __m256i ones = _mm256_set1_epi8(1);
         __m256i sum = _mm256_setzero_si256();
@@ -54,17 +66,19 @@ struct TernaryAvx2 {
 
     static void store(const LinearArgs& a, int64_t r, int64_t t, Floats sum) {
         const __m256 s = _mm256_set1_ps(a.step[t]), scale = _mm256_set1_ps(a.scale);
-        const __m256 low = _mm256_mul_ps(_mm256_div_ps(sum.low, s), scale);
-        const __m256 high = _mm256_mul_ps(_mm256_div_ps(sum.high, s), scale);
+        put(a, r, t, {_mm256_mul_ps(_mm256_div_ps(sum.low, s), scale), _mm256_mul_ps(_mm256_div_ps(sum.high, s), scale)});
+    }
+
+    static void put(const LinearArgs& a, int64_t r, int64_t t, Floats sum) {
         float* y = a.y + t * a.rows + r;
         if (a.rows - r >= kTernaryRows) {
-            _mm256_storeu_ps(y, low);
-            _mm256_storeu_ps(y + 8, high);
+            _mm256_storeu_ps(y, sum.low);
+            _mm256_storeu_ps(y + 8, sum.high);
             return;
         }
         alignas(32) float all[kTernaryRows];
-        _mm256_store_ps(all, low);
-        _mm256_store_ps(all + 8, high);
+        _mm256_store_ps(all, sum.low);
+        _mm256_store_ps(all + 8, sum.high);
         std::memcpy(y, all, size_t(a.rows - r) * 4);
     }
 
@@ -78,6 +92,62 @@ struct TernaryAvx2 {
                 for (int f = 0; f < 4; ++f)
                     _mm256_store_si256(reinterpret_cast<__m256i*>(out + (i + f) * stride + 32 * h),
                                        _mm256_and_si256(_mm256_srli_epi16(bytes, 2 * f), mask));
+            }
+    }
+};
+
+// Layouts with a run per digit (ternary/groups.hpp). `Run` has the sums of a digit in the eight lines of a block, in
+// which codes are multiplied in place, as multiples of up to eight.
+struct TwoBitFields {
+    static constexpr int kRuns = 4;
+    static constexpr int shift(int f) { return f % 2 * 2; }
+    static __m256i isolate(__m256i bytes, int f) {
+        return _mm256_and_si256(f < 2 ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(f % 2 ? 12 : 3));
+    }
+};
+
+struct OneBitFields {
+    static constexpr int kRuns = 8;
+    static constexpr int shift(int f) { return f % 4; }
+    static __m256i isolate(__m256i bytes, int f) {
+        const __m256i moved = f < 4 ? _mm256_add_epi8(bytes, bytes) : _mm256_srli_epi16(bytes, 3);
+        return _mm256_and_si256(moved, _mm256_set1_epi8(char(2 << (f % 4))));
+    }
+};
+
+template <class Fields, class Run>
+struct FieldRuns {
+    static constexpr int kRuns = Fields::kRuns, kPackedTokens = 2, kPackedAtOnce = 2;
+
+    template <int N>
+    static void block(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, TernaryAvx2::Ints (*out)[N]) {
+        const Inputs<N> q(a, t);
+        for (int i = 0; i < kRunLines; ++i) prefetch_line(lines + 64 * i + 1024);
+#pragma GCC unroll 8
+        for (int f = 0; f < kRuns; ++f) {
+            Run sum[N][2];
+#pragma GCC unroll 8
+            for (int i = 0; i < kRunLines; ++i)
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; ++h) {
+                    const __m256i field = Fields::isolate(load256(lines + 64 * i + 32 * h), f);
+#pragma GCC unroll 2
+                    for (int n = 0; n < N; ++n) sum[n][h].add(field, _mm256_set1_epi32(read<int>(q[n] + c + kRun * f + 4 * i)));
+                }
+            for (int n = 0; n < N; ++n)
+                out[f][n] = {_mm256_srai_epi32(sum[n][0].total(), Fields::shift(f)),
+                             _mm256_srai_epi32(sum[n][1].total(), Fields::shift(f))};
+        }
+    }
+
+    static void unpack(const uint8_t* lines, uint8_t* out, int64_t stride) {
+        for (int i = 0; i < kRunLines; ++i)
+            for (int h = 0; h < 2; ++h) {
+                const __m256i bytes = load256(lines + 64 * i + 32 * h);
+#pragma GCC unroll 8
+                for (int f = 0; f < kRuns; ++f)
+                    _mm256_store_si256(reinterpret_cast<__m256i*>(out + (kRunLines * f + i) * stride + 32 * h),
+                                       _mm256_srli_epi16(Fields::isolate(bytes, f), Fields::shift(f)));
             }
     }
 };

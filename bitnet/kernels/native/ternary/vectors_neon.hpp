@@ -2,7 +2,7 @@
 #pragma once
 
 #include "isa/simd_neon.hpp"
-#include "ternary/layout.hpp"
+#include "ternary/groups.hpp"
 
 namespace bitnet {
 namespace {
@@ -55,6 +55,25 @@ struct TernaryNeon {
         return sum;
     }
 
+    static Floats zero_floats() {
+        Floats out;
+        for (float32x4_t& v : out.part) v = vdupq_n_f32(0.0f);
+        return out;
+    }
+    static Floats add_scaled(Floats sum, const Floats& a, const Floats& scale) {
+        for (int i = 0; i < kRegisters; ++i) sum.part[i] = vfmaq_f32(sum.part[i], a.part[i], scale.part[i]);
+        return sum;
+    }
+    static Floats add_scaled(Floats sum, const Floats& a, float step) {
+        for (int i = 0; i < kRegisters; ++i) sum.part[i] = vfmaq_n_f32(sum.part[i], a.part[i], step);
+        return sum;
+    }
+    static Floats load_halves(const uint8_t* halves) {
+        Floats out;
+        for (int i = 0; i < kRegisters; ++i) out.part[i] = vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(halves + 8 * i)));
+        return out;
+    }
+
     static int32_t sum_block(const int8_t* q) {
         int32x4_t sum = vdupq_n_s32(0);
         for (int i = 0; i < kTernaryBlock; i += 16) sum = vdotq_s32(sum, vdupq_n_s8(1), vld1q_s8(q + i));
@@ -63,10 +82,16 @@ struct TernaryNeon {
 
     static void store(const LinearArgs& a, int64_t r, int64_t t, const Floats& sum) {
         const float32x4_t s = vdupq_n_f32(a.step[t]), scale = vdupq_n_f32(a.scale);
+        Floats scaled;
+        for (int i = 0; i < kRegisters; ++i) scaled.part[i] = vmulq_f32(vdivq_f32(sum.part[i], s), scale);
+        put(a, r, t, scaled);
+    }
+
+    static void put(const LinearArgs& a, int64_t r, int64_t t, const Floats& sum) {
         float all[kTernaryRows], *y = a.y + t * a.rows + r;
         const bool whole = a.rows - r >= kTernaryRows;
         float* to = whole ? y : all;
-        for (int i = 0; i < kRegisters; ++i) vst1q_f32(to + 4 * i, vmulq_f32(vdivq_f32(sum.part[i], s), scale));
+        for (int i = 0; i < kRegisters; ++i) vst1q_f32(to + 4 * i, sum.part[i]);
         if (!whole) std::memcpy(y, all, size_t(a.rows - r) * 4);
     }
 };

@@ -9,7 +9,7 @@ namespace {
 constexpr int kPair = 2 * 2 * 127;
 
 struct Acc : TernaryAvx2 {
-    static constexpr int kTokens = 4, kTiles = 1;
+    static constexpr int kTokens = 4, kGroupTokens = 4, kTiles = 1;
     static constexpr int64_t kColumns = 256;  // until 16-bit sums are widened; four are one addition
     static_assert(kColumns / 4 * kPair <= 32767, "16-bit sums overflow");
 
@@ -177,9 +177,56 @@ struct Dense {
     }
 };
 
+// The products of a run, in 16 bits: at most eight times code 3, or 16 times code 2 / 2, of eight pairs.
+struct Run16 {
+    static_assert(kRunLines * 2 * 16 * 127 <= 32767, "16-bit sums overflow");
+    __m256i sum = _mm256_setzero_si256();
+    void add(__m256i field, __m256i x) {
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(field, x));
+        pin(sum);
+    }
+    __m256i total() const { return Acc::widen(sum, 1); }
+};
+
+struct DenseRuns {
+    static constexpr int kRuns = Dense::kDigits, kPackedTokens = 2, kPackedAtOnce = 2;
+
+    template <int N>
+    static void block(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, Acc::Ints (*out)[N]) {
+        const Inputs<N> q(a, t);
+        Run16 sum[N][kRuns][2];
+        for (int i = 0; i < kRunLines; ++i) {
+            prefetch_line(lines + 64 * i + 1024);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; ++h) {
+                __m256i digit[kRuns];
+                Dense::digits(load256(lines + 64 * i + 32 * h), digit);
+#pragma GCC unroll 5
+                for (int f = 0; f < kRuns; ++f)
+#pragma GCC unroll 2
+                    for (int n = 0; n < N; ++n)
+                        sum[n][f][h].add(digit[f], _mm256_set1_epi32(read<int>(q[n] + c + kRun * f + 4 * i)));
+            }
+        }
+        for (int f = 0; f < kRuns; ++f)
+            for (int n = 0; n < N; ++n) out[f][n] = {sum[n][f][0].total(), sum[n][f][1].total()};
+    }
+
+    static void unpack(const uint8_t* lines, uint8_t* out, int64_t stride) {
+        for (int i = 0; i < kRunLines; ++i)
+            for (int h = 0; h < 2; ++h) {
+                __m256i digit[kRuns];
+                Dense::digits(load256(lines + 64 * i + 32 * h), digit);
+                for (int f = 0; f < kRuns; ++f)
+                    _mm256_store_si256(reinterpret_cast<__m256i*>(out + (kRunLines * f + i) * stride + 32 * h), digit[f]);
+            }
+    }
+};
+
 }  // namespace
 }  // namespace bitnet
 
+#include "ternary/group_products.hpp"
 #include "ternary/pack_x86.hpp"
 #include "ternary/products.hpp"
 
@@ -189,6 +236,8 @@ void add_avx2_ternary(Kernels& k) {
     use<TwoBits, false>(k, Type::Ternary);
     use<TwoBits, true>(k, Type::TernaryBlocks);
     use<Dense, false>(k, Type::TernaryDense);
+    use_whole_bits<FieldRuns<OneBitFields, Run16>, FieldRuns<TwoBitFields, Run16>>(k);
+    use_groups<DenseRuns, Type::PTQ1_0_R16>(k);
     k.pack_two_bits = pack_two_bit_tile;
     k.make_dense = make_dense;
 }

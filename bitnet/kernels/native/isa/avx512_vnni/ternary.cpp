@@ -2,6 +2,7 @@
 #include "ternary/simd_avx512.hpp"
 
 #include "isa/cpu.hpp"
+#include "ternary/group_products.hpp"
 #include "ternary/products.hpp"
 
 namespace bitnet {
@@ -12,6 +13,7 @@ void add_avx512_vnni_ternary(Kernels& k) {
     add_avx2_ternary(k);  // TernaryDense, for processors without VBMI
     use<TwoBits, false>(k, Type::Ternary);
     use<TwoBits, true>(k, Type::TernaryBlocks);
+    use_whole_bits<OneBitRuns, TwoBitRuns>(k);
     if (cpu_features().avx512_vbmi) add_avx512_vbmi_ternary(k);
 }
 

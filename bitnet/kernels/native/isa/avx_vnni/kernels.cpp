@@ -45,7 +45,7 @@ struct Vec : Avx2 {
 };
 
 struct Acc : TernaryAvx2 {
-    static constexpr int kTokens = 6, kTiles = 1;
+    static constexpr int kTokens = 6, kGroupTokens = 6, kTiles = 1;
 
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
@@ -113,6 +113,15 @@ struct TwoBits {
     }
 };
 
+struct Run32 {
+    __m256i sum = _mm256_setzero_si256();
+    void add(__m256i field, __m256i x) {
+        sum = dpbusd(sum, field, x);
+        pin(sum);
+    }
+    __m256i total() const { return sum; }
+};
+
 inline void block_product(const uint8_t* block, const int8_t* high, const int8_t* low, __m256i product[2]) {
     const __m256i nibble = _mm256_set1_epi8(15), bit = _mm256_set1_epi8(16);
     __m256i coarse[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, fine[2] = {coarse[0], coarse[0]};
@@ -141,6 +150,7 @@ inline void block_product(const uint8_t* block, const int8_t* high, const int8_t
 }  // namespace bitnet
 
 #include "ops/tile_products.hpp"
+#include "ternary/group_products.hpp"
 #include "ternary/products.hpp"
 
 namespace bitnet {
@@ -152,6 +162,7 @@ const Kernels& avx_vnni_kernels() {
         add_block_linear(k);
         use<TwoBits, false>(k, Type::Ternary);
         use<TwoBits, true>(k, Type::TernaryBlocks);
+        use_whole_bits<FieldRuns<OneBitFields, Run32>, FieldRuns<TwoBitFields, Run32>>(k);
         k.exact_head = {head_tile_256<block_product>, sixth_x86, pack_tile};
         return k;
     }();

@@ -6,7 +6,7 @@ namespace {
 
 struct Acc : TernaryNeon {
     // Four tokens: 16 registers of sums, four of weights and four of activations.
-    static constexpr int kTokens = 4, kTiles = 1;
+    static constexpr int kTokens = 4, kGroupTokens = 4, kTiles = 1;
 
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
@@ -79,9 +79,51 @@ struct TwoBits {
     }
 };
 
+// Codes of digit *f* of a byte, of two bits or of one.
+template <int kDigits>
+uint8x16_t run_codes(uint8x16_t bytes, int f) {
+    if constexpr (kDigits == 4) return low_field(bytes, f);
+    return vandq_u8(shift_bytes(bytes, 1 - f), vdupq_n_u8(2));
+}
+
+template <int kDigits>
+struct FieldRuns {
+    static constexpr int kRuns = kDigits, kPackedTokens = 4, kPackedAtOnce = 4;
+
+    template <int N>
+    static void block(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, Acc::Ints (*out)[N]) {
+        const Inputs<N> q(a, t);
+#pragma GCC unroll 8
+        for (int f = 0; f < kRuns; ++f) {
+            for (int n = 0; n < N; ++n) out[f][n] = Acc::zero();
+#pragma GCC unroll 8
+            for (int i = 0; i < kRunLines; ++i)
+#pragma GCC unroll 4
+                for (int j = 0; j < kRegisters; ++j) {
+                    const auto codes = vreinterpretq_s8_u8(run_codes<kDigits>(vld1q_u8(lines + 64 * i + 16 * j), f));
+#pragma GCC unroll 4
+                    for (int n = 0; n < N; ++n) {
+                        const int8x16_t x = vld1q_s8(q[n] + c + kRun * f + 16 * (i / 4));
+                        out[f][n].part[j] = dot_lane(out[f][n].part[j], codes, x, i % 4);
+                    }
+                }
+        }
+    }
+
+    static void unpack(const uint8_t* lines, uint8_t* out, int64_t stride) {
+        for (int i = 0; i < kRunLines; ++i)
+            for (int j = 0; j < kRegisters; ++j) {
+                const uint8x16_t bytes = vld1q_u8(lines + 64 * i + 16 * j);
+                for (int f = 0; f < kRuns; ++f)
+                    vst1q_u8(out + (kRunLines * f + i) * stride + 16 * j, run_codes<kDigits>(bytes, f));
+            }
+    }
+};
+
 }  // namespace
 }  // namespace bitnet
 
+#include "ternary/group_products.hpp"
 #include "ternary/products.hpp"
 
 namespace bitnet {
@@ -89,6 +131,7 @@ namespace bitnet {
 void add_neon_dotprod_ternary(Kernels& k) {
     use<TwoBits, false>(k, Type::Ternary);
     use<TwoBits, true>(k, Type::TernaryBlocks);
+    use_whole_bits<FieldRuns<8>, FieldRuns<4>>(k);
 }
 
 }  // namespace bitnet

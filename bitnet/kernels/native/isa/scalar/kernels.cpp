@@ -67,6 +67,7 @@ const Kernels& scalar_kernels() {
         for (int i = 0; i < kTypes; ++i) k.decode[i] = k.prefill[i] = is_float(Type(i)) ? kFloat : kBlock;
         add_row_ops(k);
         add_scalar_ternary(k);
+        add_scalar_groups(k);
         add_scalar_head(k);
         k.gather = gather_rows;
         return k;
