@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def load(
 
     Args:
         model: GGUF file, folder with ``config.json`` and safetensors files, or an open
-            checkpoint; a name from ``bitnet models``; or ``hf:ORG/REPO[@REVISION][:FILE]``.
+            checkpoint; or a name, as :mod:`bitnet.hub.ref` lists.
         tokenizer: the tokenizer, or a file or folder with it; discovered when not given.
         pre: pre-tokenizer name to use instead of the one in the GGUF file.
         context: positions a sequence may reach; the model's own length when not given.
@@ -94,18 +95,22 @@ def load(
 
 def _located(text: str, *, fetch: bool) -> str | Path:
     """Path of the model that *text* names, or *text* if it is a path."""
-    if Path(text).exists():
-        return text
+    from bitnet.formats.model_files import only_model
+
+    with suppress(OSError, ValueError):
+        if Path(text).exists():
+            return only_model(Path(text))
     from bitnet.hub import named
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.project import Project
+    from bitnet.hub.ref import parse
     from bitnet.plan import fits_in_memory
 
-    if (name := named.parse(text)) is None:
+    if (ref := parse(text)).path is not None:
         return text
     cache = settings.cache_dir()
     project = Project(Path(), cache, FetchOptions(), "auto")
-    return named.provide(name, project, fetch=fetch, announce=logger.info, fits=fits_in_memory)
+    return named.provide(ref, project, fetch=fetch, announce=logger.info, fits=fits_in_memory)
 
 
 class SmartTokenizerDownload:

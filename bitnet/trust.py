@@ -27,6 +27,7 @@ __all__ = [
     "REPOSITORY",
     "SHA256",
     "address",
+    "is_hub",
     "is_plain_text",
     "is_token_host",
     "open_folder",
@@ -103,9 +104,13 @@ def is_token_host(url: str, endpoint: str) -> bool:
         url: the address of a request.
         endpoint: the hub as the user named it, never as a project does.
     """
+    scheme, host, _ = origin(url)
+    return (scheme == "https" or _is_loopback(host or "")) and is_hub(url, endpoint)
+
+
+def is_hub(url: str, endpoint: str) -> bool:
+    """True if *url* is on the hub at *endpoint*, under any of its names."""
     scheme, host, port = origin(url)
-    if scheme != "https" and not _is_loopback(host or ""):
-        return False
     if origin(url) == origin(endpoint):
         return True
     _, hub_host, _ = origin(endpoint)
@@ -113,7 +118,8 @@ def is_token_host(url: str, endpoint: str) -> bool:
         return True
     if (scheme, port) == ("https", 443) and hub_host in _HUB_HOSTS and host in _HUB_HOSTS:
         return True
-    return bool({host, f"{host}:{port}"} & set(settings.hub_hosts()))
+    named = bool({host, f"{host}:{port}"} & set(settings.hub_hosts()))
+    return named and scheme in ("https", origin(endpoint)[0])
 
 
 def _is_loopback(host: str) -> bool:

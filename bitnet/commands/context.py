@@ -61,9 +61,8 @@ class Context:
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
         """The file or folder that MODEL means, everywhere.
 
-        A path that exists is that path. Otherwise ``hf:ORG/REPO[@REVISION][:FILE]`` is a model on
-        the hub and a name of the registry that model; they are kept in the cache, and nothing is
-        written into the working folder. Everything else is a path.
+        :mod:`bitnet.hub.ref` says what can be written. What has a name is kept in the cache, and
+        nothing is written into the working folder.
 
         Args:
             named: what was given.
@@ -75,25 +74,28 @@ class Context:
             UsageError: it fits several models of a repository; lists them.
             BitnetError: it cannot be fetched.
         """
-        path, text = Path(named), str(named)
-        with suppress(OSError, ValueError):
+        path = Path(named)
+        from bitnet.formats.model_files import only_model
+
+        with suppress(OSError, ValueError):  # at once, without what opens connections
             if path.exists():
-                return path
-        if _is_path(text):
-            return path
+                return only_model(path)
         from bitnet.hub import named as by_name
+        from bitnet.hub.ref import names, parse
         from bitnet.plan import fits_in_memory
 
-        found = by_name.parse(text)
-        if found is None:
-            near = get_close_matches(text, by_name.names(), n=1)
+        ref = parse(str(named))
+        if ref.path is not None and _is_path(ref.text):
+            return ref.path
+        if ref.path is not None:
+            near = get_close_matches(ref.text, names(), n=1)
             meant = f"did you mean {near[0]}? " if near else ""
             raise NotFound(
-                f"no such file or folder, and no model of that name: {text}",
+                f"no such file or folder, and no model of that name: {ref.text}",
                 hint=f"{meant}`bitnet models` lists the names",
             )
         return by_name.provide(
-            found,
+            ref,
             self.project(),
             fetch=fetch,
             announce=lambda line: show(line, stream=sys.stderr),
@@ -104,8 +106,6 @@ class Context:
 
 def _is_path(text: str) -> bool:
     """True if *text* can only be a path: it has a separator or the suffix of a file."""
-    if text.startswith("hf:"):
-        return False
     return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
 
 

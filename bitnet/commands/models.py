@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from bitnet.hub.options import FileSelection
 from bitnet.options import CacheOptions
 from bitnet.tables import show
 from bitnet.terminal import as_json
+from bitnet.trust import REPOSITORY
 
 
 @task(
@@ -87,7 +87,6 @@ def _lines(rows):
     yield from table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
 
 
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SUFFIXES = (".gguf", ".safetensors")
 
 
@@ -128,7 +127,7 @@ def _here(model, common):
     """Path of *model* if it is here, or can only be a path; ``None``: look on the hub."""
     with suppress(NotFound, Offline):
         path = common.model(model)
-        if path.exists() or not _REPO.fullmatch(model) or path.suffix in _SUFFIXES:
+        if path.exists() or not REPOSITORY.fullmatch(model) or path.suffix in _SUFFIXES:
             return path
     return None
 
@@ -142,15 +141,10 @@ def _plan_file(path: Path):
 
 def _plan_id(id, file, rev, common):
     from bitnet import plan
-    from bitnet.hub import named as by_name
     from bitnet.hub.probe import probe
     from bitnet.hub.request import ModelRequest
 
     project = common.project()
-    named = by_name.parse(id)
-    if named is not None and named.repo:
-        id, file = named.repo, file or named.file
-        rev = rev if rev != "main" else named.revision
     request = ModelRequest(id, file, rev)
     found = probe(request, project, fits=plan.fits_in_memory)
     origin = plan.ModelOrigin(found.licence, found.gated)

@@ -260,10 +260,11 @@ def _explicit(named: str, common: Context) -> Path | None:
     if not named:
         return None  # without loading what opens connections: 20 MB and 0.2 s
     from bitnet.hub import remote_tokenizer
+    from bitnet.hub.ref import parse
     from bitnet.tokenizer.load import load_spec
 
-    remote = remote_tokenizer.parse(named)
-    if remote is None:
+    remote = parse(named)
+    if not (remote.repo or remote.url):
         return Path(named)
     return remote_tokenizer.provide(remote, common.project(common.cache.root), check=load_spec)
 

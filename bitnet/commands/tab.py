@@ -46,7 +46,7 @@ def _values(option: Option) -> list[str]:
     if option.names[0] != "model":
         return list(filter(_PLAIN.fullmatch, option.choices))
     from bitnet import settings
-    from bitnet.hub.named import names
+    from bitnet.hub.ref import names
 
     cached = (settings.cache_dir() / "models/hf").glob("*/*@*")
     found = (f"hf:{path.parent.name}/{path.name.removesuffix('@main')}" for path in cached)

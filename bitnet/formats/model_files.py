@@ -15,7 +15,7 @@ from bitnet.formats.gguf import part_number
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["candidates_below", "is_model_folder", "model_name", "models_below"]
+__all__ = ["candidates_below", "is_model_folder", "model_name", "models_below", "only_model"]
 
 
 def model_name(path: Path) -> str:
@@ -121,3 +121,14 @@ def _is_file(path: Path) -> bool:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return False
         raise
+
+
+def only_model(path: Path) -> Path:
+    """*path*, or the one GGUF file in it, if it is a folder with nothing else to run."""
+    if not path.is_dir() or (path / "config.json").exists():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    parts = [part for part in found if "-00001-of-" in part.name]
+    if len(found) == 1 or (len(parts) == 1 and all("-of-" in part.name for part in found)):
+        return (parts or found)[0]
+    return path

@@ -15,6 +15,7 @@ from bitnet.errors import NotFound, Offline, UsageError
 from bitnet.files import path_of
 from bitnet.hub import lockfile, named
 from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.ref import parse
 from bitnet.hub.wheels import notices
 from bitnet.store import Blob, Name, model_key
 from bitnet.store.bundle import Contents
@@ -53,8 +54,8 @@ class Chosen:
             NotFound: it is not on this machine.
             UsageError: *text* is a path, or matches several models.
         """
-        model = named.parse(text)
-        if model is None:
+        model = parse(text)
+        if model.path is not None or model.url:
             raise UsageError(
                 f"{text!r} is not the name of a model; a bundle holds models by name",
                 hint="`bitnet models` lists the names; a file of your own is copied as it is",

@@ -12,7 +12,7 @@ from bitnet.errors import BitnetError, InvalidFormat, NotFound, Offline, UsageEr
 from bitnet.files import path_of, write_text
 from bitnet.hub import lockfile, named
 from bitnet.hub.known import known_models
-from bitnet.hub.named import NamedModel
+from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
 from bitnet.store.bundle import read_bundle, unpack
 
@@ -97,8 +97,8 @@ def _usable(bundle: Bundle, project: Project, fits: Fits) -> dict[str, Path]:
     digests = {name.sha256 for name in bundle.names}
     found = {}
     for row in known_models(project.store):
-        model = named.parse(row.name)
-        if model is None or row.path is None or row.path.name not in digests:
+        model = parse(row.name)
+        if row.path is None or row.path.name not in digests:
             continue
         with suppress(NotFound, Offline):  # only a part of a model, such as one file of a folder
             found[row.name] = named.provide(
@@ -107,7 +107,7 @@ def _usable(bundle: Bundle, project: Project, fits: Fits) -> dict[str, Path]:
     return found
 
 
-def _checked(bundle: Bundle) -> list[tuple[NamedModel, list[str]]]:
+def _checked(bundle: Bundle) -> list[tuple[Ref, list[str]]]:
     """Model names of *bundle* and their files; every name is checked, as paths are made of it.
 
     Raises:
@@ -126,10 +126,10 @@ def _checked(bundle: Bundle) -> list[tuple[NamedModel, list[str]]]:
         raise InvalidFormat(f"{bundle.path}: its list is damaged: {error.message}") from error
 
 
-def _model(one: dict[str, Any]) -> NamedModel:
+def _model(one: dict[str, Any]) -> Ref:
     for file in one["files"]:
         file_url(one["repo"], one["revision"], file)
-    return NamedModel("", repo=one["repo"], revision=one["revision"], file=one["asked"])
+    return Ref("", repo=one["repo"], revision=one["revision"], file=one["asked"])
 
 
 def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:

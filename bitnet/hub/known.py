@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.hub.named import names
 from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.ref import names
 from bitnet.shipped import SHIPPED
 
 if TYPE_CHECKING:

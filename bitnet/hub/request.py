@@ -17,9 +17,11 @@ from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.provision import provide_models, provide_packaged
+from bitnet.hub.ref import parse
 from bitnet.hub.repository import list_files, some_of
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
+from bitnet.trust import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +56,16 @@ class ModelRequest:
     out: Path | None = None
     select: FileSelection = field(default_factory=FileSelection)
 
+    def parsed(self) -> ModelRequest:
+        """The request with repository, revision and file of what *id* may spell in one word."""
+        if REPOSITORY.fullmatch(self.id):
+            return self
+        ref = parse(self.id)
+        if not ref.repo or self.id in sources.MODELS:
+            return self
+        revision = self.revision if self.revision != "main" else ref.revision
+        return replace(self, id=ref.repo, file=self.file or ref.file, revision=revision)
+
 
 def provide(
     request: ModelRequest,
@@ -68,6 +80,7 @@ def provide(
         UsageError: the request matches several models, or is contradictory.
         BitnetError: as :func:`~bitnet.hub.provision.provide_models`.
     """
+    request = request.parsed()
     if request.sha256 and not _SHA256.fullmatch(request.sha256):
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {request.sha256!r}")
     if request.select and (request.file or request.id in PACKAGED):
@@ -121,6 +134,7 @@ def resolve(
         NotFound: no file matches.
         Offline: the list is needed and the network is switched off.
     """
+    request = request.parsed()
     if request.id in SHIPPED:
         raise UsageError(
             f"{request.id} is part of this program and needs no download",

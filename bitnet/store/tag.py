@@ -20,7 +20,7 @@ AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements", "report
 _OUR_NAMES = re.compile(
     r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
     r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
-    r"|models/hf/.+@.+"
+    r"|models/(hf/.+@.+|url-[0-9a-f]{16}/.+)"
     r"|exact-heads/[0-9a-f]{32}\.copy"
     r"|measurements/.+-[0-9a-f]{16}\.json"
     r"|reports/float64-[0-9a-f]{24}\.json",

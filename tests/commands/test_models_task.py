@@ -4,7 +4,7 @@ import json
 
 from tiny_models import tiny_gguf
 
-from bitnet.hub import named
+from bitnet.hub.ref import names
 
 
 def rows(bitnet):
@@ -16,7 +16,7 @@ def rows(bitnet):
 def test_the_registry_is_listed_with_what_is_known_before_fetching(bitnet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = rows(bitnet)
-    assert list(found) == named.names()
+    assert list(found) == names()
     smol = found["smollm2-135m"]
     assert (smol["size_bytes"], smol["family"], smol["licence"]) == (
         98362432,
@@ -50,4 +50,4 @@ def test_what_was_fetched_is_listed_by_a_name_that_runs(hub, bitnet, tmp_path, m
 def test_the_table_has_a_line_for_each(bitnet):
     lines = bitnet("models").out.splitlines()
     assert lines[0].split() == ["name", "here", "size", "family", "runs", "here", "licence"]
-    assert [line.split()[0] for line in lines[1:]] == named.names()
+    assert [line.split()[0] for line in lines[1:]] == names()

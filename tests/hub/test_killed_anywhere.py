@@ -20,6 +20,7 @@ from bitnet.hub import named
 from bitnet.hub.bundle_export import Chosen
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
+from bitnet.hub.ref import parse
 from bitnet.store import Store
 from bitnet.store.bundle import write_bundle
 
@@ -43,6 +44,7 @@ from bitnet.hub import bundle_import, download, package_index, provision, sessio
 from bitnet.hub import transfer, wheels, repository
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
+from bitnet.hub.ref import parse
 from bitnet.hub.provide import Address, Want, obtain
 from bitnet.sources import Source
 from bitnet.store import Blob, Store
@@ -260,7 +262,7 @@ def prepared(scenario, hub, tmp_path):
             tmp_path, tmp_path / "full", FetchOptions(base_url=hub.url, retries=1), "none"
         )
         named.provide(
-            named.parse("hf:org/model:model.gguf"), project, fetch=True,
+            parse("hf:org/model:model.gguf"), project, fetch=True,
             announce=lambda line: None, fits=lambda size: True,
         )  # fmt: skip
         chosen = Chosen(project)

@@ -1,0 +1,106 @@
+"""A name means one thing to every command, and what is listed as here loads."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+import bitnet as package
+from bitnet.errors import NotFound, UsageError
+from bitnet.hub.ref import Ref, parse
+
+
+def facts(ref):
+    return (ref.repo, ref.revision, ref.file)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/one", ("org/one", "main", "")),
+        ("hf:org/one", ("org/one", "main", "")),
+        ("hf:org/one:m.gguf", ("org/one", "main", "m.gguf")),
+        ("hf:org/one:sub/m.gguf@v1", ("org/one", "v1", "sub/m.gguf")),
+        ("hf:org/one@v1:*Q4*", ("org/one", "v1", "*Q4*")),
+        ("hf:org/one@v1", ("org/one", "v1", "")),
+        ("hf://org/one@v1/sub/m.gguf", ("org/one", "v1", "sub/m.gguf")),
+        ("https://huggingface.co/org/one", ("org/one", "main", "")),
+        ("https://huggingface.co/org/one/", ("org/one", "main", "")),
+        ("https://hf.co/org/one/tree/v1", ("org/one", "v1", "")),
+        ("https://huggingface.co/org/one/blob/main/a%20b.gguf", ("org/one", "main", "a b.gguf")),
+        ("https://huggingface.co/org/one/resolve/main/m.gguf?download=true",
+         ("org/one", "main", "m.gguf")),
+        ("bitnet-2b-4t", ("microsoft/bitnet-b1.58-2B-4T-gguf", "main", "ggml-model-i2_s.gguf")),
+    ],
+)  # fmt: skip
+def test_ways_to_write_a_repository(text, expected):
+    assert facts(parse(text)) == expected
+
+
+@pytest.mark.parametrize("text", ["m.gguf", "a/b.gguf", "./org/one", "/org/one", "a/b/c", "tinny"])
+def test_ways_to_write_a_path(text):
+    assert parse(text) == Ref(text, path=Path(text))
+
+
+def test_a_path_that_exists_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in ("smollm2-135m", "org/one", "hf:org/one"):
+        Path(text).mkdir(parents=True)
+        assert parse(text).path == Path(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["hf:", "hf:org", "hf:/x", "https://", "https://h", "http://[x", "https://u:sesame@"]
+)
+def test_what_begins_like_an_address_and_is_none_is_refused(text):
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.fixture
+def model(tmp_path, hub, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    content = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    hub.add("org/one", "tiny.gguf", content)
+    (tmp_path / "made.gguf").unlink()
+    return content
+
+
+def test_a_folder_that_download_model_makes_is_a_model(bitnet, model):
+    assert bitnet("download-model", "org/one").code == 0
+    done = bitnet("infer", "models/org-one", "--prompt", "a", "--max-tokens", 1, "--offline")
+    assert done.code == 0, done.err
+
+
+def test_what_is_listed_as_here_loads_everywhere(bitnet, model, hub):
+    assert bitnet("download-model", f"{hub.url}/org/one/blob/main/tiny.gguf").code == 0
+    names = [row["name"] for row in json.loads(bitnet("models", "--json").out) if row["here"]]
+    hub.close()
+    for name in [*names, "org/one", "hf:org/one", f"{hub.url}/org/one"]:
+        done = bitnet("infer", name, "--prompt", "a", "--max-tokens", 1, "--offline")
+        assert done.code == 0, (name, done.err)
+        with package.load(name) as loaded:
+            assert loaded.path.is_file()
+
+
+def test_what_is_not_here_says_the_one_command_that_fetches_it(bitnet, model):
+    with pytest.raises(NotFound) as caught:
+        package.load("hf:org/one:tiny.gguf")
+    command = re.search(r"bitnet (.+)$", caught.value.hint)[1]
+    assert bitnet(*command.split()).code == 0
+    with package.load("hf:org/one:tiny.gguf") as loaded:
+        assert loaded.path.is_file()
+
+
+def test_a_model_at_an_address_is_fetched_once(bitnet, model, hub):
+    import hashlib
+
+    url = f"{hub.cdn_url}/{hashlib.sha256(model).hexdigest()}"
+    assert bitnet("run", url, "a", "--max-tokens", 1).code == 0
+    hub.forget()
+    assert bitnet("run", url, "a", "--max-tokens", 1).code == 0
+    assert hub.requests() == []
