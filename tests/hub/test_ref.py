@@ -83,13 +83,13 @@ def test_what_is_listed_as_here_loads_everywhere(bitnet, model, hub):
     for name in [*names, "org/one", "hf:org/one", f"{hub.url}/org/one"]:
         done = bitnet("infer", name, "--prompt", "a", "--max-tokens", 1, "--offline")
         assert done.code == 0, (name, done.err)
-        with package.load(name) as loaded:
+        with package.load(name, fetch=False) as loaded:
             assert loaded.path.is_file()
 
 
 def test_what_is_not_here_says_the_one_command_that_fetches_it(bitnet, model):
     with pytest.raises(NotFound) as caught:
-        package.load("hf:org/one:tiny.gguf")
+        package.load("hf:org/one:tiny.gguf", fetch=False)
     command = re.search(r"bitnet (.+)$", caught.value.hint)[1]
     assert bitnet(*command.split()).code == 0
     with package.load("hf:org/one:tiny.gguf") as loaded:
