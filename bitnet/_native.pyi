@@ -17,6 +17,24 @@ def is_torn(number: int) -> bool: ...
 def gguf_index(buffer: object, total: int) -> tuple[Any, ...]: ...
 def gguf_string_starts(buffer: object, count: int) -> object: ...
 def gguf_strings(buffer: object, count: int) -> list[str] | None: ...
+def convolve(
+    x: NDArray[numpy.float32],
+    weight: NDArray[numpy.float32],
+    state: NDArray[numpy.float32],
+    out: NDArray[numpy.float32],
+) -> None: ...
+def delta_rule(
+    q: NDArray[numpy.float32],
+    k: NDArray[numpy.float32],
+    v: NDArray[numpy.float32],
+    alpha: NDArray[numpy.float32],
+    beta: NDArray[numpy.float32],
+    a: NDArray[numpy.float32],
+    dt: NDArray[numpy.float32],
+    grouped: bool,
+    state: NDArray[numpy.float32],
+    out: NDArray[numpy.float32],
+) -> None: ...
 
 class Graph:
     def __init__(self) -> None: ...
@@ -42,7 +60,29 @@ class Graph:
         matrices: list[Any],
         biases: Sequence[NDArray[numpy.float32] | None],
     ) -> None: ...
-    def split(self, x: int, outs: Sequence[int]) -> None: ...
+    def split(self, x: int, outs: Sequence[int], groups: int) -> None: ...
+    def set_state(self, size: int) -> None: ...
+    def convolve(
+        self,
+        out: int,
+        x: int,
+        weight: NDArray[numpy.float32],
+        offset: int,
+    ) -> None: ...
+    def delta(
+        self,
+        out: int,
+        q: int,
+        k: int,
+        v: int,
+        alpha: int,
+        beta: int,
+        a: NDArray[numpy.float32],
+        dt: NDArray[numpy.float32],
+        key_heads: int,
+        grouped: bool,
+        offset: int,
+    ) -> None: ...
     def rotate(self, x: int, rotation: int, head_dim: int) -> None: ...
     def temper(self, x: int, scale: float, length: int) -> None: ...
     def attend(

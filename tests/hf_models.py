@@ -42,7 +42,7 @@ TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
 def random_model(kind, options, seed=0):
     """A random model of transformers."""
     torch.manual_seed(seed)
-    text = "Text" if kind == "Gemma3" else ""
+    text = "Text" if kind in ("Gemma3", "Qwen3_5") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()

@@ -53,9 +53,23 @@ FAMILIES = (
     "smollm3",
 )
 
+#: Families with states of fixed size in some of their layers.
+HYBRIDS = ("qwen35",)
+DELTA_NET = {
+    "full_attention_interval": 2,
+    "rope.dimension_count": 16,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 4 * 64,
+    "ssm.state_size": 32,
+    "ssm.time_step_rank": 4,
+}
+
 
 def metadata(architecture, **more):
     keys = KEYS | more
+    if architecture == "qwen35":
+        keys = DELTA_NET | keys
     if architecture in ("gemma2", "gemma3"):
         keys["attention.sliding_window"] = 4
     if architecture == "mistral3":  # queries grow within the context
@@ -78,6 +92,8 @@ def tiny(architecture, *, seed=0, **more):
         if name in weights:
             continue
         values = rng.standard_normal(shape) * 0.08
+        if name.endswith("ssm_a"):
+            values = -np.exp(values * 10)  # below zero: a state is forgotten
         weights[name] = _f32(name, values + 1 if name.endswith("norm.weight") else values)
     return checkpoint
 
@@ -93,8 +109,11 @@ def seeing(decoder, windows):
 
 def in_encoding(checkpoint, name):
     """*checkpoint* with the matrices of its blocks in the encoding *name*."""
+    expected = layout(config_from(checkpoint))
     weights = {
-        key: _encoded(weight, name) if key.startswith("blk.") and len(weight.shape) == 2 else weight
+        key: _encoded(weight, name)
+        if key.startswith("blk.") and len(weight.shape) == 2 and key not in expected.vectors
+        else weight
         for key, weight in checkpoint.weights.items()
     }
     return replace(checkpoint, weights=weights)

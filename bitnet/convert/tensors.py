@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.convert.orders import column_order, row_order
 from bitnet.convert.request import ROUNDED, TERNARY
 from bitnet.errors import Unsupported, VerificationFailed
-from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
@@ -36,6 +35,7 @@ __all__ = ["Converted", "Job", "compare", "job"]
 
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 _CHUNK = 1 << 22  # weights at a time
+VECTORS = (".ssm_conv1d.weight",)  # matrices that no product takes
 _COPY_BYTES = 8 << 20
 _ALLOW = "to accept that: --allow-lossy"
 
@@ -71,6 +71,7 @@ class Job:
         order: new row i is old row ``order[i]``; ``None``: rows are unchanged.
         allow_lossy: allow a loss beyond the rounding of floats.
         rounds: a layer of it rounds its input to int8 per token.
+        columns: as *order*, of columns.
     """
 
     weight: Weight
@@ -78,12 +79,13 @@ class Job:
     order: NDArray[np.intp] | None
     allow_lossy: bool
     rounds: bool = False
+    columns: NDArray[np.intp] | None = None
 
     @property
     def is_copy(self) -> bool:
         """True if the bytes are unchanged."""
         same = self.target == self.weight.quant
-        return same and self.order is None and self.weight.scale == 1.0
+        return same and self.order is self.columns is None and self.weight.scale == 1.0
 
     @property
     def from_ternary(self) -> bool:
@@ -167,7 +169,7 @@ class Job:
         weight, step = self.weight, step or self.step
         if step >= weight.shape[0]:
             values = registry.dequantize(weight)
-            yield values if self.order is None else values[self.order]
+            yield self._with_columns(values if self.order is None else values[self.order])
             return
         rows, columns = weight.shape
         data = weight.data[: weight.quant.size_bytes(weight.shape)].reshape(rows, -1)
@@ -175,7 +177,12 @@ class Job:
             part = slice(start, start + step)
             some = data[part] if self.order is None else data[self.order[part]]
             shape = (len(some), columns)
-            yield registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
+            values = registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
+            yield self._with_columns(values)
+
+    def _with_columns(self, values: NDArray[Any]) -> NDArray[Any]:
+        """*values*, or codes, with their columns in the new order."""
+        return values if self.columns is None else values[:, self.columns]
 
     def ternary(self) -> Ternary:
         """Codes and scales of the tensor in their new order.
@@ -185,8 +192,14 @@ class Job:
         """
         if self.from_ternary:
             found = registry.unpack_ternary(self.weight)
+            if self.columns is not None and found.scales.shape[1] > 1:
+                raise Unsupported(
+                    f"{self.weight.name}: the order of its columns in GGUF parts its groups",
+                    hint="run the model as it is",
+                )
+            found = Ternary(self._with_columns(found.codes), found.scales)
         else:
-            found = self._from_numbers(registry.dequantize(self.weight))
+            found = self._from_numbers(self._with_columns(registry.dequantize(self.weight)))
         if self.order is None:
             return found
         scales = found.scales if len(found.scales) == 1 else found.scales[self.order]
@@ -326,21 +339,22 @@ def _used(ternary: Ternary) -> NDArray[np.int64]:
 
 
 def job(
-    weight: Weight, checkpoint: Checkpoint, decoder: ModelConfig, request: ConversionRequest
+    weight: Weight, checkpoint: Checkpoint, config: ModelConfig, request: ConversionRequest
 ) -> Job:
-    """Job for one *weight* of *checkpoint*, a model of *decoder*, according to *request*."""
+    """Job for one *weight* of *checkpoint*, a model of *config*, according to *request*."""
     target = _target(weight, request, keeps=checkpoint.path.is_file())
     rounds = target.is_ternary and (
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
     )
-    return Job(weight, target, _row_order(weight, checkpoint, decoder), request.allow_lossy, rounds)
+    rows, columns = row_order(weight.name, checkpoint, config), column_order(weight.name, config)
+    return Job(weight, target, rows, request.allow_lossy, rounds, columns)
 
 
 def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> QuantType:
     """New type of *weight*; a GGUF file *keeps* the types that are not to change."""
     own = _RENAMED.get(weight.quant, weight.quant)
     quant = _named(request.type)
-    if len(weight.shape) != 2:
+    if len(weight.shape) != 2 or weight.name.endswith(VECTORS):
         return own if keeps else _named("F32")
     if request.type in TERNARY:
         in_block = weight.name.startswith("blk.") and weight.name.endswith(".weight")
@@ -390,32 +404,6 @@ def _named(name: str) -> QuantType:
     found = types.by_name(name)
     assert found is not None, name
     return found
-
-
-def _row_order(
-    weight: Weight, checkpoint: Checkpoint, decoder: ModelConfig
-) -> NDArray[np.intp] | None:
-    """Permutation of rows for readers that expect adjacent rotary pairs.
-
-    Raises:
-        Unsupported: RoPE applies to a part of each head only.
-    """
-    family = of_gguf(checkpoint.architecture)
-    if family is None or family.gguf_rope_style == checkpoint.rope_style:
-        return None
-    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.(weight|bias)", weight.name)
-    if match is None:
-        return None
-    (its,) = decoder.attentions_of(int(match[1]))
-    if its.rope is not None and its.rope.dims != its.head_dim:
-        raise Unsupported(
-            f"{checkpoint.path.name}: {its.rope.dims} of {its.head_dim} elements of a head "
-            "are rotated; a GGUF file of this architecture cannot say that",
-            hint="run the folder as it is",
-        )
-    heads = its.heads if match[2] == "q" else its.kv_heads
-    rows = np.arange(weight.shape[0]).reshape(heads, 2, -1)
-    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
 
 
 def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:

@@ -24,6 +24,7 @@ __all__ = [
     "Block",
     "Branch",
     "CacheKind",
+    "DeltaNet",
     "FeedForward",
     "KeysValues",
     "Mixer",
@@ -35,6 +36,8 @@ __all__ = [
 Activation = Literal["silu", "gelu_tanh", "relu_squared", "relu", "sigmoid"]
 Pooling = Literal["none", "mean", "cls", "last"]
 
+LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
+LARGEST_HEAD = 1 << 16
 MAX_SCALE = 200.0  # of scores: those of the longest queries and keys stay within float32
 CAPS = 1e-3, 1e3  # soft caps; a larger one takes digits from what it caps
 
@@ -159,7 +162,61 @@ class FeedForward:
         yield self.width < 1, "a size below 1 (inside the feed-forward network)"
 
 
-Mixer: TypeAlias = Attention | FeedForward
+@dataclass(frozen=True, eq=False)
+class DeltaNet:
+    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution.
+
+    Attributes:
+        heads: of values, each with a matrix of keys by values.
+        key_heads: of queries and keys; each serves ``heads / key_heads`` heads.
+        key_dim: width of a query or key.
+        value_dim: width of a value.
+        kernel: positions of the convolution.
+        grouped: neighbouring heads share a key head, as in transformers' folders; otherwise every
+            key_heads-th head does, as in GGUF.
+    """
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    grouped: bool
+
+    @property
+    def keys_width(self) -> int:
+        """Width of all queries, and of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values_width(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Columns of the convolution: queries, keys and values."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the matrices."""
+        return State((self.kernel - 1) * self.convolved + self.key_dim * self.values_width)
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        sizes = (self.heads, self.key_heads, self.key_dim, self.value_dim, self.kernel)
+        heads = f"{self.heads} heads of {self.value_dim}, {self.key_heads} key heads"
+        yield min(sizes) < 1, f"linear attention without heads ({heads})"
+        yield (
+            self.heads % max(self.key_heads, 1) > 0,
+            f"key heads that do not divide the heads ({heads})",
+        )
+        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
+        yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} heads or dimensions"
+
+
+Mixer: TypeAlias = Attention | DeltaNet | FeedForward
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +256,7 @@ class ModelConfig:
         causal: positions attend only to those before them.
         pooling: how hidden states are pooled to an embedding; ``none``: it generates text.
         input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
+        left_out: beginnings of the names of tensors that generating text does not need.
     """
 
     architecture: str
@@ -213,6 +271,7 @@ class ModelConfig:
     causal: bool = True
     pooling: Pooling = "none"
     input_norms: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def n_layers(self) -> int:
@@ -234,11 +293,6 @@ class ModelConfig:
     def attentions(self) -> tuple[Attention, ...]:
         """Those of its mixers that are attention."""
         return tuple(mixer for mixer in self.mixers() if isinstance(mixer, Attention))
-
-    def attentions_of(self, layer: int) -> tuple[Attention, ...]:
-        """Those of block *layer*."""
-        branches = self.blocks[layer]
-        return tuple(it for each in branches for it in each.mixers if isinstance(it, Attention))
 
     @property
     def caches(self) -> tuple[CacheKind, ...]:

@@ -121,10 +121,12 @@ _INNER = {
     "mlp.down_proj": "ffn_down",
     "mlp.ffn_sub_norm": "ffn_sub_norm",
 }
-_LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<part>.+)\.(?P<kind>weight|bias|weight_scale)")
+_LAYER = re.compile(
+    r"layers\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+)
 _PREFIX = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?")
 _NOT_TEXT = re.compile(
-    r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.|rotary_emb\.inv_freq$"
+    r"^(?:model\.)?(?:vision_tower|visual|multi_modal_projector)\.|^mtp\.|rotary_emb\.inv_freq$"
 )
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
@@ -211,13 +213,14 @@ def gguf_name(name: str, family: Family) -> str:
     match = _LAYER.fullmatch(short)
     if match is None:
         return name
-    inner, kind = match["part"], match["kind"].removeprefix("weight_")
+    inner, kind = match["part"], (match["kind"] or "").removeprefix("weight_")
+    parts = {**_INNER, **family.tensors}
+    block = f"blk.{match['number']}."
+    if inner in parts:
+        return f"{block}{parts[inner]}{kind and '.'}{kind}"
     # The norm before a product, in BitNet embeddings and transformers' BitLinear.
-    linear = inner.removesuffix(".norm").removesuffix(".rms_norm")
-    part = {**_INNER, **family.tensors}.get(linear)
-    if not part:
-        return name
-    return f"blk.{match['number']}.{part}{'_norm_in' if linear != inner else ''}.{kind}"
+    part = parts.get(inner.removesuffix(".norm").removesuffix(".rms_norm"))
+    return f"{block}{part}_norm_in.{kind}" if part and kind else name
 
 
 def _without_ignored(

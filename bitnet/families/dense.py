@@ -13,11 +13,11 @@ from bitnet.families.blocks import Attention, Block, Branch, FeedForward, ModelC
 from bitnet.families.rope import rope_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from bitnet.families.keys import Keys
 
-__all__ = ["AFTER", "AROUND", "BEFORE", "Sizes", "attention", "dense", "sizes"]
+__all__ = ["AFTER", "AROUND", "BEFORE", "Sizes", "attention", "dense", "model_of", "sizes"]
 
 #: Names of the norms before and behind attention, and before and behind the feed-forward network.
 BEFORE = (("attn_norm", ""), ("ffn_norm", ""))
@@ -126,14 +126,20 @@ def dense(
         )
 
     windows = _windows(keys, found.layers, period=period, window=window)
+    blocks = (block(layer, its) for layer, its in enumerate(windows))
+    return replace(model_of(keys, found, blocks), causal=causal)
+
+
+def model_of(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
+    """Model of *blocks*, with what all families read in the same way, and *more* fields."""
     return ModelConfig(
         architecture=keys.architecture,
-        dim=found.dim,
-        vocab_size=found.vocab_size,
+        dim=its.dim,
+        vocab_size=its.vocab_size,
         context_length=keys.integer("context_length"),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        blocks=tuple(block(layer, its) for layer, its in enumerate(windows)),
-        causal=causal,
+        blocks=tuple(blocks),
+        **more,
     )
 
 

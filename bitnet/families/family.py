@@ -13,6 +13,8 @@ from bitnet.families.dense import dense
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from numpy.typing import NDArray
+
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys, RopeStyle
     from bitnet.families.rules import Rule
@@ -80,6 +82,8 @@ class Family:
         rope_parameters: rules for ``rope_parameters``, besides those of the kind of scaling.
         gguf_keys: rules for GGUF files, besides those shared by all families.
         tensors: names of a layer's tensors that differ from the usual ones.
+        values: functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF
+            stores others.
         biases: parts with biases, by the key that enables them; those under ``""`` always do.
         partial_rotation: ``partial_rotary_factor`` is supported.
         layered_rope: layers with a window have a RoPE of their own.
@@ -105,6 +109,7 @@ class Family:
     rope_parameters: Mapping[str, str] = field(default_factory=dict)
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = field(default_factory=dict)
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partial_rotation: bool = False
     layered_rope: bool = False

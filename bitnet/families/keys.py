@@ -28,6 +28,10 @@ class Keys(Protocol):
         """The file or folder."""
 
     @property
+    def config(self) -> Mapping[str, Any] | None:
+        """``config.json``, if it is a folder."""
+
+    @property
     def rope_style(self) -> RopeStyle:
         """Pairing of rotary dimensions."""
 

@@ -122,7 +122,11 @@ def _renamed(
                 hint=_AGAIN,
             )
         names[name] = original
-    names.pop("", None)
+    if names.pop("", None):
+        logger.info(
+            "left out, as text does not need them: %s",
+            ", ".join(name for name in found if not config_json.gguf_name(name, said.family)),
+        )
     head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))
     if said.tied and head:
         if embedding is None:
@@ -160,8 +164,10 @@ def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Pat
             hint=_AGAIN,
         )
     layers = said.metadata[f"{said.family.architecture}.block_count"]
-    expected = {f"blk.{n}.{part}.bias" for n in range(layers) for part in said.biases}
-    there = {name for name in tensors if name.endswith(".bias")}
+    parts = (f"blk.{n}.{part}" for n in range(layers) for part in said.biases)
+    expected = {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
+    matrices = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")}
+    there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
     for name in sorted(expected ^ there):
         problem = "is missing" if name in expected else "is there, and config.json speaks of none"
         raise InvalidFormat(f"{folder.name}: {name} {problem}", hint=_AGAIN)
@@ -176,6 +182,9 @@ def _weight(
 ) -> Weight:
     tensor = tensors[name]
     weight = _plain_weight(name, tensor)
+    for end, function in said.family.values.items():
+        if name.startswith("blk.") and name.split(".", 2)[2] == end:
+            return _floats(name, function(registry.dequantize(weight)))
     if said.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))

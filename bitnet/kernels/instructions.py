@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import KeysValues
     from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.kernels.program import Array, Program, Register, Rotation, Segment
+    from bitnet.kernels.program import Array, Cache, Program, Register, Rotation, Segment
 
 __all__ = [
     "GATES",
     "Add",
     "Attend",
+    "Convolve",
+    "DeltaRule",
     "Embed",
     "Gate",
     "Graph",
@@ -64,6 +66,8 @@ class Pass:
         self.segments = segments
         self.registers: dict[Register, Array] = {}
         self._angles: dict[int, tuple[Array, float]] = {}
+        for segment in segments:
+            segment.cache.begin()
 
     def finish(self) -> Array:
         """The result; the caches now hold the segments' tokens."""
@@ -81,6 +85,13 @@ class Pass:
         """Value of *register* head by head, ``(T, heads, head_dim)``."""
         x = self.registers[register]
         return x.reshape(len(x), -1, head_dim)
+
+    def rows(self) -> Iterator[tuple[slice, Cache]]:
+        """Rows of each segment, and its cache."""
+        end = 0
+        for segment in self.segments:
+            end += len(segment.tokens)
+            yield slice(end - len(segment.tokens), end), segment.cache
 
     def angles(self, rotation: Rotation) -> tuple[Array, float]:
         """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
@@ -108,6 +119,7 @@ class Graph:
         weights: by name, as the module takes them.
         rotations: their numbers.
         places: number of the table of pages of each cache, and its place there.
+        states: numbers of each state in that of a sequence.
         numbers: of the registers so far.
         names: numbers of their places in memory.
     """
@@ -116,6 +128,7 @@ class Graph:
     weights: Mapping[str, Prepared]
     rotations: Mapping[Rotation, int]
     places: Mapping[int, tuple[int, int]]
+    states: Mapping[int, range]
     numbers: dict[Register, int] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
 
@@ -189,19 +202,23 @@ class Linear:
 
 @dataclass(frozen=True)
 class Split:
-    """*outs* are neighbouring columns of *x*."""
+    """*outs* are neighbouring columns of *x*, or of each of *groups* equal parts of it."""
 
     outs: tuple[Register, ...]
     x: Register
+    groups: int = 1
 
     def run(self, on: Pass) -> None:
         at = 0
+        x = on.registers[self.x]
+        parts = x.reshape(len(x), self.groups, -1)
         for out in self.outs:
-            on.registers[out] = on.registers[self.x][:, at : at + out.width]
-            at += out.width
+            width = out.width // self.groups
+            on.registers[out] = parts[..., at : at + width].reshape(len(x), -1)
+            at += width
 
     def compile(self, to: Graph) -> None:
-        to.native.split(to[self.x], [to[out] for out in self.outs])
+        to.native.split(to[self.x], [to[out] for out in self.outs], self.groups)
 
 
 @dataclass(frozen=True)
@@ -266,11 +283,9 @@ class Attend:
 
     def run(self, on: Pass) -> None:
         q, k, v = (on.heads(it, self.kind.head_dim) for it in (self.q, self.k, self.v))
-        mixed, at = [], 0
-        for segment in on.segments:
-            rows = slice(at, at + len(segment.tokens))
-            at = rows.stop
-            seen = segment.cache.append(self.cache, k[rows], v[rows])
+        mixed = []
+        for rows, cache in on.rows():
+            seen = cache.append(self.cache, k[rows], v[rows])
             mixed.append(
                 on.ops.attention(
                     q[rows],
@@ -287,6 +302,90 @@ class Attend:
         out, q, k, v = (to[name] for name in (self.out, self.q, self.k, self.v))
         table, place = to.places[self.cache]
         to.native.attend(out, q, k, v, table, place, self.scale, self.softcap)
+
+
+@dataclass(frozen=True)
+class Convolve:
+    """*out* is silu of a causal convolution of each column of *x*.
+
+    The inputs before those of a pass are the first numbers of state *cache*.
+    """
+
+    out: Register
+    x: Register
+    weight: str
+    cache: int
+
+    def run(self, on: Pass) -> None:
+        x, weight = on.registers[self.x], on.weights[self.weight]
+        before = (weight.size // x.shape[1] - 1, x.shape[1])
+        parts = []
+        for rows, cache in on.rows():
+            state = cache.state(self.cache)[: math.prod(before)].reshape(before)
+            parts.append(on.ops.convolve(x[rows], weight, out_state=state))
+        on.registers[self.out] = np.concatenate(parts)
+
+    def compile(self, to: Graph) -> None:
+        start = to.states[self.cache].start
+        to.native.convolve(to[self.out], to[self.x], to.weights[self.weight], start)
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """*out* is what the queries *q* read from a matrix per head, into which keys write values.
+
+    The matrices are the last numbers of state *cache*; ``Ops.delta_rule`` has the equations.
+    """
+
+    out: Register
+    q: Register
+    k: Register
+    v: Register
+    alpha: Register
+    beta: Register
+    a: str
+    dt: str
+    cache: int
+    key_heads: int
+    grouped: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the matrices, ``(heads, key_dim, value_dim)``."""
+        heads = self.alpha.width
+        return heads, self.k.width // self.key_heads, self.v.width // heads
+
+    def run(self, on: Pass) -> None:
+        heads, key_dim, value_dim = self.shape
+        q, k = on.heads(self.q, key_dim), on.heads(self.k, key_dim)
+        v = on.heads(self.v, value_dim)
+        alpha, beta = on.registers[self.alpha], on.registers[self.beta]
+        parts = []
+        for rows, cache in on.rows():
+            state = cache.state(self.cache)[-math.prod(self.shape) :].reshape(self.shape)
+            mixed = on.ops.delta_rule(
+                q[rows],
+                k[rows],
+                v[rows],
+                alpha[rows],
+                beta[rows],
+                on.weights[self.a],
+                on.weights[self.dt],
+                grouped=self.grouped,
+                out_state=state,
+            )
+            parts.append(mixed.reshape(-1, heads * value_dim))
+        on.registers[self.out] = np.concatenate(parts)
+
+    def compile(self, to: Graph) -> None:
+        to.native.delta(
+            *(to[it] for it in (self.out, self.q, self.k, self.v, self.alpha, self.beta)),
+            to.weights[self.a],
+            to.weights[self.dt],
+            self.key_heads,
+            self.grouped,
+            to.states[self.cache].stop - math.prod(self.shape),
+        )
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,34 @@ class NativeOps(Ops):
         self._native.attention(q, pages, start, scale, window, softcap, out)
         return out.reshape(len(q), -1)
 
+    def convolve(self, x: Array, weight: Any, *, out_state: Array) -> Array:
+        x, state = _floats(x), _floats(out_state)
+        out = np.empty_like(x)
+        self._native.convolve(x, weight, state, out)
+        if state is not out_state:
+            out_state[:] = state
+        return out
+
+    def delta_rule(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        alpha: Array,
+        beta: Array,
+        a: Any,
+        dt: Any,
+        *,
+        grouped: bool,
+        out_state: Array,
+    ) -> Array:
+        rows, state = [_floats(x) for x in (q, k, v, alpha, beta)], _floats(out_state)
+        out = np.empty_like(rows[2])
+        self._native.delta_rule(*rows, a, dt, grouped, state, out)
+        if state is not out_state:
+            out_state[:] = state
+        return out
+
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
         gate, up = _floats(gate), _floats(up)
         out = np.empty_like(gate)

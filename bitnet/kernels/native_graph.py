@@ -8,7 +8,7 @@ import numpy as np
 
 from bitnet.kernels.instructions import Graph, Rotate
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.program import page_tables
+from bitnet.kernels.program import page_tables, state_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,9 @@ class CompiledProgram:
                 half = it.rotation.style != "interleaved"
                 self._rotations[it.rotation] = self._graph.add_rotation(pairs, half)
         self._contexts: dict[tuple[int, ...], int] = {}
-        graph = Graph(self._graph, weights, self._rotations, places)
+        states = state_ranges(program.caches)
+        self._graph.set_state(max((its.stop for its in states.values()), default=0))
+        graph = Graph(self._graph, weights, self._rotations, places, states)
         for instruction in program.instructions:
             instruction.compile(graph)
         self._result, self._width = graph[program.result], program.result.width
@@ -73,7 +75,9 @@ class CompiledProgram:
             tokens += segment.tokens
             needed += rows
         out = np.empty((needed, self._width), dtype=np.float32)
-        self._graph.run(np.array(tokens, dtype=np.int64), parts, self._result, out)
+        states = [segment.cache.begin() for segment in segments]
+        running = [(*part, state) for part, state in zip(parts, states, strict=True)]
+        self._graph.run(np.array(tokens, dtype=np.int64), running, self._result, out)
         for segment in segments:
             segment.cache.advance(len(segment.tokens))
         return out

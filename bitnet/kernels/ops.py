@@ -124,6 +124,50 @@ class Ops(ABC):
         """
 
     @abstractmethod
+    def convolve(self, x: Array, weight: Prepared, *, out_state: Array) -> Array:
+        """Silu of a causal convolution of each channel, ``(T, channels)``.
+
+        Args:
+            x: ``(T, channels)``.
+            weight: ``(channels, width)`` in one row, the last of each for the position itself.
+            out_state: the inputs before, ``(width - 1, channels)``; afterwards the last ones.
+        """
+
+    @abstractmethod
+    def delta_rule(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        alpha: Array,
+        beta: Array,
+        a: Prepared,
+        dt: Prepared,
+        *,
+        grouped: bool,
+        out_state: Array,
+    ) -> Array:
+        """The gated delta rule, position by position: ``(T, heads, value_dim)``.
+
+        With *q* and *k* of length one, and for the matrix S of each head::
+
+            S = S * exp(a * softplus(alpha + dt))
+            S = S + outer(k, sigmoid(beta) * (v - S.T @ k))
+            out = S.T @ q / sqrt(key_dim)
+
+        Args:
+            q: ``(T, key_heads, key_dim)``.
+            k: as *q*.
+            v: ``(T, heads, value_dim)``.
+            alpha: ``(T, heads)``.
+            beta: as *alpha*.
+            a: ``(heads,)``.
+            dt: as *a*.
+            grouped: neighbouring heads share a key head; otherwise every key_heads-th head does.
+            out_state: the matrices, ``(heads, key_dim, value_dim)``, which are updated.
+        """
+
+    @abstractmethod
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
         """``activation(gate) * up``."""
 

@@ -8,9 +8,10 @@ means, with the operations of any backend; a backend may compile the list instea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from bitnet.families.blocks import Activation, KeysValues
+from bitnet.families.blocks import Activation, KeysValues, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ __all__ = [
     "Seen",
     "Segment",
     "page_tables",
+    "state_ranges",
 ]
 
 
@@ -79,6 +81,12 @@ class Cache(Protocol):
         One array for each of :func:`page_tables`, 0 for pages that are not seen any more.
         ``None`` where they do not hold the codes of ``kernels/kv_codes.py``.
         """
+
+    def begin(self) -> Array:
+        """Begin a pass: the states of fixed size of all its layers, as :func:`state_ranges`."""
+
+    def state(self, number: int) -> Array:
+        """State of cache *number*, which the pass that has begun changes in place."""
 
     def advance(self, count: int) -> None:
         """Count *count* positions that every layer has appended."""
@@ -161,3 +169,10 @@ def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]
         kind: tuple(number for number, its in enumerate(caches) if its == kind)
         for kind in dict.fromkeys(it for it in caches if isinstance(it, KeysValues))
     }
+
+
+def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
+    """Numbers of each cache of fixed size, by its own, in one state for all of them."""
+    sizes = [(number, its.size) for number, its in enumerate(caches) if isinstance(its, State)]
+    ends = list(accumulate(size for _, size in sizes))
+    return {number: range(end - size, end) for (number, size), end in zip(sizes, ends, strict=True)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,6 +155,45 @@ class ReferenceOps(Ops):
             mixed = _without_hidden(mixed, weights, values, hidden)
         return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
 
+    def convolve(self, x: Array, weight: Any, *, out_state: Array) -> Array:
+        _calls["convolve/numpy"] += 1
+        taps = weight.reshape(x.shape[1], -1).T  # (width, channels)
+        inputs = np.concatenate([out_state.astype(self.dtype), x])
+        out_state[:] = inputs[len(x) :]
+        mixed = sum(tap * inputs[at : at + len(x)] for at, tap in enumerate(taps))
+        return _silu(np.asarray(mixed, dtype=self.dtype))
+
+    def delta_rule(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        alpha: Array,
+        beta: Array,
+        a: Any,
+        dt: Any,
+        *,
+        grouped: bool,
+        out_state: Array,
+    ) -> Array:
+        _calls["delta_rule/numpy"] += 1
+        heads, key_dim, _ = out_state.shape
+        repeats = heads // k.shape[1]
+        spread = partial(np.repeat, repeats=repeats) if grouped else _tiled(repeats)
+        root = self.dtype.type(np.sqrt(key_dim))
+        q, k = spread(_of_length_one(q) / root, axis=1), spread(_of_length_one(k), axis=1)
+        decay = np.exp(a * np.logaddexp(self.dtype.type(0), alpha + dt))  # (T, H)
+        rate = _sigmoid(beta)  # (T, H)
+        state = out_state.astype(self.dtype)
+        out = np.empty_like(v)
+        for t in range(len(v)):
+            state *= decay[t, :, None, None]
+            change = rate[t, :, None] * (v[t] - np.einsum("hij,hi->hj", state, k[t]))
+            state += k[t, :, :, None] * change[:, None, :]
+            out[t] = np.einsum("hij,hi->hj", state, q[t])
+        out_state[:] = state
+        return out
+
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
         _calls["gate/numpy"] += 1
         return _ACTIVATIONS[activation](gate) * up
@@ -204,6 +244,17 @@ def _without_hidden(
     return np.where(lost[:, None, :, None], mixed, clean)
 
 
+def _of_length_one(x: Array) -> Array:
+    squares = np.sum(x * x, axis=-1, keepdims=True)
+    unit: Array = x / np.sqrt(squares + x.dtype.type(1e-6))
+    return unit
+
+
+def _tiled(repeats: int) -> Callable[..., Array]:
+    """Function that repeats all heads together *repeats* times."""
+    return lambda x, axis: np.concatenate([x] * repeats, axis=axis)
+
+
 def _silu(x: Array) -> Array:
     # exp of a large negative x overflows to inf, and x / inf is the right 0.
     with np.errstate(over="ignore"):
@@ -224,9 +275,15 @@ def _relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
 
+def _sigmoid(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
 _ACTIVATIONS = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "relu_squared": _relu_squared,
     "relu": _relu,
+    "sigmoid": _sigmoid,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bitnet.errors import InvalidFormat
 from bitnet.families.foreign import what_it_is
 from bitnet.models.hidden_program import layout
+from bitnet.quants import registry, types
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -57,13 +58,17 @@ def bind(
     ops.expect(checkpoint.weights.values())
     prepared = {}
     for name, weight in checkpoint.weights.items():
-        if name in _READ_ELSEWHERE or name.endswith(".scale"):
+        if name in _READ_ELSEWHERE or name.endswith(".scale") or name.startswith(expected.left_out):
             continue
         scale = checkpoint.numbers(name.removesuffix("weight") + "scale", (1,))
         if scale is not None and name.endswith(".weight"):
             weight = replace(weight, scale=weight.scale * float(scale[0]))
         if name in expected.scales:
             weight = replace(weight, scale=weight.scale * expected.scales[name])
+        if name in expected.vectors:
+            weight = registry.quantize(
+                name, registry.dequantize(weight).reshape(-1), types.by_id(0)
+            )
         looked_up = name in by_row or (
             name == "token_embd.weight" and "output.weight" in checkpoint.weights
         )
@@ -84,7 +89,7 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
     for name, weight in checkpoint.weights.items():
         its_shape = expected.required.get(name) or expected.optional.get(name)
         if its_shape is None:
-            if name not in _READ_ELSEWHERE:
+            if name not in _READ_ELSEWHERE and not name.startswith(expected.left_out):
                 yield f"{name} {weight.shape} is unexpected"
         elif weight.shape != its_shape:
             yield f"{name} has shape {weight.shape}, expected {its_shape}"

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.families.blocks import Attention, Mixer
+from bitnet.families.blocks import Attention, DeltaNet, FeedForward, Mixer
 from bitnet.kernels.instructions import (
     Add,
     Attend,
+    Convolve,
+    DeltaRule,
     Embed,
     Gate,
     Linear,
@@ -29,7 +31,7 @@ from bitnet.kernels.program import Instruction, Program, Register
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from bitnet.families.blocks import Branch, FeedForward, ModelConfig
+    from bitnet.families.blocks import Branch, ModelConfig
 
 __all__ = ["Layout", "hidden_program", "layout"]
 
@@ -41,12 +43,16 @@ class Layout:
     Attributes:
         required: shapes of those it must have.
         optional: shapes of those it may have.
+        vectors: names of matrices that are used number by number, not in products.
         scales: factors on matrices, where they are not one.
+        left_out: beginnings of the names of tensors that are not read.
     """
 
     required: Mapping[str, tuple[int, ...]]
     optional: Mapping[str, tuple[int, ...]]
     scales: Mapping[str, float]
+    vectors: Container[str]
+    left_out: tuple[str, ...]
 
 
 def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
@@ -63,7 +69,7 @@ def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
 def layout(decoder: ModelConfig) -> Layout:
     """Tensors that *decoder* reads."""
     writer = _Writer(decoder, ())
-    return Layout(writer.required, writer.optional, writer.scales)
+    return Layout(writer.required, writer.optional, writer.scales, writer.vectors, decoder.left_out)
 
 
 @dataclass
@@ -74,6 +80,7 @@ class _Writer:
     required: dict[str, tuple[int, ...]] = field(default_factory=dict)
     optional: dict[str, tuple[int, ...]] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
+    vectors: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         decoder = self.decoder
@@ -98,7 +105,7 @@ class _Writer:
         h = self._norm(self.x, branch.norm, out="h") if branch.norm else self.x  # (T, dim)
         for place, mixer in enumerate(branch.mixers):
             later = (h,) if place + 1 < len(branch.mixers) else ()
-            name = "attn" if isinstance(mixer, Attention) else "ffn"
+            name = "ffn" if isinstance(mixer, FeedForward) else "attn"
             self._mark(f"{name}_norm", h)
             y = self._mix(mixer, h, later, branch.scale)  # (T, dim)
             if branch.post_norm:
@@ -112,6 +119,8 @@ class _Writer:
         out = Register("y" if later else "h", self.decoder.dim)
         if isinstance(mixer, Attention):
             return self._attention(mixer, h, out, later, scale)
+        if isinstance(mixer, DeltaNet):
+            return self._delta_net(mixer, h, out, later, scale)
         return self._feed_forward(mixer, h, out, scale)
 
     def _attention(
@@ -119,7 +128,14 @@ class _Writer:
     ) -> Register:
         heads, kv = its.heads * its.head_dim, its.kv_heads * its.head_dim
         q, k, v = Register("q", heads), Register("k", kv), Register("v", kv)
-        if its.fused:
+        gates: tuple[Register, ...] = ()
+        if its.gated:
+            both, z = Register("qz", 2 * heads), Register("z", heads)  # (T, H 2 D)
+            gates = (z,)
+            names = ("attn_q", "attn_k", "attn_v")
+            self._linear((both, k, v), h, names, biased=its.biased)
+            self._do(Split((q, z), both, its.heads))
+        elif its.fused:
             qkv = Register("qkv", heads + 2 * kv)  # (T, (H + 2 KV) D)
             self._linear((qkv,), h, ("attn_qkv",), biased=its.biased)
             self._do(Split((q, k, v), qkv))
@@ -142,10 +158,47 @@ class _Writer:
         kind = its.cache
         self._do(Attend(mixed, q, k, v, self._cache, kind, its.scale, its.softcap, causal))
         self._mark("kqv_out", mixed)
-        self._end_cache(mixed, *later)
+        self._end_cache(mixed, *gates, *later)
+        for z in gates:
+            gated = Register("q", heads)  # the queries are read
+            self._do(Gate(gated, z, mixed, "sigmoid"))  # (T, H D)
+            mixed = gated
         if its.sub_norm:
             self._norm(mixed, "attn_sub_norm")
         self._linear((out,), mixed, ("attn_output",), scale=scale)  # (T, dim)
+        return out
+
+    def _delta_net(
+        self, its: DeltaNet, h: Register, out: Register, later: tuple[Register, ...], scale: float
+    ) -> Register:
+        keys, values = its.keys_width, its.values_width
+        qkv, mixed = Register("qkv", its.convolved), Register("convolved", its.convolved)
+        z, alpha, beta = (
+            Register("z", values),
+            Register("alpha", its.heads),
+            Register("b", its.heads),
+        )
+        names = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")
+        self._linear((qkv, z, alpha, beta), h, names)
+        self._mark("linear_attn_qkv_mixed", qkv)
+        weight = self._vector("ssm_conv1d.weight", (its.convolved, its.kernel))
+        self._do(Convolve(mixed, qkv, weight, self._cache))  # (T, 2 KH DK + H DV)
+        q, k, v = Register("q", keys), Register("k", keys), Register("v", values)
+        self._do(Split((q, k, v), mixed))
+        for name, register in (("q_conv", q), ("k_conv", k), ("v_conv", v)):
+            self._mark(name, register)
+        a, dt = (self._vector(name, (its.heads,)) for name in ("ssm_a", "ssm_dt.bias"))
+        read = Register("mixed", values)  # (T, H DV)
+        self._do(
+            DeltaRule(read, q, k, v, alpha, beta, a, dt, self._cache, its.key_heads, its.grouped)
+        )
+        self._mark("attn_output", read)
+        self._end_cache(read, z, *later)
+        self._norm(read, "ssm_norm", its.value_dim)
+        gated = Register("v", values)  # the values are read
+        self._do(Gate(gated, z, read, "silu"))  # (T, H DV)
+        self._mark("final_output", gated)
+        self._linear((out,), gated, ("ssm_out",), scale=scale)  # (T, dim)
         return out
 
     def _feed_forward(self, its: FeedForward, h: Register, out: Register, scale: float) -> Register:
@@ -213,6 +266,13 @@ class _Writer:
         register = Register(out or x.name, x.width)
         self._do(Norm(register, x, weight, self.decoder.norm_eps))
         return register
+
+    def _vector(self, name: str, shape: tuple[int, ...]) -> str:
+        """Whole name of a tensor that is not the matrix of a product."""
+        whole = f"{self._block}{name}"
+        self.required[whole] = shape
+        self.vectors.add(whole)
+        return whole
 
     def _mark(self, name: str, register: Register) -> None:
         self._do(Mark(f"{name}-{self._layer}", register))

@@ -1,17 +1,18 @@
-"""Keys and values of the positions a sequence has seen."""
+"""Keys, values and states of the positions a sequence has seen."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
-from bitnet.kernels.program import Seen, page_tables
+from bitnet.kernels.program import Seen, page_tables, state_ranges
 from bitnet.runtime.kv_pages import PageTable, pages_for
+from bitnet.runtime.states import States
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -23,7 +24,7 @@ __all__ = ["PAGE", "KVCache"]
 
 SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
 SLACK = 256  # positions before a kept one to which the cache can be truncated as well
-KEPT = 2  # positions to which it can be truncated
+KEPT = 2  # positions to which it can be truncated; and with states the start of a drafted pass
 
 
 class KVCache:
@@ -33,7 +34,8 @@ class KVCache:
     keys and then the values of every layer and head, as codes (:mod:`bitnet.kernels.kv_codes`) or
     as floats, ``(layers, 2, kv_heads, 64, head_dim)``. Memory grows with use, one page at a time,
     and for layers with a window only up to its size. Full pages are shared by caches copied from
-    each other, until one of them writes to the page.
+    each other, until one of them writes to the page. Layers with a state of fixed size have it in
+    :class:`States`, which returns to the kept lengths only.
 
     Attributes:
         length: positions stored.
@@ -71,12 +73,17 @@ class KVCache:
             table = PageTable(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
             self._places |= {number: (table, place) for place, number in enumerate(numbers)}
+        ranges = state_ranges(config.caches)
+        self._ranges = ranges
+        floats = self._dtype if self._dtype == np.float64 else np.float32
+        self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
         self._kept: list[int] = []
+        self._marked = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its pages, including shared ones."""
-        return sum(table.size_bytes for table in self._tables)
+        return sum(table.size_bytes for table in self._tables) + self._states.size_bytes
 
     def cost(self, positions: int, step: int) -> int:
         """Bytes that a sequence of *positions* takes at most, in whole pages.
@@ -86,7 +93,8 @@ class KVCache:
             step: tokens of one pass at most.
         """
         kept = [SLACK] * KEPT
-        return sum(
+        states = (2 + KEPT) * self._states.state_bytes
+        return states + sum(
             table.most_pages(positions, step, kept) * table.page_bytes for table in self._tables
         )
 
@@ -148,9 +156,38 @@ class KVCache:
         self._make_room(self.length + count)
         return tuple(table.addresses for table in self._tables)
 
+    def begin(self) -> NDArray[np.floating[Any]]:
+        """Begin a pass: all states of fixed size, which the pass changes; empty if it has none.
+
+        Raises:
+            InferenceError: a pass before did not end.
+        """
+        return self._states.begin(self.length)
+
+    def state(self, number: int) -> NDArray[np.floating[Any]]:
+        """State of cache *number*, which the pass that has begun changes in place."""
+        its = self._ranges[number]
+        return self._states.live[its.start : its.stop]
+
     def advance(self, count: int) -> None:
         """Count *count* positions that every layer has appended."""
         self.length += count
+        self._states.end(self.length)
+        if self.length in self._kept:
+            self._states.copy_live()
+
+    @property
+    def next_stop(self) -> int | None:
+        """The next kept length, if a pass must end there to keep its state; ``None``: none."""
+        later = [length for length in self._kept if length > self.length and self._states.size]
+        return min(later, default=None)
+
+    def mark(self) -> None:
+        """Make the current length one that :meth:`truncate` can return to, until the next mark."""
+        if self._states.size:
+            self._marked = self.length
+            self._states.drop_copies({*self._kept, self._marked})
+            self._states.copy_live()
 
     def keep(self, length: int) -> None:
         """Keep the pages needed to truncate to *length*, or up to 256 positions before.
@@ -158,13 +195,20 @@ class KVCache:
         Layers with a window would free them otherwise. The two lengths named last are kept.
         """
         self._kept = [*(one for one in self._kept if one != length), length][-KEPT:]
+        if length == self.length:
+            self._states.copy_live()
+        self._states.drop_copies({*self._kept, self._marked})
 
     def reusable(self, length: int) -> int:
         """The longest prefix of at most *length* positions to which the cache can be truncated."""
         length = max(0, min(length, self.length))
-        while (shorter := min(table.reach(length) for table in self._tables)) < length:
+        while (shorter := min(part.reach(length) for part in self._parts)) < length:
             length = shorter
         return length
+
+    @property
+    def _parts(self) -> tuple[PageTable | States, ...]:
+        return (*self._tables, self._states)
 
     def truncate(self, length: int) -> None:
         """Forget the positions from *length* on: prefix reuse and rejected drafts.
@@ -174,8 +218,8 @@ class KVCache:
         """
         self.length = self.reusable(length)
         self._kept = [one for one in self._kept if one <= self.length]
-        for table in self._tables:
-            table.cut(self.length)
+        for part in self._parts:
+            part.cut(self.length)
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
         """Hold the first *length* positions of *other*, a cache of the same model.
@@ -191,6 +235,7 @@ class KVCache:
         self._kept = [one for one in other._kept if one <= length]
         for own, its in zip(self._tables, other._tables, strict=True):
             own.copy(its, length, self._kept_positions())
+        self._states.copy(other._states, length)
         self.length = length
 
     def _kept_positions(self) -> list[range]:

@@ -113,7 +113,8 @@ class PrefixCache:
         idle = source if source and not source.busy else None
         if idle and (idle.cache.length == shared or not self._fits(needed)):
             return self._taken_over(idle, ids, positions, shared)
-        begun = max((common_prefix(each.ids, ids) for each in self._leases), default=0)
+        shares = {lease: common_prefix(lease.ids, ids) for lease in self._leases}
+        begun = max(shares.values(), default=0)
         if not self._make_room(needed):
             return None
         lease = Lease(self._new_cache(), ids, needed)
@@ -121,6 +122,9 @@ class PrefixCache:
             lease.cache.copy_prefix(source.cache, shared)
         if begun >= PAGE:
             lease.cache.keep(begun)  # two prompts diverge here, and a third one may as well
+            for ahead, shared_ids in shares.items():
+                if ahead.busy and shared_ids == begun > ahead.cache.length:
+                    ahead.cache.keep(begun)  # what this prompt waits for
         lease.cache.reach = len(ids)
         self._leases.append(lease)
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))

@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class _Part:
     sequence: Sequence
     segment: Segment
     draft: list[int]
+    start: int
 
 
 class Scheduler:
@@ -180,6 +181,8 @@ class Scheduler:
                 max(reach, len(sequence.ids))
             ):
                 draft.pop()  # its RoPE frequencies would differ from those of the token before
+            if draft:
+                _lease(sequence).cache.mark()  # a state returns here if drafts are rejected
             spare -= len(draft)
             parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
         return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
@@ -209,19 +212,21 @@ class Scheduler:
             whole = not self.model.config.causal
             end = None if whole else start + room - reserve
             chunk = sequence.ids[start:end]
+            stop = _lease(sequence).cache.next_stop
+            if stop is not None:
+                chunk = chunk[: stop - start]
             room = max(reserve, room - len(chunk))
             parts.append(_part(sequence, chunk, []))
         return parts
 
     def _run(self, parts: list[_Part]) -> list[tuple[Sequence, Piece]]:
         """Run one pass and advance its sequences."""
-        lengths = [part.segment.cache.length for part in parts]
         started = time.perf_counter()
         try:
             results = self._pass(parts)
         except BaseException as error:
-            for part, length in zip(parts, lengths, strict=True):
-                _lease(part.sequence).cache.truncate(length)
+            for part in parts:
+                _return_to_start(part)
             if isinstance(error, MemoryError):
                 return self._without_memory(parts, error)
             if not isinstance(error, Exception):
@@ -399,7 +404,7 @@ class Scheduler:
     def _one_by_one(self, parts: list[_Part], error: Exception) -> list[tuple[Sequence, Piece]]:
         """Run the pass again for each sequence alone, so that only the failing one is affected."""
         if len(parts) > 1:
-            return [piece for part in parts for piece in self._run([part])]
+            return [piece for part in parts for piece in self._run([_repeated(part)])]
         sequence = parts[0].sequence
         return [(sequence, sequence.fail(error))]
 
@@ -428,12 +433,31 @@ class Scheduler:
 
 def _part(sequence: Sequence, tokens: list[int], draft: list[int]) -> _Part:
     cache = _lease(sequence).cache
-    if sequence.request.embed and not sequence.pools_last:
-        return _Part(sequence, Segment(tokens, cache, "all"), draft)
     complete = cache.length + len(tokens) - len(draft) == len(sequence.ids)
-    if not complete:
-        return _Part(sequence, Segment(tokens, cache, "none"), draft)
-    return _Part(sequence, Segment(tokens, cache, "all" if draft else "last"), draft)
+    outputs: Literal["none", "last", "all"] = "none"
+    if draft or (sequence.request.embed and not sequence.pools_last):
+        outputs = "all"
+    elif complete:
+        outputs = "last"
+    return _Part(sequence, Segment(tokens, cache, outputs), draft, cache.length)
+
+
+def _return_to_start(part: _Part) -> None:
+    """Undo a pass that failed; what cannot be undone exactly will be run again."""
+    cache = _lease(part.sequence).cache
+    cache.truncate(part.start)
+    if cache.length < part.start and part.sequence.request.embed:
+        cache.truncate(0)  # hidden states were added up
+        part.sequence.embedding = None
+
+
+def _repeated(part: _Part) -> _Part:
+    """*part* once more, after :func:`_return_to_start`."""
+    start = _lease(part.sequence).cache.length
+    if start == part.start:
+        return part
+    end = part.start + len(part.segment.tokens) - len(part.draft)
+    return _part(part.sequence, part.sequence.ids[start:end], [])
 
 
 def _lease(sequence: Sequence) -> Lease:

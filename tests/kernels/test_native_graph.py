@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, in_encoding, tiny
+from tiny_models import FAMILIES, HYBRIDS, in_encoding, tiny
 
 from bitnet import native
 from bitnet.families.blocks import Attention, Branch, KeysValues
@@ -45,6 +45,9 @@ def both_ways(checkpoint, batches):
     return results
 
 
+NO_STATE = np.empty(0, np.float32)
+
+
 def graph_of(widths, tables):
     """A graph of the module with registers of these *widths*, each in a place of its own."""
     graph = NATIVE.Graph()
@@ -60,7 +63,7 @@ def ids(count, seed=0):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", [*FAMILIES, *HYBRIDS])
 def test_every_family_in_every_encoding(architecture, encoding):
     checkpoint = in_encoding(tiny(architecture), encoding)
     batches = ([ids(5), ids(1, 1)], [ids(1, 2), ids(19, 3)], [ids(2, 4), ids(1, 5)])
@@ -69,7 +72,7 @@ def test_every_family_in_every_encoding(architecture, encoding):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet", "qwen35"])
 def test_every_instruction_set(architecture, level):
     compiled, interpreted = both_ways(in_encoding(tiny(architecture), "Q8_0"), ([ids(20)], [[7]]))
     for found, expected in zip(compiled, interpreted, strict=True):
@@ -137,7 +140,7 @@ def test_matrices_of_one_group_may_differ_in_encoding():
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
 def test_threads_and_chunks_do_not_change_a_bit(architecture, threads):
     checkpoint = in_encoding(tiny(architecture, context_length=800), "I2_S")
     model = load_model(checkpoint, ops=NativeOps())
@@ -185,7 +188,7 @@ def test_a_page_is_what_the_compiled_module_takes_for_one():
     def run(start, *tables):
         tables = tuple(np.array(table, dtype=np.uint64) for table in tables)
         out = np.empty((0, 8), dtype=np.float32)
-        graph.run(np.zeros(1, np.int64), [(1, start, 0, 0, tables)], 0, out)
+        graph.run(np.zeros(1, np.int64), [(1, start, 0, 0, tables, NO_STATE)], 0, out)
 
     with pytest.raises(ValueError, match="no room"):
         run(PAGE, [1], [1])
@@ -209,7 +212,7 @@ def test_a_graph_writes_no_more_rows_than_there_is_room_for():
     weight = Weight("t", (5, 8), F32, np.ones(40, dtype="<f4").view(np.uint8))
     graph.embed(0, NativeOps().prepare(weight, looked_up=True), 1.0)
     graph.attend(3, 0, 1, 2, 0, 0, 1.0, 0.0)
-    run = (np.zeros(3, np.int64), [(3, 0, 1, 0, tables)], 0, np.empty((1, 8), np.float32))
+    run = (np.zeros(3, np.int64), [(3, 0, 1, 0, tables, NO_STATE)], 0, np.empty((1, 8), np.float32))
     with pytest.raises(ValueError, match="nothing selects the rows"):
         graph.run(*run)
     graph.select([0])
@@ -283,3 +286,37 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
 def test_a_graph_of_impossible_sizes_is_refused(width, table):
     with pytest.raises(ValueError, match=r"out of range|a number of positions"):
         graph_of([width], [table])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"offset": 33}, "the state ends before"),
+        ({"offset": -1}, "the state ends before"),
+        ({"key_heads": 3}, "other heads"),
+        ({"key_heads": 0}, "other heads"),
+        ({"k": 3}, "other heads"),
+        ({"out": 1}, "other heads"),
+        ({"a": np.ones(3, np.float32)}, "one number per head"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change, said):
+    graph = graph_of([8, 8, 8, 16, 2, 2, 16], [])
+    graph.set_state(32 + 4 * 16)
+    head = np.ones(2, np.float32)
+    heads = {"a": head, "dt": head, "key_heads": 2, "grouped": False, "offset": 32}
+    arguments = {"out": 6, "q": 1, "k": 2, "v": 3, "alpha": 4, "beta": 5} | heads
+    graph.delta(**arguments)
+    with pytest.raises(ValueError, match=said):
+        graph.delta(**(arguments | change))
+    graph.convolve(1, 2, np.ones(8 * 4, np.float32), 0)
+    with pytest.raises(ValueError, match="another width"):
+        graph.convolve(1, 2, np.ones(30, np.float32), 0)
+    with pytest.raises(ValueError, match="the state ends before"):
+        graph.convolve(1, 2, np.ones(8 * 20, np.float32), 0)
+    with pytest.raises(ValueError, match="impossible size"):
+        graph.set_state(-1)
+    graph.add_context([])
+    segment = (1, 0, 1, 0, (), np.zeros(95, np.float32))
+    with pytest.raises(ValueError, match="a state of another size"):
+        graph.run(np.zeros(1, np.int64), [segment], 0, np.empty((1, 8), np.float32))

@@ -52,6 +52,12 @@ MINISTRAL3 = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.3,
 }
+DELTA_NET = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+}
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -140,6 +146,18 @@ CASES = {
     "seed-oss-other-biases": (
         "SeedOss",
         {"head_dim": 16, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "qwen3.5": ("Qwen3_5", {"num_hidden_layers": 5, "head_dim": 32, **DELTA_NET}),
+    "qwen3.5-biases": (
+        "Qwen3_5",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "linear_attention"],
+            "rope_parameters": {"rope_theta": 1e5, "partial_rotary_factor": 0.5},
+            **DELTA_NET,
+        },
     ),
     "gemma3-linear-rope": (
         "Gemma3",

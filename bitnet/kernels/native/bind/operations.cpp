@@ -15,6 +15,7 @@
 #include "graph/graph.hpp"
 #include "isa/dispatch.hpp"
 #include "ops/counters.hpp"
+#include "ops/delta.hpp"
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
 #include "system/split.hpp"
@@ -89,7 +90,7 @@ void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half,
 }
 
 Gate checked_gate(int kind) {
-    require(kind >= 0 && kind <= int(Gate::relu), "unknown gate");
+    require(kind >= 0 && kind <= int(Gate::sigmoid), "unknown gate");
     return Gate(kind);
 }
 
@@ -132,6 +133,39 @@ void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
     require(x.size() == out.size() && cap > 0.0f, "x and out must have one size, cap must be above 0");
     run_row_op(Op::softcap, int64_t(x.size()), 1024, 1,
                [&](int64_t i0, int64_t i1) { detail::active().softcap(x.data() + i0, i1 - i0, cap, out.data() + i0); });
+}
+
+void bind_convolve(const Floats& x, const Floats& weight, const OutFloats& state, const OutFloats& out) {
+    require(x.ndim() == 2 && x.size() > 0 && out.size() == x.size(), "x and out must be (tokens, channels)");
+    ConvolveArgs a;
+    a.tokens = int64_t(x.shape(0)), a.channels = int64_t(x.shape(1)), a.width = int64_t(weight.size()) / a.channels;
+    require(a.width > 0 && int64_t(weight.size()) == a.width * a.channels, "weight must be (channels, width)");
+    require(int64_t(state.size()) == (a.width - 1) * a.channels, "state must be (width - 1, channels)");
+    a.x = x.data(), a.weight = weight.data(), a.state = state.data(), a.out = out.data();
+    const Computing computing;
+    Split(a.channels, kLineFloats, a.tokens * a.channels < kSerialWork).run([&](int64_t c0, int64_t c1) {
+        convolve_channels(a, c0, c1);
+    });
+}
+
+void bind_delta_rule(const Floats& q, const Floats& k, const Floats& v, const Floats& alpha, const Floats& beta,
+                     const Floats& a, const Floats& dt, bool grouped, const OutFloats& state, const OutFloats& out) {
+    require(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3 && v.size() > 0 && q.size() > 0, "q, k and v must be (tokens, heads, dim)");
+    DeltaArgs args;
+    args.tokens = int64_t(v.shape(0)), args.heads = int64_t(v.shape(1)), args.value_dim = int64_t(v.shape(2));
+    args.key_heads = int64_t(k.shape(1)), args.key_dim = int64_t(k.shape(2));
+    require(q.size() == k.size() && q.shape(1) == k.shape(1) && k.shape(0) == v.shape(0) && q.shape(0) == v.shape(0) &&
+                args.heads % args.key_heads == 0,
+            "q, k and v must have one number of tokens, and heads that key heads divide");
+    require(int64_t(a.size()) == args.heads && int64_t(dt.size()) == args.heads &&
+                int64_t(alpha.size()) == args.tokens * args.heads && beta.size() == alpha.size(),
+            "alpha and beta must be (tokens, heads), a and dt (heads)");
+    require(int64_t(state.size()) == args.heads * args.key_dim * args.value_dim && out.size() == v.size(),
+            "state must be (heads, key_dim, value_dim), out as v");
+    args.q = q.data(), args.k = k.data(), args.v = v.data(), args.alpha = alpha.data(), args.beta = beta.data();
+    args.a = a.data(), args.dt = dt.data(), args.state = state.data(), args.out = out.data(), args.grouped = grouped;
+    const Computing computing;
+    parallel_for(args.heads, [&](int64_t head) { delta_rule(args, head); });
 }
 
 void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos, const OutFloats& sin) {
@@ -196,11 +230,14 @@ public:
         graph_.linear(x, outs, all, bias);
     }
 
-    void split(int x, const std::vector<int>& outs) {
+    void split(int x, const std::vector<int>& outs, int64_t groups) {
         int64_t sum = 0;
-        for (const int out : outs) sum += width(out);
+        for (const int out : outs) {
+            sum += width(out);
+            require(groups > 0 && width(out) % groups == 0, "the parts are not whole groups");
+        }
         require(sum == width(x), "the parts have another width than the whole");
-        graph_.split(x, outs);
+        graph_.split(x, outs, groups);
     }
 
     void rotate(int x, int rotation, int64_t head_dim) {
@@ -226,6 +263,33 @@ public:
         graph_.attend(out, q, k, v, size_t(table), place, scale, softcap);
     }
 
+    // *size*: floats of the state of a sequence.
+    void set_state(int64_t size) {
+        require(size >= 0 && size <= kLargestState, "a state of an impossible size");
+        state_ = size;
+    }
+
+    void convolve(int out, int x, const Floats& weight, int64_t offset) {
+        const int64_t kernel = int64_t(weight.size()) / width(x);
+        require(kernel > 0 && int64_t(weight.size()) == kernel * width(x) && width(out) == width(x) && out != x,
+                "the convolution has another width");
+        check_state(offset, (kernel - 1) * width(x));
+        graph_.convolve(out, x, keep(weight), kernel, offset);
+    }
+
+    void delta(int out, int q, int k, int v, int alpha, int beta, const Floats& a, const Floats& dt, int64_t key_heads,
+               bool grouped, int64_t offset) {
+        const auto heads = int64_t(a.size());
+        require(heads > 0 && a.size() == dt.size() && width(alpha) == heads && width(beta) == heads,
+                "alpha, beta, a and dt must have one number per head");
+        require(key_heads > 0 && heads % key_heads == 0 && width(k) % key_heads == 0 && width(q) == width(k),
+                "queries and keys are those of other heads");
+        require(width(v) % heads == 0 && width(out) == width(v) && out != v && out != q && out != k,
+                "values or results are those of other heads");
+        check_state(offset, width(k) / key_heads * width(v));
+        graph_.delta({out, q, k, v, alpha, beta, keep(a), keep(dt), heads, key_heads, offset, grouped});
+    }
+
     void gate(int out, int g, int up, int kind) {
         require(width(out) == width(g) && width(out) == width(up) && out != g && out != up, "widths differ");
         graph_.gate(out, g, up, checked_gate(kind));
@@ -243,7 +307,7 @@ public:
         graph_.select(registers);
     }
 
-    // *segments*: (tokens, position of the first, output rows, context, addresses of pages by table) each.
+    // *segments*: (tokens, position of the first, output rows, context, addresses of pages by table, state) each.
     void run(const Ids& tokens, nb::list segments, int result, OutFloats out) {
         std::vector<Segment> all;
         int64_t count = 0, outputs = 0;
@@ -257,6 +321,9 @@ public:
             require(s.context >= 0 && s.context < contexts_, "no such context");
             require(tables.size() == tables_.size(), "pages of another number of tables");
             for (size_t i = 0; i < tables_.size(); ++i) s.pages.push_back(addresses(tables[i], s, tables_[i].window));
+            const auto state = nb::cast<OutFloats>(it[5]);
+            require(int64_t(state.size()) == state_, "a state of another size");
+            s.state = state.data();
             count += s.count, outputs += s.outputs;
             all.push_back(std::move(s));
         }
@@ -279,6 +346,10 @@ private:
     int64_t width(int r) const {
         require(r >= 0 && r < registers_, "no such register");
         return graph_.width(r);
+    }
+
+    void check_state(int64_t offset, int64_t size) const {
+        require(offset >= 0 && size <= state_ && offset <= state_ - size, "the state ends before");
     }
 
     static std::vector<int16_t*> addresses(nb::handle table, const Segment& s, int64_t window) {
@@ -319,8 +390,8 @@ private:
         return m;
     }
 
-    static constexpr int64_t kLargest = 1 << 24;
-    int64_t registers_ = 0, vocabulary_ = 0, contexts_ = 0;
+    static constexpr int64_t kLargest = 1 << 24, kLargestState = int64_t(1) << 40;
+    int64_t registers_ = 0, state_ = 0, vocabulary_ = 0, contexts_ = 0;
     bool selected_ = false;
     std::vector<int64_t> pairs_, layers_;  // of rotations; of tables
     std::vector<Graph::Table> tables_;
@@ -339,12 +410,17 @@ void bind_operations(nb::module_& m) {
     m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
           "out"_a.noconvert());
     m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),
-          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu");
+          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu, 4 sigmoid");
     m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
           "window"_a, "softcap"_a, "out"_a.noconvert(),
           "Causal attention over int16 codes of keys and values (kernels/kv_codes.py).");
     m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
+    m.def("convolve", &bind_convolve, "x"_a.noconvert(), "weight"_a.noconvert(), "state"_a.noconvert(),
+          "out"_a.noconvert(), "silu of a causal convolution of each channel");
+    m.def("delta_rule", &bind_delta_rule, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
+          "alpha"_a.noconvert(), "beta"_a.noconvert(), "a"_a.noconvert(), "dt"_a.noconvert(), "grouped"_a,
+          "state"_a.noconvert(), "out"_a.noconvert(), "The gated delta rule (native/ops/delta.hpp).");
     nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")
         .def(nb::init<>())
         .def("add_register", &BoundGraph::add_register, "width"_a, "place"_a)
@@ -354,7 +430,11 @@ void bind_operations(nb::module_& m) {
         .def("embed", &BoundGraph::embed, "out"_a, "table"_a, "scale"_a)
         .def("norm", &BoundGraph::norm, "out"_a, "x"_a, "weight"_a.noconvert(), "eps"_a)
         .def("linear", &BoundGraph::linear, "x"_a, "outs"_a, "matrices"_a, "biases"_a)
-        .def("split", &BoundGraph::split, "x"_a, "outs"_a)
+        .def("split", &BoundGraph::split, "x"_a, "outs"_a, "groups"_a)
+        .def("set_state", &BoundGraph::set_state, "size"_a)
+        .def("convolve", &BoundGraph::convolve, "out"_a, "x"_a, "weight"_a.noconvert(), "offset"_a)
+        .def("delta", &BoundGraph::delta, "out"_a, "q"_a, "k"_a, "v"_a, "alpha"_a, "beta"_a, "a"_a.noconvert(),
+             "dt"_a.noconvert(), "key_heads"_a, "grouped"_a, "offset"_a)
         .def("rotate", &BoundGraph::rotate, "x"_a, "rotation"_a, "head_dim"_a)
         .def("temper", &BoundGraph::temper, "x"_a, "scale"_a, "length"_a)
         .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,

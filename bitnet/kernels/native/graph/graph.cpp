@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "isa/dispatch.hpp"
+#include "ops/delta.hpp"
 #include "ops/ops.hpp"
 #include "system/split.hpp"
 
@@ -114,13 +115,15 @@ void Graph::product(int x, const std::vector<int>& outs, const std::vector<Matri
     });
 }
 
-void Graph::split(int x, const std::vector<int>& outs) {
+void Graph::split(int x, const std::vector<int>& outs, int64_t groups) {
     add_row([=](int64_t row) {
         const float* from = at(x, row);
-        for (const int out : outs) {
-            std::copy(from, from + width(out), at(out, row));
-            from += width(out);
-        }
+        for (int64_t group = 0; group < groups; ++group)
+            for (const int out : outs) {
+                const int64_t part = width(out) / groups;
+                std::copy(from, from + part, at(out, row) + group * part);
+                from += part;
+            }
     });
 }
 
@@ -173,6 +176,40 @@ void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, fl
             row += segment.count;
         }
         attention(pass_->attention);
+    });
+}
+
+void Graph::convolve(int out, int x, const float* weight, int64_t kernel, int64_t offset) {
+    add_whole([=] {
+        int64_t row = 0;
+        for (const Segment& segment : *pass_->segments) {
+            ConvolveArgs a;
+            a.x = at(x, row), a.out = at(out, row), a.weight = weight, a.state = segment.state + offset;
+            a.tokens = segment.count, a.channels = width(x), a.width = kernel;
+            Split(a.channels, kLineFloats, a.tokens * a.channels < kSerialWork).run([&](int64_t c0, int64_t c1) {
+                convolve_channels(a, c0, c1);
+            });
+            row += segment.count;
+        }
+    });
+}
+
+void Graph::delta(const Delta& its) {
+    add_whole([=] {
+        std::vector<DeltaArgs> all;
+        int64_t row = 0;
+        for (const Segment& segment : *pass_->segments) {
+            DeltaArgs a;
+            a.q = at(its.q, row), a.k = at(its.k, row), a.v = at(its.v, row), a.out = at(its.out, row);
+            a.alpha = at(its.alpha, row), a.beta = at(its.beta, row), a.a = its.a, a.dt = its.dt;
+            a.state = segment.state + its.offset, a.grouped = its.grouped;
+            a.tokens = segment.count, a.heads = its.heads, a.key_heads = its.key_heads;
+            a.key_dim = width(its.k) / its.key_heads, a.value_dim = width(its.v) / its.heads;
+            all.push_back(a);
+            row += segment.count;
+        }
+        parallel_for(int64_t(all.size()) * its.heads,
+                     [&](int64_t i) { delta_rule(all[size_t(i / its.heads)], i % its.heads); });
     });
 }
 

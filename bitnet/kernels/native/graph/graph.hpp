@@ -24,6 +24,7 @@ struct Segment {
     int64_t context = 0;           // number of its rope frequencies: Graph::add_context
     // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees one.
     std::vector<std::vector<int16_t*>> pages;
+    float* state = nullptr;  // of its layers with a state of fixed size
 };
 
 class Graph {
@@ -52,11 +53,21 @@ public:
     void norm(int out, int x, const float* weight, int64_t group, float eps);
     void linear(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                 const std::vector<const float*>& biases);
-    void split(int x, const std::vector<int>& outs);
+    // Each of *groups* equal parts of a row of *x* is cut into pieces for *outs*.
+    void split(int x, const std::vector<int>& outs, int64_t groups);
     void rotate(int x, int rotation, int64_t head_dim);
     void temper(int x, double scale, int64_t length);  // x *= 1 + scale * log(1 + position / length)
     // Keys and values are the *place*-th of the pages of *table*.
     void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap);
+    // Linear attention, whose state begins at *offset* in that of a segment; see ops/delta.hpp.
+    void convolve(int out, int x, const float* weight, int64_t width, int64_t offset);
+    struct Delta {
+        int out, q, k, v, alpha, beta;
+        const float *a, *dt;
+        int64_t heads, key_heads, offset;
+        bool grouped;
+    };
+    void delta(const Delta& its);
     void gate(int out, int gate, int up, Gate kind);
     void add(int x, int y);
     void select(const std::vector<int>& registers);

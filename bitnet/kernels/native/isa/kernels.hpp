@@ -132,7 +132,7 @@ inline int64_t attend_scratch(int64_t rows, int64_t dim) {
     return rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows, dim);
 }
 
-enum class Gate : int { silu, gelu_tanh, relu2, relu };
+enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid };
 
 struct RopeArgs {
     const float* x = nullptr;               // (tokens, heads, head_dim)

@@ -294,7 +294,7 @@ bool row_ops_agree(const Kernels& k) {
     s.rms_norm(x.data(), w.data(), kCols, 1e-5f, expected.data());
     k.rms_norm(x.data(), w.data(), kCols, 1e-5f, got.data());
     if (!close(got, expected, false)) return false;
-    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu}) {
+    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid}) {
         s.gate(kind, x.data(), w.data(), kCols, expected.data());
         k.gate(kind, x.data(), w.data(), kCols, got.data());
         if (!close(got, expected, false)) return false;

@@ -196,8 +196,10 @@ inline void gate(Gate kind, const float* __restrict g, const float* __restrict u
             const float r = g[i] < 0.0f ? 0.0f : g[i];
             out[i] = r * r * up[i];
         }
-    } else {
+    } else if (kind == Gate::relu) {
         for (int64_t i = 0; i < n; ++i) out[i] = (g[i] < 0.0f ? 0.0f : g[i]) * up[i];
+    } else {
+        for (int64_t i = 0; i < n; ++i) out[i] = up[i] / (1.0f + exp_fast(-g[i]));
     }
 }
 

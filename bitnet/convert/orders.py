@@ -1,0 +1,88 @@
+"""Orders of rows and columns that GGUF expects, where a folder has others."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitnet.errors import Unsupported
+from bitnet.families.blocks import Attention, DeltaNet
+from bitnet.families.family import of_gguf
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.formats.checkpoint import Checkpoint
+
+__all__ = ["column_order", "row_order"]
+
+
+def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray[np.intp] | None:
+    """New row i of the tensor *name* is old row ``order[i]``; ``None``: rows are unchanged.
+
+    Raises:
+        Unsupported: RoPE applies to a part of each head only.
+    """
+    for mixer, part in _mixers(name, config):
+        if isinstance(mixer, DeltaNet) and mixer.grouped:
+            heads = _tiled(mixer)
+            if part in ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias"):
+                return heads
+            if part == "attn_gate.weight":
+                return _spread(heads, mixer.value_dim)
+            if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
+                first = np.arange(2 * mixer.keys_width)
+                values = len(first) + _spread(heads, mixer.value_dim)
+                whole: NDArray[np.intp] = np.concatenate([first, values])
+                return whole
+        family = of_gguf(checkpoint.architecture)
+        same = family is None or family.gguf_rope_style == checkpoint.rope_style
+        match = re.fullmatch(r"attn_([qk])\.(?:weight|bias)", part)
+        if isinstance(mixer, Attention) and match and not same:
+            return _adjacent_pairs(mixer, match[1], checkpoint)
+    return None
+
+
+def column_order(name: str, config: ModelConfig) -> NDArray[np.intp] | None:
+    """The same for columns."""
+    for mixer, part in _mixers(name, config):
+        if isinstance(mixer, DeltaNet) and mixer.grouped and part == "ssm_out.weight":
+            return _spread(_tiled(mixer), mixer.value_dim)
+    return None
+
+
+def _mixers(name: str, config: ModelConfig) -> list[tuple[object, str]]:
+    """Mixers of the block that the tensor *name* belongs to, with its name there."""
+    match = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+    if match is None or int(match[1]) >= len(config.blocks):
+        return []
+    branches = config.blocks[int(match[1])]
+    return [(mixer, match[2]) for branch in branches for mixer in branch.mixers]
+
+
+def _tiled(its: DeltaNet) -> NDArray[np.intp]:
+    """Heads so that those of one key head are *key_heads* apart, from neighbours."""
+    order: NDArray[np.intp] = np.arange(its.heads).reshape(its.key_heads, -1).T.reshape(-1)
+    return order
+
+
+def _spread(heads: NDArray[np.intp], width: int) -> NDArray[np.intp]:
+    """Order of the numbers of *heads* of *width* each."""
+    order: NDArray[np.intp] = (heads[:, None] * width + np.arange(width)).reshape(-1)
+    return order
+
+
+def _adjacent_pairs(its: Attention, part: str, checkpoint: Checkpoint) -> NDArray[np.intp]:
+    """Rows of each head with the halves of rotary pairs next to each other."""
+    if its.rope is not None and its.rope.dims != its.head_dim:
+        raise Unsupported(
+            f"{checkpoint.path.name}: {its.rope.dims} of {its.head_dim} elements of a head "
+            "are rotated; a GGUF file of this architecture cannot say that",
+            hint="run the folder as it is",
+        )
+    heads = its.heads if part == "q" else its.kv_heads
+    rows = np.arange(heads * its.head_dim).reshape(heads, 2, -1)
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)

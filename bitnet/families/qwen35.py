@@ -1,0 +1,163 @@
+"""Qwen 3.5 to 3.8, dense: gated delta nets, with gated attention in every fourth layer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import InvalidFormat
+from bitnet.families.blocks import Branch, DeltaNet, FeedForward
+from bitnet.families.dense import attention, model_of, sizes
+from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
+from bitnet.families.rules import HARMLESS, neutral, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.keys import Keys
+
+_PERIOD = 4
+
+
+def _decoder(keys: Keys) -> ModelConfig:
+    found = sizes(keys)
+    drafting = keys.integer("nextn_predict_layers", 0)  # blocks at the end
+    layers = range(found.layers - drafting)
+    full = attention(keys, found.dim, qk_norm="head", gated=True)
+    heads = keys.integer("ssm.time_step_rank")
+    linear = DeltaNet(
+        heads=heads,
+        key_heads=keys.integer("ssm.group_count"),
+        key_dim=keys.integer("ssm.state_size"),
+        value_dim=keys.integer("ssm.inner_size") // max(heads, 1),
+        kernel=keys.integer("ssm.conv_kernel"),
+        grouped=keys.config is not None,
+    )
+    network = FeedForward(found.ffn)
+    blocks = (
+        (
+            Branch("attn_norm", (linear if is_linear else full,)),
+            Branch("post_attention_norm", (network,)),
+        )
+        for is_linear in _linear_layers(keys, found.layers)[: len(layers)]
+    )
+    left_out = tuple(f"blk.{layer}." for layer in range(len(layers), found.layers))
+    return model_of(keys, found, blocks, left_out=left_out)
+
+
+def _linear_layers(keys: Keys, layers: int) -> list[bool]:
+    """True for each block without attention over all positions."""
+    given = keys.value("attention.recurrent_layers", None)
+    if given is None:
+        period = keys.integer("full_attention_interval", _PERIOD)
+        return [(layer + 1) % max(period, 1) != 0 for layer in range(layers)]
+    if not isinstance(given, list) or len(given) != layers:
+        raise InvalidFormat(
+            f"{keys.path.name}: attention.recurrent_layers is {given!r}, expected {layers} entries",
+            hint="the file is damaged; fetch it again",
+        )
+    return [bool(value) for value in given]
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    kinds = config.get("layer_types")
+    if kinds is None:
+        period = config.get("full_attention_interval", _PERIOD)
+        is_linear = [(layer + 1) % period != 0 for layer in range(layers)]
+    else:
+        is_linear = [_KINDS[kind] for kind in kinds]
+    if len(is_linear) != layers:
+        raise ValueError("layer_types for another number of layers")
+    heads, rope = config["linear_num_value_heads"], config["rope_parameters"]
+    share = rope.get("partial_rotary_factor", config["partial_rotary_factor"])
+    sections = rope.get("mrope_section") or [int(config["head_dim"] * share) // 2, 0, 0]
+    return {
+        "attention.recurrent_layers": is_linear,
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+        "rope.dimension_sections": [*sections, 0],
+    }
+
+
+_KINDS = {"linear_attention": True, "full_attention": False}
+
+register(
+    Family(
+        title="Qwen 3.5, 3.6 and 3.8, dense",
+        architecture="qwen35",
+        model_types=("qwen3_5", "qwen3_5_text"),
+        activation="silu",
+        defaults={
+            "head_dim": 256,
+            "num_key_value_heads": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "partial_rotary_factor": 0.25,
+            "rope_parameters": {},
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 32768,
+        },
+        config_keys={
+            "attention_bias": read("biases around attention"),
+            "attn_output_gate": neutral(None, True),
+            "full_attention_interval": read("one layer in this many has attention"),
+            "layer_types": read("which layers have attention, which a delta net"),
+            "linear_conv_kernel_dim": read("positions of the convolution"),
+            "linear_key_head_dim": read("width of a key of the delta net"),
+            "linear_num_key_heads": read("its key heads"),
+            "linear_num_value_heads": read("its heads"),
+            "linear_value_head_dim": read("width of a value of the delta net"),
+            "mlp_only_layers": neutral(None, []),
+            "partial_rotary_factor": read("rotary share of a head"),
+        },
+        rope_parameters={
+            "mrope_section": "of positions in images; those of a text are equal",
+            "mrope_interleaved": "as `mrope_section`",
+        },
+        gguf_keys={
+            "attention.recurrent_layers": read("which layers have a delta net"),
+            "attention.sliding_window": neutral(0),
+            "full_attention_interval": read("one layer in this many has attention"),
+            "nextn_predict_layers": read("blocks at the end that draft tokens and are left out"),
+            "rope.dimension_sections": HARMLESS,
+            "ssm.conv_kernel": read("positions of the convolution"),
+            "ssm.group_count": read("key heads of the delta net"),
+            "ssm.inner_size": read("width of its values"),
+            "ssm.state_size": read("width of a key of the delta net"),
+            "ssm.time_step_rank": read("heads of the delta net"),
+        },
+        tensors={
+            "post_attention_layernorm": "post_attention_norm",
+            "linear_attn.in_proj_qkv": "attn_qkv",
+            "linear_attn.in_proj_z": "attn_gate",
+            "linear_attn.in_proj_a": "ssm_alpha",
+            "linear_attn.in_proj_b": "ssm_beta",
+            "linear_attn.conv1d": "ssm_conv1d",
+            "linear_attn.norm": "ssm_norm",
+            "linear_attn.out_proj": "ssm_out",
+            "linear_attn.A_log": "ssm_a",
+            "linear_attn.dt_bias": "ssm_dt.bias",
+        },
+        values={
+            "ssm_a": lambda logarithm: -np.exp(logarithm),
+            "ssm_conv1d.weight": partial(np.squeeze, axis=1),
+            "ssm_norm.weight": np.asarray,
+        },
+        biases={"attention_bias": ATTENTION},
+        partial_rotation=True,
+        norms_from_zero=True,
+        llama_cpp=LlamaCppSupport(windows=True),
+        translate=_translate,
+        decoder=_decoder,
+    )
+)

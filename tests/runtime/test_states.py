@@ -1,0 +1,241 @@
+"""Layers with a state of fixed size: it returns to kept lengths, and to no other."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import params, prompt, run, sampled
+from tiny_models import in_encoding, tiny
+
+from bitnet import native
+from bitnet.errors import InferenceError
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Segment
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import config_from, load_model
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.scheduler import Scheduler
+from bitnet.runtime.states import States
+
+CONTEXT = 512
+CONFIG = config_from(tiny("qwen35"))
+compiled = pytest.mark.skipif(native.module() is None, reason="the compiled module is not built")
+
+
+class Sums:
+    """A cache whose state is the sum of the ids it has seen, beside these."""
+
+    def __init__(self):
+        self.cache = KVCache(CONFIG, CONTEXT)
+        self.ids = []
+
+    def append(self, ids):
+        self.ids = self.ids[: self.cache.length] + ids
+        state = self.cache.begin()
+        assert (state == sum(self.ids[: self.cache.length])).all()
+        state += sum(ids)
+        rows = np.zeros((len(ids), 2, 64), np.float32)
+        self.cache.append(1, rows, rows)
+        self.cache.advance(len(ids))
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("append"), st.integers(1, 60)),
+    st.tuples(st.just("keep"), st.integers(0, 300)),
+    st.tuples(st.just("truncate"), st.integers(0, 300)),
+    st.tuples(st.just("branch"), st.integers(0, 300)),
+    st.tuples(st.just("mark"), st.just(0)),
+    st.tuples(st.just("interrupt"), st.just(0)),
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(STEPS, min_size=4, max_size=25))
+def test_a_state_is_that_of_its_length_in_any_order_of_steps(steps):
+    sequences = [Sums()]
+    for number, (step, value) in enumerate(steps):
+        one = sequences[number % len(sequences)]
+        if step == "append" and one.cache.length + value <= CONTEXT:
+            one.append([number * 7 % 1777 + at for at in range(value)])
+        elif step == "keep":
+            one.cache.keep(value)
+        elif step == "mark":
+            one.cache.mark()
+        elif step == "truncate":
+            expected = one.cache.reusable(value)
+            assert expected <= min(value, one.cache.length)
+            one.cache.truncate(value)
+            assert one.cache.length == expected
+        elif step == "branch":
+            other, length = Sums(), one.cache.reusable(value)
+            other.cache.copy_prefix(one.cache, length)
+            other.ids = one.ids[:length]
+            sequences.append(other)
+        elif step == "interrupt":
+            one.cache.begin()[:] = np.nan
+            one.cache.truncate(one.cache.length)
+        assert one.cache.size_bytes <= one.cache.cost(CONTEXT, 60)
+    for one in sequences:
+        one.append([7])
+
+
+def test_it_returns_to_kept_lengths_alone():
+    one = Sums()
+    one.cache.keep(40)
+    one.append(list(range(30)))
+    assert one.cache.next_stop == 40
+    one.append(list(range(10)))
+    assert one.cache.next_stop is None
+    one.append(list(range(50)))
+    assert [one.cache.reusable(length) for length in (100, 89, 40, 39)] == [90, 40, 40, 0]
+    one.cache.mark()
+    one.append([1, 2, 3])
+    one.cache.truncate(92)
+    assert one.cache.length == 90
+    other = KVCache(CONFIG, CONTEXT)
+    with pytest.raises(InferenceError, match="80 positions to copy; there are 40"):
+        other.copy_prefix(one.cache, 80)
+    one.append([5])
+
+
+def test_a_pass_that_was_interrupted_is_not_continued():
+    states = States(4, np.float32)
+    states.begin(0)
+    states.end(3)
+    states.begin(3)
+    with pytest.raises(InferenceError, match="a pass was interrupted"):
+        states.begin(3)
+
+
+def model_on(ops):
+    checkpoint = tiny("qwen35", block_count=4, context_length=CONTEXT)
+    exact = isinstance(ops, ReferenceOps)
+    return load_model(checkpoint if exact else in_encoding(checkpoint, "I2_S"), ops=ops)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_on(NativeOps(threads=2))
+
+
+@compiled
+def test_the_two_backends_agree():
+    exact, fast = (
+        model_on(ReferenceOps(dtype=np.float64)),
+        load_model(tiny("qwen35", block_count=4, context_length=CONTEXT), ops=NativeOps()),
+    )
+    ids = prompt(100, seed=1)
+    expected, found = (
+        it.forward(ids, KVCache(it.config, 128, dtype=kind), all_positions=True)
+        for it, kind in ((exact, np.float64), (fast, np.int16))
+    )
+    assert np.abs(found - expected).max() < 1e-3 * np.ptp(expected)
+
+
+@compiled
+def test_the_same_prompt_again_starts_from_its_state(model):
+    scheduler = Scheduler(model, context=CONTEXT, max_batch=1, prefill_chunk=64)
+    ids = prompt(300, seed=5)
+    first = scheduler.submit(ids, params(40))
+    written = run(scheduler)[first]
+    again = scheduler.submit(ids, params(20))
+    assert run(scheduler)[again] == written[:20]
+    assert again.reused == 299
+    on = scheduler.submit([*ids, *written[:20], 5], params(5))
+    run(scheduler)
+    assert on.reused == 319
+    turn = scheduler.submit([*on.ids, 6, 7], params(5))
+    run(scheduler)
+    assert turn.reused == len(on.ids) - 1
+
+
+@compiled
+def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
+    system = prompt(150, seed=6)
+    prompts = [[*system, 3 + seed, *prompt(50 + 40 * seed, seed=seed)] for seed in range(3)]
+
+    def write(together, **more):
+        scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=100, **more)
+        sequences, written = [], {}
+        for ids in prompts:
+            sequences.append(scheduler.submit(ids, params(30, sampling=sampled(4), lookup=3)))
+            if not together:
+                written |= run(scheduler)
+                scheduler.forget()
+        written |= run(scheduler)
+        return [written[one] for one in sequences], [one.reused for one in sequences]
+
+    alone, nothing = write(False, max_batch=1)
+    beside, reused = write(True, max_batch=3)
+    assert nothing == [0, 0, 0]
+    assert reused[1:] == [150, 150]
+    assert beside == alone
+
+
+@compiled
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rejected_drafts_leave_no_trace_in_a_state(model, seed):
+    ids = [*prompt(8, seed=seed)] * 6
+    wanted = params(60, sampling=sampled(seed))
+    written = []
+    for lookup in (0, 8):
+        scheduler = Scheduler(model, context=CONTEXT)
+        sequence = scheduler.submit(ids, params(60, sampling=wanted.sampling, lookup=lookup))
+        written.append(run(scheduler)[sequence])
+    assert sequence.drafted > sequence.accepted
+    assert written[0] == written[1]
+
+
+@compiled
+def test_a_pass_that_fails_is_run_again_from_a_state_that_is_whole(model):
+    answers = []
+    for broken in (False, True):
+        scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=50)
+        sequences = [scheduler.submit(prompt(120, seed=seed), params(20)) for seed in (1, 2)]
+        written = {one: [] for one in sequences}
+        passes = 0
+        while scheduler.busy:
+            if broken and passes % 5 == 3:  # what an interrupt within a pass leaves
+                for sequence in scheduler._running:
+                    sequence.lease.cache.begin()[:] = np.nan
+                    sequence.lease.cache.truncate(sequence.lease.cache.length)
+            passes += 1
+            for sequence, piece in scheduler.step():
+                written[sequence].append(piece.token)
+        answers.append([written[one] for one in sequences])
+    assert answers[0] == answers[1]
+
+
+@compiled
+def test_one_sequence_that_fails_in_a_batch_leaves_the_other_exact(model):
+    class Broken(KVCache):
+        def begin(self):
+            raise ValueError("broken")
+
+    ids = prompt(90, seed=3)
+    whole = Scheduler(model, context=CONTEXT, prefill_chunk=40)
+    first = whole.submit(ids, params(12))
+    expected = run(whole)[first]
+    scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=40)
+    good = scheduler.submit(ids, params(12))
+    bad = scheduler.submit(prompt(60, seed=4), params(12))
+    scheduler._admit()
+    bad.lease.cache.__class__ = Broken
+    assert run(scheduler)[good] == expected
+    assert bad.finish_reason == "error"
+    assert good.finish_reason == "length"
+
+
+def test_a_cache_of_floats_keeps_its_states_in_floats():
+    assert KVCache(CONFIG, 8, dtype=np.float64).begin().dtype == np.float64
+    assert KVCache(CONFIG, 8).begin().dtype == np.float32
+
+
+def test_two_segments_share_no_state():
+    model = load_model(tiny("qwen35"), ops=ReferenceOps())
+    caches = [KVCache(model.config, 16) for _ in range(2)]
+    ids = [prompt(6, seed=1), prompt(9, seed=2)]
+    both = model.run([Segment(part, cache, "all") for part, cache in zip(ids, caches, strict=True)])
+    for part, rows in zip(ids, both, strict=True):
+        alone = model.forward(part, KVCache(model.config, 16), all_positions=True)
+        np.testing.assert_allclose(rows, alone, rtol=1e-4, atol=1e-4)
