@@ -235,8 +235,11 @@ def random_document(seed):
     normalizer, normal = _some(rng, _normalizers, "normalizers")
     pre_tokenizer, pre = _some(rng, _pre_tokenizers, "pretokenizers")
     bytes_at = [step["type"] == "ByteLevel" for step in (*normal, *pre)]
-    kind = rng.choice(["bpe", "bpe", "unigram", "wordpiece"])
-    if kind == "bpe":
+    kind = rng.choice(["bpe", "bpe", "unigram", "wordpiece", "wordlevel"])
+    if kind == "wordlevel":
+        texts = list(dict.fromkeys(["<unk>", *LETTERS, *pieces]))
+        model = {"type": "WordLevel", "vocab": _numbered(rng, texts), "unk_token": "<unk>"}
+    elif kind == "bpe":
         model = _bpe(rng, pieces, byte_level=any(bytes_at) or _flag(rng, 0.1))
     else:
         model = (_unigram if kind == "unigram" else _wordpiece)(rng, pieces)

@@ -133,7 +133,7 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
                                          spans != nullptr ? &origin : nullptr);
         text = normal;
     }
-    if (model() == ModelKind::kUnigram) {
+    if (model() == ModelKind::kUnigram && is_sentencepiece()) {
         encode_unigram(file_, lowest_score_, text, worker.budget, out, spans);
     } else {
         normalized_.split(
@@ -212,8 +212,15 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
             break;
         case ModelKind::kSpm: encode_spm(file_, piece, worker.budget, out, spans); break;
         case ModelKind::kUnigram:
-            encode_unigram(file_, lowest_score_, piece, worker.budget, out, spans);
+            (is_sentencepiece() ? encode_unigram : encode_unigram_steps)(file_, lowest_score_, piece,
+                                                                         worker.budget, out, spans);
             break;
+        case ModelKind::kWordLevel: {
+            const uint32_t id = file_.find(piece.data(), piece.size());
+            out.push_back(id != kNoId ? id : file_.config.unknown_id);
+            if (spans != nullptr) spans->push_back({0, piece.size()});
+            break;
+        }
         case ModelKind::kWordPiece:
             encode_wordpiece(file_, piece, worker.budget, out, spans);
             break;

@@ -71,14 +71,15 @@ private:
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
     ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
     bool is_sentencepiece() const {
-        return model() == ModelKind::kSpm || model() == ModelKind::kUnigram;
+        const bool either = model() == ModelKind::kSpm || model() == ModelKind::kUnigram;
+        return either && (file_.config.flags & kSteps) == 0;
     }
 
     TokenizerFile file_;
     CharsMap charsmap_;
     std::vector<TokenizerStep> normalizer_, pre_;
     AddedMatcher raw_, raw_ordinary_, normalized_, untouched_;
-    float lowest_score_ = 0.0f;
+    double lowest_score_ = 0.0;
     std::mutex mutex_;
     std::vector<std::unique_ptr<Worker>> idle_;
 };

@@ -181,7 +181,8 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
     slots_ = table<uint32_t>(Section::kSlots, &n_slots_);
     merge_slots_ = table<uint64_t>(Section::kMergeSlots, &n_merge_slots_);
     merge_results_ = table<uint32_t>(Section::kMergeResults, &n_merges_);
-    scores_ = table<float>(Section::kScores, &n_scores_);
+    if (config.flags & kSteps) exact_ = table<double>(Section::kScores, &n_scores_);
+    else scores_ = table<float>(Section::kScores, &n_scores_);
     byte_ids_ = table<uint32_t>(Section::kByteIds, &n_byte_ids_);
     bytes_ = section(Section::kBytes);
     const auto* nodes = table<TrieNode>(Section::kTrieNodes, &n_nodes);
@@ -204,7 +205,7 @@ void TokenizerFile::check_sizes() const {
                       n_byte_ids_ == 256 && is_power_of_two(n_slots_) && n_merges_ <= kMaxMerges &&
                       (n_merge_slots_ == 0 || is_power_of_two(n_merge_slots_)) &&
                       (n_scores_ == 0 || n_scores_ == n_tokens) &&
-                      config.model <= static_cast<uint32_t>(ModelKind::kWordPiece);
+                      config.model <= static_cast<uint32_t>(ModelKind::kWordLevel);
     if (!fits) wrong("its tables have wrong sizes");
     if (config.max_token_bytes > limits::kTokenBytes) wrong("its longest token is too long");
     if (config.max_chars_per_word > limits::kWordChars) wrong("its longest word is too long");
@@ -233,7 +234,7 @@ void TokenizerFile::check_ids() const {
                       (wrong_slots | wrong_merges | wrong_results) == 0 &&
                       pieces_.is_sound(n_tokens);
     if (!good) wrong("a table points outside of the vocabulary");
-    const bool falls_back = (config.flags & kByteFallback) != 0 &&
+    const bool falls_back = (config.flags & kByteFallback) != 0 && (config.flags & kSteps) == 0 &&
                             (config.model == static_cast<uint32_t>(ModelKind::kSpm) ||
                              config.model == static_cast<uint32_t>(ModelKind::kUnigram));
     if (falls_back && std::find(byte_ids_, byte_ids_ + 256, kNoId) != byte_ids_ + 256) {
@@ -258,10 +259,12 @@ void TokenizerFile::check_texts() const {
     for (uint32_t id = 0; id < n_tokens; ++id) {
         if (!is_text(id)) wrong("a token is not what it is said to be");
     }
-    const auto is_score = [](float score) {
+    const auto is_score = [](double score) {
         return score >= -limits::kScore && score <= limits::kScore;  // not so for NaN
     };
-    if (!std::all_of(scores_, scores_ + n_scores_, is_score)) wrong("a score is not a number");
+    const bool good = exact_ != nullptr ? std::all_of(exact_, exact_ + n_scores_, is_score)
+                                        : std::all_of(scores_, scores_ + n_scores_, is_score);
+    if (!good) wrong("a score is not a number");
     if (!unicode::is_utf8(section(Section::kPrefix)) || !unicode::is_utf8(section(Section::kMeta))) {
         wrong("a text is not UTF-8");
     }
@@ -287,7 +290,8 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     }
 
     config.flags &= ~uint32_t{kWordsApart};
-    if (find_parts(offsets, parts, config)) config.flags |= kWordsApart;
+    const bool unigram = config.model == static_cast<uint32_t>(ModelKind::kUnigram);
+    if (find_parts(offsets, parts, config) && !unigram) config.flags |= kWordsApart;
     if (config.max_token_bytes > limits::kTokenBytes) wrong("a token is too long");
     const TrieTables pieces = piece_trie(config, offsets, parts);
     std::string flags(parts.flags);

@@ -17,7 +17,7 @@
 
 namespace bitnet {
 
-constexpr uint32_t kTokenizerVersion = 5;
+constexpr uint32_t kTokenizerVersion = 6;
 constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {
@@ -36,7 +36,7 @@ struct FileHeader {
 };
 static_assert(sizeof(FileHeader) == 64, "the header is part of the format");
 
-enum class ModelKind : uint32_t { kBpe, kSpm, kUnigram, kWordPiece };
+enum class ModelKind : uint32_t { kBpe, kSpm, kUnigram, kWordPiece, kWordLevel };
 
 struct Config {
     uint32_t model;
@@ -59,7 +59,9 @@ static_assert(sizeof(Config) == 2100, "the configuration is part of the format")
 
 enum ConfigFlag : uint32_t {
     kByteLevel = 1, kByteFallback = 2, kIgnoreMerges = 4, kAddSpacePrefix = 8,
-    kRemoveExtraWhitespaces = 16, kFuseUnknown = 64,
+    kRemoveExtraWhitespaces = 16,
+    kSteps = 32,  // a Unigram model behind steps, as the tokenizers library runs it: scores are doubles
+    kFuseUnknown = 64,
     kWordsApart = 128  // parts are merged one by one, see Config::parts; filled in by the builder
 };
 
@@ -127,7 +129,8 @@ public:
         return bytes_.substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
     }
     uint8_t flags(uint32_t id) const { return id < n_tokens ? flags_[id] : 0; }
-    float score(uint32_t id) const { return id < n_scores_ ? scores_[id] : 0.0f; }
+    float score(uint32_t id) const { return id < n_scores_ && scores_ != nullptr ? scores_[id] : 0.0f; }
+    double exact_score(uint32_t id) const { return id < n_scores_ && exact_ != nullptr ? exact_[id] : 0.0; }
     uint32_t byte_id(unsigned char byte) const { return byte_ids_[byte]; }
 
     // Id of the token the model spells this way, or kNoId.
@@ -179,6 +182,7 @@ private:
     const uint64_t* merge_slots_ = nullptr;
     const uint32_t* merge_results_ = nullptr;
     const float* scores_ = nullptr;
+    const double* exact_ = nullptr;
     const uint32_t* byte_ids_ = nullptr;
     Trie pieces_;
     size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0, n_offsets_ = 0,

@@ -112,9 +112,12 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
 
 // SentencePiece Unigram: the segmentation with the best sum of scores.
 // `lowest` is the lowest score of a normal piece; what has no piece costs more.
-float lowest_score(const TokenizerFile& file);
-void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Budget& budget,
+double lowest_score(const TokenizerFile& file);
+void encode_unigram(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
                     Ids& out, Spans* spans = nullptr);
+// The same as the tokenizers library does it: sums are doubles, and what is unknown is one token.
+void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
+                          Ids& out, Spans* spans = nullptr);
 
 // Longest token first; a word that cannot be covered is unknown as a whole.
 void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out,

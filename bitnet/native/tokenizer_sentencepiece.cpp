@@ -236,24 +236,25 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
     }
 }
 
-float lowest_score(const TokenizerFile& file) {
-    constexpr float kMax = std::numeric_limits<float>::max();
-    float lowest = kMax;
+double lowest_score(const TokenizerFile& file) {
+    constexpr double kMax = std::numeric_limits<double>::max();
+    const bool exact = (file.config.flags & kSteps) != 0;
+    double lowest = kMax;
     for (uint32_t id = 0; id < file.n_tokens; ++id) {
         const uint8_t flags = file.flags(id);
         if (!(flags & kInModel) || flags & (kUserDefined | kUnused)) continue;
-        lowest = std::min(lowest, file.score(id));
+        lowest = std::min(lowest, exact ? file.exact_score(id) : static_cast<double>(file.score(id)));
     }
-    return lowest == kMax ? 0.0f : lowest;
+    return lowest == kMax ? 0.0 : lowest;
 }
 
-void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Budget& budget,
+void encode_unigram(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
                     Ids& out, Spans* spans) {
     struct Node {
         float score = 0.0f;
         int64_t start = -1;
     };
-    const float unknown = lowest - kUnknownPenalty;
+    const float unknown = static_cast<float>(lowest) - kUnknownPenalty;
     std::vector<Node> nodes(text.size() + 1);
     // Sums are rounded before they are compared, so that equal paths stay equal.
     const auto offer = [&](size_t start, size_t stop, double score) {
@@ -295,6 +296,64 @@ void encode_unigram(const TokenizerFile& file, float lowest, std::string_view te
     for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
         add_piece(file, *piece, static_cast<size_t>(piece->data() - text.data()), after_unknown, out,
                   spans);
+    }
+}
+
+void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
+                          Ids& out, Spans* spans) {
+    struct Node {
+        double score = 0.0;
+        int64_t start = -1;
+        bool unknown = false;
+    };
+    const uint32_t unknown_id = file.config.unknown_id;
+    std::vector<Node> nodes(text.size() + 1);
+    const auto offer = [&](size_t start, size_t stop, double score, bool unknown) {
+        const double candidate = score + nodes[start].score;
+        Node& node = nodes[stop];
+        if (node.start < 0 || candidate > node.score) node = {candidate, static_cast<int64_t>(start), unknown};
+    };
+    const Trie& known = file.pieces();
+    for (size_t start = 0; start < text.size();) {
+        const size_t width = unicode::length(text, start);
+        bool has_single = false;
+        size_t stop = start + 1;
+        for (uint32_t node = known.start(text[start]); node != 0; ++stop) {
+            const uint32_t id = known.value(node);
+            if (id != kNoId) {
+                offer(start, stop, file.exact_score(id), id == unknown_id);
+                has_single = has_single || stop - start == width;
+            }
+            node = stop < text.size() ? known.follow(node, text[stop]) : 0;
+        }
+        budget.spend(stop - start);
+        if (!has_single) offer(start, start + width, lowest - static_cast<double>(kUnknownPenalty), true);
+        start += width;
+    }
+    Spans pieces;  // from the last one; a run of unknown ones is one
+    bool after_unknown = false;
+    for (size_t stop = text.size(); stop > 0;) {
+        const Node& node = nodes[stop];
+        const auto start = static_cast<size_t>(node.start);
+        if (node.unknown && after_unknown) pieces.back().begin = start;
+        else pieces.push_back({start, stop});
+        after_unknown = node.unknown;
+        stop = start;
+    }
+    for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+        const std::string_view part = text.substr(piece->begin, piece->end - piece->begin);
+        const auto add = [&](uint32_t id) {
+            out.push_back(id);
+            if (spans != nullptr) spans->push_back(*piece);
+        };
+        const auto has_id = [&](char c) { return file.byte_id(static_cast<unsigned char>(c)) != kNoId; };
+        const uint32_t id = file.find(part.data(), part.size());
+        if (id != kNoId) add(id);
+        else if (file.config.flags & kByteFallback && std::all_of(part.begin(), part.end(), has_id)) {
+            for (const char c : part) add(file.byte_id(static_cast<unsigned char>(c)));
+        } else {
+            add(unknown_id);
+        }
     }
 }
 

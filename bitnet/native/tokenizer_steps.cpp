@@ -42,6 +42,10 @@ bool is_ascii(std::string_view text) {
     return std::none_of(text.begin(), text.end(), [](char c) { return (c & 0x80) != 0; });
 }
 
+bool is_printable_ascii(std::string_view text) {
+    return std::none_of(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; });
+}
+
 template <typename Test>
 bool any_code(std::string_view text, Test test) {
     const char* p = text.data();
@@ -97,11 +101,14 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
         step.b = in.number();
         step.text = in.text();
         step.other = in.text();
-        const bool known = (step.kind >= StepKind::kNfc && step.kind <= StepKind::kReplace) ||
-                           (step.kind >= StepKind::kSplitRegex && step.kind <= StepKind::kPunctuation);
+        const bool known = (step.kind >= StepKind::kNfc && step.kind <= StepKind::kLibrary) ||
+                           (step.kind >= StepKind::kSplitRegex && step.kind <= StepKind::kFixedLength);
         if (!known) throw std::invalid_argument("compiled tokenizer: unknown step");
         const bool searches = step.kind == StepKind::kReplace || step.kind == StepKind::kSplitString ||
                               step.kind == StepKind::kMetaspace;
+        if (step.kind == StepKind::kFixedLength && step.a == 0) {
+            throw std::invalid_argument("compiled tokenizer: pieces without a length");
+        }
         if (searches && step.text.empty()) {
             throw std::invalid_argument("compiled tokenizer: a step that looks for the empty text");
         }
@@ -135,6 +142,9 @@ bool normalize(const std::vector<TokenizerStep>& steps, std::string& text, bool 
                 if (!text.empty() && !goes_on) text.insert(0, step.text);
                 break;
             case StepKind::kReplace: replace_all(text, step.text, step.other); break;
+            case StepKind::kLibrary:
+                if (step.a == 0 || !is_printable_ascii(text)) return false;
+                break;
             default: break;
         }
     }
@@ -223,7 +233,9 @@ void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Expression* expres
     pieces_.clear();
     for (const Cut::Piece& piece : cut.pieces) {
         find(step, expression, cut.text.substr(piece.begin, piece.end - piece.begin));
-        if (step.kind != StepKind::kBertPreTokenizer) {
+        const bool arranged = step.kind == StepKind::kBertPreTokenizer ||
+                              step.kind == StepKind::kWhitespace || step.kind == StepKind::kFixedLength;
+        if (!arranged) {
             if (invert) {
                 for (Match& match : matches_) match.is_match = !match.is_match;
             }
@@ -294,6 +306,26 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
                 done = to;
             });
             break;
+        case StepKind::kWhitespace: {  // runs of word characters, and of others but spaces
+            int kind = 0;
+            each_code([&](uint32_t code, size_t from, size_t to) {
+                const int found = unicode::is_space(code) ? 0 : unicode::is_added_word(code) ? 1 : 2;
+                if (found != 0 && found == kind) matches_.back().end = to;
+                else if (found != 0) matches_.push_back({from, to, true});
+                kind = found;
+                done = to;
+            });
+            break;
+        }
+        case StepKind::kFixedLength: {
+            size_t count = 0;
+            each_code([&](uint32_t, size_t from, size_t to) {
+                if (count++ % step.a == 0) matches_.push_back({from, to, true});
+                else matches_.back().end = to;
+                done = to;
+            });
+            break;
+        }
         default: break;
     }
     if (done < text.size()) matches_.push_back({done, text.size(), false});

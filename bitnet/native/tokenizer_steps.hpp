@@ -13,9 +13,10 @@ namespace bitnet {
 enum class StepKind : uint32_t {
     // normalizers; the first six are exact only where they are known to change nothing or little
     kNfc = 1, kNfkc, kAsciiIdentity, kLowercase, kBertNormalizer, kPrepend, kReplace,
+    kLibrary,  // done outside, but for text in printable ASCII that stays as it is (a)
     // pre-tokenizers
     kSplitRegex = 20, kSplitString, kDigits, kPrefixSpace, kMetaspace, kBertPreTokenizer,
-    kWhitespaceSplit, kPunctuation
+    kWhitespaceSplit, kPunctuation, kWhitespace, kFixedLength
 };
 
 enum class Behavior : uint32_t { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };

@@ -52,10 +52,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_MODELS = ("bpe", "spm", "unigram", "wordpiece")
+_MODELS = ("bpe", "spm", "unigram", "wordpiece", "wordlevel")
 _NO_ID = 0xFFFFFFFF
 # Config flags, see tokenizer_file.hpp.
-_BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM, _FUSE = 1, 2, 4, 8, 16, 64
+_BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM = 1, 2, 4, 8, 16
+_STEPS, _FUSE = 32, 64
 # Token flags, see tokenizer_file.hpp.
 _SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
 _NORMAL, _, _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = map(int, TokenType)
@@ -157,10 +158,16 @@ def _config(spec: TokenizerSpec) -> bytes:
         | (_SPACE_PREFIX if spec.add_space_prefix else 0)
         | (_TRIM if spec.remove_extra_whitespaces else 0)
         | (_FUSE if spec.fuse_unknown else 0)
+        | (_STEPS if _has_steps(spec) else 0)
     )
     unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
     model = _MODELS.index(spec.model)
     return struct.pack("<4I2084x", model, flags, unknown, spec.max_chars_per_word)
+
+
+def _has_steps(spec: TokenizerSpec) -> bool:
+    """True for a Unigram model of a ``tokenizer.json``."""
+    return spec.model == "unigram" and not spec.is_sentencepiece
 
 
 def is_verbatim(kind: int, *, added: bool) -> bool:
@@ -215,8 +222,11 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
     module = native.module()
     if module is None:
         raise NotNative("the native module is not in use")
-    if spec.model in ("spm", "unigram") and not spec.is_sentencepiece:
+    if spec.model == "spm" and not spec.is_sentencepiece:
         raise NotNative(f"{spec.model} with steps of its own")
+    needs_unknown = spec.model == "wordlevel" or _has_steps(spec)
+    if needs_unknown and spec.unknown_id is None:
+        raise NotNative(f"{spec.model} without an unknown token, where the library fails")
     if spec.byte_level and spec.model != "bpe":
         raise NotNative(f"{spec.model} over the spelling of bytes")
     if spec.byte_level and spec.decoding[0].type not in ("Bytes", "ByteLevel"):
@@ -245,7 +255,7 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
         bytes=vocabulary.content,
         flags=bytes(vocabulary.flags),
         merges=_merges(spec, module),
-        scores=array("f", spec.scores).tobytes(),
+        scores=array("d" if _has_steps(spec) else "f", spec.scores).tobytes(),
         byte_ids=vocabulary.byte_ids.tobytes(),
         added=_added(spec.added),
         steps=steps,

@@ -185,6 +185,8 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
             "max_input_chars_per_word": spec.max_chars_per_word,
             "vocab": vocabulary,
         }
+    if spec.model == "wordlevel":
+        return {"type": "WordLevel", "unk_token": unknown or "", "vocab": vocabulary}
     if spec.model == "unigram":
         return {
             "type": "Unigram",

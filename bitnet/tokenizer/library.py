@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, InvalidFormat, is_panic
 from bitnet.tokenizer.charsmap import CharsMap
+from bitnet.tokenizer.library_patterns import linear_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import Step
 
-__all__ = ["fenced", "library_for"]
+__all__ = ["fenced", "keeps_ascii", "library_for"]
 
 
 @contextmanager
@@ -66,11 +67,22 @@ def library_for(
 
 
 def _sequence(steps: Iterable[Step], kind: str) -> dict[str, Any] | None:
-    items = [{"type": step.type, **step.options} for step in steps]
+    items = [{"type": step.type, **step.options} for step in linear_steps(tuple(steps))]
     for item in items:
         if item["type"] == "Precompiled":
             _check_charsmap(item.get("precompiled_charsmap"))
     return {"type": "Sequence", kind: items} if items else None
+
+
+def keeps_ascii(step: Step) -> bool:
+    """True if a character map changes no text in printable ASCII.
+
+    The library replaces each grapheme, and in such a text each character is one.
+    """
+    if step.type != "Precompiled":
+        return False
+    table = CharsMap(base64.b64decode(str(step.options.get("precompiled_charsmap"))))
+    return all(table.longest(bytes([byte]), 0) is None for byte in range(0x20, 0x7F))
 
 
 def _check_charsmap(encoded: object) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from bitnet.errors import Unsupported
 from bitnet.tokenizer.added import AddedTokens
 from bitnet.tokenizer.library import fenced, library_for
-from bitnet.tokenizer.library_patterns import linear_steps
 from bitnet.tokenizer.limits import check_spec
 from bitnet.tokenizer.offsets import aligner, moved
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
@@ -216,8 +215,7 @@ def _build(spec: TokenizerSpec, *, first: bool) -> Tokenizer:
             return step
         return Step(step.type, {**step.options, "prepend_scheme": "never"})
 
-    steps = linear_steps(tuple(map(here, spec.pre_tokenizer)), spec.source)
-    library = library_for(spec.source, map(here, spec.normalizer), steps)
+    library = library_for(spec.source, map(here, spec.normalizer), map(here, spec.pre_tokenizer))
     with fenced(f"the tokenizer {spec.source}"):
         library.model = _model(spec)
     return library
@@ -237,6 +235,8 @@ def _model(spec: TokenizerSpec) -> Any:
             max_input_chars_per_word=spec.max_chars_per_word,
             continuing_subword_prefix=spec.continuing_prefix,
         )
+    if spec.model == "wordlevel":
+        return models.WordLevel(vocabulary, unk_token=unknown or "")
     if spec.model == "unigram":
         pieces = [
             (f"\U0010ffff{id}" if id in spec.outside or not text else text, float(score))

@@ -29,7 +29,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-Model = Literal["bpe", "spm", "unigram", "wordpiece"]
+Model = Literal["bpe", "spm", "unigram", "wordpiece", "wordlevel"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class TokenizerSpec:
 
     Attributes:
         model: ``bpe`` (byte-level or plain merges), ``spm`` (SentencePiece BPE: merges by score),
-            ``unigram`` (SentencePiece Unigram: best segmentation by score) or ``wordpiece``.
+            ``unigram`` (SentencePiece Unigram: best segmentation by score), ``wordpiece`` or
+            ``wordlevel`` (a piece is a token or unknown).
         tokens: the text of every id as the vocabulary spells it: byte-level BPE in GPT-2's
             byte-to-character spelling, SentencePiece with U+2581 for the space and ``<0xNN>`` for
             bytes. Length = vocabulary size.

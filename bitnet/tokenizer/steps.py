@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from bitnet.tokenizer.library import keeps_ascii, library_for
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ __all__ = ["NotNative", "moves_first", "pack_steps"]
 
 # Kinds of steps, see tokenizer_steps.hpp.
 _NORMALIZERS = {"NFC": 1, "NFKC": 2, "NFD": 3, "NFKD": 3, "StripAccents": 3, "Lowercase": 4}
-_BERT_NORMALIZER, _PREPEND, _REPLACE = 5, 6, 7
+_BERT_NORMALIZER, _PREPEND, _REPLACE, _LIBRARY = 5, 6, 7, 8
 _SPLIT_REGEX, _SPLIT_STRING, _DIGITS, _PREFIX_SPACE, _METASPACE, _BERT = 20, 21, 22, 23, 24, 25
-_WHITESPACE_SPLIT, _PUNCTUATION = 26, 27
+_WHITESPACE_SPLIT, _PUNCTUATION, _WHITESPACE, _FIXED_LENGTH = 26, 27, 28, 29
 
 _BEHAVIORS = ("removed", "isolated", "mergedwithprevious", "mergedwithnext", "contiguous")
 _REMOVED, _ISOLATED, _CONTIGUOUS = 0, 1, 4
@@ -72,7 +73,9 @@ def _normalizer(step: Step) -> list[Packed]:
         kind, text = _pattern(step, "pattern")
         if kind == "String":
             return [(_REPLACE, 0, 0, text, str(options["content"]))]
-    raise NotNative(f"normalizer {step.type}")
+    if step.type == "ByteLevel":
+        raise NotNative("a normalizer that spells bytes")
+    return [(_LIBRARY, keeps_ascii(step), 0, "", "")]
 
 
 def _metaspace(options: dict[str, Any], *, first: bool) -> Packed:
@@ -113,6 +116,13 @@ def _pre_tokenizer(step: Step, *, first: bool) -> list[Packed]:
         return [(_BERT, _ISOLATED, 0, "", "")]
     if step.type == "WhitespaceSplit":
         return [(_WHITESPACE_SPLIT, _REMOVED, 0, "", "")]
+    if step.type == "Whitespace":
+        return [(_WHITESPACE, _REMOVED, 0, "", "")]
+    if step.type == "CharDelimiterSplit":
+        return [(_SPLIT_STRING, _REMOVED, 0, str(options["delimiter"]), "")]
+    length = options.get("length")
+    if step.type == "FixedLength" and type(length) is int and 0 < length < 1 << 31:
+        return [(_FIXED_LENGTH, length, 0, "", "")]
     raise NotNative(f"pre-tokenizer {step.type}")
 
 
@@ -137,6 +147,8 @@ def pack_steps(spec: TokenizerSpec, module: ModuleType) -> bytes:
         NotNative: the native engine does not run a step exactly.
     """
     normalizer = [packed for step in spec.normalizer for packed in _normalizer(step)]
+    if any(packed[0] == _LIBRARY for packed in normalizer):
+        library_for(spec.source, spec.normalizer)  # refuses what is damaged
     moves = moves_first(spec)
     cuts = [
         packed

@@ -48,7 +48,7 @@ class Tokenizer:
         chat_template: Jinja source, ``None`` when there is none.
         chat_template_source: origin of the template, for messages.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
-        model: algorithm: ``bpe``, ``spm``, ``unigram`` or ``wordpiece``.
+        model: algorithm: ``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``.
         fingerprint: SHA-256 of its source.
     """
 

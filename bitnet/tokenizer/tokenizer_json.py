@@ -64,10 +64,10 @@ def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None)
 def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
     model = data["model"]
     kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
-    build = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _wordpiece}.get(kind)
+    build = _MODELS.get(kind)
     if build is None:
         raise Unsupported(
-            f"{source} holds a {kind!r} model; supported: BPE, Unigram, WordPiece",
+            f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}",
             hint="name another tokenizer of the model with --tokenizer FILE",
         )
     _check_outline(data, source)
@@ -224,6 +224,18 @@ def _wordpiece(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
         continuing_prefix=model.get("continuing_subword_prefix", "##"),
         max_chars_per_word=model.get("max_input_chars_per_word", 100),
     )
+
+
+def _wordlevel(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
+    unknown = model.get("unk_token", "<unk>")
+    return TokenizerSpec(
+        model="wordlevel",
+        tokens=tokens,
+        unknown_id=tokens.index(unknown) if unknown in model["vocab"] else None,
+    )
+
+
+_MODELS = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _wordpiece, "WordLevel": _wordlevel}
 
 
 def _id_of(tokens: Sequence[str], text: str | None) -> int | None:

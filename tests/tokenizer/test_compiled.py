@@ -98,7 +98,7 @@ def test_a_chat_template_is_never_that_of_another_file(spec, file):
     [
         {"pre_tokenizer": ()},
         {"pre_tokenizer": (Step("UnicodeScripts", {}), *byte_level().pre_tokenizer)},
-        {"normalizer": (Step("Nmt", {}),)},
+        {"normalizer": (Step("ByteLevel", {}),)},
         {"merges": [(0, 1)]},
     ],
 )

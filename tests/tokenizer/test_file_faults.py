@@ -11,6 +11,7 @@ from charsmaps import charsmap
 from sentencepiece_writer import model_from_spec, write_model
 from small_specs import pieces
 
+from bitnet import native
 from bitnet.errors import BitnetError
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.load import load_tokenizer
@@ -218,3 +219,45 @@ def test_the_unknown_id_is_decoded_as_sentencepiece_does(model, engine):
         assert ours.decode(ids) == original.decode(ids)
         assert ours.decode(ids, skip_special=True) == original.decode(ids)
     assert 0 not in ours.special_ids
+
+
+WORDS = {"type": "WordLevel", "vocab": {"<unk>": 0, "ab": 1, "a": 2, "é": 3}, "unk_token": "<unk>"}
+PIECES = {
+    "type": "Unigram",
+    "unk_id": 0,
+    "vocab": [["<unk>", -9.0], ["\u2581", -2.5], ["a", -1.25], ["b", -2.0], ["ab", -2.75]],
+}
+METASPACE = {
+    "type": "Metaspace",
+    "replacement": "\u2581",
+    "prepend_scheme": "always",
+    "split": True,
+}
+STEPWISE = {
+    "T5": (PIECES, {"type": "Sequence", "normalizers": [
+        {"type": "Precompiled", "precompiled_charsmap": None}, {"type": "Strip"}]}, METASPACE),
+    "Unigram, lower case": (PIECES, {"type": "Lowercase"}, METASPACE),
+    "Unigram, regular": (PIECES, replace(r"\s+", " "), METASPACE),
+    "words": (WORDS, {"type": "NFC"}, {"type": "Whitespace"}),
+    "words at a letter": (WORDS, None, {"type": "CharDelimiterSplit", "delimiter": "b"}),
+    "words of two": (WORDS, {"type": "Nmt"}, {"type": "FixedLength", "length": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(native.module() is None, reason="the native module is missing")
+@pytest.mark.parametrize("name", STEPWISE)
+def test_the_native_engine_runs_it_as_the_library_does(name, tmp_path):
+    model, normalizer, pre = STEPWISE[name]
+    if name == "T5":
+        table = base64.b64encode(normal_charsmap()).decode()
+        normalizer["normalizers"][0]["precompiled_charsmap"] = table
+        normalizer["normalizers"][1] |= {"strip_left": True, "strip_right": True}
+    path = write(tmp_path, document(model, normalizer=normalizer, pre_tokenizer=pre))
+    library = tokenizers.Tokenizer.from_file(str(path))
+    ours = load_tokenizer(path)
+    assert ours.engine == "native"
+    for text in ("ab ab", "AB a", " a\t b  ab ", "e\u0301 ab", "ﬁa字字b", "", "ab.,é!", "aab" * 9):
+        expected = library.encode(text)
+        spans = ours.spans(text, add_special=False)
+        assert ours.encode(text) == [span.id for span in spans] == expected.ids, text
+        assert [(span.start, span.stop) for span in spans] == expected.offsets, text

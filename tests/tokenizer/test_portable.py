@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf import GGUF
-from bitnet.tokenizer.agreement import PROBES
 from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
 PACKED = Path(__file__).parents[1] / "data" / "vocab" / "ggml-vocab-gpt-2.gguf.xz"

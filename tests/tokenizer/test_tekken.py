@@ -10,10 +10,10 @@ from tekken_files import AUDIO, IMAGE, NAMES, document, special, write
 
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, load_tokenizer, resolve_tokenizer
-from bitnet.tokenizer.agreement import PROBES
 from bitnet.tokenizer.compiled import meta_of
 from bitnet.tokenizer.engines import portable_engine
 from bitnet.tokenizer.load import load_spec
+from bitnet.tokenizer.probes import PROBES
 
 VERSIONS = {
     "v3": {},
