@@ -99,10 +99,10 @@ model gets its verdict from `verify`, 15, and is refused with 13 elsewhere. Amon
 
 def requests() -> str:
     """The fields of a request, with their names in each dialect."""
-    schemas = named("openai")
     rows = []
     for field, names in NAMES.items():
-        schema = schemas.get(names[0], {})
+        dialect = next(each for each, name in zip(DIALECTS, names, strict=True) if name)
+        (schema,) = named(dialect, field).values()
         low, high = schema.get("minimum"), schema.get("maximum")
         most = f"{high:,}" if type(high) is int else f"{high:g}" if high else ""
         bounds = "" if low is None else f"{low:g} to {most}" if most else f"{low:g} on"

@@ -66,6 +66,8 @@ def requests_of(facts: Mapping[str, Any], default: Request) -> list[Request]:
         if body.get("stream"):
             raise UsageError("stream is not for a batch", field="stream")
         requests = url.requests(body, default)
+        for request in requests:
+            request.check()
     except UsageError as error:
         raise _in_body(url.form.renamed(error)) from error
     choices = range(body.get("n") or 1)

@@ -6,10 +6,11 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
 from bitnet.runtime.piece import Piece, TokenLogprob
+from bitnet.runtime.reasoning import ReasoningReader
 from bitnet.runtime.tool_calls import ToolCall
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ class Answer:
         prompt_ids: token ids of the prompt.
         ids: ids generated, without the stop id; those of a stop string are included.
         logprobs: one entry for each of *ids*; empty unless requested.
-        text: the text so far, without function calls.
+        text: the text so far, without function calls and separate reasoning.
+        reasoning: the reasoning part so far, if the request separates it.
         calls: the functions it calls, if the request offered any.
         finish_reason: why it ended, as in :class:`Piece`; ``None`` while it runs.
         error: what went wrong if the reason is ``error``.
@@ -165,7 +167,7 @@ class Answer:
         self.prompt_ids = tuple(sequence.ids)
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.text = ""
+        self.text = self.reasoning = ""
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.stats = stats or Stats()
@@ -175,7 +177,10 @@ class Answer:
         self._stops = StopStrings(sequence.request.stop)
         rules = sequence.request.calls
         self._reader = None if rules is None else rules.reader()
-        self._shown = {} if rules is None else rules.shown
+        self._shown = {} if rules is None else dict(rules.shown)
+        thoughts = sequence.request.reasoning
+        self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
+        self._shown |= {} if thoughts is None else thoughts.shown
         self._at = self.begun_at = time.perf_counter()
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
@@ -209,17 +214,16 @@ class Answer:
             text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
             text = self._stops.push(text + self._shown.get(piece.token, ""))
         reason: FinishReason | None = "stop" if self._stops.found else piece.finish_reason
-        taken, calls = self._add(text, reason)
+        certain = self._add(text, reason)
         self.stats.tokenize_s += time.perf_counter() - started
-        return replace(piece, text=taken, finish_reason=reason, described=described, calls=calls)
+        return replace(piece, finish_reason=reason, described=described, **certain)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
         """End the answer from outside; the last piece, with the text that was held back."""
         self.error = error
         piece = Piece(None, finish_reason=reason)
         self._count(piece)
-        text, calls = self._add("", reason)
-        return replace(piece, text=text, calls=calls)
+        return replace(piece, **self._add("", reason))
 
     def __iter__(self) -> Iterator[str]:
         """The text in non-empty pieces.
@@ -242,10 +246,16 @@ class Answer:
                     return
                 self._at = time.perf_counter()  # what the reader does meanwhile is not ours
 
-    def _add(self, text: str, reason: FinishReason | None) -> tuple[str, tuple[CallDelta, ...]]:
-        """Text and calls that are certain after the next part, *text*."""
+    def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
+        """Fields of a piece: what is certain after the next part, *text*."""
         if reason and not self._stops.found:
             text += self._stops.push(self._stream.finish()) + self._stops.finish()
+        reasoning = ""
+        if self._thoughts is not None:
+            reasoning, text = self._thoughts.push(text)
+            if reason:
+                last = self._thoughts.finish()
+                reasoning, text = reasoning + last[0], text + last[1]
         deltas: list[CallDelta] = []
         if self._reader is not None:
             text, deltas = self._reader.push(text)
@@ -253,8 +263,9 @@ class Answer:
                 text += self._reader.finish()
             self._take_calls(deltas)
         self.text += text
+        self.reasoning += reasoning
         self.finish_reason = reason
-        return text, tuple(deltas)
+        return {"text": text, "reasoning": reasoning, "calls": tuple(deltas)}
 
     def _take_calls(self, deltas: list[CallDelta]) -> None:
         for delta in deltas:

@@ -35,6 +35,7 @@ from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.engine import Engine
 from bitnet.runtime.options import SAMPLING
+from bitnet.runtime.reasoning import reasoning_rules
 from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
@@ -142,21 +143,28 @@ class LanguageModel:
                 f"{self.path.name} makes vectors of texts and does not write any ({why})",
                 hint=f"bitnet embed {word(self.path)} --input texts.txt",
             )
-        calls = None
+        calls = reasoning = None
         if request.messages is None:
             ids = self._encoded(request.prompt)
         else:
+            if request.thinking is not None:
+                variables = {**(request.template_variables or {})}
+                variables.setdefault("enable_thinking", request.thinking)
+                request = replace(request, template_variables=variables)
             text, tools, form = conversation_text(self.tokenizer, request)
             # The template writes BOS itself if the model needs it.
             ids = self.tokenizer.encode(text, add_special=False)
             if tools is not None:
                 calls = tools.rules(form, self.tokenizer)
                 request = replace(request, grammar=self._calls_grammar(request, tools, form))
+            if request.separate_reasoning and not (request.grammar or request.needs_grammar):
+                reasoning = reasoning_rules(self.tokenizer, text, request.thinking_budget)
         stop_ids = request.stop_ids or self.tokenizer.stop_ids
         return ids, replace(
             request,
             grammar=request.grammar or self._grammar(request),
             calls=calls,
+            reasoning=reasoning,
             stop_ids=frozenset() if request.ignore_eos else stop_ids,
         )
 

@@ -27,14 +27,14 @@ MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
 STACK_BYTES = 1 << 29  # twice what the deepest schema within these bounds needs; reserved only
 
 
-def check_text(name: str, text: str, *, field: str = "") -> None:
-    """Check that *text* is text: no half of a surrogate pair, no NUL.
+def check_text(name: str, text: str, *, field: str = "", nul: bool = False) -> None:
+    """Check that *text* is text: no half of a surrogate pair, no NUL unless *nul*.
 
     Raises:
         UsageError: it is not; names *name*, and *field* if that is another one.
     """
     field = field or name
-    if "\0" in text:
+    if "\0" in text and not nul:
         raise UsageError(
             f"{name} has a NUL character at position {text.index(chr(0)):,}",
             hint="pass text, not a binary file",
@@ -49,7 +49,7 @@ def check_text(name: str, text: str, *, field: str = "") -> None:
         ) from None
 
 
-def check_value(name: str, value: Any) -> None:
+def check_value(name: str, value: Any, *, nul: bool = False) -> None:
     """Check the texts in *value*, as JSON has it, and how deep it is nested.
 
     Raises:
@@ -59,7 +59,7 @@ def check_value(name: str, value: Any) -> None:
         if depth > MAX_DEPTH:
             raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep", field=name)
         if isinstance(part, str):
-            check_text(name, part)
+            check_text(name, part, nul=nul)
 
 
 def check_schema(name: str, value: Any) -> None:

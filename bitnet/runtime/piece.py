@@ -50,6 +50,7 @@ class Piece:
         described: the token with its log-probabilities, if it is part of the answer and they were
             requested.
         calls: parts of function calls that have become certain.
+        reasoning: reasoning that has become certain, where it is separate from the text.
     """
 
     token: int | None
@@ -59,3 +60,4 @@ class Piece:
     text: str = ""
     described: TokenLogprob | None = None
     calls: tuple[CallDelta, ...] = ()
+    reasoning: str = ""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet.runtime.reasoning import ReasoningRules
     from bitnet.runtime.tool_calls import CallRules
 
 __all__ = ["EVERYTHING", "Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
@@ -80,10 +81,15 @@ class Request:
         embed: compute a vector instead of an answer, pooled as the model says, else by the mean.
         prompt_name: with *embed*, name of the model's prompt before the text; ``None``: its
             default.
+        thinking: whether the model reasons first, for templates that can say so; ``None``: as the
+            template does by itself.
+        thinking_budget: most tokens of reasoning; ``None``: no limit of its own.
+        separate_reasoning: the reasoning part of the answer to *messages* is not in its text.
         stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
         grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
             fills it in.
         calls: how to find calls in the answer; a :class:`LanguageModel` fills it in.
+        reasoning: how to find reasoning in the answer; a :class:`LanguageModel` fills it in.
     """
 
     SECTION: ClassVar = "Answer"
@@ -111,9 +117,13 @@ class Request:
     ignore_eos: bool = False
     embed: bool = False
     prompt_name: str | None = None
+    thinking: bool | None = None
+    thinking_budget: int | None = field(default=None, metadata={"bounds": (0, None)})
+    separate_reasoning: bool = False
     stop_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     calls: CallRules | None = None
+    reasoning: ReasoningRules | None = None
 
     def __post_init__(self) -> None:
         """Check value ranges.
@@ -198,8 +208,9 @@ class Request:
         ):
             if len(entries or ()) > most:
                 raise UsageError(f"{name} has more than {most:,} entries", field=name)
-        for name in ("messages", "stop", "tool_choice", "template_variables"):
+        for name in ("messages", "tool_choice", "template_variables"):
             check_value(name, getattr(self, name))
+        check_value("stop", self.stop, nul=True)  # a model may write one
         for name in ("tools", "regex"):
             check_schema(name, getattr(self, name))
 
@@ -213,6 +224,7 @@ _JSON = {
     *("prompt", "messages", "json_schema", "regex"),
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("max_tokens", "min_tokens", "ignore_eos", "stop", "lookup", "logprobs"),
+    *("thinking", "thinking_budget"),
 }
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 _KINDS = {"int": int, "float": float, "int | None": int, "float | None": float}
@@ -231,7 +243,7 @@ def _checked(name: str, value: Any, kind: str) -> Any:
     elif name == "tools":
         is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
         problem = "" if is_list else "tools is not a list of objects"
-    elif name in ("parallel_tool_calls", "ignore_eos"):
+    elif name in ("parallel_tool_calls", "ignore_eos", "thinking"):
         problem = "" if isinstance(value, bool) else f"{name} is not true or false"
     elif name == "regex":
         problem = "" if isinstance(value, str) else "regex is not a text"

@@ -106,6 +106,8 @@ class Sequence:
         """Logits needed to choose the next tokens; ``None``: all of them."""
         if self.request.logprobs is not None or self._matcher or self._is_too_short:
             return None
+        if self.request.reasoning and self.request.reasoning.budget is not None:
+            return None  # its end may be forced
         return self._sampler.needed(draft)
 
     def advance(
@@ -178,6 +180,9 @@ class Sequence:
 
     def _sample(self, logits: Logits) -> Sampled:
         allowed = self._matcher.allowed() if self._matcher else None
+        if self.request.reasoning is not None:
+            forced = self.request.reasoning.forced(self.ids[self.prompt_tokens :])
+            allowed = allowed if forced is None else np.array([forced])
         if self._is_too_short:
             allowed = np.arange(len(logits.all())) if allowed is None else allowed
             going_on = np.setdiff1d(allowed, list(self.request.stop_ids))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
@@ -40,7 +41,8 @@ _FIELDS = {
     "system": optional(TEXT, OBJECTS),
     "tools": OBJECTS,
     "tool_choice": OBJECT,
-    "thinking": OBJECT | {"description": "disabled, or adaptive where the model decides"},
+    "thinking": OBJECT
+    | {"description": "disabled, enabled with budget_tokens, or adaptive: the model decides"},
     "output_config": OBJECT | {"description": "only format, a JSON schema"},
     "output_format": OBJECT | {"description": "a JSON schema"},
 }
@@ -73,9 +75,10 @@ def message_requests(body: Mapping[str, Any]) -> list[Request]:
     Raises:
         UsageError: a part of it is not supported.
     """
-    if (body["thinking"] or {}).get("type", "disabled") not in ("disabled", "adaptive"):
-        raise UsageError("thinking: only the types disabled and adaptive are served",
-                         field="thinking")  # fmt: skip
+    thinking = body["thinking"] or {}
+    mode = thinking.get("type")
+    if mode not in (None, "disabled", "enabled", "adaptive"):
+        raise UsageError("thinking.type is not disabled, enabled or adaptive", field="thinking")
     if body["messages"][-1]["role"] == "assistant":
         raise UsageError(
             "messages: the last one is the assistant's, which is not continued", field="messages"
@@ -101,9 +104,12 @@ def message_requests(body: Mapping[str, Any]) -> list[Request]:
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
         "json_schema": _schema(body),
         "stop": body.get("stop_sequences"),
+        "thinking": {"disabled": False, "enabled": True}.get(str(mode)),
+        "thinking_budget": thinking.get("budget_tokens") if mode == "enabled" else None,
         **{name: body.get(name) for name in ("max_tokens", "temperature", "top_k", "top_p")},
     }
-    return [Request.from_mapping(given, random(temperature=1.0))]
+    request = Request.from_mapping(given, random(temperature=1.0))
+    return [replace(request, separate_reasoning=True)]
 
 
 def _schema(body: Mapping[str, Any]) -> Any:
@@ -147,6 +153,8 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         kind = block.get("type")
         if kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
+        elif kind in ("thinking", "redacted_thinking"):
+            continue  # templates leave out the reasoning of earlier turns
         elif kind == "tool_use" and isinstance(block.get("name"), str):
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             function = {"name": block["name"], "arguments": arguments}
@@ -188,6 +196,8 @@ def message_head(model: str) -> dict[str, Any]:
 def message_reply(answer: Answer) -> dict[str, Any]:
     """The reply of a finished answer, after its head."""
     content: list[dict[str, Any]] = []
+    if answer.reasoning:
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.text or not answer.calls:
         content.append({"type": "text", "text": answer.text})
     content += [
@@ -233,6 +243,10 @@ class MessageEvents:
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
             usage = _usage(answer) | {"output_tokens": 0}
             yield {"type": "message_start", "message": self._head | empty | {"usage": usage}}
+        if piece.reasoning:
+            if self._kind != "thinking":
+                yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
         if piece.text:
             if self._kind != "text":
                 yield from self._open({"type": "text", "text": ""})

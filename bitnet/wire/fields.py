@@ -47,6 +47,8 @@ NAMES: dict[str, tuple[str, str, str, str, str]] = {
     "tool_choice": ("tool_choice", "tool_choice", "tool_choice", "", ""),
     "parallel_tool_calls": ("parallel_tool_calls", "parallel_tool_calls", "", "", ""),
     "prompt": ("prompt", "", "", "prompt", "prompt"),
+    "thinking": ("", "", "thinking", "think", ""),
+    "thinking_budget": ("thinking_token_budget", "", "thinking.budget_tokens", "", ""),
 }
 
 TEXT: Schema = {"type": "string"}
@@ -219,7 +221,7 @@ class Form:
                 continue
             if value is None:
                 continue
-            check_value(name, value)
+            check_value(name, value, nul=True)  # where there may be none, the request says so
             if problem := _problem(schema, value, (name,)):
                 place, reason = problem
                 field = ".".join(map(str, place))[:200]

@@ -51,7 +51,13 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)", re.ASCII)
 _DURATION = re.compile(rf"(?P<sign>-?)(?P<parts>({_PART.pattern})*)", re.ASCII)
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-_BODY = ("json_schema", "messages", "tools", "prompt")  # fields of a body; the rest are options
+_BODY = (
+    "json_schema",
+    "messages",
+    "tools",
+    "prompt",
+    "thinking",
+)  # fields of a body; the rest are options
 #: Options that change an answer, read as a body of their own.
 OPTIONS = Form("Options", named("ollama", without=_BODY), dialect="ollama")
 # Options for loading and running the model, without effect on an answer.
@@ -67,7 +73,7 @@ _ASKED = {
     "format": optional(TEXT, OBJECT, about="json, or a JSON schema"),
     "options": OBJECT,
     "stream": FLAG | {"description": "true by default"},
-    "think": optional(FLAG, TEXT, about="only false"),
+    "think": FLAG | {"description": "whether the model reasons first; by default as it does"},
     "logprobs": FLAG,
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
     "keep_alive": optional(NUMBER, TEXT),
@@ -163,15 +169,13 @@ def _requests(body: Mapping[str, Any], context: int, asked: Mapping[str, Any]) -
         given["max_tokens"] = None
     default = random(**_DEFAULTS)
     request = Request.from_mapping(
-        {**given, **asked, "json_schema": _schema(body["format"])}, default
+        {**given, **asked, "json_schema": _schema(body["format"]), "thinking": body["think"]},
+        default,
     )
     if body["top_logprobs"] is not None and not body["logprobs"]:
         raise UsageError("top_logprobs is for logprobs: true", field="top_logprobs")
-    if body["think"] not in (None, False):
-        raise UsageError("think: only false is served", field="think")
-    variables = {"enable_thinking": False} if body["think"] is False else None
     logprobs = (body["top_logprobs"] or 0) if body["logprobs"] else None
-    return [replace(request, logprobs=logprobs, template_variables=variables)]
+    return [replace(request, logprobs=logprobs, separate_reasoning=True)]
 
 
 def check_options(options: Mapping[str, Any], context: int) -> None:
@@ -212,7 +216,7 @@ class AnswerLines:
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The reply of a finished answer."""
         logprobs = {"logprobs": [with_top(one) for one in answer.logprobs]}
-        facts = self._said(answer.text, _calls(answer)) | _ended(answer)
+        facts = self._said(answer.text, _calls(answer), answer.reasoning) | _ended(answer)
         return facts | (logprobs if self._body["logprobs"] else {})
 
     def empty(self, reason: str) -> dict[str, Any]:
@@ -221,9 +225,10 @@ class AnswerLines:
 
     def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
         """Lines of one piece."""
-        if piece.text or piece.described:
+        if piece.text or piece.reasoning or piece.described:
             logprobs = {"logprobs": [with_top(piece.described)]} if piece.described else {}
-            yield self._said(piece.text) | {"done": False} | logprobs
+            part = self._said(piece.text, thinking=piece.reasoning)
+            yield part | {"done": False} | logprobs
 
     def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
         """Lines after the last piece."""
@@ -232,12 +237,15 @@ class AnswerLines:
             yield self._said("", [call]) | {"done": False}
         yield self._said("") | _ended(answers[0])
 
-    def _said(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    def _said(
+        self, text: str, calls: Sequence[dict[str, Any]] = (), thinking: str = ""
+    ) -> dict[str, Any]:
         now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
         head = {"model": self._body["model"], "created_at": now}
+        thoughts = {"thinking": thinking} if thinking else {}
         if "messages" not in self._body:
-            return head | {"response": text}
-        message = {"role": "assistant", "content": text}
+            return head | {"response": text} | thoughts
+        message = {"role": "assistant", "content": text} | thoughts
         return head | {"message": message | ({"tool_calls": [*calls]} if calls else {})}
 
 

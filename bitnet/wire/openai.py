@@ -58,7 +58,10 @@ _OURS = {
     "self", "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt",
 }  # fmt: skip
 
-_CHAT_ONLY = ("messages", "prompt", "tools", "tool_choice", "parallel_tool_calls")
+_CHAT_ONLY = (
+    *("messages", "prompt", "tools", "tool_choice", "parallel_tool_calls"),
+    *("thinking", "thinking_budget"),
+)
 #: Fields for sampling, ending and constraining an answer, which OpenAI's routes share.
 ANSWER: dict[str, Schema] = {
     "model": TEXT,
@@ -101,6 +104,7 @@ CHAT = Form(
         "modalities": {"type": "array", "items": {"type": "string", "enum": ["text"]}},
         "response_format": OBJECT,
         "chat_template_kwargs": OBJECT,
+        "thinking_token_budget": named("openai", "thinking_budget")["thinking_token_budget"],
     },
     required=("messages",),
     idle=IDLE,
@@ -158,6 +162,8 @@ def chat_requests(body: Mapping[str, Any], default: Request | None = None) -> li
         tool_choice=body["tool_choice"],
         parallel_tool_calls=body["parallel_tool_calls"] is not False,
         template_variables=variables,
+        thinking_budget=body["thinking_token_budget"],
+        separate_reasoning=True,
     )
     return [request]
 

@@ -59,6 +59,8 @@ class ChatEvents:
             self._begun.add(index)
             yield self._event(index, {"role": "assistant", "content": ""})
         logprobs = chat_logprobs([piece.described]) if piece.described else None
+        if piece.reasoning:
+            yield self._event(index, {"reasoning_content": piece.reasoning})
         if piece.text or logprobs:
             yield self._event(index, {"content": piece.text}, logprobs=logprobs)
         for call in piece.calls:
@@ -172,6 +174,8 @@ def chat_finish(answer: Answer) -> str | None:
 def message_of(answer: Answer) -> dict[str, Any]:
     """*answer* as a message of the conversation."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
     if answer.calls:
         message["content"] = answer.text or None
         message["tool_calls"] = [

@@ -105,7 +105,7 @@ IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: only the types"),
+        ({"thinking": {"type": "much"}}, "thinking.type is not"),
         ({"mcp_servers": [{"a": 1}]}, "mcp_servers is not served"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0: tools of Anthropic's"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type is not"),

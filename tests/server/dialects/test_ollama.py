@@ -162,7 +162,7 @@ def test_the_model_is_listed_and_described(client, worker, path):
 @pytest.mark.parametrize(
     ("route", "fields", "words"),
     [
-        ("/api/chat", {"think": True}, "think: only false"),
+        ("/api/chat", {"think": "high"}, "think: expected true or false"),
         ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat is not served"),
         ("/api/chat", {"options": {"repeat_last_n": 3}}, "options.repeat_last_n is not served"),
         ("/api/chat", {"options": {"num_ctx": 4096}}, "options.num_ctx is 4,096"),

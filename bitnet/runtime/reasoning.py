@@ -1,0 +1,140 @@
+"""The reasoning part of an answer: where it begins and ends, and how long it may be.
+
+The marks are those of the chat templates: ``<think>`` of DeepSeek-R1, Qwen 3 and SmolLM3,
+``[THINK]`` of Magistral and Ministral 3, ``<seed:think>`` of Seed-OSS. Some templates write the
+opening one at the end of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bitnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bitnet.tokenizer import Tokenizer
+
+__all__ = ["ReasoningReader", "ReasoningRules", "reasoning_rules"]
+
+_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+
+
+@dataclass(frozen=True)
+class ReasoningRules:
+    """Rules for finding the reasoning part of an answer.
+
+    Attributes:
+        opening: text before it.
+        closing: text after it.
+        begun: the prompt ends with *opening*.
+        budget: tokens after which *closing* is forced; ``None``: no limit.
+        tokens: ids of *opening* and *closing*, where each is one token.
+        shown: control tokens that are read as text.
+    """
+
+    opening: str
+    closing: str
+    begun: bool
+    budget: int | None = None
+    tokens: tuple[int, int] | None = None
+    shown: Mapping[int, str] = field(default_factory=dict)
+
+    def forced(self, written: Sequence[int]) -> int | None:
+        """The token that must follow *written*, an answer so far; ``None``: any may."""
+        if self.budget is None or self.tokens is None or len(written) < self.budget:
+            return None
+        opening, closing = self.tokens
+        if closing in written or not (self.begun or opening in written):
+            return None
+        return closing
+
+
+def reasoning_rules(
+    tokenizer: Tokenizer, prompt: str, budget: int | None = None
+) -> ReasoningRules | None:
+    """Rules for answers to *prompt*; ``None`` for a model whose template has no reasoning.
+
+    Raises:
+        UsageError: there is a budget, and the marks are not single tokens of the model.
+    """
+    template = tokenizer.chat_template or ""
+    marks = next((pair for pair in _MARKS if pair[1] in template), None)
+    if marks is None:
+        return None
+    opening, closing = marks
+    ids = [tokenizer.encode(mark, add_special=False) for mark in marks]
+    tokens = (ids[0][0], ids[1][0]) if all(len(each) == 1 for each in ids) else None
+    if budget is not None and tokens is None:
+        raise UsageError(
+            "this model's reasoning has no limit: its marks are not single tokens",
+            field="thinking_budget",
+        )
+    special = set(tokenizer.special_ids)
+    shown = dict(zip(tokens, marks, strict=True)) if tokens else {}
+    return ReasoningRules(
+        opening,
+        closing,
+        prompt.rstrip().endswith(opening),
+        budget,
+        tokens,
+        {token: mark for token, mark in shown.items() if token in special},
+    )
+
+
+class ReasoningReader:
+    """Splits the text of an answer into reasoning and what follows it."""
+
+    def __init__(self, rules: ReasoningRules) -> None:
+        """Reads one answer."""
+        self._rules = rules
+        self._inside = rules.begun
+        self._ended = False
+        self._fresh = True  # nothing of the current part has been passed on
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Reasoning and text that are certain after the next part, *text*."""
+        self._held += text
+        if not self._inside and not self._ended:
+            begin = self._held.lstrip()
+            if len(begin) < len(self._rules.opening) and self._rules.opening.startswith(begin):
+                return "", ""  # it may become the mark
+            self._inside = begin.startswith(self._rules.opening)
+            self._ended = not self._inside
+            if self._inside:
+                self._held = begin[len(self._rules.opening) :]
+            else:
+                self._fresh = False  # an answer without reasoning keeps its first spaces
+        reasoning = self._reasoning() if self._inside else ""
+        return reasoning, self._passed() if self._ended else ""
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return (held.strip() if self._fresh else held.rstrip(), "") if self._inside else ("", held)
+
+    def _reasoning(self) -> str:
+        closing = self._rules.closing
+        before, mark, after = self._held.partition(closing)
+        if mark:
+            self._inside, self._ended = False, True
+            part, self._held = before.rstrip(), after
+            part = part.lstrip() if self._fresh else part
+            self._fresh = True
+            return part
+        # The possible beginning of the mark is held back, with the space before it.
+        keep = next(n for n in range(len(closing), -1, -1) if before.endswith(closing[:n]))
+        part = before[: len(before) - keep].rstrip()
+        self._held = before[len(part) :]
+        part = part.lstrip() if self._fresh else part
+        self._fresh = self._fresh and not part
+        return part
+
+    def _passed(self) -> str:
+        text = self._held.lstrip() if self._fresh else self._held
+        self._fresh = self._fresh and not text
+        self._held = ""
+        return text
