@@ -69,7 +69,7 @@ def requests_of(facts: Mapping[str, Any], default: Request) -> list[Request]:
         for request in requests:
             request.check()
     except UsageError as error:
-        raise _in_body(url.form.renamed(error)) from error
+        raise _in_body(url.form.rename(error)) from error
     choices = range(body.get("n") or 1)
     return [request.choice(number) for request in requests for number in choices]
 

@@ -42,7 +42,7 @@ class ReasoningRules:
     tokens: tuple[int, int] | None = None
     shown: Mapping[int, str] = field(default_factory=dict)
 
-    def forced(self, written: Sequence[int]) -> int | None:
+    def next_token(self, written: Sequence[int]) -> int | None:
         """The token that must follow *written*, an answer so far; ``None``: any may."""
         if self.budget is None or self.tokens is None or len(written) < self.budget:
             return None
@@ -109,10 +109,10 @@ class ReasoningReader:
             else:
                 self._fresh = False  # an answer without reasoning keeps its first spaces
         reasoning = self._reasoning() if self._inside else ""
-        return reasoning, self._passed() if self._ended else ""
+        return reasoning, self._take_text() if self._ended else ""
 
     def finish(self) -> tuple[str, str]:
-        """What was held back."""
+        """Reasoning and text that were held back."""
         held, self._held = self._held, ""
         return (held.strip() if self._fresh else held.rstrip(), "") if self._inside else ("", held)
 
@@ -133,7 +133,7 @@ class ReasoningReader:
         self._fresh = self._fresh and not part
         return part
 
-    def _passed(self) -> str:
+    def _take_text(self) -> str:
         text = self._held.lstrip() if self._fresh else self._held
         self._fresh = self._fresh and not text
         self._held = ""

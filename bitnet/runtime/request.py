@@ -213,6 +213,8 @@ class Request:
         check_value("stop", self.stop, nul=True)  # a model may write one
         for name in ("tools", "regex"):
             check_schema(name, getattr(self, name))
+        if not isinstance(self.json_schema, str):  # a text is read first, by ``Grammars``
+            check_schema("json_schema", self.json_schema)
 
     def choice(self, number: int) -> Request:
         """This request for answer *number* of several, with a seed of its own."""

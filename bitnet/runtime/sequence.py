@@ -181,7 +181,7 @@ class Sequence:
     def _sample(self, logits: Logits) -> Sampled:
         allowed = self._matcher.allowed() if self._matcher else None
         if self.request.reasoning is not None:
-            forced = self.request.reasoning.forced(self.ids[self.prompt_tokens :])
+            forced = self.request.reasoning.next_token(self.ids[self.prompt_tokens :])
             allowed = allowed if forced is None else np.array([forced])
         if self._is_too_short:
             allowed = np.arange(len(logits.all())) if allowed is None else allowed

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from bitnet import __version__
 from bitnet.errors import BitnetError
 from bitnet.server import pages
-from bitnet.server.bodies import described
+from bitnet.server.bodies import describe
 from bitnet.server.dialects import anthropic, llama_server, ollama, openai, worker
 from bitnet.server.guard import Guard
 from bitnet.server.refusals import Refused, from_error
@@ -75,7 +75,7 @@ def create_app(
         openapi_url="/openapi.json",
     )
     app.state.models = models
-    app.openapi = partial(described, app)  # type: ignore[method-assign]
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
     for routes in (openai, worker, pages, anthropic, llama_server, ollama):
         app.include_router(routes.router)
     _add_plain_routes(app, models, metrics)
@@ -149,6 +149,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
             said |= {"backend": model.backend} | ({"ignored_keys": ignored} if ignored else {})
         return said
 
+    @app.get("/models", include_in_schema=False)
     @app.get("/v1/models", tags=["OpenAI"], summary="The models")
     async def listed() -> dict[str, Any]:
         entries = models.entries.values()

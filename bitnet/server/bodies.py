@@ -1,4 +1,4 @@
-"""Bodies of requests: read and checked in a thread, and described on the OpenAPI page."""
+"""Bodies of requests: read and checked in a thread, and describe on the OpenAPI page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from bitnet.wire.fields import Form
 
-__all__ = ["body_of", "described", "taking"]
+__all__ = ["body_of", "describe", "taking"]
 
 _FORMS: dict[str, Form] = {}  # by name: those that a route takes
 
@@ -33,7 +33,7 @@ async def body_of(request: Request, form: Form) -> dict[str, Any]:
     return await asyncio.to_thread(form.parse, await request.body())
 
 
-def described(app: FastAPI) -> dict[str, Any]:
+def describe(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI page of *app*, with the forms that its routes take."""
     if app.openapi_schema is None:
         page = get_openapi(

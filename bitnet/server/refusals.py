@@ -18,7 +18,7 @@ _ANTHROPIC = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_LLAMA = {"/completion", "/props", "/slots", "/apply-template", "/health", "/rerank"}
+_LLAMA = {"/completion", "/props", "/slots", "/apply-template", "/health", "/embedding"}
 GONE = 499  # nginx's status for a client that closed the connection
 
 

@@ -208,7 +208,7 @@ class Exchange:
                 deadline=self._request.state.deadline,
             )
         except UsageError as error:
-            raise self._form.renamed(error) from error
+            raise self._form.rename(error) from error
 
     def _cancel(self) -> None:
         if self._order is not None:

@@ -259,7 +259,7 @@ class Form:
             "additionalProperties": False,
         }
 
-    def renamed(self, error: UsageError) -> UsageError:
+    def rename(self, error: UsageError) -> UsageError:
         """*error* about a field of a request, with the name that clients of this form gave it."""
         own = error.field
         if own in NAMES and (there := NAMES[own][DIALECTS.index(self.dialect)]):

@@ -20,6 +20,7 @@ from bitnet.wire.fields import (
     NUMBER,
     OBJECTS,
     TEXT,
+    TEXTS,
     TOKEN_ID,
     WHOLE,
     Form,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import Piece, TokenLogprob
 
 __all__ = [
-    "COMPLETION", "DEFAULTS", "TEMPLATE", "LlamaEvents", "completion_reply",
+    "COMPLETION", "DEFAULTS", "EMBED", "TEMPLATE", "LlamaEvents", "completion_reply",
     "completion_requests",
 ]  # fmt: skip
 
@@ -62,6 +63,9 @@ COMPLETION = Form(
     required=("prompt",),
     idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
     dialect=_DIALECT,
+)
+EMBED = Form(
+    "LlamaEmbedding", {"content": optional(TEXT, TEXTS), "model": TEXT}, required=("content",)
 )
 TEMPLATE = Form(
     "TemplateRequest",

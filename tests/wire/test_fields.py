@@ -61,7 +61,7 @@ def _try(name, body):
         for request in requests_of(form.read(body)):
             request.check()
     except UsageError as error:
-        renamed = form.renamed(error)
+        renamed = form.rename(error)
         assert renamed.message.encode()
         return renamed
     return None

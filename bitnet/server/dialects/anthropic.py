@@ -60,4 +60,4 @@ async def count_tokens(request: Request) -> dict[str, int]:
         with service.worker.place():
             return {"input_tokens": await service.worker.prepared(counted)}
     except UsageError as error:
-        raise COUNT.renamed(error) from error
+        raise COUNT.rename(error) from error

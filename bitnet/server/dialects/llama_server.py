@@ -15,6 +15,7 @@ from bitnet import __version__
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.bodies import body_of, taking
+from bitnet.server.dialects.openai import embed_body
 from bitnet.server.models import entry_of, service_of
 from bitnet.server.refusals import Refused
 from bitnet.server.streams import UNNAMED, Exchange
@@ -22,11 +23,13 @@ from bitnet.wire.fields import without_nulls
 from bitnet.wire.llama_server import (
     COMPLETION,
     DEFAULTS,
+    EMBED,
     TEMPLATE,
     LlamaEvents,
     completion_reply,
     completion_requests,
 )
+from bitnet.wire.openai import EMBEDDING
 
 if TYPE_CHECKING:
     from bitnet.server.models import Models
@@ -118,11 +121,15 @@ async def health(request: Request) -> JSONResponse:
     raise Refused(503, "the worker is stopping", kind="unavailable_error", retry_after_s=5)
 
 
-@router.post("/rerank", include_in_schema=False)
-@router.post("/v1/rerank", summary="Refused: no model here ranks documents")
-async def rerank() -> Response:
-    """Refused: ranking requires a model with a ranking head, which no supported family has."""
-    raise Refused(
-        501, "this model does not rank documents: it has no head for it",
-        kind="not_supported_error", code="rerank_not_supported",
-    )  # fmt: skip
+@router.post(
+    "/embedding",
+    summary="Vectors of texts, as llama.cpp's server has it",
+    openapi_extra=taking(EMBED),
+)
+async def embedding(request: Request) -> JSONResponse:
+    """As ``/v1/embeddings``, in the form of llama.cpp's server."""
+    body = await body_of(request, EMBED)
+    service = await service_of(request, body["model"])
+    reply = await embed_body(EMBEDDING.read({"input": body["content"]}), service, request)
+    rows = [{"index": row["index"], "embedding": [row["embedding"]]} for row in reply["data"]]
+    return JSONResponse(rows)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from bitnet import __version__
 from bitnet.errors import BitnetError
 from bitnet.server.bodies import body_of, taking
-from bitnet.server.dialects.openai import embedded
+from bitnet.server.dialects.openai import embed_body
 from bitnet.server.models import entry_of, service_of
 from bitnet.server.streams import LINES, Exchange
 from bitnet.wire.ollama import (
@@ -116,7 +116,7 @@ async def _vectors(
         with service.worker.place():
             texts = await service.worker.prepared(lambda: [*map(ids_of, whole)])
     asked = EMBEDDING.read({"input": texts, "dimensions": body.get("dimensions")})
-    reply = await embedded(asked, service, request)
+    reply = await embed_body(asked, service, request)
     return [row["embedding"] for row in reply["data"]], reply["usage"]["prompt_tokens"]
 
 

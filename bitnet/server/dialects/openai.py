@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["OpenAI"])
 
 
+@router.post("/chat/completions", include_in_schema=False)  # as llama.cpp's server has it
 @router.post(
     "/v1/chat/completions",
     summary="The next message of a conversation",
@@ -39,6 +40,7 @@ async def chat(request: Request) -> Response:
     return await exchange.stream(events.of, events.end)
 
 
+@router.post("/completions", include_in_schema=False)
 @router.post(
     "/v1/completions",
     summary="The continuation of texts",
@@ -86,15 +88,16 @@ async def respond(request: Request) -> Response:
     )
 
 
+@router.post("/embeddings", include_in_schema=False)
 @router.post("/v1/embeddings", summary="Vectors of texts", openapi_extra=taking(openai.EMBEDDING))
 async def embeddings(request: Request) -> Response:
     """Embeddings of texts, pooled as the model says and normalized to length one."""
     body = await body_of(request, openai.EMBEDDING)
     service = await service_of(request, body["model"])
-    return JSONResponse(await embedded(body, service, request))
+    return JSONResponse(await embed_body(body, service, request))
 
 
-async def embedded(body: dict[str, Any], service: Service, request: Request) -> dict[str, Any]:
+async def embed_body(body: dict[str, Any], service: Service, request: Request) -> dict[str, Any]:
     """The reply to *body*, as :data:`EMBEDDING` reads it.
 
     Raises:

@@ -66,10 +66,26 @@ def test_a_template_is_applied_and_not_answered(worker):
     assert '"weather"' in told
 
 
-def test_ranking_is_refused_with_its_reason(worker):
-    reply = worker.post("/v1/rerank", {"query": "a", "documents": ["b"]})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (501, "rerank_not_supported")
-    assert "no head" in reply.json()["error"]["message"]
+def test_openais_routes_have_no_prefix_either(worker):
+    for path, body in (
+        ("/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        ("/completions", {"prompt": "a", "max_tokens": 2}),
+        ("/embeddings", {"input": "a"}),
+    ):
+        short, whole = (worker.post(prefix + path, body).json() for prefix in ("", "/v1"))
+        assert (short["object"], short["usage"]["prompt_tokens"]) == (
+            whole["object"],
+            whole["usage"]["prompt_tokens"],
+        )
+    assert worker.http.get("/models").json() == worker.http.get("/v1/models").json()
+
+
+def test_vectors_come_as_lists_of_rows(worker):
+    data = worker.post("/v1/embeddings", {"input": ["ab", "c"]}).json()["data"]
+    rows = worker.post("/embedding", {"content": ["ab", "c"]}).json()
+    assert rows == [{"index": at, "embedding": [data[at]["embedding"]]} for at in (0, 1)]
+    assert worker.post("/embedding", {"content": "ab"}).json() == rows[:1]
+    assert worker.post("/embedding", {"content": []}).status_code == 400
 
 
 @pytest.mark.parametrize(
