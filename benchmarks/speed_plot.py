@@ -62,8 +62,8 @@ GROUPS = (
     ),
 )
 NOTE = (
-    "Tokens per second, two threads of an AMD EPYC (Zen 4, AVX-512 VNNI), engines in turns; "
-    "peers built for it, but for OpenVINO and ik_llama.cpp beside the ternary model"
+    "Tokens per second, two threads of an AMD EPYC (Zen 4, AVX-512 VNNI), engines in turns.",
+    "Peers are built for this processor, except OpenVINO, and ik_llama.cpp in the ternary rows.",
 )
 
 WIDTH, LEFT, COLUMN, BAR, STEP = 920, 190, 360, 15, 20
@@ -122,7 +122,9 @@ def picture() -> str:
                 )
             y += STEP
     y += 26
-    parts.append(f'<text class="small" x="12" y="{y}">{escape(NOTE)}</text>')
+    for line in NOTE:
+        parts.append(f'<text class="small" x="12" y="{y}">{escape(line)}</text>')
+        y += 16
     height = y + 14
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

@@ -5,6 +5,7 @@ Run it as ``inv docs`` or ``inv docs --check``.
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -261,7 +262,9 @@ def _default(setting: settings.Setting[object]) -> str:
 
 
 def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
+    """*text* as a sentence; a value at its beginning, such as ``auto,`` or ``otlp:``, stays."""
+    is_value = re.match(r"[a-z]+[,:] ", text) is not None
+    return f"{text if is_value else text[:1].upper() + text[1:]}."
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

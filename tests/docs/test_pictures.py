@@ -48,3 +48,10 @@ def test_the_readme_shows_it():
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert "docs/images/speed.svg" in shown
     assert all((ROOT / path).is_file() for path in shown)
+
+
+def test_no_text_is_clipped(plot):
+    root = ElementTree.fromstring(plot.picture())
+    for text in (one for one in root.iter() if one.tag.endswith("}text")):
+        wide = 7 * len(text.text)  # pixels of a letter in the largest size, and more than most take
+        assert float(text.get("x")) + wide <= plot.WIDTH, text.text
