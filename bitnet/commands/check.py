@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -22,7 +23,8 @@ from bitnet.terminal import as_json
         "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
-        "against": "what it must be: an attestation, an original, or a known model's name",
+        "against": "what it must be: an attestation or a bundle, an original, or a known model",
+        "key": "public key (PEM) with which the bundle must be signed",
         "sha256": "digest the file must have",
         "ignore_key": "key of the model to treat as if it were not there; may be repeated",
         "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
@@ -33,6 +35,7 @@ from bitnet.terminal import as_json
         "tokenizer": "PATH",
         "pre": "NAME",
         "against": "FILE|NAME",
+        "key": "FILE",
         "sha256": "DIGEST",
         "ignore_key": "KEY",
     },
@@ -43,6 +46,7 @@ def verify(
     tokenizer="",
     pre="",
     against=None,
+    key="",
     sha256=None,
     ignore_key=[],  # noqa: B006
     allow_mock=False,
@@ -64,14 +68,21 @@ def verify(
         raise UsageError("verify needs MODEL", hint="bitnet verify PATH, or set BITNET_GGUF")
     path = Context(cache=cache).model(path)
     pin = _digest_given(sha256) if sha256 is not None else None
+    find_pin = (lambda _: pin) if pin else pins_for(path, cache.root)
+    attestation = attestation_beside(path) if against is None else None
+    if against is not None:
+        attestation, listed = _given(against, path, key)
+        find_pin = listed if listed and not pin else find_pin
+    elif key:
+        raise UsageError("--key belongs to a bundle", hint="name it: --against BUNDLE --key FILE")
     report = examine(
         path,
         output,
         tokenizer=tokenizer or None,
         pre=pre or None,
         allow_mock=allow_mock,
-        find_pin=(lambda _: pin) if pin else pins_for(path, cache.root),
-        against=_given(against) if against is not None else attestation_beside(path),
+        find_pin=find_pin,
+        against=attestation,
         ignore_keys=ignore_key,
     )
     if output.json:
@@ -121,14 +132,33 @@ def _digest_given(sha256):
     return Pin(sha256.lower(), "--sha256")
 
 
-def _given(against):
-    """The attestation that --against means; an empty one, as of an unset variable, is refused."""
+def _given(against, model, key):
+    """The attestation that --against means, and what a bundle by others says of each file.
+
+    An empty one, as of an unset variable, is refused.
+    """
     from bitnet.errors import UsageError
+    from bitnet.verify import Pin
     from bitnet.verify.attest import attestation_of
+    from bitnet.verify.bundle import is_bundle, open_bundle
 
     if not against:
         raise UsageError("--against names nothing", hint="name one: --against FILE")
-    return attestation_of(against)
+    path = Path(against)
+    if not (path.is_file() and path.suffix != ".gguf" and is_bundle(path.read_bytes())):
+        if key:
+            raise UsageError(f"{against} is not a bundle", hint="leave --key out")
+        return attestation_of(against), None
+    attestation, files = open_bundle(path, Path(key) if key else None)
+    if attestation is not None:
+        return attestation, None
+    root = model if model.is_dir() else model.parent
+
+    def find_pin(file):
+        name = file.relative_to(root).as_posix()
+        return Pin(files.get("." if list(files) == ["."] else name, "nothing of it"), path.name)
+
+    return None, find_pin
 
 
 def attestation_beside(path):
@@ -256,14 +286,25 @@ def _line(report):
     help={
         "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "output": "file to write; without it the attestation is printed",
+        "bundle": "file to write as an in-toto statement of model-signing, for tools of others",
+        "key": "private key (PEM, elliptic curve) to sign the bundle with",
         "name": "what to call the model; else its file's name",
         "tokenizer": "tokenizer file or folder for the trace; else the model's own",
         "trace": "run both backends over a few tokens and record what they compute",
     },
     positional=["model"],
-    metavars={"model": "PATH|NAME", "output": "FILE", "name": "NAME", "tokenizer": "PATH"},
+    metavars={
+        "model": "PATH|NAME",
+        "output": "FILE",
+        "bundle": "FILE",
+        "key": "FILE",
+        "name": "NAME",
+        "tokenizer": "PATH",
+    },
 )
-def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Output()):
+def attest(
+    c, model="", output="", bundle="", key="", name="", tokenizer="", trace=True, show=Output()
+):
     """Write down what a model is, by content.
 
     A digest for each tensor, key, token list and template, and a few positions as both backends
@@ -271,9 +312,11 @@ def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Outpu
     `bitnet verify --against FILE`.
     """
     from bitnet.errors import TokenizerNotFound, UsageError
+    from bitnet.files import write_text
     from bitnet.formats.containers import open_checkpoint
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.verify import attest as attesting
+    from bitnet.verify.bundle import sign, statement_of
 
     path = model or settings.gguf()
     if not path:
@@ -286,9 +329,16 @@ def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Outpu
         if tokenizer:
             raise
         found = None  # the first ids of the vocabulary are traced
+    if key and not bundle:
+        raise UsageError("--key signs a bundle", hint="name it: --bundle FILE --key FILE")
     attestation = attesting.attest(checkpoint, name=name, tokenizer=found, trace=trace)
-    if output:
+    if bundle:
+        statement = statement_of(checkpoint, attestation)
+        write_text(Path(bundle), json.dumps(sign(statement, Path(key)) if key else statement))
+        output = output or bundle
+    if output and output != bundle:
         attestation.write(Path(output))
+    if output:
         facts = {"model": str(path), "output": output, "digest": attestation.digest}
         print(as_json(facts) if show.json else f"{attestation.digest}  {output}")
     else:

@@ -1,0 +1,216 @@
+"""Signed attestations in the OpenSSF model-signing form, for tools of others and from them.
+
+An in-toto statement names every file of a model with its SHA-256 (``resources``), and their root
+digest as its subject; beside these it holds our attestation by content (``content``), which others
+ignore. With a key it is signed as a DSSE envelope inside a Sigstore bundle.
+
+Form: sigstore/model-transparency, predicate ``https://model_signing/signature/v1.0``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
+from bitnet.formats.json_file import parse_json
+from bitnet.verify.attestation import Attestation
+from bitnet.verify.content import files_of
+
+if TYPE_CHECKING:
+    from bitnet.formats.checkpoint import Checkpoint
+
+__all__ = ["is_bundle", "open_bundle", "sign", "statement_of"]
+
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_PREDICATE = "https://model_signing/signature/v1.0"
+_PAYLOAD = "application/vnd.in-toto+json"
+_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+
+def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, Any]:
+    """In-toto statement about *checkpoint*: its files by SHA-256, and *attestation*.
+
+    Files of a folder that no reader opens are among them; hidden ones are left out by name.
+    """
+    files = files_of(checkpoint)
+    if checkpoint.path.is_dir():
+        files = files.extended(files.unread)
+        names = {name: name for name in files.names}
+        hidden = [path.name for path in checkpoint.path.iterdir() if path.name.startswith(".")]
+    else:  # the form has no name for the only file of a model
+        names = {name: "." if len(files.names) == 1 else name for name in files.names}
+        hidden = []
+    digests = {names[name]: sha256 for name, sha256 in files.sha256.items()}
+    resources = [
+        {"name": name, "algorithm": "sha256", "digest": digests[name]}
+        for name in sorted(digests, key=PurePosixPath)
+    ]
+    return {
+        "_type": _STATEMENT,
+        "subject": [{"name": attestation.name, "digest": {"sha256": _root_digest(resources)}}],
+        "predicateType": _PREDICATE,
+        "predicate": {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": True,
+                "ignore_paths": sorted(hidden),
+            },
+            "resources": resources,
+            "content": attestation.facts(),
+        },
+    }
+
+
+def sign(statement: dict[str, Any], key: Path) -> dict[str, Any]:
+    """Sigstore bundle with *statement*, signed with the private elliptic-curve *key* (PEM).
+
+    Raises:
+        UsageError: the file is not such a key, or has a password.
+        Unsupported: the package ``cryptography`` is missing.
+    """
+    crypto = _crypto()
+    try:
+        private = crypto.serialization.load_pem_private_key(_read(key), password=None)
+        public = private.public_key()
+        payload = json.dumps(statement, sort_keys=True).encode()
+        signature = private.sign(_message_of(payload), _algorithm(crypto, public))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _not_a_key(key, "private") from error
+    return {
+        "mediaType": _BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": _hint(crypto, public)}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": _PAYLOAD,
+            "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+        },
+    }
+
+
+def is_bundle(text: bytes) -> bool:
+    """True if *text* is a statement or a bundle, and not a plain attestation."""
+    return b'"dsseEnvelope"' in text or _STATEMENT.encode() in text
+
+
+def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[str, str]]:
+    """Attestation by content in the file *path*, ``None`` if it has none, and SHA-256 of files.
+
+    Args:
+        path: a statement, or a bundle with a signed one.
+        key: public key (PEM) of the signature.
+
+    Raises:
+        UsageError: it is signed and there is no *key*, or not signed and there is one.
+        IntegrityError: the signature is not of this key, or of another statement.
+        InvalidFormat: it is not of the known form, or inconsistent.
+    """
+    document = parse_json(_read(path), path, dict)
+    signed = "dsseEnvelope" in document
+    if signed and key is None:
+        raise UsageError(f"{path} is signed, and no key says by whom", hint="--key PUBLIC.pem")
+    if key is not None and not signed:
+        raise UsageError(f"{path} is not signed", hint="leave --key out, or sign it")
+    try:
+        if key is not None:
+            document = parse_json(_check_signature(document, key, path), path, dict)
+        if (document["_type"], document["predicateType"]) != (_STATEMENT, _PREDICATE):
+            raise ValueError("another kind of statement")
+        predicate, (subject,) = document["predicate"], document["subject"]
+        resources = predicate["resources"]
+        files = {entry["name"]: entry["digest"] for entry in resources}
+        methods = {entry["algorithm"] for entry in resources}
+        whole = methods == {"sha256"} and len(files) == len(resources)
+        if not whole or subject["digest"]["sha256"] != _root_digest(resources):
+            raise ValueError("its digests do not fit")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidFormat(
+            f"{path.name} is not a statement of model-signing: {error}",
+            hint="make it again: bitnet attest ORIGINAL --bundle FILE",
+        ) from error
+    content = predicate.get("content")
+    return Attestation.parse(json.dumps(content), path.name) if content else None, files
+
+
+def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:
+    """Check that *key* signed *bundle*; returns its payload."""
+    crypto = _crypto()
+    envelope = bundle["dsseEnvelope"]
+    payload = base64.b64decode(envelope["payload"], validate=True)
+    signature = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
+    if envelope["payloadType"] != _PAYLOAD:
+        raise ValueError("another kind of payload")
+    try:
+        public = crypto.serialization.load_pem_public_key(_read(key))
+        algorithm = _algorithm(crypto, public)
+    except (ValueError, AttributeError) as error:
+        raise _not_a_key(key, "public") from error
+    try:
+        public.verify(signature, _message_of(payload), algorithm)
+    except crypto.InvalidSignature:
+        raise IntegrityError(
+            f"{path.name} is not signed with {key.name}, or was changed",
+            hint="ask its signer for the public key, or for the bundle again",
+        ) from None
+    return payload
+
+
+def _message_of(payload: bytes) -> bytes:
+    """The bytes that a DSSE signature is of."""
+    return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
+
+
+def _root_digest(resources: list[dict[str, str]]) -> str:
+    raw = b"".join(bytes.fromhex(entry["digest"]) for entry in resources)
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _hint(crypto: _Crypto, public: Any) -> str:
+    form = crypto.serialization
+    pem = public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(pem).hexdigest()
+
+
+def _algorithm(crypto: _Crypto, public: Any) -> Any:
+    """Signature algorithm of an elliptic-curve key: the hash has the strength of the curve."""
+    hashes = {256: crypto.hashes.SHA256, 384: crypto.hashes.SHA384, 521: crypto.hashes.SHA512}
+    if public.curve.key_size not in hashes:
+        raise ValueError("another curve")
+    return crypto.ec.ECDSA(hashes[public.curve.key_size]())
+
+
+class _Crypto:
+    """The parts of the package ``cryptography`` that signatures need."""
+
+    def __init__(self) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self.InvalidSignature = InvalidSignature
+        self.ec, self.hashes, self.serialization = ec, hashes, serialization
+
+
+def _crypto() -> _Crypto:
+    try:
+        return _Crypto()
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"signatures need the package {error.name}", hint="pip install 'bitnet-xtask[signing]'"
+        ) from None
+
+
+def _not_a_key(key: Path, kind: str) -> UsageError:
+    hint = "openssl ecparam -name prime256v1 -genkey -noout -out key.pem"
+    return UsageError(f"{key} is not a {kind} elliptic-curve key without a password", hint=hint)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise from_os_error(error, path) from error

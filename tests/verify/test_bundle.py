@@ -1,0 +1,174 @@
+"""Bundles in the form of model-signing: what that package signs we verify, and the other way."""
+
+import base64
+import json
+import shutil
+from importlib.util import find_spec
+
+import pytest
+from hf_folders import tiny_folder, tokenizer_folder
+from tiny_models import TOKENS, tiny_gguf
+
+pytest.importorskip("cryptography", reason="pip install 'bitnet-xtask[signing]'")
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+needs_package = pytest.mark.skipif(
+    find_spec("model_signing") is None, reason="pip install 'bitnet-xtask[signing-test]'"
+)
+PEM = serialization.Encoding.PEM
+
+
+@pytest.fixture(scope="module", params=[ec.SECP256R1(), ec.SECP384R1()], ids=lambda c: c.name)
+def keys(request, tmp_path_factory):
+    """A private and a public key, and the public key of another signer."""
+    folder = tmp_path_factory.mktemp("keys")
+    paths = []
+    for name in ("key", "other"):
+        private = ec.generate_private_key(request.param)
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        (folder / f"{name}.pem").write_bytes(
+            private.private_bytes(
+                PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        (folder / f"{name}.pub").write_bytes(private.public_key().public_bytes(PEM, form))
+        paths.append(folder / f"{name}.pub")
+    return folder / "key.pem", *paths
+
+
+@pytest.fixture(params=["folder", "file"])
+def model(request, tmp_path):
+    """A folder with a page that no reader opens, or a file."""
+    if request.param == "file":
+        return tiny_gguf(tmp_path / "tiny.gguf")
+    folder = tokenizer_folder(tiny_folder(tmp_path / "models/tiny", "llama"), TOKENS)
+    (folder / "README.md").write_text("# A model\n")
+    (folder / ".gitattributes").write_text("*\n")
+    return folder
+
+
+def damage(model):
+    if model.is_dir():
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-2}))
+    else:
+        tiny_gguf(model, **{"llama.rope.freq_base": 77.0})
+
+
+@pytest.fixture
+def bundle(bitnet, model, keys, tmp_path):
+    path = tmp_path / "bundle.sig"
+    done = bitnet("attest", model, "--bundle", path, "--key", keys[0], "--no-trace")
+    assert done.code == 0, done.err
+    return path
+
+
+def _signed(bundle):
+    document = json.loads(bundle.read_text())
+    return document, json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
+
+
+def _package_verifies(model, bundle, public):
+    from model_signing import verifying
+
+    config = verifying.Config().use_elliptic_key_verifier(public_key=public)
+    config.verify(model, bundle)
+
+
+@needs_package
+@pytest.mark.filterwarnings("ignore")
+def test_the_package_verifies_what_we_sign(model, bundle, keys):
+    _package_verifies(model, bundle, keys[1])
+    with pytest.raises(ValueError, match="Key mismatch"):
+        _package_verifies(model, bundle, keys[2])
+    damage(model)
+    with pytest.raises(ValueError, match="Signature mismatch"):
+        _package_verifies(model, bundle, keys[1])
+
+
+@needs_package
+@pytest.mark.filterwarnings("ignore")
+def test_we_verify_what_the_package_signs(bitnet, model, keys, tmp_path):
+    from model_signing import hashing, signing
+
+    signature = tmp_path / "theirs.sig"
+    ignored = hashing.Config().set_ignored_paths(paths=[], ignore_git_paths=True)
+    config = signing.Config().use_elliptic_key_signer(private_key=keys[0])
+    config.set_hashing_config(ignored).sign(model, signature)
+    words = ("verify", model, "--against", signature, "--key")
+    done = bitnet(*words, keys[1])
+    assert "SHA-256 as theirs.sig says" in done.out, done.err
+    assert bitnet(*words, keys[2]).code != 0
+    if model.is_dir():
+        (model / "generation_config.json").write_text("{}")
+        assert "theirs.sig says nothing of it" in bitnet(*words, keys[1]).out
+        (model / "generation_config.json").unlink()
+    damage(model)
+    assert bitnet(*words, keys[1]).code == 15
+
+
+def test_our_bundle_is_verified_by_content(bitnet, model, bundle, keys):
+    words = ("verify", model, "--against", bundle, "--key", keys[1])
+    assert "is attested" in bitnet(*words).out
+    if model.is_dir():
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config, indent=7))
+        assert "is attested" in bitnet(*words).out
+    damage(model)
+    done = bitnet(*words)
+    assert done.code == 15
+    assert "is attested to be" in done.out
+
+
+def test_a_signature_of_another_key_or_text_is_refused(bitnet, model, bundle, keys):
+    words = ("verify", model, "--against", bundle)
+    assert bitnet(*words).code == 2  # nothing says by whom
+    assert bitnet(*words, "--key", keys[2]).code == 13
+    document, statement = _signed(bundle)
+    statement["predicate"]["content"]["keys"] = {}
+    changed = base64.b64encode(json.dumps(statement).encode()).decode()
+    document["dsseEnvelope"]["payload"] = changed
+    bundle.write_text(json.dumps(document))
+    assert bitnet(*words, "--key", keys[1]).code == 13
+
+
+def test_a_statement_without_a_signature_is_an_attestation(bitnet, model, tmp_path):
+    path = tmp_path / "statement.json"
+    assert bitnet("attest", model, "--bundle", path, "--no-trace").code == 0
+    assert "is attested" in bitnet("verify", model, "--against", path).out
+    statement = json.loads(path.read_text())
+    statement["predicate"]["resources"][0]["digest"] = "0" * 64
+    path.write_text(json.dumps(statement))
+    assert bitnet("verify", model, "--against", path).code == 13
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("attest", "{model}", "--key", "{key}"),
+        ("attest", "{model}", "--bundle", "b", "--key", "{model}", "--no-trace"),
+        ("verify", "{model}", "--key", "{key}"),
+        ("verify", "{model}", "--against", "{model}", "--key", "{key}"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_a_wrong_call(bitnet, tmp_path, keys, words):
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    done = bitnet(*(word.format(model=model, key=keys[0]) for word in words))
+    assert done.code == 2, done.err
+
+
+def test_every_file_is_a_resource_and_hidden_ones_are_not(bundle, model):
+    _, statement = _signed(bundle)
+    names = {entry["name"] for entry in statement["predicate"]["resources"]}
+    if model.is_dir():
+        assert {"config.json", "README.md", "model.safetensors"} < names
+        assert ".gitattributes" not in names
+    else:
+        assert names == {"."}
+
+
+def test_a_copy_has_the_same_digests(bitnet, model, tmp_path, bundle, keys):
+    copy = tmp_path / f"copy{model.suffix}"
+    (shutil.copytree if model.is_dir() else shutil.copy)(model, copy)
+    assert "is attested" in bitnet("verify", copy, "--against", bundle, "--key", keys[1]).out
