@@ -103,6 +103,7 @@ class Inspection:
     vocabulary: VocabularySize
     tokenizer: dict[str, Any]
     memory: Memory
+    basis: str = ""
     ternary: list[TernaryCounts] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -171,6 +172,7 @@ class Inspection:
                 f"  {row['type']}: {counted(row['tensors'], 'tensor')}, "
                 f"{counted(row['weights'], 'weight')}, {human_size(row['size_bytes'])}"
             )
+        yield f"  {self.basis}"
         rows = [
             (
                 printable(row["name"]),
@@ -259,9 +261,22 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         vocabulary=vocabulary(gguf),
         tokenizer=_tokenizer(gguf.metadata, known),
         memory=memory(gguf),
+        basis=_basis(gguf.metadata),
         ternary=ternary,
         findings=findings,
     )
+
+
+def _basis(metadata: Mapping[str, Any]) -> str:
+    """The basis of the weights, as its keys name it; ``load`` checks these."""
+    prefix = "prism.hadamard."
+    version, block, signs = (
+        printable(str(metadata.get(prefix + key, "unknown")))
+        for key in ("version", "block_size", "sign_mode")
+    )
+    if not any(key.startswith(prefix) for key in metadata):
+        return "not rotated"
+    return f"rotated: {prefix[:-1]} version {version}, blocks of {block}, signs {signs}"
 
 
 def _abbreviated(value: Any) -> Any:

@@ -16,6 +16,7 @@ from bitnet.errors import InvalidFormat
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bitnet.families.hadamard import HadamardBasis
     from bitnet.families.rope import Rope
 
 __all__ = [
@@ -257,6 +258,7 @@ class ModelConfig:
         pooling: how hidden states are pooled to an embedding; ``none``: it generates text.
         input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
         left_out: beginnings of the names of tensors that generating text does not need.
+        basis: of matrices that are rotated; ``None``: none is.
     """
 
     architecture: str
@@ -272,6 +274,7 @@ class ModelConfig:
     pooling: Pooling = "none"
     input_norms: bool = False
     left_out: tuple[str, ...] = ()
+    basis: HadamardBasis | None = None
 
     @property
     def n_layers(self) -> int:

@@ -36,6 +36,10 @@ class Keys(Protocol):
         """Pairing of rotary dimensions."""
 
     @property
+    def metadata(self) -> Mapping[str, Any]:
+        """All keys, as they are stored."""
+
+    @property
     def weights(self) -> Mapping[str, Any]:
         """Tensors by GGUF name."""
 

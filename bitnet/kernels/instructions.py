@@ -18,6 +18,8 @@ from bitnet.kernels.program import Activation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from bitnet.families.blocks import KeysValues
     from bitnet.kernels.ops import Ops, Prepared
     from bitnet.kernels.program import Array, Cache, Program, Register, Rotation, Segment
@@ -31,6 +33,7 @@ __all__ = [
     "Embed",
     "Gate",
     "Graph",
+    "Hadamard",
     "Linear",
     "Mark",
     "Norm",
@@ -403,6 +406,37 @@ class Gate:
 
     def compile(self, to: Graph) -> None:
         to.native.gate(to[self.out], to[self.gate], to[self.up], GATES[self.activation])
+
+
+@dataclass(frozen=True, eq=False)
+class Hadamard:
+    """``out = H(signs * x)``, or ``signs * H(x)`` where it is the *inverse*.
+
+    H is the Walsh-Hadamard transform of each *block* of neighbouring columns in natural order, over
+    the root of their number; *out* and *x* may be one register.
+    """
+
+    out: Register
+    x: Register
+    signs: NDArray[np.float32]
+    block: int
+    inverse: bool = False
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        signs = self.signs.astype(x.dtype)
+        y = (x if self.inverse else x * signs).reshape(-1, self.block)
+        apart = 1
+        while apart < self.block:
+            pairs = y.reshape(len(y), -1, 2, apart)
+            first, second = pairs[:, :, 0], pairs[:, :, 1]
+            y = np.stack([first + second, first - second], axis=2).reshape(-1, self.block)
+            apart *= 2
+        y = (y * x.dtype.type(self.block**-0.5)).reshape(x.shape)
+        on.registers[self.out] = y * signs if self.inverse else y
+
+    def compile(self, to: Graph) -> None:
+        to.native.hadamard(to[self.out], to[self.x], self.signs, self.block, self.inverse)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from bitnet.kernels.instructions import (
     DeltaRule,
     Embed,
     Gate,
+    Hadamard,
     Linear,
     Mark,
     Norm,
@@ -91,6 +92,7 @@ class _Writer:
         self.required["token_embd.weight"] = rows
         self.optional |= {"output.weight": rows, "output.bias": rows[:1]}
         self._do(Embed(self.x, "token_embd.weight", decoder.embedding_scale))
+        self._transform(self.x, self.x, "token_embd.weight", inverse=True)
         self._do(Mark("embed", self.x))
         for self._layer, block in enumerate(decoder.blocks):
             self._block = f"blk.{self._layer}."
@@ -100,6 +102,10 @@ class _Writer:
         self._block = ""
         self._norm(self.x, "output_norm")
         self._do(Mark("result_norm", self.x))
+        if decoder.writes:
+            head = "output" if "output.weight" in self.tensors else "token_embd"
+            if self._transform(self.x, self.x, f"{head}.weight"):
+                self._do(Mark("result_rotated", self.x))
 
     def _branch(self, branch: Branch) -> None:
         h = self._norm(self.x, branch.norm, out="h") if branch.norm else self.x  # (T, dim)
@@ -254,7 +260,23 @@ class _Writer:
             self._norm(x, f"{name.removeprefix(self._block)}_norm_in", out=source.name)
             self._products((out,), source, (name,))
 
+    def _transform(self, out: Register, x: Register, weight: str, *, inverse: bool = False) -> bool:
+        """True if *weight* is in a rotated basis: *out* is *x* in it, or comes back from it."""
+        basis = self.decoder.basis
+        if basis is None or weight not in (basis.embeddings if inverse else basis.weights):
+            return False
+        self._do(Hadamard(out, x, basis.signs_of(x.width), basis.block, inverse))
+        return True
+
     def _products(self, outs: tuple[Register, ...], x: Register, names: tuple[str, ...]) -> None:
+        basis = self.decoder.basis
+        rotated = {f"{name}.weight" in basis.weights for name in names} if basis else {False}
+        if len(rotated) > 1:
+            for out, name in zip(outs, names, strict=True):
+                self._products((out,), x, (name,))
+            return
+        turned = Register("turned", x.width)
+        x = turned if self._transform(turned, x, f"{names[0]}.weight") else x
         biases = [f"{name}.bias" for name in names]
         there = tuple(bias if bias in self.tensors else "" for bias in biases)
         self._do(Linear(outs, x, tuple(f"{name}.weight" for name in names), there))

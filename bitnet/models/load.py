@@ -9,6 +9,7 @@ from bitnet.errors import Unsupported
 from bitnet.families.family import families, of_gguf
 from bitnet.families.foreign import described
 from bitnet.families.gguf_keys import check_keys
+from bitnet.families.hadamard import hadamard_basis
 from bitnet.families.rules import refusal
 from bitnet.formats.checkpoint import has_input_norms
 from bitnet.formats.sentence_transformers import POOLINGS
@@ -54,6 +55,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
         config,
         pooling=POOLINGS[checkpoint.integer("pooling_type", 0)],
         input_norms=has_input_norms(checkpoint.weights),
+        basis=hadamard_basis(checkpoint),
     )
 
 

@@ -295,6 +295,12 @@ public:
         graph_.gate(out, g, up, checked_gate(kind));
     }
 
+    void hadamard(int out, int x, const Floats& signs, int64_t block, bool inverse) {
+        require(block > 0 && (block & (block - 1)) == 0 && width(x) % block == 0, "width is not a multiple of the block");
+        require(width(out) == width(x) && int64_t(signs.size()) == width(x), "widths differ");
+        graph_.hadamard(out, x, keep(signs), block, inverse);
+    }
+
     void add(int x, int y) {
         require(width(x) == width(y), "widths differ");
         graph_.add(x, y);
@@ -440,6 +446,7 @@ void bind_operations(nb::module_& m) {
         .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,
              "softcap"_a)
         .def("gate", &BoundGraph::gate, "out"_a, "gate"_a, "up"_a, "kind"_a)
+        .def("hadamard", &BoundGraph::hadamard, "out"_a, "x"_a, "signs"_a.noconvert(), "block"_a, "inverse"_a)
         .def("add", &BoundGraph::add, "x"_a, "y"_a)
         .def("select", &BoundGraph::select, "registers"_a)
         .def("run", &BoundGraph::run, "tokens"_a.noconvert(), "segments"_a, "result"_a, "out"_a.noconvert());

@@ -218,6 +218,26 @@ void Graph::gate(int out, int g, int up, Gate kind) {
             [] { count_call(Op::gate); });
 }
 
+void Graph::hadamard(int out, int x, const float* signs, int64_t block, bool inverse) {
+    const float scale = float(1.0 / std::sqrt(double(block)));
+    add_row([=](int64_t row) {
+        const float* from = at(x, row);
+        float* to = at(out, row);
+        const int64_t cols = width(x);
+        for (int64_t i = 0; i < cols; ++i) to[i] = inverse ? from[i] : signs[i] * from[i];
+        for (int64_t begin = 0; begin < cols; begin += block)
+            for (int64_t apart = 1; apart < block; apart *= 2)
+                for (int64_t pair = begin; pair < begin + block; pair += 2 * apart)
+                    for (int64_t i = pair; i < pair + apart; ++i) {
+                        const float a = to[i], b = to[i + apart];
+                        to[i] = a + b, to[i + apart] = a - b;
+                    }
+        for (int64_t i = 0; i < cols; ++i) to[i] *= scale;
+        if (inverse)
+            for (int64_t i = 0; i < cols; ++i) to[i] *= signs[i];
+    });
+}
+
 void Graph::add(int x, int y) {
     add_row([=](int64_t row) {
         float* to = at(x, row);

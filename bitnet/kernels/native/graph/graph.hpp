@@ -69,6 +69,9 @@ public:
     };
     void delta(const Delta& its);
     void gate(int out, int gate, int up, Gate kind);
+    // out = H(signs * x), or signs * H(x) where it is the *inverse*: Walsh and Hadamard's transform of each *block*
+    // columns, in natural order, over the root of their number.
+    void hadamard(int out, int x, const float* signs, int64_t block, bool inverse);
     void add(int x, int y);
     void select(const std::vector<int>& registers);
 
