@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from bitnet.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
 from bitnet.findings import Finding
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_values import printable
+from bitnet.invocation import bundled_pip
 from bitnet.progress import human_size
 
 if TYPE_CHECKING:
@@ -57,12 +59,23 @@ def _versions() -> list[Finding]:
     return [
         Finding("ok", "bitnet", bitnet.__version__),
         Finding("ok", "Python", f"{platform.python_version()} at {sys.executable}"),
-        *(Finding("ok", name, _version(name)) for name in ("pip", "numpy", "tokenizers", "gguf")),
+        _pip(),
+        *(Finding("ok", name, _version(name)) for name in ("numpy", "tokenizers", "gguf")),
         Finding("ok", "system", f"{platform.platform()}, {platform.machine()}"),
         Finding("ok", "C++ compiler", compiler)
         if compiler
         else Finding("note", "C++ compiler", "none; only needed to build the compiled module"),
     ]
+
+
+def _pip() -> Finding:
+    """The program that finds packaged models; environments of ``uv tool`` and ``pipx`` lack it."""
+    if find_spec("pip") is not None:
+        return Finding("ok", "pip", _version("pip"))
+    if (bundled := bundled_pip()) is not None:
+        return Finding("ok", "pip", f"{bundled.stem} inside Python")
+    hint = f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)"
+    return Finding("failed", "pip", "missing; it finds packaged models such as smollm2-135m", hint)
 
 
 def _version(distribution: str) -> str:

@@ -16,6 +16,7 @@ __all__ = [
     "check_writable",
     "digest_of",
     "free_space",
+    "git_oid",
     "keep",
     "matches",
     "path_of",
@@ -39,6 +40,20 @@ def sha256_of(path: Path) -> str:
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
+
+
+def git_oid(path: Path) -> str:
+    """Name that git gives to the content of the file *path*.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -11,12 +11,14 @@ import re
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = [
     "NO_BREAK",
     "as_started",
     "as_typed",
+    "bundled_pip",
     "harmless",
     "isolate",
     "program",
@@ -48,8 +50,17 @@ def isolate(module: str, *words: str) -> list[str]:
     here = Path.cwd()
     places = [place for place in sys.path if place and Path(place).resolve() != here]
     places.append(str(Path(__file__).parents[1]))  # this program, whatever put it on the path
+    if module == "pip" and find_spec("pip") is None and (bundled := bundled_pip()) is not None:
+        places.append(str(bundled))
     command = [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}"]
     return [*command, "-c", _RUN.format(sep=os.pathsep), os.pathsep.join(places), module, *words]
+
+
+def bundled_pip() -> Path | None:
+    """The wheel of pip inside Python itself, which environments of ``uv tool`` and ``pipx`` use."""
+    ensurepip = find_spec("ensurepip")
+    folder = Path(ensurepip.origin or "").parent / "_bundled" if ensurepip is not None else Path()
+    return next(iter(sorted(folder.glob("pip-*.whl"))), None)
 
 
 def program() -> str:

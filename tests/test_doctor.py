@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 
 import pytest
 from builders import write_gguf
@@ -112,3 +113,22 @@ def test_the_report_is_a_block_that_can_be_pasted(tmp_path):
     lines = markdown(examine(tmp_path)).splitlines()
     assert lines[0] == "### bitnet doctor"
     assert (lines[2], lines[-2], lines[-1]) == ("```", "Nothing is wrong.", "```")
+
+
+def test_without_pip_the_one_inside_python_is_used_and_without_both_doctor_fails(monkeypatch):
+    from bitnet import doctor, invocation
+
+    if invocation.bundled_pip() is None:
+        pytest.skip("this Python was built without ensurepip's wheel")
+    real = invocation.find_spec
+    hidden = ["pip"]
+    for module in (doctor, invocation):
+        monkeypatch.setattr(
+            module, "find_spec", lambda name: None if name in hidden else real(name)
+        )
+    command = invocation.isolate("pip", "--version")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("pip "), done.stderr
+    assert not doctor._pip().failed
+    hidden.append("ensurepip")
+    assert doctor._pip().failed

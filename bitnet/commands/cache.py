@@ -1,4 +1,4 @@
-"""``cache list``, ``cache verify`` and ``cache clean``."""
+"""``cache list``, ``cache verify``, ``cache clean`` and ``rm``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from invoke.exceptions import Exit
 
 from bitnet.cache.selection import Selection
+from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
 from bitnet.invocation import word
 from bitnet.options import CacheOptions
@@ -98,6 +99,33 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
             f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
             hint=f"{remedy}, then fetch it again",
         )
+
+
+@task(
+    group="Models",
+    example="bitnet rm smollm2-135m --dry-run",
+    positional=["model"],
+    metavars={"model": "NAME"},
+    help={
+        "model": "name of a model, as `bitnet models` lists it",
+        "dry_run": "show what would be removed, and remove nothing",
+    },
+)
+def rm(c, model=None, dry_run=False, common=Context()):
+    """Remove one model from the cache, and say what still holds it.
+
+    Files that a project or another model also has stay on the disk under those names.
+    """
+    from bitnet.hub.ref import parse
+    from bitnet.hub.removal import removal_of
+
+    planned = removal_of(parse(model), common.project())
+    if not dry_run:
+        planned.apply()
+    if common.output.json:
+        print(as_json(planned.facts()))
+    else:
+        show(*map(brief, planned.lines("would remove" if dry_run else "removed")))
 
 
 @task(

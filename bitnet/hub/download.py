@@ -10,7 +10,6 @@ place (:mod:`bitnet.store.partial`).
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from bitnet.errors import (
     UpstreamChanged,
     from_os_error,
 )
-from bitnet.files import check_writable, free_space
+from bitnet.files import check_writable, free_space, git_oid
 from bitnet.hub.repository import FileFacts, head
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.progress import Mode, Progress, human_size
@@ -353,7 +352,7 @@ def _verify(order: _Order, facts: FileFacts, digest: str, partial: Partial, *, m
         wrong = f"{size:,} bytes came, expected {order.size:,}"
     elif expected is not None and digest != expected:
         wrong = f"SHA-256 {digest}, expected {expected}"
-    elif expected is None and facts.git_oid and facts.git_oid != _git_oid(partial.path, size):
+    elif expected is None and facts.git_oid and facts.git_oid != git_oid(partial.path):
         wrong = f"other bytes than those of the git object {facts.git_oid}"
     if wrong and mixed:
         what = "what a mirror sent" if order.mirrors else "what an earlier run left"
@@ -374,15 +373,6 @@ def _verify(order: _Order, facts: FileFacts, digest: str, partial: Partial, *, m
             f"{shown(order.url)} is a pointer of Git LFS and not the file itself",
             hint="this server or copy lacks the large files: use the hub or another mirror",
         )
-
-
-def _git_oid(path: Path, size: int) -> str:
-    """Name that git gives to the content of the file at *path*."""
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 class _Damaged(Exception):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.errors import NotFound, Offline, UsageError
-from bitnet.files import keep, path_of
+from bitnet.files import keep, path_of, sha256_of
 from bitnet.hub.candidates import candidates, choose, models_in
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PACKAGED
@@ -28,7 +28,8 @@ from bitnet.hub.repository import RepoFile, list_files
 from bitnet.progress import human_size
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
-from bitnet.store import Blob
+from bitnet.store import Blob, Name, model_key
+from bitnet.store.blobs import hugging_face_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +157,13 @@ def files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
     Raises:
         UsageError: several local models match; lists them.
     """
-    return _remembered(model, project) or _kept(model, project, fits)
+    remembered = _remembered(model, project)
+    if remembered:
+        return remembered
+    is_known = project.store.names.find(model.repo, model.revision, model.file) is not None
+    if not is_known and (taken := _taken_from_hugging_face(model, project, fits)):
+        return taken
+    return _kept(model, project, fits)
 
 
 def _source(model: Ref, file: str) -> Source:
@@ -210,6 +217,26 @@ def _kept(model: Ref, project: Project, fits: Fits) -> list[str]:
     if not found:
         return []
     return list(_only(model, found, fits, known).files)
+
+
+def _taken_from_hugging_face(model: Ref, project: Project, fits: Fits) -> list[str]:
+    """Files of *model* that Hugging Face's cache has by repository and revision, now in ours."""
+    commit, there = hugging_face_files(model.repo, model.revision)
+    listed = [RepoFile(file, path.stat().st_size) for file, path in sorted(there.items())]
+    found = [one for one in models_in(listed, model.file) if one.is_whole]
+    if not found:
+        return []
+    files = list(_only(model, found, fits, listed).files)
+    store = project.store
+    for file in files:
+        identity = model.repo, model.revision, file
+        blob = store.adopt(there[file], sha256_of(there[file]))
+        if blob is None:
+            return []
+        key = model_key(*identity)
+        store.names.write(Name(*identity, commit, blob.sha256, blob.size, "model", key), *identity)
+    remember(model, project, files)
+    return files
 
 
 def _only(model: Ref, found: list[RepoModel], fits: Fits, files: list[RepoFile]) -> RepoModel:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from bitnet import settings
 from bitnet.errors import HashMismatch, NoSpace, PermissionDenied, from_os_error
-from bitnet.files import sha256_of
+from bitnet.files import git_oid, sha256_of
 from bitnet.store import links
 from bitnet.store.names import Names
 from bitnet.store.partial import Partial, Version
 from bitnet.store.tag import make_cache
 from bitnet.store.verified import SETTLED_S, VerifiedFiles
-from bitnet.trust import SHA256, open_folder
+from bitnet.trust import COMMIT, SHA256, open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Blob", "Store"]
+__all__ = ["Blob", "Store", "hugging_face_files"]
 
 logger = logging.getLogger(__name__)
 
@@ -287,10 +287,42 @@ class Store:
         self.verified.remember(path, sha256)
 
 
+def hugging_face_files(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
+    """Commit and files of *repo* at *revision* in Hugging Face's cache, each intact, by its path.
+
+    A file's content is known there by SHA-256, or by git's name for it.
+    """
+    try:
+        root = _hugging_face_cache() / f"models--{repo.replace('/', '--')}"
+        named = root / "refs" / revision
+        commit = named.read_text("ascii").strip() if named.is_file() else revision
+        if not COMMIT.fullmatch(commit):
+            return None, {}
+        folder = root / "snapshots" / commit
+        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+        return commit, {
+            name: path for name, path in found.items() if path.is_file() and _is_named_by(path)
+        }
+    except (OSError, RuntimeError, ValueError):
+        return None, {}
+
+
+def _is_named_by(path: Path) -> bool:
+    """True if the file behind the link *path* has the content that its name says."""
+    name = path.resolve().name
+    if SHA256.fullmatch(name):
+        return sha256_of(path) == name
+    return bool(COMMIT.fullmatch(name)) and git_oid(path) == name
+
+
+def _hugging_face_cache() -> Path:
+    cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
+    return settings.expanded(cache)
+
+
 def _hugging_face(sha256: str) -> list[Path]:
     """Files in Hugging Face's cache whose name is this digest, as those of large files are."""
-    cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
     try:
-        return sorted(settings.expanded(cache).glob(f"models--*/blobs/{sha256}"))
+        return sorted(_hugging_face_cache().glob(f"models--*/blobs/{sha256}"))
     except (OSError, RuntimeError):
         return []

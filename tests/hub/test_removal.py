@@ -1,0 +1,73 @@
+"""One model is removed, with what is said about it; and models come from Hugging Face's cache."""
+
+import json
+
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.store import Store
+
+
+@pytest.fixture
+def content(tmp_path, hub, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    made = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    hub.add("org/one", "tiny.gguf", made)
+    hub.add("org/two", "tiny.gguf", made + b" ")
+    (tmp_path / "made.gguf").unlink()
+    return made
+
+
+def test_a_model_is_removed_and_the_other_stays(bitnet, content, hub):
+    from bitnet import settings
+
+    for repo in ("org/one", "org/two"):
+        bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
+    store = Store(settings.cache_dir())
+    assert len(list(store.blobs())) == 2
+    planned = bitnet("rm", "hf:org/one", "--dry-run", "--json")
+    assert json.loads(planned.out)["size_bytes"] == len(content)
+    assert len(list(store.blobs())) == 2
+    done = bitnet("rm", "hf:org/one")
+    assert done.code == 0, done.err
+    assert [blob.size for blob in store.blobs()] == [len(content) + 1]
+    assert [name.repo for name in store.names if name.kind == "model"] == ["org/two"]
+    assert bitnet("infer", "hf:org/one", "--prompt", "a", "--offline").code in (19, 23)
+    assert bitnet("rm", "hf:org/one").code == 19
+
+
+def test_what_a_project_holds_is_named_and_frees_nothing(bitnet, content, tmp_path):
+    bitnet("pull", "org/one")
+    done = bitnet("rm", "org/one", "--json")
+    facts = json.loads(done.out)
+    assert facts["size_bytes"] == 0
+    assert facts["files"][0]["held_by"]
+    assert (tmp_path / "models/org-one/tiny.gguf").read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["bitnet-tiny", "x.gguf"])
+def test_what_is_not_in_the_cache_is_not_removed(bitnet, name):
+    assert bitnet("rm", name).code == 2
+
+
+def test_a_repository_in_hugging_faces_cache_runs_offline_by_its_refs(
+    bitnet, content, hub, tmp_path, monkeypatch
+):
+    commit = "a" * 40
+    root = tmp_path / "hf/models--org--one"
+    digest = hub.blobs and next(iter(hub.blobs))
+    for folder in ("blobs", "refs", f"snapshots/{commit}"):
+        (root / folder).mkdir(parents=True)
+    (root / "refs/main").write_text(commit)
+    (root / "blobs" / digest).write_bytes(content)
+    (root / f"snapshots/{commit}/tiny.gguf").symlink_to(f"../../blobs/{digest}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    hub.close()
+    words = ("--prompt", "a", "--max-tokens", 1, "--offline")
+    for name in ("org/one", "hf:org/one:tiny.gguf", f"hf:org/one@{commit}"):
+        done = bitnet("infer", name, *words)
+        assert done.code == 0, (name, done.err)
+    (root / "blobs" / digest).write_bytes(content[:-1] + b"x")
+    assert bitnet("cache", "clean", "--models", "--yes").code == 0
+    assert bitnet("infer", "org/one", *words).code != 0
