@@ -10,10 +10,10 @@ def error(done):
     return done.err[done.err.index("Error: ") :]
 
 
-def test_help_and_list_are_what_they_say(bitnet):
+def test_help_list_and_version_are_what_they_say(bitnet):
     assert bitnet("help").out == bitnet("--help").out
     assert bitnet("help", "infer").out == bitnet("infer", "--help").out
-    assert bitnet("list").out == bitnet("--list").out
+    assert bitnet("list").out == bitnet("models").out
     assert bitnet("version").out == bitnet("--version").out
     assert bitnet("cache", "list").code == 0
     unknown = bitnet("help", "nothing")

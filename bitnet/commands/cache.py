@@ -112,7 +112,7 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     },
 )
 def rm(c, model=None, dry_run=False, common=Context()):
-    """Remove one model from the cache, and say what still holds it.
+    """Remove one model, and say what still holds its files.
 
     Files that a project or another model also has stay on the disk under those names.
     """

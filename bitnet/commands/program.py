@@ -199,8 +199,8 @@ class Program(InvokeProgram):
             words[:] = [*words[1:], "--help"]  # what is not a command is said not to be one
         if ".".join(words[:2]) in known:
             words[:2] = [".".join(words[:2])]
-        elif len(words) == 1 and words[0] in ("help", "list", "version"):
-            show = {"help": self.print_help, "list": self.list_tasks, "version": self.print_version}
+        elif len(words) == 1 and words[0] in ("help", "version"):
+            show = {"help": self.print_help, "version": self.print_version}
             show[words[0]]()
             raise Exit
         elif members := sorted(name for name in names if name.startswith(f"{words[0]}.")):

@@ -60,6 +60,7 @@ NOT_HERE = {
     "serve": "its lines are events: tests/server",
     "completion": "prints a script for a shell",
     "attest": "prints a document, whose content is digests",
+    "rm": "its lines are those of `cache clean`: tests/hub/test_removal.py",
 }
 # Of these the tiny model, or a folder without workflows, has something to complain about.
 ENDS_WITH = {"ci-lint": (0, 15, 19), "verify": (0, 15), "health": (0, 15), "crossval": (0, 15, 22)}
