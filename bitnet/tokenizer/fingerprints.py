@@ -7,8 +7,10 @@ token list itself tells which tokenizer it is, since two different tokenizers ne
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
@@ -49,7 +51,7 @@ class KnownVocabulary:
     pre: str
     n_tokens: int
     n_merges: int
-    key: str
+    key: str = ""
     merges_key: str = ""
     also: frozenset[str] = frozenset()
 
@@ -69,179 +71,12 @@ def fingerprint(tokens: Sequence[str] | Sequence[bytes] | memoryview) -> str:
     return digest.hexdigest()
 
 
-KNOWN: tuple[KnownVocabulary, ...] = (
-    KnownVocabulary(
-        "BERT base uncased",
-        "",
-        30_522,
-        0,
-        "337062c04f1259c68ada52345f444ae8f68897739e90d87fd9b895630e880276",
-        "",
-    ),
-    KnownVocabulary(
-        "Baichuan",
-        "",
-        64_000,
-        0,
-        "394cc6fabaac66adf9927f5927d38804ec672ea73e138f3a5c873f6dac39a3de",
-        "",
-    ),
-    KnownVocabulary(
-        "Command R",
-        "command-r",
-        256_000,
-        253_333,
-        "5f06a09ecc8ee13c464079bda0c4ba700a4952edb98702fc8cefbda7d1230a7c",
-        "e890c0c2588710c48f1323345dbad79a0218df8793580cd5045047d308fe2d42",
-    ),
-    KnownVocabulary(
-        "DeepSeek Coder",
-        "deepseek-coder",
-        32_256,
-        31_757,
-        "658ee39bb2bbfc1aeda1a5b5bb465cf1e06e4ef4da1330304987c4eade7152d0",
-        "bba29864f94060b326cdafad1ab85c514959da87457d9795a519ea8d957f3ce4",
-    ),
-    KnownVocabulary(
-        "DeepSeek LLM",
-        "deepseek-llm",
-        102_400,
-        99_757,
-        "6bfae886abe8163f6f929565506b6838bd921c01c08dec7ea6e82d6a155050c0",
-        "b9cb618623c197992e0d213395d8d86c9485aaa22825e467e9bf4b1faf32d3f7",
-    ),
-    KnownVocabulary(
-        "Falcon",
-        "falcon",
-        65_024,
-        64_784,
-        "9bdb42797e075d5a4146a9639aa9c19158e2c3c0c1e492adba080bf91a6d1ab9",
-        "3b61792696adbacbbe200be5d3268f040521278c6954f329089235cf2bcfa740",
-    ),
-    KnownVocabulary(
-        "Gemma 4",
-        "gemma4",
-        262_144,
-        514_906,
-        "a5a6b2886a2d1ccb33ba3c5ba62b32066be33c29c1d67fea478891721883e808",
-        "1fc76734735fa624f5091b768899592b570356e2737a717d4ca32aeda12f8ace",
-    ),
-    KnownVocabulary(
-        "GPT-2",
-        "gpt-2",
-        50_257,
-        50_000,
-        "1b0b4d1f2288958613732175557fa89f8db2b619574bc7500c5b8cb8269c16ee",
-        "dca569b10de5f0a468dfe0d780bc5db55facb46b3bfbd8c29c9a18d3df1cac41",
-    ),
-    KnownVocabulary(
-        "GPT-NeoX-20B",
-        "mpt",
-        50_432,
-        50_009,
-        "8b4c73132a6c7d86c0faf1cf0e9bdfda96421b3d244983218bf6a0e973b0bc0d",
-        "bc7902105e960847d1c182de11e5ebd8f69434eb5f1584135d67d1aef13b3868",
-        frozenset({"olmo"}),
-    ),
-    KnownVocabulary(
-        "LLaMA-2",
-        "",
-        32_000,
-        0,
-        "621e8daacd0e30060399ba04fb9bcdb58f8d185b4992ca43b4f9e2d1a86eebc9",
-        "",
-    ),
-    KnownVocabulary(
-        "LLaMA-3",
-        "llama-bpe",
-        128_256,
-        280_147,
-        "23983359e84a0ec8ec7cee8224afcc069c587b317e47ade6010e2ca03cbc1d88",
-        "44546c8009a5993ff850e2288dbd2b0213643cd224445cd9c8c6bf452112d669",
-        frozenset({"smaug-bpe"}),
-    ),
-    KnownVocabulary(
-        "XLM-RoBERTa (Nomic)",
-        "",
-        250_048,
-        0,
-        "0d5fba57b2a92ea3775b0379c5bac441cdadaae8a737223425a2d0a8fedcce04",
-        "",
-    ),
-    KnownVocabulary(
-        "Phi-3",
-        "",
-        32_064,
-        0,
-        "4bfc9f873bc4d9ba10ff1efd8e94f8ca937013c58517a0e4e10b7e159ec954e2",
-        "",
-    ),
-    KnownVocabulary(
-        "Qwen2",
-        "qwen2",
-        151_936,
-        151_387,
-        "84b39a9554a32ce6bd119691e252f9416845b6a3d3c72ee6f9aa35ae5c058fd4",
-        "907981a313a6e78ef2223229042674a39cd4995ee4c4ed40a31b58754e82c26c",
-        frozenset({"deepseek-r1-qwen", "qwen35"}),
-    ),
-    KnownVocabulary(
-        "Refact",
-        "refact",
-        49_216,
-        48_891,
-        "c186081d90db7abff1711d2a7dd8071ccc8d77431fedc06e02b5af49ff981c1a",
-        "8d4f7b0bf9c947a0f6cc09a367ca4c8bf0a6da86518efe5dce0cd2f365619573",
-    ),
-    KnownVocabulary(
-        "StarCoder2",
-        "starcoder",
-        49_152,
-        48_872,
-        "c38b21487885c89d2f2210c59c118cdc2d0d59a5cc6ec96d7301f6c91681c613",
-        "17a2c3357d047aa2bd31949766b3f6929f3c703c9e73cb6dc962334954fdf63e",
-    ),
-    KnownVocabulary(
-        "DeepSeek-V3",
-        "deepseek-v3",
-        0,
-        127_741,
-        "",
-        "da09c418aa30eddffbdeace570b17a7e48b789738507ce271a008fc7ec624103",
-    ),
-    KnownVocabulary(
-        "gpt-oss (o200k)",
-        "gpt-4o",
-        0,
-        446_189,
-        "",
-        "be256e50e9a767b0e39cdc11470003cb2ff4c2a58033c49c7618baed2443b3c2",
-    ),
-    KnownVocabulary(
-        "GPT-4o (o200k)",
-        "gpt-4o",
-        0,
-        199_742,
-        "",
-        "d302e76e888a6916773eded4c38105580b0bcdcd664fd19525914389e345dce9",
-    ),
-    KnownVocabulary(
-        "LLaMA-4",
-        "llama4",
-        0,
-        439_802,
-        "",
-        "28adb8618aad53cc0f967d92055c36087fa00b51cf451f489b78fc1dbb51c672",
-    ),
-    KnownVocabulary(
-        "SmolLM2",
-        "smollm",
-        49_152,
-        48_900,
-        "e3f79317b457a91937391f6e0ee99d97ba2a3adae02bc26db8f59710ddb27ffe",
-        "f21dff0382d448ea564fe1869e6158795a0db82c4b0771f6fb3d5db9818f0166",
-    ),
-)
+def _read_known() -> tuple[KnownVocabulary, ...]:
+    rows = json.loads(Path(__file__).with_name("known_vocabularies.json").read_text("utf-8"))
+    return tuple(KnownVocabulary(**row | {"also": frozenset(row.get("also", ()))}) for row in rows)
+
+
+KNOWN = _read_known()
 # Fields of a specification whose values are not hashed: they are long, or have no effect.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
 _ASIDE = frozenset({"source", "fingerprint"})
