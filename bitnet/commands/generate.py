@@ -233,14 +233,19 @@ def _metric_lines(answer, running):
     )
 
 
-LEAVE = ("/exit", "/quit")
+LEAVE = ("/exit", "/quit", "/bye")
 HELP = """\
 /clear        forget the conversation
 /system TEXT  instructions for the model; without TEXT: none
+/set NAME VALUE  change an option of the answers: /set temperature 0.7
+/show         the model, the instructions and the options
 /save FILE    write the conversation as JSON
+/load FILE    go on with a conversation that was saved
 /stats        metrics of the last answer
 /help         this list
-/exit         leave, as Ctrl-D does; Ctrl-C stops an answer"""
+/exit         leave, as Ctrl-D and /bye do; Ctrl-C stops an answer
+\"""           begins and ends a message of several lines"""
+BLOCK = '"""'
 CUT_OFF = {
     "length": "(cut off: --max-tokens allows no more)",
     "context": "(cut off: the context is full; /clear forgets the conversation)",
@@ -298,7 +303,7 @@ def _talk(talk):
 def _turn(talk):
     """One line and its answer; whether the talk goes on."""
     try:
-        line = given_text(input("> "), "the line").strip()
+        line = given_text(_read_message(), "the line").strip()
         if line and line not in LEAVE:
             _answer(talk, line)
     except KeyboardInterrupt:
@@ -310,6 +315,17 @@ def _turn(talk):
         say(f"Error: {error.message}" + (f"\nhint: {hint}" if hint else ""))
         return True
     return line not in LEAVE
+
+
+def _read_message():
+    """A line from the terminal, or the lines between three quotation marks."""
+    line = input("> ")
+    if not line.startswith(BLOCK):
+        return line
+    lines = [line.removeprefix(BLOCK)]
+    while not lines[-1].rstrip().endswith(BLOCK):
+        lines.append(input(". "))
+    return "\n".join(lines).rstrip().removesuffix(BLOCK)
 
 
 def _lines():
@@ -369,8 +385,44 @@ def _command(talk, line):
         if not value:
             raise UsageError("/save needs the name of a file", hint="/save talk.json")
         _save(talk, settings.expanded(Path(value)))
+    elif name == "/load":
+        if not value:
+            raise UsageError("/load needs the name of a file", hint="/load talk.json")
+        _load(talk, settings.expanded(Path(value)))
+    elif name == "/set":
+        _set(talk, *value.partition(" ")[::2])
+    elif name == "/show":
+        _show_talk(talk)
     else:
         raise UsageError(f"no command {line!r}", hint="/help lists them")
+
+
+def _set(talk, name, value):
+    """Change an option of the answers, as a JSON value or a text."""
+    if not value:
+        raise UsageError("/set needs a name and a value", hint="/set temperature 0.7")
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        parsed = value.strip()
+    talk.set_option(name.replace("-", "_"), parsed)
+
+
+def _show_talk(talk):
+    say(f"model: {talk.model.path.name}, {len(talk.turns)} messages")
+    say(f"system: {talk.system or 'none'}")
+    request = talk.request
+    options = {"max_tokens": request.max_tokens, "stop": request.stop, **asdict(request.sampling)}
+    say("\n".join(f"{name}: {json.dumps(value)}" for name, value in options.items()))
+
+
+def _load(talk, path):
+    try:
+        messages = json.loads(read_text(str(path)))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}", hint="load what /save wrote") from None
+    talk.load(messages)
+    say(f"loaded {len(talk.messages)} messages from {path}")
 
 
 def _save(talk, path):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bitnet.runtime.request import check_prompt
+from bitnet.errors import UsageError
+from bitnet.runtime.request import Request, check_messages, check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Stats
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import FinishReason
-    from bitnet.runtime.request import Request
 
 __all__ = ["Conversation"]
 
@@ -26,6 +26,8 @@ class Conversation:
         turns: messages of user and assistant, oldest first.
         stats: metrics of the last answer, ``None`` before the first.
         finish_reason: of the last answer; also ``None`` if it was cut short from outside.
+        model: the model.
+        request: options of the answers.
     """
 
     def __init__(self, model: LanguageModel, request: Request, *, system: str = "") -> None:
@@ -40,8 +42,8 @@ class Conversation:
         self.turns: list[dict[str, str]] = []
         self.stats: Stats | None = None
         self.finish_reason: FinishReason | None = None
-        self._model = model
-        self._request = request.choice(0)
+        self.model = model
+        self.request = request.choice(0)
         self._asked = 0
         model.encode_chat([{"role": "user", "content": "-"}])
 
@@ -50,6 +52,31 @@ class Conversation:
         """All messages, including the system's."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns]
+
+    def set_option(self, name: str, value: Any) -> None:
+        """Change the option *name* of the answers that follow.
+
+        Raises:
+            UsageError: answers of a conversation have no such option, or it is out of its range.
+        """
+        if name in ("prompt", "messages", "tools", "tool_choice"):
+            raise UsageError(f"{name} is not an option of a conversation")
+        self.request = Request.from_mapping({name: value}, self.request)
+
+    def load(self, messages: Any) -> None:
+        """Go on after *messages*; a first one of the system replaces the instructions.
+
+        Raises:
+            UsageError: they are not texts of the system, the user and the assistant.
+        """
+        check_messages(messages)
+        for message in messages:
+            is_known = message["role"] in ("system", "user", "assistant")
+            if not is_known or not isinstance(message.get("content"), str):
+                raise UsageError("a conversation has texts of the system, the user, the assistant")
+        first = [message["content"] for message in messages[:1] if message["role"] == "system"]
+        self.system = first[0] if first else ""
+        self.turns = [dict(message) for message in messages[len(first) :]]
 
     def ask(self, text: str) -> Iterator[str]:
         """The answer to *text*, in pieces; closing the iterator cuts it short.
@@ -65,8 +92,8 @@ class Conversation:
         answer = None
         self._asked += 1
         try:
-            asked = replace(self._request.choice(self._asked - 1), messages=self.messages)
-            answer = self._model.answer(asked)
+            asked = replace(self.request.choice(self._asked - 1), messages=self.messages)
+            answer = self.model.answer(asked)
             yield from answer
         finally:
             self.finish_reason = answer.finish_reason if answer is not None else None

@@ -122,6 +122,34 @@ def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_talk(typed):
     assert typed("/exit", AssertionError("read on after /exit")).code == 0
 
 
+def test_a_message_of_several_lines_stands_between_marks(typed, tmp_path):
+    saved = tmp_path / "talk.json"
+    assert typed('"""a', "b", 'c"""', '"""d"""', f"/save {saved}").code == 0
+    messages = json.loads(saved.read_text())
+    assert [one["content"] for one in messages if one["role"] == "user"] == ["a\nb\nc", "d"]
+
+
+def test_options_are_set_and_shown(typed):
+    done = typed("/set max-tokens 2", "/set stop [\"zz\"]", "/set temperature hot", "b", "/show",
+                 "/set messages 1", "/set", "/stats")  # fmt: skip
+    assert "| 2 tokens" in done.err
+    assert "max_tokens: 2" in done.err
+    assert 'stop: ["zz"]' in done.err
+    assert "temperature is not a number" in done.err
+    assert "messages is not an option of a conversation" in done.err
+    assert "/set needs a name and a value" in done.err
+
+
+def test_a_saved_conversation_goes_on(typed, tmp_path):
+    saved, again = tmp_path / "talk.json", tmp_path / "again.json"
+    assert typed("/system s", "b", f"/save {saved}").code == 0
+    assert typed(f"/load {saved}", f"/save {again}").code == 0
+    assert json.loads(again.read_text()) == json.loads(saved.read_text())
+    for content in (b"{", b"[]", b'[{"role": "tool", "content": "a"}]', b'[{"role": "user"}]'):
+        saved.write_bytes(content)
+        assert "Error: " in typed(f"/load {saved}").err
+
+
 def test_an_answer_that_was_cut_off_says_why(typed):
     assert "(cut off: --max-tokens allows no more)" in typed("b").err
     done = typed("b" * 20, "c", max_tokens=60)
