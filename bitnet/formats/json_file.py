@@ -10,25 +10,28 @@ from bitnet.errors import InvalidFormat
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["T", "damaged", "parse_json"]
+__all__ = ["T", "damaged", "parse_json", "repeated_keys"]
 
 T = TypeVar("T", dict, list)  # type: ignore[type-arg]
 
 
-def parse_json(raw: bytes, path: Path, kind: type[T]) -> T:
+def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -> T:
     """The object or array that *raw* is, a part of the file *path*.
 
     Args:
         raw: the text.
         path: the file, for messages.
         kind: ``dict`` or ``list``.
+        unique: refuse a key that is there twice; otherwise the last one counts, as in
+            transformers: a published ``config.json`` has one.
 
     Raises:
-        InvalidFormat: it is not JSON, JSON of another kind, or has a key twice, of which some
-            readers take the first and others the last.
+        InvalidFormat: it is not JSON, or JSON of another kind.
     """
     try:
-        found = json.loads(raw, object_pairs_hook=_object)
+        found = json.loads(raw)
+        if unique and (twice := repeated_keys(raw)):
+            raise ValueError(f"the key {twice[0][0][:80]!r} is there twice")
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"it is not valid JSON: {error}") from None
     if not isinstance(found, kind):
@@ -36,13 +39,19 @@ def parse_json(raw: bytes, path: Path, kind: type[T]) -> T:
     return found
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:80]!r} is there twice")
-    return found
+def repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
+    """Keys in the JSON text *raw* that an object has again later, with their values."""
+    overwritten: list[tuple[str, Any]] = []
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            last = {key: at for at, (key, _) in enumerate(pairs)}
+            overwritten.extend(pair for at, pair in enumerate(pairs) if last[pair[0]] != at)
+        return found
+
+    json.loads(raw, object_pairs_hook=collect)
+    return overwritten
 
 
 def damaged(path: Path, why: str) -> InvalidFormat:

@@ -113,7 +113,7 @@ def read_file(files: Inventory, name: str) -> dict[str, Tensor]:
     (length,) = struct.unpack_from("<Q", view)
     if length > min(_MAX_HEADER_BYTES, len(view) - 8):
         raise damaged(path, f"its header of {length:,} bytes does not fit {len(view):,} bytes")
-    directory = parse_json(bytes(view[8 : 8 + length]), path, dict)
+    directory = parse_json(bytes(view[8 : 8 + length]), path, dict, unique=True)
     mapped.check()
     data = np.frombuffer(view[8 + length :], dtype=np.uint8)
     directory.pop("__metadata__", None)

@@ -23,6 +23,7 @@ import numpy as np
 from bitnet.errors import InvalidFormat
 from bitnet.formats import safetensors
 from bitnet.formats.gguf import Array
+from bitnet.formats.json_file import repeated_keys
 from bitnet.tokenizer.load import TOKENIZER_FILES
 from bitnet.tokenizer.side_files import SIDE_FILES
 
@@ -219,6 +220,8 @@ def _of_folder(files: Inventory) -> Content:
             continue  # layout: their content are the tensors
         else:
             values[name] = files.sha256[name]
+        if name.endswith(".json") and (repeated := repeated_keys(files.read(name))):
+            values[f"{name} repeated"] = repeated  # other readers may take the first of two
     return Content(tensors, values, lists)
 
 
