@@ -31,6 +31,7 @@ FILLED = {
     "bundle export MODEL --output FILE": "bundle export smollm2-135m --output bundle.tar",
     "{model.id}": "smollm2-135m",
     "run {word(name)}": "run smollm2-135m",
+    "run {word(self.name)}": "run smollm2-135m",
     "inspect-gguf {request.id}": "inspect-gguf bitnet-tiny",
     "{words[0]}": "cache",
     "{word} COMMAND [--options]": "cache --help",
