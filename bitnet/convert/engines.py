@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from bitnet.families.blocks import DeltaNet
 from bitnet.families.family import of_gguf
 from bitnet.findings import Finding
 from bitnet.quants.iq_bn import SHORTEST_ROW
@@ -155,6 +156,14 @@ def _tensors(
             "llama.cpp",
             f"has no {strange} in {kind} models: it refuses the file or computes without it",
         )
+    for mixer in config.mixers():
+        if isinstance(mixer, DeltaNet) and mixer.key_dim != mixer.value_dim:
+            yield _by(
+                "llama.cpp",
+                f"does not load {kind} models with keys of {mixer.key_dim} and values of "
+                f"{mixer.value_dim}",
+            )
+            break
     if not engine.tied and "output.weight" not in checkpoint.weights:
         yield _by("llama.cpp", f"does not load {kind} models whose head is the embedding")
     for its in config.attentions[:1] if engine.whole_width else ():

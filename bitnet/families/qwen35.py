@@ -10,7 +10,7 @@ import numpy as np
 from bitnet.errors import InvalidFormat
 from bitnet.families.blocks import Branch, DeltaNet, FeedForward
 from bitnet.families.dense import attention, model_of, sizes
-from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
+from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
 from bitnet.families.rules import HARMLESS, neutral, read
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("layer_types for another number of layers")
     heads, rope = config["linear_num_value_heads"], config["rope_parameters"]
     share = rope.get("partial_rotary_factor", config["partial_rotary_factor"])
-    sections = rope.get("mrope_section") or [int(config["head_dim"] * share) // 2, 0, 0]
+    pairs = int(config["head_dim"] * share) // 2
+    # Of the pairs, every third is for the same coordinate; llama.cpp does not rotate the others.
+    sections = rope.get("mrope_section") or [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3]
     return {
         "attention.recurrent_layers": is_linear,
         "ssm.conv_kernel": config["linear_conv_kernel_dim"],
@@ -156,7 +158,7 @@ register(
         biases={"attention_bias": ATTENTION},
         partial_rotation=True,
         norms_from_zero=True,
-        llama_cpp=LlamaCppSupport(windows=True),
+        llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "ssm_dt.bias")),
         translate=_translate,
         decoder=_decoder,
     )

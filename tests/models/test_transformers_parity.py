@@ -147,6 +147,25 @@ CASES = {
         "SeedOss",
         {"head_dim": 16, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "olmo3-yarn": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 16,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": 32}),
+    "glm4-without-biases": ("Glm4", {"head_dim": 16, "attention_bias": False}),
     "qwen3.5": ("Qwen3_5", {"num_hidden_layers": 5, "head_dim": 32, **DELTA_NET}),
     "qwen3.5-biases": (
         "Qwen3_5",
