@@ -1,16 +1,19 @@
 """Models whose weights are in a rotated basis (Bonsai 2), against the same models without it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import Tensor, write_gguf
 from tiny_models import tiny
 
+import bitnet
 from bitnet import native
 from bitnet.convert import ConversionRequest, convert
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf_values import Array
 from bitnet.inspect_gguf import inspect_gguf
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
@@ -19,6 +22,8 @@ from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
 
+TINY = Path(bitnet.__file__).with_name("shipped") / "bitnet-tiny.gguf"
+PROMPT = "It is a truth universally acknowledged, that"
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
 F32 = types.by_name("F32")
 SHAPES = {
@@ -35,10 +40,14 @@ def sylvester(size):
     return h / np.sqrt(size)
 
 
-def rotated(checkpoint, block, *, explicit=True, embedding=True):
+def rotated(checkpoint, block, *, explicit=True, embedding=True, only=""):
     """*checkpoint* in the basis of ``H(signs * x)``: its rows are ``H(signs * row)``."""
     rng, h = np.random.default_rng(4), sylvester(block)
-    matrices = {n: w for n, w in checkpoint.weights.items() if len(w.shape) == 2}
+    matrices = {
+        name: weight
+        for name, weight in checkpoint.weights.items()
+        if len(weight.shape) == 2 and name.startswith(only)
+    }
     widths = sorted({weight.shape[1] for weight in matrices.values()})
     signs = {width: rng.choice([-1, 1], width) if explicit else np.ones(width) for width in widths}
     weights = dict(checkpoint.weights)
@@ -75,7 +84,11 @@ def save(path, checkpoint):
         Tensor(name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
         for name, weight in checkpoint.weights.items()
     ]
-    return write_gguf(path, dict(checkpoint.metadata), tensors)
+    keys = {
+        key: list(value) if isinstance(value, Array) else value
+        for key, value in checkpoint.metadata.items()
+    }
+    return write_gguf(path, keys, tensors)
 
 
 @pytest.mark.parametrize("explicit", [True, False])
@@ -124,6 +137,24 @@ def test_a_rotated_ternary_file_is_converted_and_says_what_it_is(tmp_path):
         text = "\n".join(inspect_gguf(path).lines())
         assert "rotated: prism.hadamard version 1, blocks of 256, signs explicit" in text
     assert "not rotated" in "\n".join(inspect_gguf(save(tmp_path / "p.gguf", plain)).lines())
+
+
+def text_of(path):
+    with bitnet.load(path) as model:
+        return model.generate(PROMPT, max_tokens=24, temperature=0)
+
+
+@pytest.mark.parametrize("encoding", ["Q2_0", "PTQ1_0"])
+def test_bitnet_tiny_and_its_twins_write_the_same_text(tmp_path, encoding):
+    """Its matrices repacked; and then its embedding, which is its head as well, rotated."""
+    twin = tmp_path / "twin.gguf"
+    assert convert(TINY, twin, ConversionRequest(encoding)).exact
+    in_blocks = {w.quant.name for w in open_checkpoint(twin).weights.values() if len(w.shape) == 2}
+    assert in_blocks == {encoding, "F16"}
+    turned = rotated(open_checkpoint(twin), 256, only="token_embd")
+    basis = save(tmp_path / "rotated.gguf", turned)
+    assert "rotated: " in "\n".join(inspect_gguf(basis).lines())
+    assert text_of(TINY) == text_of(twin) == text_of(basis)
 
 
 WRONG = {
