@@ -28,7 +28,12 @@ from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
 
 ALIGNMENT = 32
-FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0": 7}
+FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0": 7} | {
+    "Q1_0": 40,
+    "Q2_0": 41,
+    "PQ2_0": 141,
+    "PTQ1_0": 143,
+}
 
 
 def pack_q8_0(ternary):
@@ -72,6 +77,8 @@ class Shape:
     heads: int = 20
     kv_heads: int = 5
     head_dim: int = 128
+    embeds: bool = False  # an embedding model
+    low_bit: bool = False  # its embedding has the type of the other matrices
 
     @property
     def width(self):
@@ -81,10 +88,12 @@ class Shape:
 
 SHAPES = {
     "2b-4t": Shape(),
-    "embedding-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128),
-    "embedding-270m": Shape("gemma3", 18, 640, 2048, 4, 1, 256),
+    "embedding-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, embeds=True),
+    "embedding-270m": Shape("gemma3", 18, 640, 2048, 4, 1, 256, embeds=True),
+    "bonsai-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, low_bit=True),
+    "bonsai-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, low_bit=True),
     "tiny": Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64),
-    "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128),
+    "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128, embeds=True),
 }
 EMBEDDINGS = ("qwen3", "gemma3")
 
@@ -130,9 +139,10 @@ def tensors(kind, shape, *, layers, vocabulary):
         "ffn_down": (dim, ffn),
     }
     layer_norms = norms(shape)
-    if shape.architecture in EMBEDDINGS and kind == "I2_S":
+    if shape.embeds and kind == "I2_S":
         layer_norms |= {f"{name}_norm_in": size[1] for name, size in linear.items()}
-    found = [Tensor("token_embd.weight", (vocabulary, dim), "F16")]
+    embedding = kind if shape.low_bit else "F16"
+    found = [Tensor("token_embd.weight", (vocabulary, dim), embedding)]
     for layer in range(layers):
         found += [
             Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in layer_norms.items()
@@ -148,7 +158,7 @@ def content(tensor, seed):
         yield rng.uniform(0.8, 1.2, tensor.shape).astype("<f4")
         return
     rows, columns = tensor.shape
-    if tensor.name == "token_embd.weight":
+    if tensor.name == "token_embd.weight" and tensor.kind == "F16":
         for start in range(0, rows, CHUNK_ROWS):
             count = min(CHUNK_ROWS, rows - start)
             values = rng.standard_normal((count, columns), dtype=np.float32)
@@ -157,6 +167,8 @@ def content(tensor, seed):
     # Outputs of unit variance for such inputs; a float16, so that every encoding can hold it.
     scale = np.float16((columns * 2 / 3) ** -0.5)
     codes = rng.integers(-1, 2, tensor.shape, dtype=np.int8)
+    if tensor.kind == "Q1_0":
+        codes = np.where(codes < 1, np.int8(-1), codes)
     if tensor.kind == "F16":
         yield codes.astype("<f2") * scale
     else:
@@ -205,7 +217,7 @@ def metadata(kind, shape, *, layers, vocabulary):
     }
     if shape.width != shape.dim:
         own |= {f"attention.{part}_length": shape.head_dim for part in ("key", "value")}
-    if architecture in EMBEDDINGS:
+    if shape.embeds:
         own["pooling_type"] = 3  # the last token
     return [
         scalar("general.architecture", "string", architecture),
