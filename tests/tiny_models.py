@@ -1,6 +1,7 @@
 """Tiny random models of every family, as checkpoints in memory or GGUF files."""
 
 import string
+import zlib
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -80,22 +81,25 @@ def metadata(architecture, **more):
 
 
 def tiny(architecture, *, seed=0, **more):
-    """An F32 checkpoint with random weights, norms near one."""
-    rng = np.random.default_rng(seed)
+    """An F32 checkpoint; weights are random by the name of their tensor, norms near one."""
     rope_style = of_gguf(architecture).gguf_rope_style
     width = more.get("embedding_length", DIM)
-    embedding = _f32("token_embd.weight", rng.standard_normal((VOCAB, width)) * 0.5)
+    embedding = _f32("token_embd.weight", _normal(seed, "token_embd.weight", (VOCAB, width)) * 0.5)
     weights = {embedding.name: embedding}
     keys = metadata(architecture, **more)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
     for name, shape in layout(config_from(checkpoint)).required.items():
         if name in weights:
             continue
-        values = rng.standard_normal(shape) * 0.08
+        values = _normal(seed, name, shape) * 0.08
         if name.endswith("ssm_a"):
             values = -np.exp(values * 10)  # below zero: a state is forgotten
         weights[name] = _f32(name, values + 1 if name.endswith("norm.weight") else values)
     return checkpoint
+
+
+def _normal(seed, name, shape):
+    return np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
 
 
 def seeing(decoder, windows):

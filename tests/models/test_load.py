@@ -142,7 +142,7 @@ def test_keys_under_another_prefix_are_found():
         ("attention.head_count", 0, "no heads"),
         ("feed_forward_length", 0, "a size below 1"),
         ("context_length", 0, "no context"),
-        ("rope.freq_base", 0.0, "a rope_theta"),
+        ("rope.freq_base", 0.0, "expected a number above 0"),
         ("rope.freq_base", float("nan"), "expected a finite number"),
         ("rope.scaling.original_context_length", 0, "an original context below 2"),
         ("attention.sliding_window_pattern", [True], "another number of layers"),
