@@ -50,6 +50,7 @@ FILLED = {
     "--compare A --against B": "--compare tokenizer.json --against tokenizer.json",
     "--against FILE": "--against a.json",
     "--output FILE": "--output a.json",
+    "--bundle FILE": "--bundle a.sigstore.json",
     "--record FILE": "--record trace.json",
     "--report-dir DIR": "--report-dir reports",
     "--model-dir DIR": "--model-dir models",

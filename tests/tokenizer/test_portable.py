@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import tiktoken
-from bitnet.tokenizer.agreement import PROBES
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from bitnet.tokenizer.agreement import PROBES
 from tekken_files import AUDIO, IMAGE, NAMES, document, special, write
 
 from bitnet.errors import InvalidFormat, Unsupported
