@@ -53,7 +53,12 @@ def _linear_layers(keys: Keys, layers: int) -> list[bool]:
     given = keys.value("attention.recurrent_layers", None)
     if given is None:
         period = keys.integer("full_attention_interval", _PERIOD)
-        return [(layer + 1) % max(period, 1) != 0 for layer in range(layers)]
+        if not period:
+            raise InvalidFormat(
+                f"{keys.path.name}: full_attention_interval is 0, expected at least 1",
+                hint="the file is damaged; fetch it again",
+            )
+        return [(layer + 1) % period != 0 for layer in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
         raise InvalidFormat(
             f"{keys.path.name}: attention.recurrent_layers is {given!r}, expected {layers} entries",

@@ -232,3 +232,33 @@ def test_an_integer_that_cannot_be_one_is_a_damaged_file(key, value):
     checkpoint.metadata[f"gemma3.{key}"] = value
     with pytest.raises(InvalidFormat):
         config_from(checkpoint)
+
+
+@pytest.mark.parametrize("value", [0, 2**31, 2**32, 2**64 - 1, -1, 1.5, True, "8", [8]])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "full_attention_interval",
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
+    ],
+)
+def test_senseless_sizes_of_a_delta_net_are_refused(key, value):
+    checkpoint = tiny("qwen35")
+    checkpoint.metadata[f"qwen35.{key}"] = value
+    if key == "full_attention_interval" and value == 2**31:
+        assert len(config_from(checkpoint).attentions) == 0
+    else:
+        with pytest.raises(InvalidFormat):
+            config_from(checkpoint)
+
+
+@pytest.mark.parametrize("value", [[True], [True] * 5, 3, "11"])
+def test_kinds_of_layers_for_another_number_of_layers_are_refused(value):
+    checkpoint = tiny("qwen35")
+    checkpoint.metadata["qwen35.attention.recurrent_layers"] = value
+    with pytest.raises(InvalidFormat):
+        config_from(checkpoint)
