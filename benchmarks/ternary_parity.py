@@ -30,7 +30,7 @@ from bitnet import native
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval.asking import PROMPTS, our_trace
 from bitnet.crossval.compare import compare
-from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.exact import Float64Pass
 from bitnet.crossval.references import BitnetCpp, IkLlamaCpp, LlamaCpp, Question, Transformers
 from bitnet.errors import BitnetError
 from bitnet.formats.containers import open_checkpoint
@@ -200,9 +200,9 @@ def main():
     output = Path(sys.argv[1])
     checkpoint = open_checkpoint(SHIPPED["bitnet-tiny"].path)
     with bitnet.load(checkpoint, threads=1) as model:
-        prompts = tuple((text, tuple(model.tokenizer.encode(text))) for text in PROMPTS)
+        prompts = tuple((text, tuple(model.tokenizer.encode(text))) for text in PROMPTS[:6])
     question = Question(checkpoint, prompts, greedy=STEPS, threads=1)
-    exact = exact_trace(checkpoint, prompts, greedy=STEPS)
+    exact = Float64Pass(checkpoint).trace(prompts, (), (STEPS,) * len(prompts))
     with tempfile.TemporaryDirectory() as work:
         found, best = answers(checkpoint, question, Path(work))
     text = "\n".join(table(found, best, exact)) + "\n"

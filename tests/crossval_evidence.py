@@ -15,11 +15,14 @@ from bitnet.crossval.evidence import (
     TestedModel,
     TokenizerFacts,
 )
-from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.exact import Float64Pass
 from bitnet.crossval.judge import judge
+from bitnet.crossval.operations import Operation, Operations
 
-NEAR = Nearness(1e-3, 1.0, 0.05, 2.0)
-ROW = Row(0, 0, 1, 1, 3.0, 1.0, 1e-3, 0.99, 0.1, 1, 3.0, 2.0, NEAR, NEAR)
+NEAR = Nearness(1e-3, 1.0, 0.05)
+ROW = Row(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1, 2.0, NEAR, NEAR)
+STEPS = (Operation("Qcur-0", "int8 product", 0.01, 1e-4), Operation("l_out-0", "sum", 1e-7, 0.0))
+OPERATIONS = Operations("bitnet", 2, 1, STEPS)
 PARITY = TokenizerParity(3, 3, decoded=2, decoded_equal=2)
 
 
@@ -38,9 +41,9 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
     rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
     steps = sum(one.steps for one in greedy)
     made = Evidence(
-        schema_version=3,
+        schema_version=4,
         created="2026-01-01T00:00:00+00:00",
-        plan=Plan(1, len(rows), len(rows), steps, len(greedy), 3),
+        plan=Plan(("p",), 256, 1, len(rows), len(rows), steps, len(greedy), 3),
         compute_path="real",
         model=TestedModel("m.gguf", "ab" * 32, "llama"),
         tokenizer=TokenizerFacts("cd" * 32, "m.gguf", 64),
@@ -56,14 +59,20 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
             answer("float64", len(rows)),
         ),
         tokenizer_parity=parity,
-        prompts=(Prompt("p", tuple(range(len(rows))), ("t",) * len(rows)),),
+        prompts=(Prompt("p", tuple(range(len(rows))), 0, ("t",) * len(rows)),),
         rows=rows,
         greedy=tuple(greedy),
+        operations=(OPERATIONS,),
     )
     return replace(made, **changes)
 
 
 PASSED = evidence(ROW, ROW, greedy=[Greedy(0, 8, 8)])
+
+
+def exact_trace(checkpoint, prompts, greedy=0):
+    """The float64 pass over *prompts*, each with a continuation of *greedy* steps."""
+    return Float64Pass(checkpoint).trace(prompts, (), (greedy,) * len(prompts))
 
 
 def verdict_on_float64(checkpoint, ids, theirs):

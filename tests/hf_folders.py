@@ -86,10 +86,10 @@ def config(architecture, **more):
     )
 
 
-def tiny_folder(folder, architecture, *, as_bf16=False, **more):
-    """A random model of a family in *folder*; *more* goes into its config.json."""
+def tiny_folder(folder, architecture, *, as_bf16=False, weights=None, **more):
+    """A random model of a family in *folder*, or *weights*; *more* goes into its config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = tiny("llama" if architecture == "mistral" else architecture).weights
+    weights = weights or tiny("llama" if architecture == "mistral" else architecture).weights
     tensors = {}
     for name, weight in weights.items():
         values = dequantize(weight)

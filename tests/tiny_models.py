@@ -182,6 +182,16 @@ def _taught_llama():
     return taught(tiny("llama"), ids[: KEYS["context_length"]])
 
 
+def write_model(path, checkpoint, tokens=TOKENS):
+    """*checkpoint* as a file with a tokenizer of single letters."""
+    metadata = dict(checkpoint.metadata) | letters(tokens, add_bos_token=True)
+    tensors = [
+        Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for weight in checkpoint.weights.values()
+    ]
+    return write_gguf(path, metadata, tensors)
+
+
 def ternary_gguf(path):
     """A BitNet in I2_S as a file, wide enough for the kernels of other engines."""
     wide = {"embedding_length": 512, "feed_forward_length": 1024, "rope.dimension_count": 128}

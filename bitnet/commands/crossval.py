@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -88,7 +89,6 @@ def _report(requested, texts, options, common):
             reference,
             requested,
             texts=texts,
-            cache=common.cache.root / "reports",
             facts=_facts(checkpoint),
             notify=notify,
         )
@@ -106,7 +106,9 @@ def _report_of_tokens(requested, texts, options, common):
     checkpoint = open_file(options, common)
     reference = _reference(checkpoint, requested.against, requested.recording)
     facts = _facts(checkpoint)
-    outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts, facts=facts)
+    outcome = compare_tokens(
+        tokenizer, checkpoint, reference, options=requested, texts=texts, facts=facts
+    )
     return Report.of(outcome.evidence)
 
 
@@ -170,15 +172,14 @@ def _origin(sha256):
 
 def _show(report, requested, output):
     """The result on stdout, the report files, and the summary of the CI job."""
-    from bitnet.crossval.report_files import append_summary, write_report
-    from bitnet.crossval.report_text import as_markdown
+    from bitnet.crossval.report import append_summary, as_markdown, write
 
     if output.json:
         print(as_json(report.as_json()))
     else:
         print(*of_markdown(as_markdown(report)), sep="\n")
     if requested.report_dir:
-        for path in write_report(report, Path(requested.report_dir)):
+        for path in write(report, Path(requested.report_dir)):
             logger.info("wrote %s", path)
     summary = settings.step_summary()
     if summary is not None:
@@ -200,7 +201,7 @@ def _end(verdict, state, requested, *, quiet):
     kind = VerificationFailed if verdict.status == "failed" else ReferenceUnavailable
     if quiet:
         raise Exit(code=kind.exit_code)
-    hint = "find where they part: --bisect; check the file: bitnet verify MODEL"
+    hint = "check the file: bitnet verify MODEL"
     raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
 
 
@@ -213,7 +214,7 @@ def _check(requested, options, common):
     report, claimed = read_report(Path(requested.check))
     found = check_report(report, claimed)
     if requested.replay:
-        found += _replayed(report, requested, options, common)
+        found.append(_replayed(report.evidence, requested, options, common))
     wrong = [one for one in found if one.severity == "failed"]
     status, output = report.verdict.status, common.output
     if output.json:
@@ -229,25 +230,22 @@ def _check(requested, options, common):
             f"{requested.check} does not hold: {'; '.join(one.text for one in wrong)}",
             hint="compare again: bitnet crossval MODEL --report-dir DIR",
         )
+    for one in found:
+        if one.severity == "skipped":
+            if output.json:
+                raise Exit(code=ReferenceUnavailable.exit_code)
+            raise ReferenceUnavailable(
+                f"{requested.check}: {one.subject} {one.text}", hint=one.hint
+            )
     _end(report.verdict, report.evidence.reference.state, requested, quiet=output.json)
 
 
-def _replayed(report, requested, options, common):
-    """Some of the report's positions, computed again."""
-    from bitnet.crossval.check import replay
-    from bitnet.crossval.references import REFERENCES
+def _replayed(evidence, requested, options, common):
+    """The whole cross-validation again, compared with that of the report."""
+    from bitnet.crossval.check import compare_again, options_of
 
-    checkpoint = open_file(options, common)
-    name = report.evidence.reference.name
-    named = name if name in REFERENCES else "float64"
-    reference = _reference(checkpoint, "" if requested.recording else named, requested.recording)
-    with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
-        return replay(
-            report,
-            model,
-            checkpoint,
-            reference,
-            count=requested.replay,
-            sha256=checkpoint.inventory.digest,
-            notify=notify,
-        )
+    again = options_of(evidence)
+    if not evidence.reference.live:
+        again = replace(again, recording=requested.recording)
+    report = _report_of_tokens if again.tokenizer_only else _report
+    return compare_again(evidence, report(again, evidence.plan.asked, options, common).evidence)

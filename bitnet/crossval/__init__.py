@@ -1,5 +1,6 @@
 """Cross-validation of this runtime with an independent engine: traces, comparison, report.
 
+    reference.py           requests to an engine, recordings, the float64 pass as an engine
     references.py          the reference engines, by name
     reference_process.py   the program that runs one of them, in its own process
 llama_api.py           the C API of llama.cpp, for that program
@@ -9,14 +10,12 @@ llama_api.py           the C API of llama.cpp, for that program
     answers.py             requested and received answers, counted
     compare.py             comparison of two traces; pure functions
     bounds.py              thresholds of agreement, and their origin
-    bisect.py              the first layer and operation where two engines differ
-intermediates.py       the intermediates it looks at
+    operations.py          every operation, computed again from the engine's own inputs
 receipt.py             the compute path, as counted inside the backend
     evidence.py            all results, as one record
     judge.py               the verdict, from that record alone
     run.py                 all of it, in order
-    report.py              report.json; report_text.py and report_html.py (with plots.py) show it,
-                           report_files.py writes all three
-    check.py               checks a report against its own rows, and computes rows again
+    report.py              report.json, report.md and, by report.html.j2, report.html
+    check.py               checks a report against its own rows, and against a new one
     records.py             records to JSON and back, strictly
 """

@@ -73,6 +73,7 @@ def answered(
     trace: Trace,
     prompts: Sequence[tuple[str, Sequence[int]]],
     *,
+    firsts: Sequence[int] = (),
     steps: Sequence[int] = (),
     texts: int = 0,
     vocabulary: int = _LEAST,
@@ -82,7 +83,8 @@ def answered(
     Args:
         side: the side that answers.
         trace: its answers.
-        prompts: the requested texts with their ids, one distribution for each id.
+        prompts: the requested texts with their ids.
+        firsts: index of the first id of each with a distribution; 0 when not given.
         steps: requested tokens of each prompt's continuation; 0 when not given.
         texts: number of texts to tokenize; 0 if none were requested.
         vocabulary: tokens of the model; a position holds at least ten of them, or all.
@@ -93,9 +95,13 @@ def answered(
     whole, positions, continued = 0, 0, 0
     least = min(_LEAST, vocabulary)
     counts = list(steps) or [0] * len(prompts)
-    asked = [(tuple(ids), count) for (_, ids), count in zip(prompts, counts, strict=True)]
-    for number, (one, (ids, count)) in enumerate(zip(trace.prompts, asked, strict=False)):
-        found = list(_faults(one, ids, count, least))
+    starts = list(firsts) or [0] * len(prompts)
+    asked = [
+        (tuple(ids), first, count)
+        for (_, ids), first, count in zip(prompts, starts, counts, strict=True)
+    ]
+    for number, (one, (ids, first, count)) in enumerate(zip(trace.prompts, asked, strict=False)):
+        found = list(_faults(one, ids, first, count, least))
         missing += [f"prompt {number}: {fault}" for fault in found]
         whole += not found
         positions += sum(_is_whole(at, least) for at in one.positions)
@@ -106,7 +112,7 @@ def answered(
     return Answered(
         side,
         Count(len(prompts), whole),
-        Count(sum(len(ids) for _, ids in prompts), positions),
+        Count(sum(len(ids) - first for ids, first, _ in asked), positions),
         Count(sum(counts), continued),
         Count(texts, tokenized),
         tuple(missing[:_SHOWN]),
@@ -122,16 +128,18 @@ def _is_whole(position: object, least: int) -> bool:
     return getattr(position, "is_finite", False) and len(getattr(position, "ids", ())) >= least
 
 
-def _faults(one: PromptTrace, ids: tuple[int, ...], steps: int, least: int) -> Iterator[str]:
+def _faults(
+    one: PromptTrace, ids: tuple[int, ...], first: int, steps: int, least: int
+) -> Iterator[str]:
     """Problems of the answer *one* for *ids*."""
     if one.error:
         yield one.error
     if not ids and not one.error:
         yield "no tokens to run"
-    if one.ids != ids:
+    if (one.ids, one.first) != (ids, first):
         yield "the answer is about other tokens"
-    if len(one.positions) != len(ids) and not one.error:
-        yield f"{len(one.positions)} distributions for {len(ids)} tokens"
+    if len(one.positions) != len(ids) - first and not one.error:
+        yield f"{len(one.positions)} distributions for {len(ids) - first} tokens"
     for at, position in enumerate(one.positions):
         if not position.is_finite:
             yield f"the logits of position {at} are not numbers"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import bitnet
 from bitnet.crossval.answers import steps_of
-from bitnet.crossval.trace import PromptTrace, Trace, positions_from, spread
+from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace, spread
 from bitnet.errors import BitnetError
+from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -16,12 +19,16 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.options import CrossvalOptions
     from bitnet.crossval.references import Question, Reference
-    from bitnet.crossval.trace import Arithmetic
+    from bitnet.crossval.trace import Arithmetic, Position
     from bitnet.runtime.language_model import LanguageModel
 
 __all__ = ["PROMPTS", "Asked", "asked_of", "our_trace"]
 
-# Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's.
+# Of a longer prompt only the last positions are compared: they attend to all others.
+LONG, COMPARED = 128, 48
+
+# Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's. The
+# last has more than 544 of every vocabulary we know, behind the windows of 512 that models have.
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village at the foot of a mountain, there lived a watchmaker who",
@@ -31,6 +38,7 @@ PROMPTS = (
     "about",
     "Die Hauptstadt von Deutschland ist Berlin, und die Hauptstadt von Österreich ist",
     "1, 1, 2, 3, 5, 8, 13, 21, 34,",
+    files("bitnet.crossval").joinpath("long_prompt.txt").read_text(encoding="utf-8").rstrip(),
 )
 
 
@@ -40,6 +48,7 @@ class Asked:
 
     Attributes:
         prompts: texts with the ids that are run.
+        firsts: index of the first id of each whose position is compared.
         there: tokens of all texts together.
         steps: tokens of each continuation; 0: none are requested.
         continued: indices of the prompts that are continued.
@@ -47,6 +56,7 @@ class Asked:
     """
 
     prompts: tuple[tuple[str, tuple[int, ...]], ...]
+    firsts: tuple[int, ...]
     there: int
     steps: int
     continued: tuple[bool, ...]
@@ -57,35 +67,39 @@ def asked_of(
     model: LanguageModel, reference: Reference, texts: Sequence[str], options: CrossvalOptions
 ) -> Asked:
     """The prompts, cut to ``--max-positions``; a recording brings its own."""
-    recorded: Trace | None = getattr(reference, "recording", None)
+    recorded = reference.recording
     unreadable: dict[str, str] = {}
-    whole: list[tuple[str, tuple[int, ...]]] = []
+    whole: list[tuple[str, tuple[int, ...], int]] = []  # with the first position
     if recorded is not None:
-        whole = [(one.prompt, one.ids[: one.requested]) for one in recorded.prompts]
+        whole = [(one.prompt, one.ids[: one.requested], one.first) for one in recorded.prompts]
         steps = min(options.greedy, steps_of(recorded))
     else:
         room = max(model.engine.context - options.greedy, 1)
         steps = options.greedy
         for text in texts:
             try:
-                whole.append((text, tuple(model.tokenizer.encode(text))[:room]))
-            except BitnetError as error:  # noqa: PERF203 (a few prompts)
+                ids = tuple(model.tokenizer.encode(text))[:room]
+            except BitnetError as error:
                 unreadable[text] = f"it cannot be encoded: {error.message}"
-                whole.append((text, ()))
-    shares = spread([len(ids) for _, ids in whole], options.max_positions)
-    kept = [
-        (text, ids[:share], recorded is None or share == len(ids))
-        for (text, ids), share in zip(whole, shares, strict=True)
-        if share or not ids
-    ]
+                ids = ()
+            whole.append((text, ids, len(ids) - COMPARED if len(ids) > LONG else 0))
+    shares = spread([len(ids) - first for _, ids, first in whole], options.max_positions)
+    kept: list[tuple[str, tuple[int, ...], int, bool]] = []
+    for (text, ids, first), share in zip(whole, shares, strict=True):
+        is_whole = recorded is None or share == len(ids) - first
+        if first and share and recorded is None:
+            kept.append((text, ids, len(ids) - share, True))
+        elif share or not ids:
+            kept.append((text, ids[: first + share], first, is_whole))
     reasons = {
         at: unreadable.get(text, "it has no tokens")
-        for at, (text, ids, _) in enumerate(kept)
+        for at, (text, ids, _, _) in enumerate(kept)
         if not ids
     }
-    continued = tuple(bool(ids) and is_whole and steps > 0 for _, ids, is_whole in kept)
-    prompts = tuple((text, ids) for text, ids, _ in kept)
-    return Asked(prompts, sum(len(ids) for _, ids in whole), steps, continued, reasons)
+    continued = tuple(bool(ids) and is_whole and steps > 0 for _, ids, _, is_whole in kept)
+    there = sum(len(ids) - first for _, ids, first in whole)
+    prompts = tuple((text, ids) for text, ids, _, _ in kept)
+    return Asked(prompts, tuple(first for *_, first, _ in kept), there, steps, continued, reasons)
 
 
 def our_trace(
@@ -107,21 +121,25 @@ def our_trace(
             if number in reasons
             else PromptTrace(text, ids, error=f"id {max(ids)} is outside the vocabulary of {size}")
             if max(ids) >= size
-            else _our_prompt(model, text, ids, steps)
-            for number, ((text, ids), steps) in enumerate(
-                zip(question.prompts, question.steps, strict=True)
+            else _our_prompt(model, text, ids, first, steps)
+            for number, ((text, ids), first, steps) in enumerate(
+                zip(question.prompts, question.starts, question.steps, strict=True)
             )
         ),
     )
 
 
-def _our_prompt(model: LanguageModel, text: str, ids: tuple[int, ...], steps: int) -> PromptTrace:
+def _our_prompt(
+    model: LanguageModel, text: str, ids: tuple[int, ...], first: int, steps: int
+) -> PromptTrace:
     tokens: list[int] = []
     gaps: list[float] = []
-    positions: tuple[Any, ...] = ()
+    positions: tuple[Position, ...] = ()
     error = ""
     try:
-        positions = tuple(positions_from(model.logits(ids)))
+        cache = KVCache(model.config, len(ids))
+        forward = partial(model.engine.model.forward, cache=cache)
+        positions = prompt_trace(forward, ids, 0, first=first).positions
         if steps:
             params = Request(max_tokens=steps, logprobs=2)
             for piece in model.engine.generate(ids, params):
@@ -130,4 +148,4 @@ def _our_prompt(model: LanguageModel, text: str, ids: tuple[int, ...], steps: in
                 gaps.append(piece.top_logprobs[0][1] - piece.top_logprobs[1][1])
     except BitnetError as failure:
         error = failure.message
-    return PromptTrace(text, ids, positions, tuple(tokens), tuple(gaps), error=error)
+    return PromptTrace(text, ids, positions, tuple(tokens), tuple(gaps), error=error, first=first)

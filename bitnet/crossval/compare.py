@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Position, PromptTrace, Trace
 
 __all__ = [
-    "TOP",
     "Comparison",
     "Greedy",
     "Nearness",
@@ -30,7 +29,6 @@ __all__ = [
     "nearness",
 ]
 
-TOP = 10  # tokens whose overlap is counted
 _TINY = 1e-12  # smallest remaining probability; anything below is rounding
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
 _ROUNDING = 1e-7  # of a remaining probability, from writing down logits
@@ -45,13 +43,11 @@ class Nearness:
         scale: slope of its log-probabilities over those of the float64 pass, 1 without scaling;
             ``None`` if all tokens of the float64 pass are equal.
         noise: remaining differences around that line, as a share of the spread.
-        surprise: upper bound of ``-log p`` of the actual next token; ``None`` at the end.
     """
 
     kl: float
     scale: float | None
     noise: float | None
-    surprise: float | None
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,14 @@ class Row:
         ours: our likeliest next token.
         theirs: the reference's.
         gap: logit difference between the reference's best and second token.
-        overlap: share of the reference's ten likeliest tokens that are among our ten.
         kl: from the reference to ours.
-        cosine: similarity of the logits of tokens stored by both, each centred at its mean.
-        max_difference: largest difference of a log-probability among these tokens.
+        surprise: upper bound of our ``-log p`` of the actual next token; None at the end.
+        theirs_surprise: the reference's.
         exact: likeliest next token of the float64 pass, ``None`` without such a pass.
-        exact_gap: logit difference between its best and second token.
-        exact_surprise: ``-log p`` of the actual next token.
+        exact_surprise: its ``-log p`` of the actual next token.
         exact_ours: ours compared with the float64 pass.
         exact_theirs: the reference compared with it.
+        drift: KL from a recorded float64 pass to today's; None without a recorded one.
     """
 
     prompt: int
@@ -82,15 +77,14 @@ class Row:
     ours: int | None
     theirs: int | None
     gap: float | None
-    overlap: float | None
     kl: float | None
-    cosine: float | None
-    max_difference: float | None
+    surprise: float | None = None
+    theirs_surprise: float | None = None
     exact: int | None = None
-    exact_gap: float | None = None
     exact_surprise: float | None = None
     exact_ours: Nearness | None = None
     exact_theirs: Nearness | None = None
+    drift: float | None = None
 
     @property
     def agrees(self) -> bool:
@@ -179,7 +173,9 @@ def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) ->
     return total
 
 
-def compare(ours: Trace, theirs: Trace, *, exact: Trace | None = None) -> Comparison:
+def compare(
+    ours: Trace, theirs: Trace, *, exact: Trace | None = None, today: Trace | None = None
+) -> Comparison:
     """Compare *ours* with *theirs*, position by position and step by step.
 
     Prompts are paired by index and only if their tokens are equal; unpaired ones have no row,
@@ -189,68 +185,70 @@ def compare(ours: Trace, theirs: Trace, *, exact: Trace | None = None) -> Compar
         ours: answers to the prompts in the same order.
         theirs: the reference's answers.
         exact: the float64 pass over the same prompts.
+        today: another float64 pass, where *exact* was recorded.
     """
     rows: list[Row] = []
     greedy: list[Greedy] = []
     for number, (mine, other) in enumerate(zip(ours.prompts, theirs.prompts, strict=False)):
-        if mine.ids != other.ids:
+        if (mine.ids, mine.first) != (other.ids, other.first):
             continue
-        truth = exact.prompts[number] if exact and number < len(exact.prompts) else None
-        rows += _rows(number, mine, other, truth)
+        truth, now = (
+            one.prompts[number] if one and number < len(one.prompts) else None
+            for one in (exact, today)
+        )
+        rows += _rows(number, mine, other, truth, now)
         if mine.greedy and other.greedy:
             greedy.append(_greedy(number, mine, other))
     return Comparison(tuple(rows), tuple(greedy))
 
 
 def _rows(
-    number: int, mine: PromptTrace, other: PromptTrace, truth: PromptTrace | None
+    number: int,
+    mine: PromptTrace,
+    other: PromptTrace,
+    truth: PromptTrace | None,
+    today: PromptTrace | None,
 ) -> Iterator[Row]:
-    following: list[int | None] = [*mine.ids[1:], None]
+    following: list[int | None] = [*mine.ids[mine.first + 1 :], None]
     for at, (p, q) in enumerate(zip(mine.positions, other.positions, strict=False)):
         right = truth.positions[at] if truth and at < len(truth.positions) else None
-        row = _row(number, at, p, q)
+        row = _row(number, mine.first + at, p, q, following[at])
         if right is not None and right.is_finite:
             row = replace(
                 row,
                 exact=right.ids[0],
-                exact_gap=right.gap,
                 exact_surprise=_surprise(right, following[at]),
-                exact_ours=nearness(right, p, following[at]),
-                exact_theirs=nearness(right, q, following[at]),
+                exact_ours=nearness(right, p),
+                exact_theirs=nearness(right, q),
             )
+            now = today.positions[at] if today and at < len(today.positions) else None
+            if now is not None and now.is_finite:
+                row = replace(row, drift=divergence(right, now))
         yield row
 
 
-def _row(number: int, at: int, mine: Position, other: Position) -> Row:
+def _row(number: int, at: int, mine: Position, other: Position, following: int | None) -> Row:
     if not (mine.is_finite and other.is_finite):
         best = [one.ids[0] if one.is_finite else None for one in (mine, other)]
-        return Row(number, at, best[0], best[1], None, None, None, None, None)
-    ours, theirs = mine.log_probabilities(), other.log_probabilities()
-    common = [token for token in other.ids if token in ours]
-    p = np.array([theirs[token] for token in common])
-    q = np.array([ours[token] for token in common])
-    top = min(TOP, len(other.ids), len(mine.ids))
-    shared = len(set(mine.ids[:top]) & set(other.ids[:top]))
+        return Row(number, at, best[0], best[1], None, None)
     return Row(
         prompt=number,
         position=at,
         ours=mine.ids[0],
         theirs=other.ids[0],
         gap=other.gap,
-        overlap=shared / top,
         kl=divergence(other, mine),
-        cosine=_cosine(p, q),
-        max_difference=float(np.abs(p - q).max()) if common else math.inf,
+        surprise=_surprise(mine, following),
+        theirs_surprise=_surprise(other, following),
     )
 
 
-def nearness(exact: Position, engine: Position, following: int | None) -> Nearness | None:
+def nearness(exact: Position, engine: Position) -> Nearness | None:
     """Compare *engine* with *exact*; ``None`` if its logits are not finite.
 
     Args:
         exact: the float64 pass.
         engine: the engine to compare.
-        following: the actual next token.
     """
     if not engine.is_finite:
         return None
@@ -264,7 +262,7 @@ def nearness(exact: Position, engine: Position, following: int | None) -> Nearne
         x, y = x - x.mean(), y - y.mean()
         scale = float(x @ y / (x @ x))
         noise = float(np.std(y - scale * x)) / spread
-    return Nearness(divergence(exact, engine), scale, noise, _surprise(engine, following))
+    return Nearness(divergence(exact, engine), scale, noise)
 
 
 def _surprise(position: Position, following: int | None) -> float | None:
@@ -273,14 +271,6 @@ def _surprise(position: Position, following: int | None) -> float | None:
         return None
     known = position.log_probabilities()
     return max(-known.get(following, min(known.values())), 0.0)
-
-
-def _cosine(p: np.ndarray, q: np.ndarray) -> float:
-    if len(p) < 2:
-        return 0.0
-    p, q = p - p.mean(), q - q.mean()
-    size = float(np.linalg.norm(p) * np.linalg.norm(q))
-    return float(p @ q) / size if size else 1.0
 
 
 def _greedy(number: int, mine: PromptTrace, other: PromptTrace) -> Greedy:

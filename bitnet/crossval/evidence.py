@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bitnet.crossval.answers import Answered
-from bitnet.crossval.bisect import Bisection
 from bitnet.crossval.bounds import Bounds
 from bitnet.crossval.compare import Greedy, Row, TokenizerParity
+from bitnet.crossval.operations import Operations
 from bitnet.crossval.receipt import ComputePath
 from bitnet.crossval.trace import Arithmetic
 
@@ -37,6 +37,8 @@ class Plan:
     """The planned checks.
 
     Attributes:
+        asked: the texts of all prompts, as they were given.
+        limit: positions to compare at most.
         prompts: texts that are run.
         positions: tokens of them that are compared.
         positions_there: tokens they have in total.
@@ -44,10 +46,11 @@ class Plan:
         continuations: prompts that are continued.
         texts: texts that are tokenized by both; 0: the reference has no tokenizer of its own.
         tokenizer_only: nothing else is compared.
-        bisect: intermediates are compared.
         require_real: only the native kernels are accepted.
     """
 
+    asked: tuple[str, ...]
+    limit: int
     prompts: int
     positions: int
     positions_there: int
@@ -55,7 +58,6 @@ class Plan:
     continuations: int
     texts: int
     tokenizer_only: bool = False
-    bisect: bool = False
     require_real: bool = False
 
 
@@ -136,6 +138,7 @@ class ReferenceFacts:
         library_sha256: of that file.
         independent: it is not this project's code.
         live: it ran the same file here and now; a recording did not.
+        float64: a float64 pass is there to judge it: today's, or one that was recorded with it.
         model_sha256: of the file it ran, if known.
     """
 
@@ -150,6 +153,7 @@ class ReferenceFacts:
     library_sha256: str = ""
     independent: bool = True
     live: bool = True
+    float64: bool = True
     model_sha256: str = ""
 
 
@@ -177,11 +181,13 @@ class Prompt:
     Attributes:
         text: the text.
         ids: its tokens, as far as they were run.
+        first: index of the first whose position was compared.
         tokens: text of each token.
     """
 
     text: str
     ids: tuple[int, ...]
+    first: int = 0
     tokens: tuple[str, ...] = ()
 
 
@@ -205,7 +211,7 @@ class Evidence:
         prompts: texts that were run.
         rows: position by position.
         greedy: continuation by continuation.
-        bisections: comparisons of intermediates.
+        operations: of each engine that gives intermediates.
         spellings: text of each token that an engine preferred somewhere, by id.
         kl: description of the divergences.
     """
@@ -225,7 +231,7 @@ class Evidence:
     prompts: tuple[Prompt, ...] = ()
     rows: tuple[Row, ...] = ()
     greedy: tuple[Greedy, ...] = ()
-    bisections: tuple[Bisection, ...] = ()
+    operations: tuple[Operations, ...] = ()
     spellings: dict[str, str] = field(default_factory=dict)
     kl: str = (
         "in nats, over the stored tokens with all others as one event: never more than the "

@@ -64,6 +64,7 @@ class Llama:
 
     Attributes:
         n_vocab: tokens of the model.
+        batch: positions it computes at a time; 0: all.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Llama:
         """
         self._c = library
         self._threads = threads
-        self._batch = batch
+        self.batch = batch
         _declare(library)
         library.llama_backend_init()
         params = library.llama_model_default_params()
@@ -168,7 +169,7 @@ class Llama:
         known = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types
         if not known or _THREADS not in raw[sizes:rope]:
             raise EngineError("the engine's parameters are laid out in an unknown way")
-        batch = min(size, self._batch or size)
+        batch = min(size, self.batch or size)
         struct.pack_into("<3I", params.raw, sizes, size, size, batch)
         if raw[rope - 16 : rope] == 4 * _UNSET:
             # No flash attention: its sums are rounded to f16.
@@ -190,8 +191,8 @@ class LlamaContext:
         self._n_vocab = n_vocab
         self._length = 0
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits at every one of *ids*, which continue the sequence: ``(T, vocabulary)``.
+    def logits(self, ids: Sequence[int], *, all_positions: bool = True) -> NDArray[np.float32]:
+        """Logits at each or the last of *ids*, which continue the sequence: ``(T, vocabulary)``.
 
         Raises:
             EngineError: the library failed.
@@ -204,19 +205,20 @@ class LlamaContext:
                 batch.pos[at] = self._length + at
                 batch.n_seq_id[at] = 1
                 batch.seq_id[at][0] = 0
-                batch.logits[at] = 1
+                batch.logits[at] = all_positions or at == len(ids) - 1
             code = self._c.llama_decode(self._handle, batch)
             if code:
                 raise EngineError(f"llama_decode gave {code}")
         finally:
             self._c.llama_batch_free(batch)
         self._length += len(ids)
-        out = np.empty((len(ids), self._n_vocab), dtype=np.float32)
-        for at in range(len(ids)):
+        places = range(0 if all_positions else len(ids) - 1, len(ids))
+        out = np.empty((len(places), self._n_vocab), dtype=np.float32)
+        for number, at in enumerate(places):
             row = self._c.llama_get_logits_ith(self._handle, at)
             if not row:
                 raise EngineError(f"no logits for position {at}")
-            out[at] = np.ctypeslib.as_array(row, shape=(self._n_vocab,))
+            out[number] = np.ctypeslib.as_array(row, shape=(self._n_vocab,))
         return out
 
 

@@ -29,12 +29,11 @@ class CrossvalOptions:
         "", "compare with the trace in this file, made with --record", metavar="FILE"
     )
     prompts: str = option(
-        "", "UTF-8 file with one prompt a line; default: six built-in ones", metavar="FILE"
+        "", "UTF-8 file with one prompt a line; default: seven built-in ones", metavar="FILE"
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
     max_positions: int = option(256, "positions to compare at most, spread over all prompts")
     greedy: int = option(24, "tokens each engine continues every prompt with, by itself")
-    bisect: bool = option(False, "find the first layer and operation where intermediates differ")
     record: str = option(
         "", "keep the reference's trace in this file, for --recording", metavar="FILE"
     )
@@ -47,12 +46,10 @@ class CrossvalOptions:
     require_real: bool = option(False, "fail unless the compiled kernels did the computing")
     check: str = option(
         "",
-        "derive the verdict of this report.json again from its rows, and compare nothing new",
+        "derive the verdict of this report.json again from its rows",
         metavar="FILE",
     )
-    replay: int = option(
-        0, "with --check: positions, chosen at random, to compute again", metavar="N"
-    )
+    replay: bool = option(False, "with --check: compute everything in the report again")
 
     def __post_init__(self) -> None:
         """Check ranges and combinations.
@@ -70,21 +67,14 @@ class CrossvalOptions:
             raise UsageError("--recording is a reference by itself", hint="leave --against out")
         if self.recording and self.prompts:
             raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
-        for name, given in (("--bisect", self.bisect), ("--record", self.record)):
-            if self.tokenizer_only and given:
+        for name, value in (("--record", self.record), ("--require-real", self.require_real)):
+            if self.tokenizer_only and value:
                 raise UsageError(
                     f"{name} needs the weights, and --tokenizer-only does not read them",
                     hint="leave one of them out",
                 )
         if self.replay and not self.check:
             raise UsageError("--replay needs a report", hint="name it: --check report.json")
-        if self.replay < 0:
-            raise UsageError(f"--replay is {self.replay}, expected at least 0")
-        if self.tokenizer_only and self.require_real:
-            raise UsageError(
-                "--require-real needs the weights, and --tokenizer-only does not read them",
-                hint="leave one of them out",
-            )
         if self.max_positions < 1:
             raise UsageError(f"--max-positions is {self.max_positions}, expected at least 1")
         if self.greedy < 0:

@@ -15,28 +15,28 @@ import json
 import logging
 import subprocess
 import tempfile
-from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet import settings
-from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.operations import Intermediates
 from bitnet.crossval.own_build import bitnet_cpp_library
-from bitnet.crossval.trace import Trace, read_trace, trace_from
-from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.crossval.reference import EngineFailed, Float64, Question, Recorded, Reference
+from bitnet.crossval.trace import Trace, trace_from
+from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError
 from bitnet.installation import extra_command
 from bitnet.invocation import isolate
+from bitnet.quants import registry
 from bitnet.quants.iq_bn import SHORTEST_ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet.crossval.trace import PromptTrace
+    from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
 
 __all__ = [
@@ -63,78 +63,6 @@ _WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 _LAST_WORDS = 300  # characters of a dead engine's stderr
 
 
-@dataclass(frozen=True)
-class Question:
-    """Request to a reference.
-
-    Attributes:
-        checkpoint: the model.
-        prompts: texts with their ids; without any, the weights are not needed.
-        texts: to tokenize, each with true if BOS and EOS are added.
-        greedy: steps of the greedy continuation of each prompt.
-        continued: indices of the prompts that are continued; all when not given.
-        threads: compute threads.
-        cache: folder where a slow answer may be cached.
-        model_sha256: of the model's file.
-        notify: called with the progress.
-    """
-
-    checkpoint: Checkpoint
-    prompts: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    texts: tuple[tuple[str, bool], ...] = ()
-    greedy: int = 0
-    continued: tuple[bool, ...] = ()
-    threads: int = 1
-    cache: Path | None = None
-    model_sha256: str = ""
-    notify: Callable[[str], None] = logger.debug
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Steps of each prompt's continuation."""
-        flags = self.continued or (True,) * len(self.prompts)
-        return tuple(self.greedy if one else 0 for one in flags)
-
-
-class EngineFailed(VerificationFailed):
-    """The installed engine did not answer: it crashed, refused the model, or took too long."""
-
-
-class Reference(ABC):
-    """A reference engine.
-
-    Attributes:
-        name: on the command line.
-        independent: it is not this project's code, so the float64 pass can judge it.
-        live: it runs the same file here and now.
-    """
-
-    name: str
-    independent = True
-    live = True
-
-    def reads(self, checkpoint: Checkpoint) -> bool:
-        """True if it supports such a model."""
-        return checkpoint.path.is_file()
-
-    def installed(self) -> bool:
-        """True if it is installed."""
-        return True
-
-    @abstractmethod
-    def trace(self, question: Question) -> Trace:
-        """Its answers.
-
-        Raises:
-            ReferenceUnavailable: it is not installed.
-            EngineFailed: it is installed, but crashed, refused the model or took too long.
-        """
-
-    def tensors(self, _question: Question) -> dict[str, NDArray[np.float32]] | None:
-        """Intermediates of one pass over the first prompt, ``None`` if it has none."""
-        return None
-
-
 class _InProcess(Reference):
     """An engine that runs in its own process."""
 
@@ -144,6 +72,11 @@ class _InProcess(Reference):
 
     def installed(self) -> bool:
         return all(map(importlib.util.find_spec, (self.package, *self.needs)))
+
+    def arithmetic(self, checkpoint: Checkpoint) -> Arithmetic:
+        """Arithmetic of its products with the weights of *checkpoint*."""
+        weights = checkpoint.weights.values()
+        return "float" if all(one.quant.name == "F32" for one in weights) else "int8"
 
     def trace(self, question: Question) -> Trace:
         with tempfile.TemporaryDirectory() as folder, self._file(question, Path(folder)) as model:
@@ -173,7 +106,9 @@ class _InProcess(Reference):
             "prompts": [list(ids) for _, ids in question.prompts],
             "texts": list(question.texts),
             "steps": list(question.steps),
+            "firsts": list(question.starts),
             "threads": question.threads,
+            "arithmetic": self.arithmetic(question.checkpoint),
             **more,
         }
         target = folder / "answer.json"
@@ -203,22 +138,24 @@ class _InProcess(Reference):
 
 
 class _CppEngine(_InProcess):
-    unlike: frozenset[str] = frozenset()  # operations whose intermediates are not comparable
+    # Names of intermediates that differ from llama.cpp's for most families, and those that are
+    # not comparable ("").
+    names: ClassVar[dict[str, str]] = {}
 
-    def tensors(self, question: Question) -> dict[str, NDArray[np.float32]] | None:
+    def intermediates(self, question: Question) -> Intermediates | None:
         import numpy as np
 
         with tempfile.TemporaryDirectory() as name, self._file(question, Path(name)) as model:
-            folder = Path(name)
-            self._ask(question, model, folder, tensors=name)
-            order = json.loads((folder / "order.json").read_text(encoding="utf-8"))
-            found = {key: np.load(folder / f"{number}.npy") for key, number in order.items()}
-        unlike = self.unlike
+            self._ask(question, model, Path(name), tensors=name)
+            with np.load(Path(name) / "tensors.npz") as arrays:
+                found = {key: arrays[key] for key in arrays.files}
+        names = _NAMES | self.names
         if any(name.endswith("post_ffw_norm.weight") for name in question.checkpoint.weights):
-            unlike |= {"attn_out", "ffn_out"}  # taken before the norm that follows
-        renamed = {f"{_operation(key)}-{_layer(key)}": found[key] for key in found if "-" in key}
-        kept = {key: value for key, value in renamed.items() if _operation(key) not in unlike}
-        return kept | {key: value for key, value in found.items() if "-" not in key}
+            names = names | _POST_NORMS
+        before, after = (_renamed(found, part, names) for part in ("before/", "after/"))
+        arithmetic = self.arithmetic(question.checkpoint)
+        _, ids = question.prompts[0]
+        return Intermediates(self.name, arithmetic, ids, before, after)
 
 
 class LlamaCpp(_CppEngine):
@@ -245,7 +182,15 @@ class IkLlamaCpp(_CppEngine):
     name = "ik_llama.cpp"
     package = "ik_llama_cpp"
     extra = "crossval-ternary"
-    unlike = frozenset({"ffn_norm", "kqv_out"})  # its fused operations leave them unwritten
+    # Its fused operations leave some unwritten; inp_embd is that before its scale.
+    names: ClassVar[dict[str, str]] = {
+        "ffn_norm": "",
+        "kqv_out": "",
+        "inp_embd": "",
+        "fa": "kqv_out",
+        "Qcur_roped": "Qcur",
+        "Kcur_roped": "Kcur",
+    }
 
     def __init__(self, *, convert: bool = True) -> None:
         """Without *convert* it gets a file it misreads, which the float64 pass must detect."""
@@ -308,61 +253,9 @@ class Transformers(_InProcess):
     def reads(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path.is_dir()
 
-
-class Recorded(Reference):
-    """A recorded trace, which brings its own prompts."""
-
-    name = "recorded"
-    live = False
-
-    def __init__(self, path: Path) -> None:
-        self.recording = read_trace(path)
-
-    def trace(self, question: Question) -> Trace:
-        """The recorded answers to *question*, limited to its prompts and steps."""
-        left = list(self.recording.prompts)
-        found = []
-        for (text, ids), steps in zip(question.prompts, question.steps, strict=True):
-            while left and (left[0].prompt != text or left[0].ids[: len(ids)] != ids):
-                del left[0]
-            if left:
-                found.append(_cut(left.pop(0), len(ids), steps))
-        tokenized = self.recording.tokenized
-        if tokenized is None:
-            tokenized = tuple(one.ids for one in self.recording.prompts)
-        return replace(self.recording, prompts=tuple(found), tokenized=tokenized)
-
-
-class Float64(Reference):
-    """Our graph in double precision: reveals rounding, but not mistakes of the graph."""
-
-    name = "float64"
-    independent = False
-
-    def reads(self, _checkpoint: Checkpoint) -> bool:
-        return True
-
-    def trace(self, question: Question) -> Trace:
-        return exact_trace(
-            question.checkpoint,
-            question.prompts,
-            greedy=question.greedy,
-            cache=question.cache,
-            model_sha256=question.model_sha256,
-            notify=question.notify,
-        )
-
-
-def _cut(one: PromptTrace, positions: int, steps: int) -> PromptTrace:
-    """The first *positions* and *steps* of a recorded answer."""
-    return replace(
-        one,
-        ids=one.ids[:positions],
-        positions=one.positions[:positions],
-        greedy=one.greedy[:steps],
-        top2_gaps=one.top2_gaps[:steps],
-        asked=positions,
-    )
+    def arithmetic(self, checkpoint: Checkpoint) -> Arithmetic:
+        ternary = any(map(registry.rounds_activations, checkpoint.weights.values()))
+        return "float" if ternary else "float32"  # an int8 that rounds the other way is much
 
 
 REFERENCES: dict[str, type[Reference]] = {
@@ -395,17 +288,36 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
     return chosen
 
 
-# ik_llama.cpp's own names of rotated queries and keys.
-_ALIASES = {"Qcur_roped": "Qcur", "Kcur_roped": "Kcur"}
+# Names in the graphs of llama.cpp of what :meth:`Model.traced` calls otherwise.
+_NAMES = {
+    "embd": "embed",
+    "inp_embd": "embed",
+    "ffn_swiglu": "ffn_act",
+    "ffn_geglu": "ffn_act",
+    "ffn_up_gate": "ffn_act",
+}
+# Where a norm follows, these are taken before it.
+_POST_NORMS = {
+    "attn_out": "",
+    "ffn_out": "",
+    "attn_post_norm": "attn_out",
+    "ffn_post_norm": "ffn_out",
+}
 
 
-def _operation(name: str) -> str:
-    operation = name.rpartition("-")[0]
-    return _ALIASES.get(operation, operation)
-
-
-def _layer(name: str) -> str:
-    return name.rpartition("-")[2]
+def _renamed(
+    arrays: Mapping[str, NDArray[Any]], part: str, names: Mapping[str, str]
+) -> dict[str, NDArray[Any]]:
+    """Those of *arrays* whose names begin with *part*, by our names; an alias replaces others."""
+    found: dict[str, NDArray[Any]] = {}
+    for key in sorted(arrays, key=lambda key: key[len(part) :].rpartition("-")[0] in names):
+        name = key.removeprefix(part)
+        operation, dash, layer = name.rpartition("-")
+        operation, layer = (operation, layer) if dash else (layer, "")
+        ours = names.get(operation, operation)
+        if key != name and ours:
+            found[f"{ours}{dash}{layer}"] = arrays[key]
+    return found
 
 
 def _shortest_row(checkpoint: Checkpoint) -> int:

@@ -1,49 +1,57 @@
 """``report.json``, ``report.md`` and ``report.html`` of a cross-validation.
 
-``report.schema.json`` next to this module is the schema of the first: the evidence, and the verdict
-and the summary that follow from it. The other two are made from the same record. Reports contain no
-paths or addresses of the machine: files are identified by name and SHA-256.
+The first is the evidence, with the verdict and the summary that follow from it; the other two show
+the same record. Reports contain no paths or addresses of the machine: files are identified by name
+and SHA-256.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bitnet.crossval.evidence import Evidence
 from bitnet.crossval.judge import Verdict, judge, kind_of, mean
 from bitnet.crossval.records import from_json, to_json
 from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.files import write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Report", "Summary", "read_report", "schema"]
+    from bitnet.crossval.compare import Row
+
+__all__ = ["Report", "Summary", "append_summary", "as_html", "as_markdown", "read_report", "write"]
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
 _DERIVED = ("verdict", "summary")
+_WORST = 8  # positions shown
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Metrics over all positions; ``None`` if a position lacks the number.
+    """Metrics over all positions, None if a position lacks the number.
+
+    Those of ``llama-perplexity --kl-divergence`` have its names: KLD is the KL divergence from the
+    reference to ours, dp the difference of the probabilities of the actual next token.
 
     Attributes:
         positions: number of positions compared.
         prompts: number of their prompts.
-        same_top1: both prefer the same token.
+        mean_kld: over all positions.
+        maximum_kld: the largest.
+        kld_99: that which 99 % of the positions do not exceed.
+        median_kld: of all positions.
+        rms_dp: root of the mean square of dp.
+        same_top: share of positions where both prefer the same token.
         near_ties: the reference barely prefers its best token to its second.
-        different_in_near_ties: of these, positions where we prefer another token.
         excused: we prefer another where the reference was sure, but float64 agrees with us.
         wrong: we prefer another without an excuse.
-        mean_kl: from the reference to ours.
-        worst_kl: the largest of these.
-        mean_overlap: of the ten likeliest tokens.
-        min_cosine: of logits.
-        max_difference: of a log-probability.
         exact_to_ours: mean KL divergence from the float64 pass.
         exact_to_reference: the same to the reference.
         closer_to_float64: ``ours`` or ``reference``.
@@ -51,16 +59,15 @@ class Summary:
 
     positions: int
     prompts: int
-    same_top1: int
+    mean_kld: float | None
+    maximum_kld: float | None
+    kld_99: float | None
+    median_kld: float | None
+    rms_dp: float | None
+    same_top: float
     near_ties: int
-    different_in_near_ties: int
     excused: int
     wrong: int
-    mean_kl: float | None
-    worst_kl: float | None
-    mean_overlap: float | None
-    min_cosine: float | None
-    max_difference: float | None
     exact_to_ours: float | None
     exact_to_reference: float | None
     closer_to_float64: str | None
@@ -88,39 +95,39 @@ class Report:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Metrics over all positions; ``None`` if none were compared."""
+        """Metrics over all positions, None if none were compared."""
         return _summary(self.evidence) if self.evidence.rows else None
+
+    @property
+    def not_checked(self) -> str:
+        """One line that names the checks that were not run; empty if all were."""
+        names = [one.subject for one in self.verdict.findings if one.severity == "skipped"]
+        return f"NOT CHECKED: {', '.join(names)}" if names else ""
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         verdict = self.verdict
-        derived = {
+        findings = [
+            {
+                "check": one.subject,
+                "outcome": _OUTCOMES[one.severity],
+                "said": one.text,
+                "hint": one.hint,
+            }
+            for one in verdict.findings
+        ]
+        derived: dict[str, Any] = {
             "verdict": {
                 "status": verdict.status,
                 "reference_rejected": verdict.reference_rejected,
                 "excused": verdict.excused,
                 "reasons": verdict.reasons,
-                "findings": [
-                    {
-                        "check": one.subject,
-                        "outcome": _OUTCOMES[one.severity],
-                        "said": one.text,
-                        "hint": one.hint,
-                    }
-                    for one in verdict.findings
-                ],
+                "findings": findings,
             },
             "summary": to_json(self.summary),
         }
         facts: dict[str, Any] = derived | to_json(self.evidence)
         return facts
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of ``report.json``."""
-    text = files("bitnet.crossval").joinpath("report.schema.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
@@ -144,33 +151,181 @@ def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
     return Report(from_json(Evidence, values, path.name)), claimed
 
 
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write the three files to *folder*, which is created; return their paths."""
+    texts = {
+        "report.json": json.dumps(report.as_json(), indent=1) + "\n",
+        "report.md": as_markdown(report),
+        "report.html": as_html(report),
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def append_summary(report: Report, path: Path) -> None:
+    """Append *report* as text to the file *path*, which a CI job shows."""
+    try:
+        with path.open("a", encoding="utf-8", newline="\n") as out:
+            out.write(as_markdown(report) + "\n")
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def as_markdown(report: Report) -> str:
+    """*report* as Markdown; its last line names checks that were not run."""
+    marks = {"ok": "passed", "failed": "**failed**", "skipped": "**not run**"}
+    lines = [f"# Cross-validation: {report.verdict.status}", "", _plain(_title(report)), ""]
+    lines += ["| check | | |", "|---|---|---|"]
+    for one in report.verdict.findings:
+        hint = f" ({one.hint})" if one.hint and one.severity != "ok" else ""
+        lines.append(f"| {one.subject} | {marks[one.severity]} | {_cell(one.text + hint)} |")
+    if report.summary:
+        lines += ["", "| metric | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in _metrics(report.summary)]
+        lines += ["", "| worst positions | after | KLD | gap | ours | reference |"]
+        lines.append("|---|---|---|---|---|---|")
+        for cells in _worst(report.evidence):
+            lines.append(f"| {' | '.join(_cell(_plain(cell)) for cell in cells)} |")
+    lines.append("")
+    lines += [f"- {name}: {_plain(value)}" for name, value in _provenance(report.evidence)]
+    return "\n".join([*lines, *(["", report.not_checked] if report.not_checked else [])]) + "\n"
+
+
+def as_html(report: Report) -> str:
+    """*report* as a self-contained page without scripts."""
+    from jinja2 import Environment, StrictUndefined
+
+    text = files("bitnet.crossval").joinpath("report.html.j2").read_text(encoding="utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    evidence = report.evidence
+    kinds = {(row.prompt, row.position): kind_of(row, evidence.bounds) for row in evidence.rows}
+    return page.from_string(text).render(
+        report=report,
+        verdict=report.verdict,
+        evidence=evidence,
+        title=_title(report),
+        outcomes=_OUTCOMES,
+        metrics=_metrics(report.summary) if report.summary else [],
+        worst=_worst(evidence) if evidence.rows else [],
+        provenance=_provenance(evidence),
+        kinds=kinds,
+        shown=_shown,
+    )
+
+
 def _summary(evidence: Evidence) -> Summary:
     rows, bounds = evidence.rows, evidence.bounds
     kinds = [kind_of(row, bounds) for row in rows]
     ours = mean(row.exact_ours.kl if row.exact_ours else None for row in rows)
     theirs = mean(row.exact_theirs.kl if row.exact_theirs else None for row in rows)
     closer = None if ours is None or theirs is None else "ours" if ours < theirs else "reference"
-
-    def known(name: str) -> list[float] | None:
-        found = [getattr(row, name) for row in rows]
-        return None if None in found else found
-
-    kl, cosine, apart = known("kl"), known("cosine"), known("max_difference")
-    found = Summary(
+    klds = sorted(row.kl for row in rows if row.kl is not None)
+    complete = len(klds) == len(rows)
+    squares = [
+        (math.exp(-row.surprise) - math.exp(-row.theirs_surprise)) ** 2
+        for row in rows
+        if row.surprise is not None and row.theirs_surprise is not None
+    ]
+    squared = mean(squares)
+    summary = Summary(
         positions=len(rows),
         prompts=len({row.prompt for row in rows}),
-        same_top1=kinds.count("same"),
+        mean_kld=mean(row.kl for row in rows),
+        maximum_kld=klds[-1] if complete else None,
+        kld_99=klds[math.ceil(0.99 * len(klds)) - 1] if complete else None,
+        median_kld=median(klds) if complete else None,
+        rms_dp=None if squared is None else math.sqrt(squared),
+        same_top=kinds.count("same") / len(rows),
         near_ties=sum(row.gap is not None and row.gap < bounds.near_tie for row in rows),
-        different_in_near_ties=kinds.count("tie"),
         excused=kinds.count("excused"),
         wrong=kinds.count("wrong"),
-        mean_kl=mean(row.kl for row in rows),
-        worst_kl=max(kl) if kl else None,
-        mean_overlap=mean(row.overlap for row in rows),
-        min_cosine=min(cosine) if cosine else None,
-        max_difference=max(apart) if apart else None,
         exact_to_ours=ours,
         exact_to_reference=theirs,
         closer_to_float64=closer,
     )
-    return from_json(Summary, to_json(found))
+    return from_json(Summary, to_json(summary))
+
+
+def _title(report: Report) -> str:
+    evidence = report.evidence
+    backend = "" if evidence.ours.backend == "none" else f" {evidence.ours.backend}"
+    reference = f"{evidence.reference.name} {evidence.reference.version}".rstrip()
+    return (
+        f"{evidence.model.file} ({evidence.model.architecture}), bitnet {evidence.ours.version}"
+        f"{backend} against {reference}; compute path: {evidence.compute_path}"
+    )
+
+
+def _metrics(summary: Summary) -> list[tuple[str, str]]:
+    """Names and values; the first are those of ``llama-perplexity --kl-divergence``."""
+    rows = [
+        ("Mean KLD", _number(summary.mean_kld)),
+        ("Maximum KLD", _number(summary.maximum_kld)),
+        ("99.0% KLD", _number(summary.kld_99)),
+        ("Median KLD", _number(summary.median_kld)),
+        ("RMS Δp", _number(summary.rms_dp, ".3%")),
+        ("Same top p", _number(summary.same_top, ".3%")),
+        ("positions (prompts)", f"{summary.positions} ({summary.prompts})"),
+        ("near-ties, excused, wrong", f"{summary.near_ties}, {summary.excused}, {summary.wrong}"),
+    ]
+    if summary.closer_to_float64 is not None:
+        both = f"{_number(summary.exact_to_ours)}, {_number(summary.exact_to_reference)}"
+        rows.append(("mean KLD from float64 to ours, to the reference", both))
+        rows.append(("closer to float64", summary.closer_to_float64))
+    return rows
+
+
+def _worst(evidence: Evidence) -> list[tuple[str, ...]]:
+    """The positions that differ most, as text; first those without numbers."""
+    worst = sorted(evidence.rows, key=lambda row: (row.kl is not None, -(row.kl or 0.0)))
+    return [_cells(evidence, row) for row in worst[:_WORST]]
+
+
+def _cells(evidence: Evidence, row: Row) -> tuple[str, ...]:
+    prompt = evidence.prompts[row.prompt] if row.prompt < len(evidence.prompts) else None
+    tokens = prompt.tokens if prompt else ()
+    token = _shown(tokens[row.position]) if row.position < len(tokens) else "?"
+
+    def named(id: int | None) -> str:
+        return "no numbers" if id is None else f"{_shown(evidence.spellings.get(str(id), ''))} {id}"
+
+    where = f"prompt {row.prompt}, position {row.position}"
+    gap = _number(row.gap, ".2f")
+    return where, token, _number(row.kl), gap, named(row.ours), named(row.theirs)
+
+
+def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
+    """Names and values of what ran."""
+    model, tokenizer, reference = evidence.model, evidence.tokenizer, evidence.reference
+    ours, machine = evidence.ours, evidence.machine
+    kernels = ", ".join(f"{name} x {count:,}" for name, count in ours.kernels.items())
+    facts = [
+        ("model", f"{model.origin}, SHA-256 {model.sha256}"),
+        ("attestation", model.attestation),
+        ("tokenizer", f"{tokenizer.source}, SHA-256 {tokenizer.sha256}"),
+        ("processor", f"{machine.machine}, {', '.join(machine.cpu_features) or 'no features'}"),
+        ("kernels that ran", kernels or "none"),
+        ("compiled module", ours.module_sha256 and f"SHA-256 {ours.module_sha256}"),
+        (reference.library, reference.library_sha256 and f"SHA-256 {reference.library_sha256}"),
+        ("KLD", evidence.kl if evidence.rows else ""),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _shown(text: str) -> str:
+    """*text* of a token with spaces and line ends made visible."""
+    return "".join("␣" if c == " " else "⏎" if c == "\n" else c for c in text) or "(empty)"
+
+
+def _number(value: float | None, form: str = ".1e") -> str:
+    return "none" if value is None else format(value, form)
+
+
+def _plain(text: str) -> str:
+    """*text* without the characters that Markdown or a terminal would interpret."""
+    return "".join(c if c.isprintable() and c not in "`<>|[]" else " " for c in text)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

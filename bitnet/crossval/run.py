@@ -26,12 +26,12 @@ from bitnet.crossval.evidence import (
     TestedModel,
     TokenizerFacts,
 )
-from bitnet.crossval.exact import exact_trace
-from bitnet.crossval.intermediates import intermediates
+from bitnet.crossval.operations import check_operations, our_intermediates
+from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import EngineFailed, Question, Reference
 from bitnet.crossval.tokens import texts_for, tokenizer_parity
-from bitnet.crossval.trace import Trace
+from bitnet.crossval.trace import Trace, positions_from
 from bitnet.errors import ReferenceUnavailable
 from bitnet.files import digest_of
 from bitnet.kernels.reference import ReferenceOps
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bitnet.crossval.asking import Asked
-    from bitnet.crossval.options import CrossvalOptions
+    from bitnet.crossval.operations import Operations
     from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.transformer import Model
@@ -53,12 +53,12 @@ __all__ = [
     "compare_tokens",
     "cross_validate",
     "recordable",
-    "rows_of",
 ]
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+_TOKENS_ONLY = CrossvalOptions(tokenizer_only=True)
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -68,7 +68,7 @@ class Outcome:
 
     Attributes:
         evidence: all results.
-        theirs: the reference's trace; ``None`` if it did not answer.
+        theirs: the reference's trace, with the float64 pass; ``None`` if it did not answer.
     """
 
     evidence: Evidence
@@ -82,7 +82,6 @@ def cross_validate(
     options: CrossvalOptions,
     *,
     texts: Sequence[str] = PROMPTS,
-    cache: Path | None = None,
     facts: TestedModel | None = None,
     notify: Callable[[str], None] = logger.info,
 ) -> Outcome:
@@ -94,7 +93,6 @@ def cross_validate(
         reference: the reference engine.
         options: how much to compare.
         texts: the prompts; a recording brings its own.
-        cache: folder where the float64 pass is cached.
         facts: description of the model, if known already.
         notify: called with the current step.
     """
@@ -107,16 +105,16 @@ def cross_validate(
     question = Question(
         checkpoint,
         prompts=asked.prompts,
+        firsts=asked.firsts,
         texts=texts_for(reference, texts),
         greedy=asked.steps,
         continued=asked.continued,
         threads=thread_count(),
-        cache=cache,
         model_sha256=facts.sha256,
         notify=notify,
     )
     evidence = _evidence(
-        model.tokenizer, facts, reference, _plan(asked, question, options), receipt, mine
+        model.tokenizer, facts, reference, _plan(texts, asked, question, options), receipt, mine
     )
     theirs, about = _ask(reference, question)
     if theirs is None:
@@ -133,12 +131,34 @@ def cross_validate(
         bounds=bounds_for(mine, theirs.arithmetic),
         tokenizer_parity=tokenizer_parity(model.tokenizer, theirs, question.texts),
     )
-    evidence = _compared(evidence, model, question, ours, theirs)
-    if options.bisect:
-        notify("comparing intermediates")
-        found = intermediates(reference, question, mine, theirs)
-        evidence = replace(evidence, bisections=found)
-    return Outcome(evidence, theirs)
+    evidence, exact = _compared(evidence, model, question, ours, theirs)
+    if reference.live and asked.prompts:
+        notify("comparing operations")
+        operations = _operations(model, reference, question, ours)
+        evidence = replace(evidence, operations=operations)
+    return Outcome(evidence, replace(theirs, exact=exact))
+
+
+def _operations(
+    model: LanguageModel, reference: Reference, question: Question, ours: Trace
+) -> tuple[Operations, ...]:
+    """Our operations, and the reference's if it gives intermediates, on the longest prompt."""
+    checkpoint, exact = question.checkpoint, question.exact.model
+    longest = max(ours.prompts, key=lambda prompt: len(prompt.ids))
+    if not longest.ids or longest.error:
+        return ()
+    prompts = ((longest.prompt, longest.ids),)
+    alone = replace(question, prompts=prompts, firsts=(), continued=(), texts=(), greedy=0)
+    traced = our_intermediates(model.engine.model, longest.ids, ours.arithmetic)
+    logits = positions_from(traced.after["result_output"])
+    count = min(len(logits), len(longest.positions))
+    same = logits[-count:] == list(longest.positions[-count:])
+    mine = check_operations(exact, checkpoint, traced, half_cache=False)
+    found = [replace(mine, is_compared=count > 0 and same)]
+    theirs = reference.intermediates(alone)
+    if theirs is not None:
+        found.append(check_operations(exact, checkpoint, theirs, half_cache=True))
+    return tuple(found)
 
 
 def compare_tokens(
@@ -146,6 +166,7 @@ def compare_tokens(
     checkpoint: Checkpoint,
     reference: Reference,
     *,
+    options: CrossvalOptions = _TOKENS_ONLY,
     texts: Sequence[str] = PROMPTS,
     facts: TestedModel | None = None,
 ) -> Outcome:
@@ -155,6 +176,7 @@ def compare_tokens(
         tokenizer: the tokenizer under test.
         checkpoint: its model; a vocabulary without weights suffices.
         reference: the reference engine.
+        options: as they are recorded in the plan.
         texts: the prompts, which are compared besides the probe texts.
         facts: description of the model, if known already.
     """
@@ -168,7 +190,10 @@ def compare_tokens(
         threads=thread_count(),
         model_sha256=facts.sha256,
     )
-    plan = Plan(0, 0, 0, 0, 0, len(question.texts), tokenizer_only=True)
+    plan = Plan(
+        *(tuple(texts), options.max_positions, 0, 0, 0, 0, 0, len(question.texts)),
+        tokenizer_only=True,
+    )
     evidence = _evidence(tokenizer, facts, reference, plan, receipt, "int8")
     if not question.texts:
         nothing = answered("reference", Trace(reference.name), ())
@@ -201,15 +226,16 @@ def recordable(trace: Trace, model: LanguageModel) -> Trace:
     return replace(trace, prompts=prompts, tokenized=None, decoded=decoded if whole else None)
 
 
-def _plan(asked: Asked, question: Question, options: CrossvalOptions) -> Plan:
+def _plan(texts: Sequence[str], asked: Asked, question: Question, options: CrossvalOptions) -> Plan:
     return Plan(
+        asked=tuple(texts),
+        limit=options.max_positions,
         prompts=len(asked.prompts),
-        positions=sum(len(ids) for _, ids in asked.prompts),
+        positions=sum(len(ids) for _, ids in asked.prompts) - sum(asked.firsts),
         positions_there=asked.there,
         greedy=asked.steps or options.greedy,
         continuations=sum(asked.continued),
         texts=len(question.texts),
-        bisect=options.bisect,
         require_real=options.require_real,
     )
 
@@ -228,7 +254,11 @@ def _ask(reference: Reference, question: Question) -> tuple[Trace | None, Refere
 
 def _about(reference: Reference, theirs: Trace | None) -> ReferenceFacts:
     facts = ReferenceFacts(
-        reference.name, "answered", independent=reference.independent, live=reference.live
+        reference.name,
+        "answered",
+        independent=reference.independent,
+        live=reference.live,
+        float64=reference.recording is None or reference.recording.exact is not None,
     )
     if theirs is None:
         return facts
@@ -290,39 +320,48 @@ def _module_digest() -> str:
 
 def _compared(
     evidence: Evidence, model: LanguageModel, question: Question, ours: Trace, theirs: Trace
-) -> Evidence:
-    """*evidence* with both traces compared with each other and with the float64 pass.
+) -> tuple[Evidence, Trace | None]:
+    """*evidence* with both traces compared with each other and with the float64 pass, and that.
 
-    A recording is compared without it: the float64 pass would run the very file in question.
+    A recording brings its own: today's would run the very file in question, and is only compared
+    with the recorded one.
     """
+    independent, live = evidence.reference.independent, evidence.reference.live
     steps, vocabulary = question.steps, model.config.vocab_size
-    asked = question.prompts
+    asked, starts = question.prompts, question.starts
     answers = [
-        answered("ours", ours, asked, steps=steps, vocabulary=vocabulary),
+        answered("ours", ours, asked, firsts=starts, steps=steps, vocabulary=vocabulary),
         _answer_of_reference(theirs, question, vocabulary),
     ]
-    exact = None
-    if evidence.reference.live:
-        exact = _exact(question, asked) if evidence.reference.independent else theirs
-        steps = () if evidence.reference.independent else steps
-        answers.append(answered("float64", exact, asked, steps=steps, vocabulary=vocabulary))
-    comparison = compare(ours, theirs, exact=exact)
+    exact: Trace | None = theirs.exact
+    today: Trace | None = None
+    if live:
+        exact = question.exact.trace(asked, starts) if independent else theirs
+    elif exact is not None:
+        today = question.exact.trace(asked, starts)
     if exact is not None:
+        steps = () if independent else steps
+        answers.append(
+            answered("float64", exact, asked, firsts=starts, steps=steps, vocabulary=vocabulary)
+        )
+    comparison = compare(ours, theirs, exact=exact, today=today)
+    if live:
         comparison = _arbitrated(comparison, ours, question, evidence.bounds.near_tie)
-    return replace(
+    evidence = replace(
         evidence,
         answers=tuple(answers),
         rows=comparison.rows,
         greedy=comparison.greedy,
         **_texts_of(model.tokenizer, question, comparison),
     )
+    return evidence, exact
 
 
 def _texts_of(tokenizer: Tokenizer, question: Question, comparison: Comparison) -> dict[str, Any]:
     """Text of the prompts' tokens, and of those that an engine preferred."""
     prompts = tuple(
-        Prompt(text, ids, tuple(tokenizer.decode([token]) for token in ids))
-        for text, ids in question.prompts
+        Prompt(text, ids, first, tuple(tokenizer.decode([token]) for token in ids))
+        for (text, ids), first in zip(question.prompts, question.starts, strict=True)
     )
     best = {token for row in comparison.rows for token in (row.ours, row.theirs, row.exact)}
     known = sorted(token for token in best if token is not None)
@@ -336,20 +375,11 @@ def _answer_of_reference(theirs: Trace, question: Question, vocabulary: int) -> 
         "reference",
         theirs,
         question.prompts,
+        firsts=question.starts,
         steps=question.steps,
         texts=texts,
         vocabulary=vocabulary,
     )
-
-
-def rows_of(
-    model: LanguageModel, reference: Reference | None, question: Question, arithmetic: Arithmetic
-) -> Comparison:
-    """Recomputed rows of *question*; without *reference*, against the float64 pass alone."""
-    ours = our_trace(model, question, arithmetic=arithmetic)
-    exact = _exact(question, question.prompts)
-    theirs = exact if reference is None else reference.trace(question)
-    return compare(ours, theirs, exact=exact)
 
 
 def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
@@ -359,17 +389,6 @@ def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     if ternary:
         return "int8"
     return "float" if floats or isinstance(model.ops, ReferenceOps) else "int8"
-
-
-def _exact(question: Question, prompts: Sequence[tuple[str, tuple[int, ...]]]) -> Trace:
-    """The float64 pass over *prompts*."""
-    return exact_trace(
-        question.checkpoint,
-        prompts,
-        cache=question.cache,
-        model_sha256=question.model_sha256,
-        notify=question.notify,
-    )
 
 
 def _arbitrated(
@@ -382,7 +401,8 @@ def _arbitrated(
         (prompt.prompt, (*prompt.ids, *prompt.greedy[: one.agreed]))
         for one, prompt in zip(open_ones, prompts, strict=True)
     ]
-    exact = _exact(question, shared)
+    lengths = [len(ids) - 1 for _, ids in shared]
+    exact = question.exact.trace(shared, lengths)
     decided = {
         one.prompt: truth.positions[-1].ids[:1] == (prompt.greedy[one.agreed],)
         for one, prompt, truth in zip(open_ones, prompts, exact.prompts, strict=True)

@@ -45,7 +45,7 @@ def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bo
         reference: a recording brings its own texts; our own code is not asked.
         texts: the prompts.
     """
-    recorded = getattr(reference, "recording", None)
+    recorded = reference.recording
     if recorded is not None:
         return tuple((one.prompt, True) for one in recorded.prompts)
     if not reference.independent:

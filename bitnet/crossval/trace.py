@@ -42,8 +42,8 @@ FORMAT = 1
 _DIGITS = 8  # behind the point: float32 has no more
 _CERTAIN = 1.001  # tolerance for the sum of rounded probabilities
 
-# Products with weights: with activations rounded to 8 bit, or in floats.
-Arithmetic = Literal["int8", "float"]
+# int8: activations are rounded to 8 bit. float: keys and values to 16. float32: nothing is.
+Arithmetic = Literal["int8", "float", "float32"]
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,12 @@ class PromptTrace:
     Attributes:
         prompt: the text.
         ids: its tokens, as they were run.
-        positions: distribution at each of *ids*, or at the first of them.
+        positions: distribution at each of *ids* from *first* on, or at some of these.
         greedy: the likeliest continuation, token by token.
         top2_gaps: logit gap of each of *greedy* to the second token.
-        asked: number of positions requested; ``None``: one for each of *ids*.
+        asked: number of *ids* that were run; ``None``: all.
         error: reason for a missing or incomplete answer.
+        first: index of the id that *positions* begin at.
     """
 
     prompt: str
@@ -96,10 +97,11 @@ class PromptTrace:
     top2_gaps: tuple[float, ...] = ()
     asked: int | None = None
     error: str = ""
+    first: int = 0
 
     @property
     def requested(self) -> int:
-        """Number of positions of a complete answer."""
+        """Number of ids of a complete answer."""
         return len(self.ids) if self.asked is None else self.asked
 
 
@@ -119,6 +121,7 @@ class Trace:
         features: processor features that it reports.
         library: file of the engine that computed, without its folder.
         library_sha256: of that file.
+        exact: the float64 pass over the same prompts, in a recording.
     """
 
     engine: str
@@ -131,6 +134,7 @@ class Trace:
     features: str = field(default="", compare=False)
     library: str = ""
     library_sha256: str = ""
+    exact: Trace | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The trace as JSON values."""
@@ -146,6 +150,7 @@ class Trace:
             "prompts": [_prompt_as_json(one) for one in self.prompts],
             **({} if self.tokenized is None else {"tokenized": list(map(list, self.tokenized))}),
             **({} if self.decoded is None else {"decoded": list(self.decoded)}),
+            **({} if self.exact is None else {"exact": self.exact.as_json()}),
         }
 
 
@@ -154,6 +159,7 @@ def _prompt_as_json(one: PromptTrace) -> dict[str, Any]:
         "prompt": one.prompt,
         "ids": list(one.ids),
         "asked": one.requested,
+        "first": one.first,
         "error": one.error,
         "positions": [
             {
@@ -180,21 +186,26 @@ def positions_from(logits: NDArray[np.floating[Any]], *, kept: int = KEPT) -> li
 
 
 def prompt_trace(
-    forward: Callable[[Sequence[int]], NDArray[np.floating[Any]]],
+    forward: Callable[..., NDArray[np.floating[Any]]],
     ids: Sequence[int],
     steps: int,
     *,
+    first: int = 0,
     kept: int = KEPT,
 ) -> PromptTrace:
     """Positions of the prompt *ids*, and its greedy continuation.
 
     Args:
-        forward: logits of more ids of one sequence, ``(T, vocabulary)``.
+        forward: logits of more ids of one sequence, ``(T, vocabulary)``; with
+            ``all_positions=False`` only those of the last are needed.
         ids: the prompt, at least one id.
+        first: index of the first id whose position is returned.
         steps: tokens of the continuation, which ends early where a logit is not finite.
         kept: best tokens stored per position of the prompt.
     """
-    positions = positions_from(forward(ids), kept=kept)
+    if first:
+        forward(ids[:first], all_positions=False)
+    positions = positions_from(forward(ids[first:], all_positions=True), kept=kept)
     greedy, gaps = [], []
     last = positions[-1]
     for _ in range(steps):
@@ -202,8 +213,8 @@ def prompt_trace(
             break
         greedy.append(last.ids[0])
         gaps.append(last.gap)
-        (last,) = positions_from(forward([last.ids[0]]), kept=2)
-    return PromptTrace("", tuple(ids), tuple(positions), tuple(greedy), tuple(gaps))
+        (last,) = positions_from(forward([last.ids[0]], all_positions=True), kept=2)
+    return PromptTrace("", tuple(ids), tuple(positions), tuple(greedy), tuple(gaps), first=first)
 
 
 def _position_from(row: NDArray[np.float64], kept: int) -> Position:
@@ -226,7 +237,7 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
         return Trace(
             engine=str(values["engine"]),
             version=str(values.get("version", "")),
-            arithmetic="float" if values.get("arithmetic") == "float" else "int8",
+            arithmetic=_arithmetic(values.get("arithmetic")),
             prompts=tuple(_prompt(one) for one in values["prompts"]),
             tokenized=None
             if tokenized is None
@@ -236,12 +247,18 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
             features=str(values.get("features", "")),
             library=str(values.get("library", "")),
             library_sha256=str(values.get("library_sha256", "")),
+            exact=None if values.get("exact") is None else trace_from(values["exact"], name=name),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFormat(
             f"{name} is not a recorded trace: {type(error).__name__}: {error}",
             hint="record one: bitnet crossval MODEL --record FILE",
         ) from error
+
+
+def _arithmetic(name: object) -> Arithmetic:
+    """The arithmetic *name*; that of recordings without one is int8."""
+    return "float" if name == "float" else "float32" if name == "float32" else "int8"
 
 
 def _prompt(values: Mapping[str, Any]) -> PromptTrace:
@@ -252,8 +269,8 @@ def _prompt(values: Mapping[str, Any]) -> PromptTrace:
     asked = int(values.get("asked", len(ids)))
     if len(positions) > len(ids) or asked > len(ids) or len(gaps) != len(greedy):
         raise ValueError(f"{len(ids)} ids, {len(positions)} positions, {len(gaps)} gaps")
-    error = str(values.get("error", ""))
-    return PromptTrace(str(values["prompt"]), ids, positions, greedy, gaps, asked, error)
+    error, first = str(values.get("error", "")), int(values.get("first", 0))
+    return PromptTrace(str(values["prompt"]), ids, positions, greedy, gaps, asked, error, first)
 
 
 def _position(values: Mapping[str, Any] | None) -> Position:

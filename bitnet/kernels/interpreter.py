@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bitnet.kernels.instructions import Mark, Pass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from bitnet.kernels.ops import Ops, Prepared
     from bitnet.kernels.program import Array, Program, Segment
@@ -30,11 +30,18 @@ class Interpreter:
             instruction.run(one)
         return one.finish()
 
-    def trace(self, segments: Sequence[Segment]) -> Iterator[tuple[str, Array]]:
-        """As :meth:`run`, with the name and the value of every mark that is passed."""
+    def trace(
+        self, segments: Sequence[Segment]
+    ) -> Generator[tuple[str, Array], Array | None, Array]:
+        """As :meth:`run`, with the name and the value of every mark that is passed.
+
+        A value sent in return takes the place of the marked one.
+        """
         one = Pass(self.program, self._weights, self._ops, segments)
         for instruction in self.program.instructions:
             if isinstance(instruction, Mark):
-                yield instruction.name, one.registers[instruction.register]
+                sent = yield instruction.name, one.registers[instruction.register]
+                if sent is not None:
+                    one.registers[instruction.register] = sent
             instruction.run(one)
-        one.finish()
+        return one.finish()

@@ -9,7 +9,7 @@ backend, results for a token are bit-identical whatever else is in the batch.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.formats.mapped_file import mapped_files, unchanged
@@ -20,11 +20,12 @@ from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
 from bitnet.models.hidden_program import hidden_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Array, Ops
+    from bitnet.kernels.program import Program
 
 __all__ = ["Cache", "Model", "Segment"]
 
@@ -123,12 +124,21 @@ class Model:
         """
         return self.run([Segment(tokens, cache, "all" if all_positions else "last")])[0]
 
-    def traced(self, tokens: Sequence[int], cache: Cache) -> Iterator[tuple[str, Array]]:
+    @property
+    def program(self) -> Program:
+        """The forward pass as a program, without the head."""
+        return self._interpreter.program
+
+    def traced(
+        self, tokens: Sequence[int], cache: Cache, *, head: bool = True
+    ) -> Generator[tuple[str, Array], Array | None, None]:
         """Every named intermediate of a pass over *tokens*, in order, one row per token.
+
+        A value sent in return takes its place in the pass.
 
         The names are llama.cpp's: ``embed``, per layer ``attn_norm-0 Qcur-0 Kcur-0 Vcur-0``
         (rotated) ``kqv_out-0 attn_out-0 ffn_norm-0 ffn_gate-0 ffn_up-0 ffn_act-0 ffn_out-0
-        l_out-0``, then ``result_norm`` and ``result_output``.
+        l_out-0``, then ``result_norm`` and, with *head*, ``result_output``.
 
         Raises:
             UsageError: as :meth:`forward`.
@@ -136,11 +146,10 @@ class Model:
         """
         segments = [Segment(tokens, cache, "all")]
         self._check(segments)
-        value: Any = None
-        for name, value in self._interpreter.trace(segments):
-            yield name, value
+        result = yield from self._interpreter.trace(segments)
         self.check_files()
-        yield "result_output", self.head(value)
+        if head:
+            yield "result_output", self.head(result)
 
     def _states(self, segments: Sequence[Segment]) -> Array:
         self._check(segments)

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
 from hints import NEED_AN_ENGINE, those
-from jsonschema import Draft202012Validator
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet.crossval.references
 from bitnet.crossval.options import REFERENCE_NAMES
 from bitnet.crossval.references import REFERENCES
-from bitnet.crossval.report import schema
 from bitnet.installation import extra_command
 
 PROMPTS = "abc\nThe quick\nzyx wvu\n"
@@ -58,9 +56,7 @@ def none_installed(monkeypatch):
 
 
 def report_of(done):
-    report = json.loads(done.out)
-    Draft202012Validator(schema()).validate(report)
-    return report
+    return json.loads(done.out)
 
 
 def test_the_names_on_the_command_line_are_the_references():
@@ -73,21 +69,22 @@ def test_it_agrees_with_llama_cpp(run, tmp_path, monkeypatch):
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     folder = tmp_path / "report"
-    done = run("--report-dir", folder, "--bisect")
+    done = run("--report-dir", folder)
     assert done.code == 0, done.err
     assert done.out.startswith("# Cross-validation: passed\n")
     assert summary.read_text() == "before\n" + done.out + "\n"
     report = json.loads((folder / "report.json").read_text())
-    Draft202012Validator(schema()).validate(report)
     assert report["summary"]["positions"] == sum(len(p["ids"]) for p in report["prompts"]) > 10
     assert report["reference"]["version"].startswith("xllamacpp ")
     assert report["tokenizer_parity"]["total"] > 400
     outcomes = {one["check"]: one["outcome"] for one in report["verdict"]["findings"]}
-    assert outcomes["bisection"] == "passed"
-    assert report["bisections"][-1]["theirs"] == "llama.cpp"
+    assert outcomes["operations"] == "passed"
+    assert [one["engine"] for one in report["operations"]] == ["bitnet", "llama.cpp"]
     assert (folder / "report.md").read_text() == done.out
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") >= 3 + len(report["bisections"])
+    assert page.count("<details>") == len(report["operations"])
+    names = ("Mean KLD", "Maximum KLD", "99.0% KLD", "Median KLD", "RMS Δp", "Same top p")
+    assert all(name in text for name in names for text in (page, done.out))
     assert not re.search(r"<script|<link|https?:|src=|@import", page)
     everything = "".join(file.read_text() for file in folder.iterdir())
     assert str(tmp_path) not in everything
@@ -181,7 +178,6 @@ def test_a_recording_without_positions_is_a_failure(run, tmp_path):
         (("--recording", "x", "--reference", "float64"), 2, "a reference by itself"),
         (("--recording", "none.json"), 19, "none.json"),
         (("--reference", "transformers"), 2, "cannot be asked about tiny.gguf"),
-        (("--tokenizer-only", "--bisect"), 2, "--bisect needs the weights"),
         (("--tokenizer-only", "--record", "x"), 2, "--record needs the weights"),
         (("--max-positions", 0), 2, "--max-positions is 0"),
         (("--greedy=-1",), 2, "--greedy is -1"),

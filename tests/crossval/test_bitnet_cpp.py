@@ -106,7 +106,7 @@ class Old:
 
 def old(raw, batch=0):
     model = object.__new__(Llama)
-    model._c, model._batch = Old(raw), batch
+    model._c, model.batch = Old(raw), batch
     return model
 
 
@@ -143,8 +143,8 @@ def test_a_build_agrees_with_the_float64_pass_and_gives_intermediates(ternary, m
         verdict = verdict_on_float64(checkpoint, IDS, trace)
         (checked,) = (one for one in verdict.findings if one.subject == "reference")
         assert not checked.failed
-        found = chosen.tensors(asked)
-        assert {"attn_norm-0", "Qcur-1", "attn_sub_norm-1", "l_out-1"} <= set(found)
+        found = chosen.intermediates(asked)
+        assert {"attn_norm-0", "Qcur-1", "attn_sub_norm-1", "l_out-1"} <= set(found.after)
 
 
 @with_a_build

@@ -64,13 +64,12 @@ def test_rows_say_who_prefers_what_and_how_sure_the_reference_was():
     theirs = trace(position(0.6, 0.3, 0.1), position(0.5, 0.4, 0.1))
     same, other = compare(ours, theirs).rows
     assert same.agrees
-    assert (same.kl, same.max_difference) == (0, 0)
-    assert same.cosine == pytest.approx(1)
-    assert same.overlap == 1
+    assert same.kl == 0
+    assert same.surprise == pytest.approx(-math.log(0.3))  # of the next id, 1
+    assert (other.surprise, other.theirs_surprise) == (None, None)  # nothing follows
     assert (other.ours, other.theirs) == (1, 0)
     assert other.gap == pytest.approx(math.log(5 / 4))
     assert not other.agrees
-    assert other.max_difference == pytest.approx(math.log(5 / 2))
 
 
 @pytest.mark.parametrize(("truth", "agrees"), [((0.2, 0.8), True), ((0.8, 0.2), False)])
@@ -86,14 +85,13 @@ def test_stretched_logits_are_seen_in_the_slope_and_noise_beside_it():
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(1, 400)) * 3
     (exact,), (same,) = positions_from(logits), positions_from(logits * 1.06)
-    found = nearness(exact, same, None)
+    found = nearness(exact, same)
     assert found.scale == pytest.approx(1.06)
     assert found.noise == pytest.approx(0, abs=1e-9)
     (rough,) = positions_from(logits + rng.normal(size=logits.shape) * 0.05)
-    found = nearness(exact, rough, exact.ids[0])
+    found = nearness(exact, rough)
     assert found.scale == pytest.approx(1, abs=0.05)
     assert 0.01 < found.noise < 0.2
-    assert found.surprise == pytest.approx(-rough.log_probabilities()[exact.ids[0]])
 
 
 def test_a_position_without_numbers_has_a_row_without_numbers():

@@ -5,8 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from builders import Tensor, write_gguf
-from tiny_models import TOKENS, in_encoding, letters, tiny
+from tiny_models import TOKENS, in_encoding, tiny, write_model
 
 from bitnet.families.family import of_gguf
 from bitnet.formats import gguf_checkpoint as checkpoints
@@ -15,16 +14,6 @@ needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
 )
 PROMPTS = "the quick brown fox\nabcdefg ZyX\n"
-
-
-def write_model(path, checkpoint, tokens=TOKENS):
-    """*checkpoint* as a file with a tokenizer of single letters."""
-    metadata = dict(checkpoint.metadata) | letters(tokens, add_bos_token=True)
-    tensors = [
-        Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
-        for weight in checkpoint.weights.values()
-    ]
-    return write_gguf(path, metadata, tensors)
 
 
 def random_model(encoding):
@@ -115,17 +104,12 @@ def test_our_reading_rope_in_the_other_style_never_passes(bitnet, tmp_path, monk
     model = write_model(tmp_path / "good.gguf", random_model("F32"))
     words = ("crossval", "--model", model, "--prompts", "prompts.txt", "--greedy", 4)
     assert bitnet(*words).code == 0
-    # The float64 pass is kept by file and code; only the code's behaviour changes here.
-    words = (*words, "--cache-dir", tmp_path / "other")
     in_halves = replace(of_gguf("llama"), gguf_rope_style="half")
     monkeypatch.setattr(checkpoints, "of_gguf", lambda _architecture: in_halves)
     done = bitnet(*words, "--json", "--allow-missing")
     report = json.loads(done.out)
-    # Random weights predict nothing, so there is no telling which of the two is wrong.
-    assert done.code == 22
-    assert report["verdict"]["reference_rejected"]
-    shown = bitnet(*words, "--bisect").out
-    assert "part at layer 0, Qcur" in shown
+    assert done.code == 15
+    assert "llama.cpp computes another Qcur-0" in str(report["verdict"]["reasons"])
 
 
 @needs_llama_cpp

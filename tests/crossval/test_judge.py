@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from crossval_evidence import NEAR, PASSED, ROW, evidence
+from crossval_evidence import NEAR, OPERATIONS, PASSED, ROW, evidence
 
 from bitnet.crossval.compare import Greedy, TokenizerParity
 from bitnet.crossval.judge import judge, planned
@@ -30,7 +30,7 @@ def test_equal_engines_pass_and_every_planned_check_is_shown():
     verdict = judge(PASSED)
     assert (verdict.status, verdict.reasons) == ("passed", [])
     assert tuple(one.subject for one in verdict.findings) == planned(PASSED)
-    assert len(planned(PASSED)) == 8
+    assert len(planned(PASSED)) == 9
 
 
 @pytest.mark.parametrize("name", ["ours", "reference", "float64"])
@@ -103,7 +103,9 @@ def test_near_ties_do_not_count_and_what_float64_decides_for_us_is_counted():
 
 def test_a_recording_is_judged_by_itself():
     """The float64 pass over a damaged file would excuse what the damage changed."""
-    recorded = replace(PASSED.reference, live=False, model_sha256=PASSED.model.sha256)
+    recorded = replace(
+        PASSED.reference, live=False, float64=False, model_sha256=PASSED.model.sha256
+    )
     row = replace(ROW, exact=None, exact_ours=None, exact_theirs=None)
     found = evidence(row, reference=recorded)
     assert outcome(found)[0] == "passed"
@@ -158,7 +160,7 @@ def test_a_reference_is_held_to_the_bounds_that_we_are_held_to(change):
 
 
 def test_a_reference_that_reads_the_text_better_shows_that_we_read_the_model_wrong():
-    row = replace(ROW, exact_surprise=3.0, exact_theirs=replace(NEAR, kl=2.0, surprise=0.2))
+    row = replace(ROW, exact_surprise=3.0, theirs_surprise=0.2, exact_theirs=replace(NEAR, kl=2.0))
     verdict = judge(evidence(row))
     assert (verdict.status, verdict.reference_rejected) == ("failed", False)
     assert "we read the model wrong" in verdict.reasons[0]
@@ -172,7 +174,7 @@ def test_a_rejected_reference_leaves_what_the_tokenizers_said():
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "count"), [("missing", "not run", 8), ("failed", "failed", 8)]
+    ("state", "status", "count"), [("missing", "not run", 9), ("failed", "failed", 9)]
 )
 def test_a_reference_that_is_not_installed_is_not_run_and_one_that_fails_fails(
     state, status, count
@@ -205,17 +207,49 @@ def test_counters_are_checked_by_the_numbers():
     assert failed(evidence(replace(ROW, exact_ours=exact))) == {"compute path"}
 
 
-def test_a_bisection_that_finds_a_difference_is_a_finding():
-    from bitnet.crossval.bisect import Bisection, Intermediate
+@pytest.mark.parametrize("error", [2e-6, float("nan"), float("inf")])
+def test_an_operation_beyond_its_bound_fails_on_either_side(error):
+    norm = replace(OPERATIONS.steps[1], error=error)
+    wrong = replace(OPERATIONS, steps=(OPERATIONS.steps[0], norm))
+    theirs = replace(wrong, engine="llama.cpp")
+    assert failed(replace(PASSED, operations=(wrong,))) == {"operations"}
+    assert failed(replace(PASSED, operations=(OPERATIONS, theirs))) == {"operations"}
+    said = str(judge(replace(PASSED, operations=(OPERATIONS, theirs))).reasons)
+    assert "llama.cpp computes another l_out-0" in said
 
-    plan = replace(PASSED.plan, bisect=True)
-    same = Bisection("a", "b", 0.1, 1, (Intermediate("x-0", 0.01),))
-    assert outcome(replace(PASSED, plan=plan, bisections=(same,)))[0] == "passed"
-    parts = replace(same, steps=(Intermediate("x-0", 0.2),))
-    assert failed(replace(PASSED, plan=plan, bisections=(same, parts))) == {"bisection"}
-    short = replace(same, least=2)
-    assert failed(replace(PASSED, plan=plan, bisections=(short,))) == {"bisection"}
-    assert outcome(replace(PASSED, plan=plan))[0] == "not run"
+
+def test_a_product_that_stretches_fails_though_its_scatter_would_hide_it():
+    product = replace(OPERATIONS.steps[0], gain=-0.02)
+    wrong = replace(OPERATIONS, steps=(product, OPERATIONS.steps[1]))
+    assert failed(replace(PASSED, operations=(wrong,))) == {"operations"}
+
+
+def test_a_reference_that_rounds_nothing_and_differs_is_a_failure():
+    exact = replace(PASSED.reference, arithmetic="float32")
+    bad = replace(ROW, exact_theirs=replace(NEAR, kl=0.2))
+    assert "reference" in failed(evidence(bad, reference=exact))
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        (),
+        (replace(OPERATIONS, steps=()),),
+        (replace(OPERATIONS, steps=OPERATIONS.steps[:1]),),
+        (replace(OPERATIONS, layers=2),),
+        (replace(OPERATIONS, engine="llama.cpp"),),
+        (replace(OPERATIONS, is_compared=False),),
+    ],
+)
+def test_operations_that_were_not_compared_fail(operations):
+    assert failed(replace(PASSED, operations=operations)) == {"operations"}
+
+
+@pytest.mark.parametrize("drift", [None, 1e-7])
+def test_a_recorded_float64_pass_that_is_not_todays_fails(drift):
+    recorded = replace(PASSED.reference, live=False, model_sha256=PASSED.model.sha256)
+    assert outcome(evidence(replace(ROW, drift=1e-12), reference=recorded))[0] == "passed"
+    assert failed(evidence(replace(ROW, drift=drift), reference=recorded)) == {"float64"}
 
 
 def test_a_file_that_bears_the_name_of_another_fails():

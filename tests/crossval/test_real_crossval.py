@@ -86,7 +86,7 @@ def test_rope_in_the_other_style_is_our_fault(check, monkeypatch):
     monkeypatch.setattr(checkpoints, "of_gguf", lambda _architecture: in_halves)
     code, report, failed = check(SMOLLM2, "--greedy", 0)
     assert code == 15
-    assert {"reference", "logits"} <= failed
+    assert {"reference", "logits", "operations"} <= failed
     assert "we read the model wrong" in report["verdict"]["reasons"][0]
 
 

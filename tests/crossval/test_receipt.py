@@ -12,8 +12,7 @@ from bitnet import native
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import choose
-from bitnet.crossval.report import Report
-from bitnet.crossval.report_text import as_markdown
+from bitnet.crossval.report import Report, as_markdown
 from bitnet.crossval.run import cross_validate
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps

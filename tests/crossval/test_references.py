@@ -5,16 +5,17 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tiny_models
-from crossval_evidence import verdict_on_float64
+from crossval_evidence import exact_trace, verdict_on_float64
 from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval import exact, references
-from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.operations import ROWS
 from bitnet.crossval.references import (
     EngineFailed,
     Float64,
@@ -72,10 +73,14 @@ def test_llama_cpp_gives_logits_tokens_and_continuations(checkpoint):
 
 @needs("xllamacpp")
 def test_llama_cpp_gives_intermediates(checkpoint):
-    found = LlamaCpp().tensors(question(checkpoint))
-    assert {"attn_norm-0", "Qcur-1", "kqv_out-1", "l_out-1", "result_output"} <= set(found)
-    assert found["result_output"].shape[-1] == VOCAB
-    assert found["l_out-0"].size == len(IDS) * tiny_models.DIM
+    ids = IDS * 2
+    found = LlamaCpp().intermediates(replace(question(checkpoint), prompts=(("p", ids),)))
+    names = {"embed", "attn_norm-0", "Qcur-1", "kqv_out-1", "ffn_act-0", "l_out-1"}
+    assert names | {"result_norm", "result_output"} <= set(found.after)
+    assert found.after["result_output"].shape == (ROWS, VOCAB)
+    assert found.after["l_out-0"].shape == (ROWS, tiny_models.DIM)
+    assert set(found.before) == {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"}
+    assert {len(values) for values in found.before.values()} == {len(ids) - ROWS}
 
 
 @needs("ik_llama_cpp")
@@ -187,18 +192,3 @@ def test_float64_unpacks_as_it_goes_where_a_model_does_not_fit(checkpoint, terna
         ):
             assert one.ids == two.ids
             assert np.allclose(one.logits, two.logits, rtol=0, atol=1e-9)
-
-
-def test_the_float64_pass_is_kept_and_read_again(checkpoint, tmp_path):
-    cache = tmp_path / "reports"
-    asked = question(checkpoint, greedy=2, cache=cache, model_sha256="ab" * 32)
-    first = Float64().trace(asked)
-    (file,) = cache.iterdir()
-    values = json.loads(file.read_text())
-    values["prompts"][0]["positions"][0]["lse"] += 1
-    file.write_text(json.dumps(values))
-    again = Float64().trace(asked).prompts[0].positions[0]
-    assert again.lse == pytest.approx(first.prompts[0].positions[0].lse + 1)
-    file.write_text("{")  # damaged: computed again
-    assert Float64().trace(asked).prompts[0].greedy == first.prompts[0].greedy
-    assert json.loads(file.read_text())["prompts"]

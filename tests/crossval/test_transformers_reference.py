@@ -4,11 +4,9 @@ import json
 
 import pytest
 from hf_folders import save_tensors, tiny_folder, tokenizer_folder
-from jsonschema import Draft202012Validator
 from tiny_models import TOKENS
 
 from bitnet.crossval.references import EngineFailed, Question, Transformers
-from bitnet.crossval.report import schema
 from bitnet.formats.containers import open_checkpoint
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'bitnet-xtask[parity]'")
@@ -28,18 +26,17 @@ def folder(tmp_path):
 
 def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_path):
     golden = tmp_path / "golden.json"
-    more = ("--bisect", "--record", golden, "--json")
+    more = ("--record", golden, "--json")
     done = bitnet("crossval", "--model", folder, *ROOM, *more)
     assert done.code == 0, done.err
     report = json.loads(done.out)
-    Draft202012Validator(schema()).validate(report)
     assert report["reference"]["engine"] == "transformers"
     assert report["reference"]["version"].startswith("transformers ")
     assert report["summary"]["positions"] == 20
     assert report["summary"]["exact_to_reference"] < 1e-5
     assert report["tokenizer_parity"]["total"] > 800
     assert {one["check"] for one in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
-    assert "transformers" not in [one["theirs"] for one in report["bisections"]]
+    assert [one["engine"] for one in report["operations"]] == ["bitnet"]
 
     damaged = bytearray((folder / "model.safetensors").read_bytes())
     directory = int.from_bytes(damaged[:8], "little")
