@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.crossval.trace import Arithmetic
+    from bitnet.families.blocks import KeysValues
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.program import Register
     from bitnet.models.transformer import Model
 
 __all__ = [
@@ -193,14 +195,14 @@ def check_operations(
     cache = KVCache(config, len(theirs.tokens), dtype=np.float64)
     cache.reach = len(theirs.tokens)
     layers = config.n_layers
-    complete = all(f"{part}cur-{at}" in theirs.before for part in "KV" for at in range(layers))
-    if stop and not complete:
-        return Operations(theirs.engine, len(theirs.tokens), layers, ())
     if stop:
-        for layer in range(layers):
-            shape = (stop, config.n_kv_heads, config.head_dim)
-            keys, values = (theirs.before[f"{part}cur-{layer}"].reshape(shape) for part in "KV")
-            cache.append(layer, _stored(keys, half_cache), _stored(values, half_cache))
+        for layer, number, kind in _caches(exact):
+            both = [theirs.before.get(f"{part}cur-{layer}") for part in "KV"]
+            if any(values is None for values in both):
+                return Operations(theirs.engine, len(theirs.tokens), layers, ())
+            shape = (stop, kind.kv_heads, kind.head_dim)
+            keys, values = (_stored(it.reshape(shape), half_cache) for it in both if it is not None)
+            cache.append(number, keys, values)
         cache.advance(stop)
     kinds = _kinds(exact, checkpoint, theirs)
     steps = []
@@ -216,6 +218,17 @@ def check_operations(
             name, value = trace.send(rows)
         except StopIteration:
             return Operations(theirs.engine, len(theirs.tokens), layers, tuple(steps))
+
+
+def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues]]:
+    """Layer, number and kind of every cache, in order."""
+    layer = ""
+    for step in exact.program.instructions:
+        match step:
+            case instructions.Mark(name=name) if name.startswith("Kcur-"):
+                layer = name.removeprefix("Kcur-")
+            case instructions.Attend():
+                yield layer, step.cache, step.kind
 
 
 def _stored(values: NDArray[Any], half: bool) -> NDArray[np.float64]:
@@ -239,7 +252,7 @@ def _gain(theirs: NDArray[np.float64], ours: NDArray[Any]) -> float:
 def _kinds(exact: Model, checkpoint: Checkpoint, theirs: Intermediates) -> dict[str, Kind]:
     """Kind of every marked value, by what was rounded since the values that *theirs* replaces."""
     order = get_args(Kind)
-    kinds: dict[str, Kind] = {}  # of registers
+    kinds: dict[Register, Kind] = {}
     found: dict[str, Kind] = {}
 
     def most(names: Iterator[Kind]) -> Kind:

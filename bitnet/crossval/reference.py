@@ -129,7 +129,7 @@ class Recorded(Reference):
             self.recording,
             prompts=_selected(self.recording, question),
             tokenized=tokenized,
-            exact=exact and replace(exact, prompts=_selected(exact, question)),
+            exact=exact and replace(exact, prompts=_selected(exact, replace(question, greedy=0))),
         )
 
 

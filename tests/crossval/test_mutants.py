@@ -15,6 +15,7 @@ from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.report import Report
 from bitnet.crossval.run import cross_validate
+from bitnet.families.blocks import Attention
 from bitnet.formats.containers import open_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -33,24 +34,44 @@ FAMILIES = {
 MODULES = {"llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp", "transformers": "torch"}
 
 
-def with_ropes(config, **changes):
-    local = config.local_rope and replace(config.local_rope, **changes)
-    return replace(config, rope=replace(config.rope, **changes), local_rope=local)
+def attending(config, change):
+    """*config* with every attention changed."""
+    blocks = tuple(
+        tuple(
+            replace(
+                branch,
+                mixers=tuple(
+                    change(mixer) if isinstance(mixer, Attention) else mixer
+                    for mixer in branch.mixers
+                ),
+            )
+            for branch in block
+        )
+        for block in config.blocks
+    )
+    return replace(config, blocks=blocks)
 
 
-def with_windows(config, change):
-    return replace(config, windows=tuple(size and size + change for size in config.windows))
+def rotated(config, change):
+    return attending(config, lambda it: replace(it, rope=change(it.rope)))
 
 
+def seeing(config, more):
+    return attending(config, lambda it: replace(it, window=it.window and it.window + more))
+
+
+OTHER_STYLE = {"interleaved": "half", "half": "interleaved"}
 CONFIGURATIONS = {
-    "theta x1.05": lambda it: with_ropes(it, theta=it.rope.theta * 1.05),
-    "theta x1.3": lambda it: with_ropes(it, theta=it.rope.theta * 1.3),
+    "theta x1.05": lambda it: rotated(it, lambda rope: replace(rope, theta=rope.theta * 1.05)),
+    "theta x1.3": lambda it: rotated(it, lambda rope: replace(rope, theta=rope.theta * 1.3)),
     "epsilon x10": lambda it: replace(it, norm_eps=it.norm_eps * 10),
-    "attention scale off by 2 %": lambda it: replace(it, attention_scale=it.attention_scale * 1.02),
-    "window too long": lambda it: with_windows(it, 1),
-    "window too short": lambda it: with_windows(it, -1),
-    "the other style of rope": lambda it: with_ropes(
-        it, style="half" if it.rope.style == "interleaved" else "interleaved"
+    "attention scale off by 2 %": lambda it: attending(
+        it, lambda its: replace(its, scale=its.scale * 1.02)
+    ),
+    "window too long": lambda it: seeing(it, 1),
+    "window too short": lambda it: seeing(it, -1),
+    "the other style of rope": lambda it: rotated(
+        it, lambda rope: replace(rope, style=OTHER_STYLE[rope.style])
     ),
 }
 
@@ -81,8 +102,8 @@ def mutated(name):
     """Our graph with the mistake *name*, in every backend, for models that are loaded within."""
     with pytest.MonkeyPatch.context() as patch:
         if name in CONFIGURATIONS:
-            right = loading.config_of
-            patch.setattr(loading, "config_of", lambda *it: CONFIGURATIONS[name](right(*it)))
+            right = loading.config_from
+            patch.setattr(loading, "config_from", lambda *it: CONFIGURATIONS[name](right(*it)))
         elif name:
             tensor, change = WEIGHTS[name]
             model = loading.Model
