@@ -152,7 +152,9 @@ def _operations(
     traced = our_intermediates(model.engine.model, longest.ids, ours.arithmetic)
     logits = positions_from(traced.after["result_output"])
     count = min(len(logits), len(longest.positions))
-    same = logits[-count:] == list(longest.positions[-count:])
+    # Products of NumPy depend on the number of their rows in the last bits; compiled ones do not.
+    same = isinstance(model.engine.model.ops, ReferenceOps)
+    same = same or logits[-count:] == list(longest.positions[-count:])
     mine = check_operations(exact, checkpoint, traced, half_cache=False)
     found = [replace(mine, is_compared=count > 0 and same)]
     theirs = reference.intermediates(alone)
