@@ -10,8 +10,9 @@ Four things that engines do differently on purpose are compared and counted apar
 - text that looks like a special token but is an ordinary one in the vocabulary (Qwen2's ``</s>``):
   the C++ engines make it special.
 
-Where both give the same ids, their decoded texts are compared too, except for two kinds: the C++
-engines remove a space before some punctuation, and join WordPiece in their own way.
+Where both give the same ids, their decoded texts are compared too, except for three kinds: the C++
+engines remove a space before some punctuation, join WordPiece in their own way, and spell the
+unknown token by its name, for which SentencePiece has U+2047.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["texts_for", "tokenizer_parity"]
 
 _LOOKS_SPECIAL = re.compile(r"</?s>|<\|?\w+\|?>")
-_CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)")
+_CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)| \u2047 ")
 
 
 def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
