@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["check_report", "compare_again", "options_of"]
 
 # Of numbers in six digits, by the same engines on the same processor.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-9
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-13
 _SHOWN = 5
 
 # What made the report. Where it is another here, its numbers cannot be computed again.

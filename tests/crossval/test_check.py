@@ -175,7 +175,8 @@ def other_values(value):
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, (int, float)):
-        return [value + 1, value * 1.01 + (value == 0) * 1e-6, None]
+        # Below 1e-10 a number is the rounding of a sum.
+        return [value + 1, value * 1.01 + (abs(value) < 1e-10) * 1e-6, None]
     return [f"{value}x", ""] if isinstance(value, str) and value else ["x"]
 
 
