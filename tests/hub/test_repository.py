@@ -128,7 +128,7 @@ def test_a_name_that_steers_the_terminal_is_shown_harmless_and_never_fetched(hub
     found = candidates(list_files("org/model", options=options), "")
     with pytest.raises(UsageError) as caught:
         choose("org/model", found, "", fits=lambda size: True)
-    shown = str(caught.value) + caught.value.hint
+    shown = caught.value.message + caught.value.hint
     assert name not in shown
     assert all(c.isprintable() or c == "\n" for c in shown)
     assert shown.count("\n") == 2
