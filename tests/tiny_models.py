@@ -42,6 +42,7 @@ FAMILIES = (
     "gemma",
     "gemma2",
     "gemma3",
+    "glm4",
     "granite",
     "helium",
     "llama",

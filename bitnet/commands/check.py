@@ -414,7 +414,7 @@ def exit_codes(c, output=Output()):
     help={"shell": "for which shell: bash, zsh or fish"},
 )
 def completion(c, shell=None):
-    """Print the script with which a shell completes commands, options and models.
+    """Print the script that completes commands in a shell.
 
     A line for ~/.bashrc: `source <(bitnet completion bash)`; for ~/.zshrc, below compinit:
     `source <(bitnet completion zsh)`. Fish reads ~/.config/fish/completions/bitnet.fish: write it

@@ -153,7 +153,8 @@ def _paths(options, model, common):
     for one in [given] if Path(given).exists() else [part.strip() for part in given.split(",")]:
         if not one:
             raise UsageError(f"--models is {given!r}, expected models with commas between")
-        path = common.model(one, fetch=model.auto_download)
+        # A folder means every model below it, also where one GGUF file lies at its top.
+        path = Path(one) if Path(one).is_dir() else common.model(one, fetch=model.auto_download)
         if path.is_dir() and not is_model_folder(path):
             below = [*models_below(path)]
             if not below:

@@ -220,7 +220,7 @@ def export_tokenizer(c, model=None, output="", pre="", force=False, shown=Output
     metavars={"model": "PATH|NAME", "against": "PATH", "corpus": "FILE", "pre": "NAME"},
 )
 def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output()):
-    """Compare two tokenizers: their parts, ids and texts on a corpus, and every id decoded."""
+    """Compare two tokenizers: parts, texts and every id."""
     from bitnet.tokenizer.comparison import compare
     from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.probes import corpus_texts

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.formats.json_file import parse_json
+from bitnet.installation import extra_command
 from bitnet.verify.attestation import Attestation
 from bitnet.verify.content import files_of
 
@@ -200,7 +201,7 @@ def _crypto() -> _Crypto:
         return _Crypto()
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"signatures need the package {error.name}", hint="pip install 'bitnet-xtask[signing]'"
+            f"signatures need the package {error.name}", hint=extra_command("signing")
         ) from None
 
 

@@ -19,7 +19,8 @@ OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 
 def llama3(note, size=128_256):
     vocab = {f"t{number}": number for number in range(size)}
-    return json.dumps({"note": note, "model": {"type": "BPE", "vocab": vocab}}).encode()
+    content = {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}}
+    return json.dumps(content).encode() + b" " * len(note)
 
 
 @pytest.fixture

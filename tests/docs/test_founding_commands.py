@@ -118,7 +118,7 @@ def test_the_comparison_with_an_engine_takes_its_model_from_the_environment(
     # The float64 pass has no tokenizer of its own, so there is nothing to compare, and it says so.
     done = bitnet("crossval", "--tokenizer-only", "--reference", "float64")
     assert (done.code, "Cross-validation: not run" in done.out) == (22, True)
-    assert "`model.gguf` (llama)" in done.out
+    assert "model.gguf (llama)" in done.out
 
 
 def test_gpu_smoke_test(bitnet, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.commands import load
-from bitnet.hub.named import names
+from bitnet.hub.ref import names
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "cache", "training", "bitnet/shipped", "benchmarks/results")
@@ -85,3 +85,13 @@ def test_the_map_of_rooms_matches_the_tree():
     overview = (ROOT / "docs/architecture/overview.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`bitnet/([a-z]+)/`", overview))
     assert named == {path.parent.name for path in ROOT.glob("bitnet/*/__init__.py")}
+
+
+def test_decisions_are_numbered_in_order_and_listed():
+    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    home = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for number, page in enumerate(pages, 1):
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert page.name.startswith(f"{number:04}-")
+        assert title.startswith(f"{number}. ")
+        assert f"- [{title}](adr/{page.name})" in home

@@ -289,7 +289,7 @@ def test_a_name_in_an_error_does_nothing_to_the_terminal(tmp_path):
     path.write_bytes(raw[:-64])
     with pytest.raises(InvalidFormat, match=r"tensor \\x1b\[2J needs bytes") as caught:
         GGUF.open(path)
-    assert str(caught.value).isprintable()
+    assert caught.value.message.isprintable()
 
 
 def _split(folder, count=3, **changes):
