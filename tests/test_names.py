@@ -17,7 +17,7 @@ TWICE = {"Engine", "Program"}
 # A variable is named by what it holds, a function by what it does (CONTRIBUTING). These are the
 # names that still say something else; the two numbers may only become smaller.
 PRONOUNS = {"found", "one", "said", "told", "given", "known", "shown", "kept", "other"}
-MOST_PRONOUNS = 337
+MOST_PRONOUNS = 301
 MOST_PARTICIPLES = 293
 SHORT = 5  # lines in which a reader still sees where a name comes from
 IRREGULAR = {
