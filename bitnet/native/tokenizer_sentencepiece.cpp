@@ -42,6 +42,27 @@ size_t child_offset(uint32_t unit) {
     return static_cast<size_t>(unit >> 10) << ((unit & (1u << 9)) >> 6);
 }
 
+// Calls offer(start, stop, id) for every piece in *text*, from left to right: true if it may be used; and
+// character(start, stop) for each character that is not such a piece.
+template <class Offer, class Character>
+void walk_pieces(const TokenizerFile& file, std::string_view text, Budget& budget, const Offer& offer,
+                 const Character& character) {
+    const Trie& known = file.pieces();
+    for (size_t start = 0; start < text.size();) {
+        const size_t width = unicode::length(text, start);
+        bool has_single = false;
+        size_t stop = start + 1;
+        for (uint32_t node = known.start(text[start]); node != 0; ++stop) {
+            const uint32_t id = known.value(node);
+            if (id != kNoId && offer(start, stop, id)) has_single = has_single || stop - start == width;
+            node = stop < text.size() ? known.follow(node, text[stop]) : 0;
+        }
+        budget.spend(stop - start);
+        if (!has_single) character(start, start + width);
+        start += width;
+    }
+}
+
 }  // namespace
 
 CharsMap::CharsMap(std::string_view blob) {
@@ -264,28 +285,17 @@ void encode_unigram(const TokenizerFile& file, double lowest, std::string_view t
             node = {candidate, static_cast<int64_t>(start)};
         }
     };
-    const Trie& known = file.pieces();
-    for (size_t start = 0; start < text.size();) {
-        const size_t width = unicode::length(text, start);
-        bool has_single = false;
-        size_t stop = start + 1;
-        for (uint32_t node = known.start(text[start]); node != 0; ++stop) {
-            const uint32_t id = known.value(node);
-            const bool whole = stop == text.size() || !unicode::continues(text[stop]);
-            if (id != kNoId && whole && !(file.flags(id) & kUnused)) {
-                const bool user = (file.flags(id) & kUserDefined) != 0;
-                // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
-                offer(start, stop,
-                      user ? 0.1 * static_cast<double>(stop - start - 1)
-                           : static_cast<double>(file.score(id)));
-                has_single = has_single || stop - start == width;
-            }
-            node = stop < text.size() ? known.follow(node, text[stop]) : 0;
-        }
-        budget.spend(stop - start);
-        if (!has_single) offer(start, start + width, static_cast<double>(unknown));
-        start += width;
-    }
+    const auto offer_piece = [&](size_t start, size_t stop, uint32_t id) {
+        const bool whole = stop == text.size() || !unicode::continues(text[stop]);
+        if (!whole || file.flags(id) & kUnused) return false;
+        // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
+        offer(start, stop,
+              file.flags(id) & kUserDefined ? 0.1 * static_cast<double>(stop - start - 1)
+                                            : static_cast<double>(file.score(id)));
+        return true;
+    };
+    walk_pieces(file, text, budget, offer_piece,
+                [&](size_t start, size_t stop) { offer(start, stop, static_cast<double>(unknown)); });
     std::vector<std::string_view> pieces;
     for (size_t stop = text.size(); stop > 0;) {
         const auto start = static_cast<size_t>(nodes[stop].start);
@@ -313,23 +323,13 @@ void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_
         Node& node = nodes[stop];
         if (node.start < 0 || candidate > node.score) node = {candidate, static_cast<int64_t>(start), unknown};
     };
-    const Trie& known = file.pieces();
-    for (size_t start = 0; start < text.size();) {
-        const size_t width = unicode::length(text, start);
-        bool has_single = false;
-        size_t stop = start + 1;
-        for (uint32_t node = known.start(text[start]); node != 0; ++stop) {
-            const uint32_t id = known.value(node);
-            if (id != kNoId) {
-                offer(start, stop, file.exact_score(id), id == unknown_id);
-                has_single = has_single || stop - start == width;
-            }
-            node = stop < text.size() ? known.follow(node, text[stop]) : 0;
-        }
-        budget.spend(stop - start);
-        if (!has_single) offer(start, start + width, lowest - static_cast<double>(kUnknownPenalty), true);
-        start += width;
-    }
+    const auto offer_piece = [&](size_t start, size_t stop, uint32_t id) {
+        offer(start, stop, file.exact_score(id), id == unknown_id);
+        return true;
+    };
+    const double unknown = lowest - static_cast<double>(kUnknownPenalty);
+    walk_pieces(file, text, budget, offer_piece,
+                [&](size_t start, size_t stop) { offer(start, stop, unknown, true); });
     Spans pieces;  // from the last one; a run of unknown ones is one
     bool after_unknown = false;
     for (size_t stop = text.size(); stop > 0;) {
