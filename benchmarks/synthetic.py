@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import struct
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,7 @@ PACKERS = {
     "Q4_0": pack_q4_0,
     "Q8_0": pack_q8_0,
 }
+LARGEST, REPEATED_ROWS = 20_000_000, 128  # weights of a matrix that are all drawn
 CHUNK_ROWS = 4096  # of the embedding
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] "
@@ -79,6 +81,11 @@ class Shape:
     head_dim: int = 128
     embeds: bool = False  # an embedding model
     low_bit: bool = False  # its embedding has the type of the other matrices
+    period: int = 1  # one layer in this many has attention, gated; the others delta nets
+    key_heads: int = 16  # of these
+    value_heads: int = 48
+    state: int = 128  # width of their heads
+    vocabulary: int = 0  # tokens of the model, if there are more than the vocabulary has
 
     @property
     def width(self):
@@ -92,6 +99,23 @@ SHAPES = {
     "embedding-270m": Shape("gemma3", 18, 640, 2048, 4, 1, 256, embeds=True),
     "bonsai-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, low_bit=True),
     "bonsai-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, low_bit=True),
+    "bonsai-27b": Shape(
+        "qwen35", 64, 5120, 17408, 24, 4, 256, low_bit=True, period=4, vocabulary=248320
+    ),
+    "tiny-hybrid": Shape(
+        "qwen35",
+        4,
+        256,
+        512,
+        4,
+        2,
+        64,
+        low_bit=True,
+        period=4,
+        key_heads=2,
+        value_heads=4,
+        state=64,
+    ),
     "tiny": Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64),
     "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128, embeds=True),
 }
@@ -119,11 +143,43 @@ def norms(shape):
         sub_norms = {"attn_sub_norm": shape.width, "ffn_sub_norm": shape.ffn}
         return {"attn_norm": dim, "ffn_norm": dim} | sub_norms
     found = {"attn_norm": dim, "ffn_norm": dim}
+    if shape.period > 1:
+        return {
+            "attn_norm": dim,
+            "post_attention_norm": dim,
+            "attn_q_norm": head,
+            "attn_k_norm": head,
+        }
     if shape.architecture in EMBEDDINGS:
         found |= {"attn_q_norm": head, "attn_k_norm": head}
     if shape.architecture == "gemma3":
         found |= {"post_attention_norm": dim, "post_ffw_norm": dim}
     return found
+
+
+def delta_net(kind, shape, block, feed_forward):
+    """Tensors of a layer without attention."""
+    keys, values = shape.key_heads * shape.state, shape.value_heads * shape.state
+    heads, dim = (shape.value_heads,), shape.dim
+    floats = {
+        "attn_norm.weight": (dim,),
+        "post_attention_norm.weight": (dim,),
+        "ssm_a": heads,
+        "ssm_conv1d.weight": (2 * keys + values, 4),
+        "ssm_dt.bias": heads,
+        "ssm_norm.weight": (shape.state,),
+    }
+    linear = {
+        "attn_qkv": (2 * keys + values, dim),
+        "attn_gate": (values, dim),
+        "ssm_out": (dim, values),
+    }
+    found = [Tensor(block + name, size, "F32") for name, size in floats.items()]
+    found += [
+        Tensor(f"{block}ssm_{part}.weight", (*heads, dim), "BF16") for part in ("alpha", "beta")
+    ]
+    linear |= feed_forward
+    return found + [Tensor(f"{block}{name}.weight", size, kind) for name, size in linear.items()]
 
 
 def tensors(kind, shape, *, layers, vocabulary):
@@ -138,12 +194,20 @@ def tensors(kind, shape, *, layers, vocabulary):
         "ffn_up": (ffn, dim),
         "ffn_down": (dim, ffn),
     }
+    feed_forward = {name: linear[name] for name in ("ffn_gate", "ffn_up", "ffn_down")}
+    if shape.period > 1:
+        linear["attn_q"] = (2 * width, dim)
     layer_norms = norms(shape)
     if shape.embeds and kind == "I2_S":
         layer_norms |= {f"{name}_norm_in": size[1] for name, size in linear.items()}
     embedding = kind if shape.low_bit else "F16"
     found = [Tensor("token_embd.weight", (vocabulary, dim), embedding)]
+    if shape.period > 1:
+        found.append(Tensor("output.weight", (vocabulary, dim), embedding))
     for layer in range(layers):
+        if (layer + 1) % shape.period:
+            found += delta_net(kind, shape, f"blk.{layer}.", feed_forward)
+            continue
         found += [
             Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in layer_norms.items()
         ]
@@ -154,6 +218,13 @@ def tensors(kind, shape, *, layers, vocabulary):
 def content(tensor, seed):
     """The bytes of *tensor* in pieces; they depend on its name and on *seed*."""
     rng = np.random.default_rng([seed, *tensor.name.encode()])
+    if tensor.name.endswith("ssm_a"):
+        yield -rng.uniform(0.1, 4, tensor.shape).astype("<f4")
+        return
+    if tensor.kind in ("F32", "BF16") and len(tensor.shape) == 2:
+        values = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(0.3)
+        yield values if tensor.kind == "F32" else (values.view("<u4") >> 16).astype("<u2")
+        return
     if len(tensor.shape) == 1:
         yield rng.uniform(0.8, 1.2, tensor.shape).astype("<f4")
         return
@@ -166,6 +237,12 @@ def content(tensor, seed):
         return
     # Outputs of unit variance for such inputs; a float16, so that every encoding can hold it.
     scale = np.float16((columns * 2 / 3) ** -0.5)
+    if (
+        tensor.kind in SCALED_BLOCKS and rows * columns > LARGEST
+    ):  # the same rows again and again: a large model in a minute
+        for start in range(0, rows, REPEATED_ROWS):
+            yield repeated(tensor.kind, min(REPEATED_ROWS, rows - start), columns, float(scale))
+        return
     codes = rng.integers(-1, 2, tensor.shape, dtype=np.int8)
     if tensor.kind == "Q1_0":
         codes = np.where(codes < 1, np.int8(-1), codes)
@@ -173,6 +250,15 @@ def content(tensor, seed):
         yield codes.astype("<f2") * scale
     else:
         yield PACKERS[tensor.kind](Ternary(codes, np.full((1, 1), scale, dtype=np.float32)))
+
+
+@lru_cache
+def repeated(kind, rows, columns, scale):
+    """Random rows of *kind*, whose rows have scales of their own."""
+    codes = np.random.default_rng(columns).integers(-1, 2, (rows, columns), dtype=np.int8)
+    if kind == "Q1_0":
+        codes = np.where(codes < 1, np.int8(-1), codes)
+    return PACKERS[kind](Ternary(codes, np.full((1, 1), scale, dtype=np.float32)))
 
 
 def text(value):
@@ -217,6 +303,16 @@ def metadata(kind, shape, *, layers, vocabulary):
     }
     if shape.width != shape.dim:
         own |= {f"attention.{part}_length": shape.head_dim for part in ("key", "value")}
+    if shape.period > 1:
+        own |= {
+            "full_attention_interval": shape.period,
+            "rope.dimension_count": shape.head_dim // 4,
+            "ssm.conv_kernel": 4,
+            "ssm.group_count": shape.key_heads,
+            "ssm.inner_size": shape.value_heads * shape.state,
+            "ssm.state_size": shape.state,
+            "ssm.time_step_rank": shape.value_heads,
+        }
     if shape.embeds:
         own["pooling_type"] = 3  # the last token
     return [
@@ -253,6 +349,7 @@ def write(
     """Write the file, with all *layers* of the *shape* by default."""
     layers = layers or shape.layers
     arrays, tokens = vocabulary_keys(vocabulary)
+    tokens = max(tokens, shape.vocabulary)
     keys = metadata(kind, shape, layers=layers, vocabulary=tokens) + arrays
     entries = tensors(kind, shape, layers=layers, vocabulary=tokens)
     pieces = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(keys)), *keys]

@@ -27,12 +27,12 @@ from safetensors.numpy import save_file
 
 import bitnet
 from bitnet import native
+from bitnet.base.errors import BitnetError
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval.asking import PROMPTS, our_trace
 from bitnet.crossval.compare import compare
 from bitnet.crossval.exact import Float64Pass
 from bitnet.crossval.references import BitnetCpp, IkLlamaCpp, LlamaCpp, Question, Transformers
-from bitnet.errors import BitnetError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, encode_value, write_new
 from bitnet.formats.gguf_write import raw_values

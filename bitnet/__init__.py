@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitnet.errors import (
+    from bitnet.base.errors import (
         AuthError,
         BenchmarkError,
         BitnetError,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from bitnet.provision import SmartTokenizerDownload, load
     from bitnet.runtime.answer import Answer, Stats
+    from bitnet.runtime.keywords import AnswerOptions
     from bitnet.runtime.language_model import LanguageModel, embed
     from bitnet.runtime.options import SamplingParams
     from bitnet.runtime.piece import TokenLogprob
@@ -63,6 +64,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Answer",
         "Stats",
     ),
+    "bitnet.runtime.keywords": ("AnswerOptions",),
     "bitnet.runtime.language_model": (
         "LanguageModel",
         "embed",
@@ -84,6 +86,7 @@ _EXPORTS = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Answer",
+    "AnswerOptions",
     "AuthError",
     "BenchmarkError",
     "BitnetError",
@@ -132,7 +135,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module(_EXPORTS.get(name, "bitnet.errors")), name)
+        return getattr(import_module(_EXPORTS.get(name, "bitnet.base.errors")), name)
     raise AttributeError(f"module 'bitnet' has no attribute {name!r}")
 
 

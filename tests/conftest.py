@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from hub_server import HubServer
 
-from bitnet import settings
+from bitnet.base import settings
 
 # The same examples in every run, and no limit to the time one takes: a busy machine is not a bug.
 # HYPOTHESIS_PROFILE=default looks for new ones.

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 from builders import write_gguf
 
+from bitnet.base.errors import NetworkError, NoSpace, PermissionDenied
+from bitnet.base.findings import Finding
 from bitnet.doctor import examine, markdown, verdict
-from bitnet.errors import NetworkError, NoSpace, PermissionDenied
-from bitnet.findings import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +116,10 @@ def test_the_report_is_a_block_that_can_be_pasted(tmp_path):
 
 
 def test_without_pip_the_one_inside_python_is_used_and_without_both_doctor_fails(monkeypatch):
-    from bitnet import doctor, invocation
+    from bitnet import doctor
+    from bitnet.base import invocation
 
-    if invocation.bundled_pip() is None:
+    if invocation.find_pip_wheel() is None:
         pytest.skip("this Python was built without ensurepip's wheel")
     real = invocation.find_spec
     hidden = ["pip"]

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 PYTHON = [
     *(ROOT / "bitnet").rglob("*.py"),
+    *(ROOT / "native").rglob("*.py"),
     *(ROOT / "training").rglob("*.py"),
     *(ROOT / "benchmarks").rglob("*.py"),
     *(ROOT / "docs").rglob("*.py"),
@@ -20,13 +21,14 @@ PYTHON = [
 TESTS = [*(ROOT / "tests").rglob("*.py")]
 CPP = [
     path
-    for folder in ("bitnet", "tests/native")
+    for folder in ("native", "tests/native")
     for ending in ("cpp", "hpp")
     for path in (ROOT / folder).rglob(f"*.{ending}")
 ]
 PAGES = [
     *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),  # says what was said
     *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "native").rglob("*.md"),
     *(ROOT / "training").rglob("*.md"),
     *(ROOT / "benchmarks").rglob("*.md"),
     *(ROOT / "scripts").rglob("*.sh"),

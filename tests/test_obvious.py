@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet import settings
+from bitnet.base import settings
 from bitnet.commands import load
 
 
@@ -61,9 +61,11 @@ NONSENSE = ("nonsense!", "-1")
 ANY_TEXT = {
     "a path": {"BITNET_CACHE_DIR", "BITNET_GGUF", "GITHUB_STEP_SUMMARY", "HF_HOME", "SPM_MODEL"},
     "a path, too": {"BITNET_CPP_DIR", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"},
+    "a file": {"BITNET_HISTORY"},
     "a secret": {"BITNET_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"},
     "names of hosts": {"BITNET_HUB_HOSTS"},
     "any value means the same": {"NO_COLOR"},
+    "a command": {"EDITOR", "VISUAL"},
     "other programs' words": {
         "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL",
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bitnet import SmartTokenizerDownload, TokenizerDownloadInfo
-from bitnet.errors import Offline, TokenizerNotFound, VocabMismatch
+from bitnet.base.errors import Offline, TokenizerNotFound, VocabMismatch
 from bitnet.hub.options import FetchOptions
 
 WORDS = {f"t{id}": id for id in range(5)}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import bitnet
-from bitnet import errors
+from bitnet.base import errors
 
-PACKAGES = ["bitnet", "bitnet.tokenizer", "bitnet.errors"]
+PACKAGES = ["bitnet", "bitnet.tokenizer", "bitnet.base.errors"]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -109,7 +109,10 @@ WRONG = (
     (lambda m: m.generate("a", logprobs=1.5), "logprobs is of type float, expected a whole number"),
     (lambda m: m.generate("a", sampling={}), "sampling is of type dict, expected SamplingParams"),
     (lambda m: m.generate("a", regex=3), "regex is of type int, expected a text"),
-    (lambda m: m.generate("a", hot=1), "'hot' is not an option of an answer: max_tokens, stop"),
+    (
+        lambda m: m.generate("a", hot=1),
+        "'hot' is not an option of an answer: max_tokens, min_tokens, stop",
+    ),
     (lambda m: m.generate("a", prompt="b"), "prompt"),
     (lambda m: m.chat(None), "messages is of type None, expected a list"),
     (lambda m: m.embed(None), "texts is of type None, expected a text or a list"),
@@ -123,7 +126,7 @@ WRONG = (
     (lambda m: m.tokenizer.encode_batch([3]), r"texts\[0\] is of type int, expected a text"),
     (lambda m: m.tokenizer.decode(3), "ids is of type int, expected token ids"),
     (lambda m: m.tokenizer.decode(["a"]), "id is of type str, expected a token id"),
-    (lambda m: m.tokenizer.count(3), "source is of type int, expected a text, a path"),
+    (lambda m: m.tokenizer.count(3), "text is of type int, expected a text"),
     (lambda m: m.tokenizer.spans(3), "text is of type int, expected a text"),
     (lambda m: bitnet.SamplingParams(temperature="hot"), "temperature is of type str, expected a"),
     (lambda m: bitnet.SamplingParams(temperature=None), "temperature is of type None"),

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from bitnet import native
-from bitnet.errors import NotFound
+from bitnet.base.errors import NotFound
+from bitnet.base.installation import reinstall_command
 from bitnet.formats.containers import open_checkpoint
-from bitnet.installation import reinstall_command
 from bitnet.shipped import SHIPPED, ShippedModel
 
 MODELS = list(SHIPPED.values())

@@ -1,7 +1,7 @@
 import pytest
 
 from bitnet import sources
-from bitnet.errors import TokenMissing
+from bitnet.base.errors import TokenMissing
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_repository_leads_to_its_source():
     bitnet = sources.model_source("microsoft/bitnet-b1.58-2B-4T-gguf")
     assert bitnet is sources.MODELS["bitnet-2b-4t"]
     assert sources.model_source("o/unknown") is None
-    assert bitnet.files == ("ggml-model-i2_s.gguf",)
+    assert bitnet.file == "ggml-model-i2_s.gguf"
 
 
 def test_the_licence_line_names_terms_and_place():

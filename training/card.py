@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 import bitnet
-from bitnet.files import digest_of
+from bitnet.base.files import digest_of
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import registry
 from bitnet.runtime.sampling import SamplingParams

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import llm
 
+from bitnet.base.errors import BitnetError
+from bitnet.base.options import CacheOptions
 from bitnet.commands.context import Context
-from bitnet.errors import BitnetError
-from bitnet.options import CacheOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +56,7 @@ class Embedder(llm.EmbeddingModel):
             llm.ModelError: the model cannot be loaded, or a text is too long for it.
         """
         try:
-            yield from _loaded(self._name).embed([str(item) for item in items]).tolist()
+            yield from _load_model(self._name).embed([str(item) for item in items]).tolist()
         except BitnetError as error:
             raise llm.ModelError(error.message) from error
 
@@ -90,7 +90,7 @@ class Writer(llm.Model):
         from bitnet.runtime.request import Request
 
         try:
-            model = _loaded(self._name)
+            model = _load_model(self._name)
             asked: dict[str, Any] = {"prompt": prompt.prompt}
             if model.tokenizer.chat_template:
                 asked = {"messages": _messages(prompt, conversation)}
@@ -113,18 +113,18 @@ def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:
 
 def _names() -> list[str]:
     """Names of the models that are here; none where the cache cannot be read."""
-    from bitnet.hub.known import known_models
+    from bitnet.hub.known import list_models
     from bitnet.store import Store
 
     try:
-        found = known_models(Store(CacheOptions().root))
+        found = list_models(Store(CacheOptions().root))
     except BitnetError:  # llm has other models, too
         return []
     return [model.name for model in found if model.path is not None]
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str) -> LanguageModel:
+def _load_model(name: str) -> LanguageModel:
     from bitnet.runtime.language_model import load
 
     return load(Context().model(name))

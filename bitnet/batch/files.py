@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base.files import write_text
 from bitnet.batch.openai_rows import line_of
 from bitnet.batch.rows import BatchRow
-from bitnet.errors import UsageError, from_os_error
-from bitnet.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class BatchFiles:
         """
         try:
             self._rows = list(_rows(source))
-            self._answered, self.errors = _answered(target, retry_errors=retry_errors)
+            self._answered, self.errors = _read_answers(target, retry_errors=retry_errors)
             self._check(source, target)
             self._file = target.open("ab")
         except UnicodeDecodeError as error:
@@ -58,11 +58,11 @@ class BatchFiles:
         self.done = sum(row.id in self._answered for row in self._rows)
 
     @property
-    def failed(self) -> int:
+    def error_count(self) -> int:
         """Number of rows whose answer is an error."""
         return len(self.errors)
 
-    def left(self) -> Iterator[BatchRow]:
+    def remaining_rows(self) -> Iterator[BatchRow]:
         """Rows without an answer, in order."""
         return (row for row in self._rows if row.id not in self._answered)
 
@@ -116,7 +116,7 @@ def _rows(source: Path) -> Iterator[BatchRow]:
             yield BatchRow.parse(line.removesuffix("\r"), number)
 
 
-def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict[str, str]]:
+def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict[str, str]]:
     """Digests of the rows answered in *target*, and the errors among them, by id.
 
     An incomplete answer at the end of *target* is cut off.
@@ -129,7 +129,7 @@ def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict
         return {}, {}
     content = target.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    kept: dict[str, bytes] = {}
+    lines: dict[str, bytes] = {}
     answered: dict[str, str] = {}
     errors: dict[str, str] = {}
     for line in whole.splitlines(keepends=True):
@@ -143,12 +143,12 @@ def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict
             ) from None
         if retry_errors and error is not None:
             continue
-        kept[row_id] = line
+        lines[row_id] = line
         answered[row_id] = digest
         errors.pop(row_id, None)
         if error is not None:
             errors[row_id] = str(error.get("message") if isinstance(error, dict) else error)
-    fresh = b"".join(kept.values())
+    fresh = b"".join(lines.values())
     if content.startswith(fresh):  # no second file that a killed run could leave
         if len(fresh) < len(content):
             os.truncate(target, len(fresh))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.formats.model_files import model_name
 from bitnet.wire.openai import (
     CHAT,
@@ -22,8 +22,8 @@ from bitnet.wire.openai import (
     embedding_requests,
 )
 from bitnet.wire.openai_reply import (
-    chat_reply,
-    completion_reply,
+    ChatReply,
+    CompletionReply,
     embeddings_reply,
     vector_precision,
     vectors_of,
@@ -158,13 +158,13 @@ URLS = {
         "chatcmpl-",
         CHAT,
         chat_requests,
-        lambda body, head, answers, _: chat_reply(body, head, answers),
+        lambda body, head, answers, _: ChatReply(head, body).whole(answers),
     ),
     "/v1/completions": Url(
         "cmpl-",
         COMPLETION,
         partial(completion_requests, at_most=MAX_TEXTS),
-        lambda body, head, answers, _: completion_reply(body, head, answers),
+        lambda body, head, answers, _: CompletionReply(head, body).whole(answers),
     ),
     "/v1/embeddings": Url(
         "",
@@ -176,6 +176,6 @@ URLS = {
         "resp_",
         RESPONSE,
         response_requests,
-        lambda body, head, answers, _: ResponseItems(body, head).whole(answers[0]),
+        lambda body, head, answers, _: ResponseItems(body, head).whole(answers),
     ),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitnet.errors import UsageError
-from bitnet.options import option
+from bitnet.base.errors import UsageError
+from bitnet.base.options import option
 
 __all__ = ["BatchOptions"]
 

@@ -6,10 +6,10 @@ import json
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import InferenceError, Unsupported
+from bitnet.base.installation import extra_command
 from bitnet.batch.rows import BatchRow
 from bitnet.batch.run import answers
-from bitnet.errors import InferenceError, Unsupported
-from bitnet.installation import extra_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,12 +7,16 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from bitnet.base.errors import UsageError
 from bitnet.batch.openai_rows import requests_of
-from bitnet.errors import UsageError
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import Request, check_messages
+from bitnet.wire.fields import OBJECT, ROW, Form
 from bitnet.wire.openai import schema_of
 
 __all__ = ["BatchRow"]
+
+#: A row of this package's own form: a request by the names of its fields.
+PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,15 @@ class BatchRow:
         """
         if self.is_openais:
             return requests_of(self.facts, default)
-        facts = {name: value for name, value in self.facts.items() if name != "id"}
-        schema = schema_of(facts.pop("response_format", None))
-        if schema is not None and facts.setdefault("json_schema", schema) is not schema:
+        facts = PLAIN.read({name: value for name, value in self.facts.items() if name != "id"})
+        schema = schema_of(facts.pop("response_format"))
+        if None not in (schema, facts["json_schema"]):
             raise UsageError(
                 "json_schema and response_format are both given", field="response_format"
             )
-        request = Request.from_mapping(facts, default)
-        if ("prompt" in facts) == ("messages" in facts):
+        if (facts["prompt"] is None) == (facts["messages"] is None):
             raise UsageError("expected either prompt or messages", field="prompt")
-        return [request]
+        if facts["messages"] is not None:
+            check_messages(facts["messages"])
+        facts["json_schema"] = facts["json_schema"] if schema is None else schema
+        return [Request.from_mapping(facts, default)]

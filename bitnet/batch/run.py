@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import BitnetError, UsageError
 from bitnet.batch.openai_rows import check_for, reply_of
-from bitnet.errors import BitnetError, UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request
 from bitnet.wire.openai_reply import token_facts
@@ -46,28 +46,28 @@ def answers(
                 requests = row.requests(default)
                 if row.is_openais:
                     check_for(row.facts, model)
-                sequences = [scheduler.prepare(*model.prepare(one)) for one in requests]
+                sequences = [scheduler.prepare(*model.prepare(request)) for request in requests]
             except BitnetError as error:
                 yield row, {"error": error.message}
                 continue
-            found = [Answer(model.tokenizer, sequence) for sequence in sequences]
-            for answer in found:
+            choices = [Answer(model.tokenizer, sequence) for sequence in sequences]
+            for answer in choices:
                 scheduler.queue(answer.sequence)
-                running[answer.sequence] = row, answer, found
+                running[answer.sequence] = row, answer, choices
         if not running:
             return
         for sequence, piece in scheduler.step():
             if sequence not in running:
                 continue
-            row, answer, found = running[sequence]
+            row, answer, choices = running[sequence]
             if not answer.take(piece).finish_reason:
                 continue
             # A stop text may have ended it, and one that fails ends the whole row.
-            for one in found if answer.error else [answer]:
-                running.pop(one.sequence, None)
-                scheduler.cancel(one.sequence)
-            if answer.error or all(one.finish_reason for one in found):
-                yield row, _facts(row, found, answer.error, model)
+            for choice in choices if answer.error else [answer]:
+                running.pop(choice.sequence, None)
+                scheduler.cancel(choice.sequence)
+            if answer.error or all(choice.finish_reason for choice in choices):
+                yield row, _facts(row, choices, answer.error, model)
 
 
 def in_order(

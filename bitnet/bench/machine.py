@@ -13,7 +13,7 @@ import numpy as np
 
 import bitnet
 from bitnet import native
-from bitnet.cores import thread_count
+from bitnet.base.cores import thread_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet import native
+from bitnet.base.cores import thread_count
+from bitnet.base.errors import BenchmarkError, InferenceError, UsageError
 from bitnet.bench.machine import describe_machine
 from bitnet.bench.report import BenchReport, Measured, Spread
-from bitnet.cores import thread_count
-from bitnet.errors import BenchmarkError, InferenceError, UsageError
 from bitnet.runtime.answer import peak_memory
 from bitnet.runtime.request import Request
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from bitnet.runtime.engine import Engine
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.scheduler import Scheduler
 
 __all__ = ["BenchPlan", "Test", "measure"]
 
@@ -165,7 +165,7 @@ def measure(
     return BenchReport(facts, machine, Spread(tuple(load_s)), results, memory, share)
 
 
-def _check_context(engine: Engine, tests: Sequence[Test]) -> None:
+def _check_context(engine: Scheduler, tests: Sequence[Test]) -> None:
     longest = max(tests, key=lambda test: test.positions)
     if longest.positions > engine.context:
         raise BenchmarkError(
@@ -205,8 +205,8 @@ def _use_threads(count: int) -> None:
         module.set_threads(count)
 
 
-def _prefill_s(engine: Engine, ids: Sequence[int], test: Test) -> float:
-    engine.reset()
+def _prefill_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
+    engine.forget()
     if test.depth:
         _write(engine, ids[: test.depth], 1)
     started = time.perf_counter()
@@ -214,8 +214,8 @@ def _prefill_s(engine: Engine, ids: Sequence[int], test: Test) -> float:
     return time.perf_counter() - started
 
 
-def _decode_s(engine: Engine, ids: Sequence[int], test: Test) -> float:
-    engine.reset()
+def _decode_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
+    engine.forget()
     pieces = engine.generate(ids[: test.prompt], Request(max_tokens=test.tokens + 1))
     next(pieces)
     started = time.perf_counter()
@@ -226,14 +226,14 @@ def _decode_s(engine: Engine, ids: Sequence[int], test: Test) -> float:
     return elapsed
 
 
-def _write(engine: Engine, ids: Sequence[int], tokens: int) -> None:
+def _write(engine: Scheduler, ids: Sequence[int], tokens: int) -> None:
     for _ in engine.generate(ids, Request(max_tokens=tokens)):
         pass
 
 
 def _tokenize_share(model: LanguageModel) -> float:
     prompt = TEXT[: max(1, model.engine.context // 2)]
-    model.engine.reset()
+    model.engine.forget()
     answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS)
     for _ in answer:
         pass

@@ -8,10 +8,10 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
+from bitnet.base.progress import human_size
+from bitnet.base.tables import quantity, table
 from bitnet.bench.machine import Machine
-from bitnet.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
-from bitnet.progress import human_size
-from bitnet.tables import counted, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ class BenchReport:
             f"{self.model['architecture']}; {machine.backend}"
         )
         reads = ", ".join(
-            f"{human_size(rate)}/s with {counted(count, 'thread')}"
+            f"{human_size(rate)}/s with {quantity(count, 'thread')}"
             for count, rate in machine.read_bytes_per_s.items()
         )
         yield f"{machine.cpu}, {machine.cores} cores; reads {reads or 'at an unknown speed'}"
@@ -134,20 +134,20 @@ class Change:
 
 def changes(before: BenchReport, after: BenchReport) -> list[Change]:
     """Metrics in both reports: speeds first, then load time and memory."""
-    old = {(one.test, one.threads): one.tokens_per_s.median for one in before.results}
-    found = []
-    for one in after.results:
-        was = old.get((one.test, one.threads))
+    old = {(result.test, result.threads): result.tokens_per_s.median for result in before.results}
+    metrics = []
+    for result in after.results:
+        was = old.get((result.test, result.threads))
         if was is not None:
-            rate, label = one.tokens_per_s.median, f"{one.test} @{one.threads} tok/s"
-            found.append(Change(label, was, rate, rate / was))
+            rate, label = result.tokens_per_s.median, f"{result.test} @{result.threads} tok/s"
+            metrics.append(Change(label, was, rate, rate / was))
     for label, was, now in (
         ("load s", before.load_s.median, after.load_s.median),
         ("peak memory MB", before.peak_memory_bytes / 1e6, after.peak_memory_bytes / 1e6),
     ):
         if was and now:
-            found.append(Change(label, was, now, was / now))
-    return found
+            metrics.append(Change(label, was, now, was / now))
+    return metrics
 
 
 def change_lines(found: Sequence[Change]) -> Iterator[str]:

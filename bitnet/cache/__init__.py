@@ -8,7 +8,6 @@
     <cache>/models/                                    models as earlier versions stored them
     <cache>/exact-heads/<hash of the head>.copy        copy of an output head, also rebuilt
     <cache>/measurements/<what>-<hash>.json            timings on this machine, also rebuilt
-    <cache>/reports/
 
 There is no index: the folder itself is the truth, and any file or folder in it may be deleted at
 any time without losing anything but speed. Files outside these folders are never touched; links

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import BitnetError, from_os_error
+from bitnet.base.files import sha256_of
 from bitnet.cache.exact_heads import problem_of
-from bitnet.errors import BitnetError, from_os_error
-from bitnet.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

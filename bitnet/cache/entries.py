@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.errors import from_os_error
+from bitnet.base.errors import from_os_error
 from bitnet.store import Store
 from bitnet.store.tag import AREAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from bitnet.store import Artifact
+
 __all__ = ["Entry", "Kind", "entries", "locks_for"]
 
-Kind = Literal[
-    "tokenizer", "model", "compiled", "report", "exact-head", "measurement", "partial", "leftover"
-]
+Kind = Literal["tokenizer", "model", "compiled", "exact-head", "measurement", "partial", "leftover"]
 
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
@@ -43,6 +43,7 @@ class Entry:
         users: known paths of projects' files that are the same file; for files of the store.
         inode: device and number of the file; names of one file share them.
         links: number of names of the file.
+        origin: where a file of the store is from, if that is recorded.
     """
 
     kind: Kind
@@ -55,6 +56,7 @@ class Entry:
     users: tuple[str, ...] = ()
     inode: tuple[int, int] = (0, 0)
     links: int = 1
+    origin: Artifact | None = None
 
     @property
     def is_stored(self) -> bool:
@@ -77,7 +79,24 @@ class Entry:
             "owner": self.owner or None,
             "links": self.links,
             "users": list(self.users),
+            "repository": self.repository or None,
+            "file": self.origin.file if self.origin is not None else None,
         }
+
+    @property
+    def repository(self) -> str:
+        """Repository and revision that a file of the store is from, as commands take them."""
+        if self.origin is None:
+            return ""
+        if self.origin.kind == "package" or "://" in self.origin.repo:
+            return self.origin.repo
+        revision = "" if self.origin.revision == "main" else f"@{self.origin.revision}"
+        return f"hf:{self.origin.repo}{revision}"
+
+    def holders(self, everything: Iterable[Entry]) -> list[str]:
+        """Paths that hold this file of the store on the disk: of projects and of the cache."""
+        ours = [e.path for e in everything if e.inode == self.inode and e.path != self.path]
+        return [*self.users, *map(str, ours)]
 
 
 def entries(root: Path) -> list[Entry]:
@@ -86,14 +105,14 @@ def entries(root: Path) -> list[Entry]:
     Raises:
         PermissionDenied: a folder of the cache cannot be read.
     """
-    found: list[Entry] = _stored(root)
+    all_entries: list[Entry] = _store_entries(root)
     for folder in _folders(root):
         names = {entry.name: entry for entry in _files(folder)}
         companions = {lock for name in names for lock in _companions_of(name, names)}
         for name in sorted(names.keys() - companions):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                found.append(_entry(root, folder / name, sorted(_companions_of(name, names))))
-    return found
+                all_entries.append(_entry(root, folder / name, sorted(_companions_of(name, names))))
+    return all_entries
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -160,23 +179,23 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     )
 
 
-def _stored(root: Path) -> list[Entry]:
+def _store_entries(root: Path) -> list[Entry]:
     """Files of the store, each with its records."""
     store = Store(root)
     blobs = list(store.blobs())
     if not blobs:
         return []
-    names, users, busy = list(store.names), store.users(), _owner(store.in_use)
-    found: list[Entry] = []
+    names, users, busy = list(store.index), store.users(), _owner(store.in_use)
+    blob_entries: list[Entry] = []
     for blob in blobs:
         ours = [name for name in names if name.sha256 == blob.sha256]
-        known = next((name for name in ours if name.kind != "version"), None)
+        record = next((name for name in ours if name.kind != "version"), None)
         with contextlib.suppress(FileNotFoundError):
             status = blob.path.lstat()
-            found.append(
+            blob_entries.append(
                 Entry(
-                    kind="tokenizer" if known and known.kind == "tokenizer" else "model",
-                    key=known.key if known and known.key else blob.sha256,
+                    kind="tokenizer" if record and record.kind == "tokenizer" else "model",
+                    key=record.key if record and record.key else blob.sha256,
                     path=blob.path,
                     size_bytes=blob.size,
                     last_used_s=max(status.st_atime, status.st_mtime),
@@ -185,9 +204,10 @@ def _stored(root: Path) -> list[Entry]:
                     users=tuple(users.get(blob.sha256, ())),
                     inode=(status.st_dev, status.st_ino),
                     links=status.st_nlink,
+                    origin=record,
                 )
             )
-    return found
+    return blob_entries
 
 
 def _kind(area: str, inner: list[str]) -> Kind:
@@ -200,7 +220,7 @@ def _kind(area: str, inner: list[str]) -> Kind:
         return "compiled" if inner[0] == "compiled" and len(inner) > 1 else "tokenizer"
     if area in ("exact-heads", "measurements"):
         return "exact-head" if area == "exact-heads" else "measurement"
-    return "model" if area == "models" else "report"
+    return "model"
 
 
 def _key(area: str, inner: list[str]) -> str:
@@ -229,7 +249,7 @@ def locks_for(path: Path) -> Iterator[Path]:
 
 def _owner(lock_path: Path) -> str:
     """Holder of *lock_path*; empty if there is none. Never creates the file."""
-    from bitnet import locks
+    from bitnet.base import locks
 
     if not locks.is_held(lock_path):
         return ""

@@ -15,7 +15,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from bitnet import settings
+from bitnet.base import settings
 from bitnet.store.tag import keep_in_cache
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from bitnet import settings
+from bitnet.base import settings
 from bitnet.store.tag import keep_in_cache
 
 if TYPE_CHECKING:

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bitnet import settings
-from bitnet.cache.entries import Entry, entries, locks_for
-from bitnet.cache.selection import Selection
-from bitnet.errors import (
+from bitnet.base import settings
+from bitnet.base.errors import (
     BitnetError,
     CacheBusy,
     NotFound,
@@ -21,11 +19,14 @@ from bitnet.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.options import parse_duration
-from bitnet.progress import human_size
+from bitnet.base.options import parse_duration
+from bitnet.base.progress import human_size
+from bitnet.base.tables import DIGITS, quantity
+from bitnet.base.trust import SHA256
+from bitnet.cache.entries import Entry, entries, locks_for
+from bitnet.cache.selection import Selection
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
-from bitnet.tables import counted
 
 __all__ = [
     "Removal",
@@ -71,13 +72,18 @@ class Removal:
             "foreign": [entry.facts() for entry in self.foreign],
         }
 
-    def lines(self, verb: str) -> list[str]:
-        """The plan as text, one file per line; *verb* is ``would remove`` or ``removed``."""
+    def summary(self, verb: str) -> str:
+        """The plan as one line; *verb* is ``would remove`` or ``removed``."""
+        left = len(self.busy) + len(self.foreign)
+        kept = f"; {quantity(left, 'file')} kept" if left else ""
+        return f"{verb} {quantity(len(self.remove), 'file')}, {human_size(self.size_bytes)}{kept}"
+
+    def files(self, verb: str) -> list[str]:
+        """The files of the plan, one per line."""
         return [
             *(f"{verb} {e.path} ({e.kind}, {human_size(e.size_bytes)})" for e in self.remove),
-            *(f"left alone: {e.path} (in use by {e.owner})" for e in self.busy),
-            *(f"left alone: {e.path} (nothing shows that it is ours)" for e in self.foreign),
-            f"{verb} {counted(len(self.remove), 'file')}, {human_size(self.size_bytes)} in all",
+            *(f"kept: {e.path} (in use by {e.owner})" for e in self.busy),
+            *(f"kept: {e.path} (not created by bitnet)" for e in self.foreign),
         ]
 
 
@@ -99,12 +105,12 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
     chosen = [entry for entry in seen if is_marked(root, entry.path)]
     foreign = tuple(entry for entry in seen if entry not in chosen)
     if selection.key:
-        known = sorted({entry.key for entry in chosen if entry.key})
+        keys = sorted({entry.key for entry in chosen if entry.key})
         chosen = [entry for entry in chosen if _has_key(entry, selection.key)]
         if not chosen:
             raise NotFound(
                 f"nothing in {root} has the key {selection.key!r}",
-                hint=f"keys are: {', '.join(known) or 'none'}; see: bitnet cache list",
+                hint=f"keys are: {', '.join(keys) or 'none'}; see: bitnet cache list",
             )
     published = [entry for entry in chosen if entry.kind not in ("partial", "leftover")]
     newest = sorted(published, key=lambda entry: entry.last_used_s, reverse=True)
@@ -153,6 +159,9 @@ def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
 
 
 def _has_key(entry: Entry, key: str) -> bool:
+    if SHA256.fullmatch(entry.key):  # as a terminal shows it, or whole
+        digits = key.rstrip("…")
+        return len(digits) >= DIGITS and entry.key.startswith(digits)
     spelled = key.replace("/", "--", 1) if key.count("/") == 1 else key  # org/repo as people write
     return entry.key in (key, spelled) or entry.key.startswith((f"{key}/", f"{spelled}/"))
 
@@ -168,7 +177,7 @@ def refuse_unless_cache(root: Path) -> None:
         PermissionDenied: it cannot be read.
     """
     real = root.resolve()
-    home = settings.expanded(Path("~")).resolve()
+    home = settings.expand_home(Path("~")).resolve()
     if real == home or real in home.parents:
         raise UsageError(
             f"{root} is not a cache folder: refusing to remove anything in it",
@@ -198,7 +207,7 @@ def prune(planned: Removal) -> Removal:
     Raises:
         PermissionDenied: a file cannot be removed.
     """
-    from bitnet import locks
+    from bitnet.base import locks
 
     removed: list[Entry] = []
     busy, foreign = list(planned.busy), list(planned.foreign)

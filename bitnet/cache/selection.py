@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitnet.options import option
+from bitnet.base.options import option
 
 __all__ = ["Selection"]
 

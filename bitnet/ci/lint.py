@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet import settings
-from bitnet.errors import NotFound
+from bitnet.base import settings
+from bitnet.base.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,13 +97,13 @@ def _run(command: list[str], folder: Path) -> str:
 
 
 def _schema(program: str, project: Path, files: _Files) -> str:
-    found = []
+    reports = []
     for schema, paths in (("workflows", files.workflows), ("actions", files.actions)):
         if paths:
-            found.append(
+            reports.append(
                 _run([program, "--builtin-schema", f"vendor.github-{schema}", *paths], project)
             )
-    return "\n".join(filter(None, found))
+    return "\n".join(filter(None, reports))
 
 
 def _zizmor(program: str, project: Path, files: _Files) -> str:

@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from bitnet.errors import NotFound, UsageError, from_os_error
-from bitnet.files import write_text
-from bitnet.installation import direct_url
+from bitnet.base.errors import NotFound, UsageError, from_os_error
+from bitnet.base.files import write_text
+from bitnet.base.installation import direct_url
 
 __all__ = [
     "DEFAULT",
     "EVERY",
     "Planned",
-    "installed_from",
+    "install_commit",
     "plan_files",
     "summary_of",
     "template_folder",
@@ -47,6 +47,8 @@ _SOURCE = ".github/bitnet/source.txt"
 _BRANCH = "branches: [main]"
 _COPIES = "COPY .github/bitnet .github/bitnet\n"
 _PYTHON = re.compile(r"(?:python(?:-version)?: |default: |image: python:|FROM python:)\"?(3\.\d+)")
+_IMAGE = re.compile(r"^((?:  image:|FROM) )(\S+)", re.MULTILINE)
+_BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
 _COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")
 
 State = Literal["new", "unchanged", "changed", "kept"]
@@ -91,7 +93,7 @@ def summary_of(name: str) -> str:
     return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
-def installed_from() -> str:
+def install_commit() -> str:
     """Commit from which pip installed this program; empty if it was installed otherwise."""
     facts = direct_url()
     commit = facts.get("vcs_info", {}).get("commit_id", "")
@@ -100,7 +102,7 @@ def installed_from() -> str:
 
 
 def plan_files(
-    project: Path, names: list[str], *, branch: str = "main", source: str = ""
+    project: Path, names: list[str], *, branch: str = "main", source: str = "", image: str = ""
 ) -> list[Planned]:
     """Files for a project with the templates *names*, compared with existing ones.
 
@@ -110,10 +112,12 @@ def plan_files(
         branch: the project's default branch.
         source: source from which CI installs this program; by default the project's, or that of
             this installation.
+        image: container image with Python, by its digest, for the templates that run in one; by
+            default the one that the project's file has already.
 
     Raises:
-        UsageError: a template is unknown, or *source* is not a commit of a repository, nor a
-            folder or a wheel of the project.
+        UsageError: a template is unknown, *source* is not a commit of a repository, nor a
+            folder or a wheel of the project, or an image has no digest.
         NotFound: the project does not exist.
     """
     unknown = sorted(set(names) - set(EVERY))
@@ -126,9 +130,10 @@ def plan_files(
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
     chosen = [name for name in EVERY if name in asked]
-    planned = [_planned(project, *_place(name), branch, summary_of(name)) for name in chosen]
+    planned = [_plan_file(project, *_place(name), branch, summary_of(name)) for name in chosen]
+    planned = [_with_image(project, file, image) for file in planned]
     if any(name not in _ALONE for name in chosen):
-        planned += [_planned(project, *pair, branch) for pair in _shared()]
+        planned += [_plan_file(project, *pair, branch) for pair in _common_files()]
         planned.append(_source(project, source))
         text = planned[-1].text or (project / _SOURCE).read_text(encoding="utf-8")
         source = text.splitlines()[-1].strip()
@@ -169,7 +174,7 @@ def _place(name: str) -> tuple[str, str]:
     return _ELSEWHERE.get(name, (f"github/{name}.yml", f".github/workflows/{name}.yml"))
 
 
-def _shared() -> list[tuple[str, str]]:
+def _common_files() -> list[tuple[str, str]]:
     """The action, the scripts and the lock files: paths here, and in the project."""
     folder = template_folder()
     setup, scripts, locks = (
@@ -185,7 +190,7 @@ def _shared() -> list[tuple[str, str]]:
     ]
 
 
-def _planned(project: Path, come: str, go: str, branch: str, summary: str = "") -> Planned:
+def _plan_file(project: Path, come: str, go: str, branch: str, summary: str = "") -> Planned:
     text = (template_folder() / come).read_text(encoding="utf-8")
     text = text.replace(_BRANCH, f"branches: [{branch}]")
     state = _state(project / go, text)
@@ -219,6 +224,24 @@ def _check_wheel(source: str, planned: list[Planned]) -> None:
         )
 
 
+def _with_image(project: Path, file: Planned, image: str) -> Planned:
+    """*file* with *image*, or with that of the project's own file: a tag may mean another one."""
+    tag = _IMAGE.search(file.text)
+    if tag is None:
+        return file
+    path = project / file.path
+    own = _IMAGE.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    image = image or (own[2] if own else "")
+    if not _BY_DIGEST.fullmatch(image):
+        raise UsageError(
+            f"{file.path} runs in a container, and {image or tag[2]} names no digest of it",
+            hint=f"name it by its digest with --image, which this prints: docker buildx imagetools "
+            f"inspect {tag[2]}",
+        )
+    text = _IMAGE.sub(rf"\1{image}", file.text)
+    return replace(file, text=text, state=_state(path, text))
+
+
 def _with_source(project: Path, file: Planned, source: str) -> Planned:
     """*file*; an image also copies the folder or wheel that it is built from."""
     if file.path.name != "Dockerfile" or _COMMIT.fullmatch(source):
@@ -232,10 +255,10 @@ def _source(project: Path, given: str) -> Planned:
     path = project / _SOURCE
     if not given and path.exists():
         return Planned(Path(_SOURCE), "", "kept")
-    source = given or installed_from()
+    source = given or install_commit()
     hint = "bitnet ci-init --from git+https://HOST/OWNER/REPO@COMMIT, or --from a folder or a wheel"
     if not source:
-        raise UsageError("nothing says where CI has bitnet from", hint=hint)
+        raise UsageError("cannot tell where CI should install this program from", hint=hint)
     if not _COMMIT.fullmatch(source):
         inside = not Path(source).is_absolute() and ".." not in Path(source).parts
         if "://" in source or not inside or not (project / source).exists():
@@ -244,6 +267,6 @@ def _source(project: Path, given: str) -> Planned:
                 "folder or a wheel of the project",
                 hint=hint,
             )
-    text = f"# Where CI has bitnet from; written by ci-init.\n{source}\n"
+    text = f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
     state = _state(path, text)
     return Planned(Path(_SOURCE), text, state)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit
 
+from bitnet.base.errors import RowsFailed, UsageError
+from bitnet.base.options import option
+from bitnet.base.tables import LiveLine, show
+from bitnet.base.terminal import as_json
 from bitnet.batch.options import BatchOptions
 from bitnet.commands.context import Context
 from bitnet.commands.declare import task
 from bitnet.commands.running import load_again, model_path, open_model, read_text, say, write_json
-from bitnet.errors import RowsFailed, UsageError
-from bitnet.options import option
 from bitnet.runtime.options import ModelOptions, VectorOptions
-from bitnet.tables import LiveLine, show
-from bitnet.terminal import as_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ def batch(
 
     A killed run goes on where it was.
     """
-    from bitnet import locks
+    from bitnet.base import locks
     from bitnet.batch.files import BatchFiles
 
     target = Path(options.output)
@@ -59,14 +59,14 @@ def batch(
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
         ignored = _answer(files, options, model, common)
-    counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
+    counts = {"rows": files.total, "answered_before": files.done, "failed": files.error_count}
     ignoring = {"ignored_keys": list(ignored)} if ignored else {}
-    said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
-    failing = {"errors": files.errors} if files.failed else {}
+    said = f"{files.total} rows answered, {files.done} of them before, {files.error_count} failed"
+    failing = {"errors": files.errors} if files.error_count else {}
     print(as_json(counts | ignoring | failing) if common.output.json else said)
-    if files.failed and common.output.json:
+    if files.error_count and common.output.json:
         raise Exit(code=RowsFailed.exit_code)
-    if files.failed:
+    if files.error_count:
         raise _failure(files)
 
 
@@ -75,9 +75,9 @@ def _failure(files):
     for row_id, error in list(files.errors.items())[:SHOWN]:
         say(f"row {row_id!r}: {error}")
     names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])
-    more = f" and {files.failed - SHOWN} more" if files.failed > SHOWN else ""
+    more = f" and {files.error_count - SHOWN} more" if files.error_count > SHOWN else ""
     return RowsFailed(
-        f"{files.failed} of {files.total} rows failed: {names}{more}",
+        f"{files.error_count} of {files.total} rows failed: {names}{more}",
         hint="correct the rows that are wrong, then run this again with --retry-errors",
     )
 
@@ -103,21 +103,21 @@ def _answer(files, options, model, common):
     """Answer the rows that are left; gives back the keys of the model that were ignored."""
     from bitnet.batch.run import answers, in_order
 
-    rows = list(files.left())
+    rows = list(files.remaining_rows())
     if not rows:
         return ()
     if options.engine == "ray":
         from bitnet.batch.ray_engine import ray_answers
 
         path = model_path(model, common)
-        found = ray_answers(rows, path, options, threads=model.threads)
-        for row, facts in in_order(rows, found) if options.ordered else found:
+        answered_rows = ray_answers(rows, path, options, threads=model.threads)
+        for row, facts in in_order(rows, answered_rows) if options.ordered else answered_rows:
             files.write(row, facts)
         return ()
     limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
     with open_model(model, common) as running:
-        found = answers(rows, running, **limits)
-        for row, facts in in_order(rows, found) if options.ordered else found:
+        answered_rows = answers(rows, running, **limits)
+        for row, facts in in_order(rows, answered_rows) if options.ordered else answered_rows:
             files.write(row, facts)
         return running.ignored_keys
 
@@ -136,8 +136,8 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
     They are pooled as the model says, and behind its prompt where it has one; a model that says
     nothing gives the mean of its last hidden states.
     """
-    from bitnet.files import write_bytes
-    from bitnet.runtime.vectors import check_vectors, rounded
+    from bitnet.base.files import write_bytes
+    from bitnet.runtime.vectors import check_vectors, round_vectors
 
     target = Path(options.output) if options.output else None
     if target and (target.is_dir() or target.suffix.lower() not in _FORMS):
@@ -150,19 +150,19 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
         dimensions = options.dimensions
         check_vectors(running.config.dim, dimensions, options.precision)
         started = time.perf_counter()
-        found = running.embed(
+        embeddings = running.embed(
             texts,
             prompt_name=options.prompt_name or None,
             normalize=options.normalize,
             dimensions=dimensions,
         )
-        vectors = rounded(found, options.precision)
-        said = f"{len(texts):,} vectors of {found.shape[1]:,} numbers"
-        say(f"{said} in {time.perf_counter() - started:.2f} s | {running.backend}")
+        vectors = round_vectors(embeddings, options.precision)
+        summary = f"{len(texts):,} vectors of {embeddings.shape[1]:,} numbers"
+        say(f"{summary} in {time.perf_counter() - started:.2f} s | {running.backend}")
         pooling = running.config.pooling.replace("none", "mean")
     facts = {
         "vectors": len(texts),
-        "dimensions": found.shape[1],
+        "dimensions": embeddings.shape[1],
         "precision": options.precision,
         "pooling": pooling,
     }
@@ -282,14 +282,14 @@ def bench(
     before = read_report(Path(options.against)) if options.against else None
     running = open_model(model, common)
     with LiveLine() as line:
-        found = measure(
+        report = measure(
             running,
             plan,
             reload=lambda: load_again(running, model, common),
             on_step=(lambda _text: None) if common.output.no_progress else line.tell,
         )
-    compared = changes(before, found) if before else []
-    _show(found, before, compared, in_json=common.output.json)
+    compared = changes(before, report) if before else []
+    _show(report, before, compared, in_json=common.output.json)
     limit = options.max_slowdown
     problem = None if limit is None else slowdown(compared, at_most=limit)
     if problem is not None and common.output.json:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from bitnet.base.errors import NotFound, UsageError
+from bitnet.base.invocation import as_started, word
+from bitnet.base.options import CacheOptions
+from bitnet.base.tables import show
+from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
-from bitnet.errors import NotFound, UsageError
 from bitnet.hub.options import FetchOptions
-from bitnet.invocation import word
-from bitnet.options import CacheOptions
 from bitnet.sources import TOKENIZERS
-from bitnet.tables import show
-from bitnet.terminal import as_json
 
 
 @task(
@@ -46,15 +46,14 @@ def bundle_export(
     what the lock file says about it. Nothing is fetched. `bundle import` reads the file on a
     machine without a network.
     """
-    from bitnet.hub import lockfile
-    from bitnet.hub.bundle_export import Chosen
-    from bitnet.plan import fits_in_memory
-    from bitnet.progress import Progress, human_size
+    from bitnet.base.progress import Progress, human_size
+    from bitnet.base.tables import quantity
+    from bitnet.hub.bundles import Collection
+    from bitnet.sheet.plan import fits_in_memory
     from bitnet.store.bundle import write_bundle
-    from bitnet.tables import counted
 
     context = Context(FetchOptions(offline=True), cache, shown)
-    chosen = Chosen(context.project())
+    chosen = Collection(context.project())
     unknown = [name for name in tokenizer if name not in TOKENIZERS]
     if unknown:
         raise UsageError(
@@ -65,7 +64,7 @@ def bundle_export(
         source = TOKENIZERS[name]
         chosen.add_tokenizer(source.repo, source.file, source.cache_key, source.revision)
     if not model and not tokenizer:
-        entries = lockfile.read(chosen.project.lock_path)
+        entries = chosen.project.pins()
         if not entries:
             raise NotFound(
                 f"{chosen.project.lock_path} pins nothing that could be exported",
@@ -74,32 +73,35 @@ def bundle_export(
         paths = chosen.add_locked(entries)
     attestations: dict[str, bytes] = {}
     for path in paths:
-        attestations |= _attested(path, chosen.project.store)
+        attestations |= _attestation_for(path, chosen.project.store)
         _add_tokenizer_of(path, chosen)
     target = Path(output)
     contents = chosen.contents(attestations)
     with Progress(target.name, mode=shown.progress) as bar:
         digest = write_bundle(contents, target, force=force, report=bar.reach)
     size = target.stat().st_size
-    print(f"✓ {counted(len(contents.blobs), 'file')}, {human_size(size)}", file=sys.stderr)
+    print(
+        f"✓ {quantity(len({file.sha256 for file in contents.files}), 'file')}, {human_size(size)}",
+        file=sys.stderr,
+    )
     facts = {
         "path": output,
         "size": size,
         "sha256": digest,
-        "files": [facts_of(name) for name in contents.names],
+        "files": [facts_of(file) for file in contents.files],
         "attestations": sorted(attestations),
         "locked": contents.lock is not None,
     }
     print(as_json(facts) if shown.json else output)
 
 
-def facts_of(name):
-    """A name in a bundle as JSON values."""
+def facts_of(file):
+    """A file in a bundle as JSON values."""
     fields = ("kind", "repo", "revision", "file", "commit", "sha256", "size")
-    return {field: getattr(name, field) for field in fields}
+    return {field: getattr(file, field) for field in fields}
 
 
-def _attested(path, store):
+def _attestation_for(path, store):
     """The attestation of the GGUF file *path*, by its digest; made where there is none yet."""
     from bitnet.verify.attest import attest_fetched
     from bitnet.verify.attestation import beside
@@ -142,15 +144,15 @@ def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), s
     No connection is opened. With --project the files go to their places in a project too, as `sync`
     puts them there.
     """
-    from bitnet.hub.bundle_import import import_bundle
-    from bitnet.plan import fits_in_memory
-    from bitnet.progress import Progress
+    from bitnet.base.progress import Progress
+    from bitnet.hub.bundles import import_bundle
+    from bitnet.sheet.plan import fits_in_memory
     from bitnet.verify.attestation import Attestation
 
     context = Context(FetchOptions(offline=True), cache, shown)
     folder = Path(project) if project else None
     with Progress(Path(file).name, mode=shown.progress) as bar:
-        got = import_bundle(
+        bundle, fresh, models = import_bundle(
             Path(file),
             context.project(force=force),
             fits=fits_in_memory,
@@ -158,33 +160,31 @@ def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), s
             into=folder,
             report=bar.reach,
         )
-    placed = _placed(context, folder) if folder is not None else []
-    for path in (*got.models.values(), *placed):
-        _attest(path, got.attestations, context)
-    state = f"{len(got.fresh)} new files" if got.fresh else "everything was here"
+    placed = _place_files(context, folder) if folder is not None else []
+    for path in (*models.values(), *placed):
+        _attest(path, bundle.attestations, context)
+    state = f"{len(fresh)} new files" if fresh else "everything was here"
     show(f"✓ {state}", stream=sys.stderr)
-    for name in got.models:
-        show(f"✓ {name}: bitnet run {word(name)} --offline", stream=sys.stderr)
+    for name in models:
+        show(as_started(f"✓ {name}: bitnet run {word(name)} --offline"), stream=sys.stderr)
     facts = {
-        "files": [{**facts_of(name), "fresh": name.sha256 in got.fresh} for name in got.names],
-        "models": {name: str(path) for name, path in got.models.items()},
+        "files": [{**facts_of(one), "fresh": one.sha256 in fresh} for one in bundle.files],
+        "models": {name: str(path) for name, path in models.items()},
         "placed": [str(path) for path in placed],
     }
-    paths = [*map(str, got.models.values()), *map(str, placed)]
+    paths = [*map(str, models.values()), *map(str, placed)]
     print(as_json(facts) if shown.json else "\n".join(paths))
 
 
-def _placed(context, folder):
+def _place_files(context, folder):
     """The files of the lock file in *folder*, each at its place now."""
-    from bitnet.hub import lockfile
-    from bitnet.hub.orders import locked_order
+    from bitnet.hub.orders import order_from_lock
     from bitnet.hub.provision import provide_all
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
     project = context.project(folder)
-    entries = lockfile.read(project.lock_path)
-    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
-    return [got.path for got in provide_all(orders, project) if got is not None]
+    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in project.pins()]
+    return [artifact.path for artifact in provide_all(orders, project)]
 
 
 def _attest(path, attestations, context):

@@ -3,47 +3,75 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.base.invocation import word
+from bitnet.base.options import CacheOptions
+from bitnet.base.tables import brief, quantity, short, show, table
+from bitnet.base.terminal import as_json
 from bitnet.cache.selection import Selection
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
-from bitnet.invocation import word
-from bitnet.options import CacheOptions
-from bitnet.tables import brief, counted, short, show, table
-from bitnet.terminal import as_json
 
 
 @task(group="Cache", example="bitnet cache list", name="cache.list")
 def cache_list(c, cache=CacheOptions(), output=Output()):
-    """List what is in the cache, with sizes and last use."""
+    """List what is in the cache, with sizes and last use.
+
+    Models and tokenizers come first, by repository, with the paths that hold each file: deleting
+    it from the cache frees its bytes only when no other path holds it.
+    """
     import time
 
+    from bitnet.base.progress import human_size, human_time
     from bitnet.cache.entries import entries
-    from bitnet.progress import human_size, human_time
 
-    found = entries(cache.root)
-    total = sum({entry.inode: entry.size_bytes for entry in found}.values())
+    listing = entries(cache.root)
+    total = sum({entry.inode: entry.size_bytes for entry in listing}.values())
     if output.json:
-        facts = [entry.facts() for entry in found]
+        facts = [entry.facts() for entry in listing]
         print(as_json({"root": str(cache.root), "size_bytes": total, "entries": facts}))
         return
+    print(*_by_repository(listing, cache.root), sep="", end="")
+    of_repositories = {entry.inode for entry in listing if entry.repository}
     head = ("size", "last used", "kind", "key", "path", "note")
     rows = [
         (
             human_size(entry.size_bytes),
             human_time(time.time() - entry.last_used_s),
             entry.kind,
-            short(entry.key),
+            entry.key if "/" in entry.key else short(entry.key),
             _place(entry.path, cache.root),
             _note(entry),
         )
-        for entry in found
+        for entry in listing
+        if entry.inode not in of_repositories
     ]
     if rows:
         print(*table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)), sep="\n")
-    print(f"{counted(len(found), 'file')}, {human_size(total)} in {cache.root}")
+    print(f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}")
+
+
+def _by_repository(listing, root):
+    """Lines of a table of the files of the store, by repository, with what holds each."""
+    from bitnet.base.progress import human_size
+
+    rows = []
+    for name in sorted({entry.repository for entry in listing if entry.repository}):
+        files = [entry for entry in listing if entry.repository == name]
+        total = sum(entry.size_bytes for entry in files)
+        rows.append((name, human_size(total), quantity(len(files), "file")))
+        for entry in files:
+            held = [_place(Path(path), root) for path in entry.holders(listing)]
+            busy = [f"in use by {entry.owner}"] if entry.owner else []
+            held_by = ", ".join([*busy, *held]) or "nothing else"
+            rows.append((f"  {entry.origin.file}", human_size(entry.size_bytes), held_by))
+    if rows:
+        head = ("repository and file", "size", "held by")
+        yield from (f"{line}\n" for line in table(head, rows, shrink=(2,), whole=0, right=(1,)))
+        yield "\n"
 
 
 def _place(path, root):
@@ -58,19 +86,33 @@ def _note(entry):
     if not entry.is_stored:
         return ", ".join([*busy, *["a link"] * (entry.links > 1)])
     others = max(entry.links - 1, len(entry.users))
-    return ", ".join([*busy, counted(others, "link") if others else "unreferenced"])
+    return ", ".join([*busy, quantity(others, "link") if others else "unreferenced"])
 
 
-@task(group="Cache", example="bitnet cache verify", name="cache.verify")
-def cache_verify(c, cache=CacheOptions(), output=Output()):
+@task(
+    group="Cache",
+    example="bitnet cache verify",
+    name="cache.verify",
+    positional=["model"],
+    help={"model": "compare the files of this repository with the hub's digests instead"},
+    metavars={"model": "NAME|REPO"},
+)
+def cache_verify(c, model="", common=Context()):
     """Check every file in the cache for damage.
 
     Tokenizers must be valid JSON, models complete GGUF files, and both what was fetched where that
     is recorded. Ends with exit code 13 when one is damaged.
+
+    With a repository it reads its files and asks the hub for the digest of each, at the commit that
+    was fetched; a file whose digest the hub does not name is NOT CHECKED, and fails.
     """
+    if model:
+        _compare_with_hub(model, common)
+        return
+    cache, output = common.cache, common.output
+    from bitnet.base.errors import IntegrityError
     from bitnet.cache.check import verify
     from bitnet.cache.entries import entries
-    from bitnet.errors import IntegrityError
     from bitnet.formats.gguf import GGUF
     from bitnet.store import Store
     from bitnet.store.tag import is_marked
@@ -98,6 +140,26 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
         raise IntegrityError(
             f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
             hint=f"{remedy}, then fetch it again",
+        )
+
+
+def _compare_with_hub(name, common):
+    from bitnet.base.errors import VerificationFailed
+    from bitnet.base.findings import render
+    from bitnet.hub.comparison import compare_with_hub
+    from bitnet.hub.ref import parse
+
+    findings = list(compare_with_hub(parse(name), common.project(verify=True)))
+    if common.output.json:
+        print(as_json([finding.facts() for finding in findings]))
+    else:
+        show(*map(brief, render(findings)))
+    wrong = [finding for finding in findings if finding.severity != "ok"]
+    if wrong or not findings:
+        state = "NOT CHECKED" if not any(one.failed for one in wrong) else "not what the hub has"
+        raise VerificationFailed(
+            f"{len(wrong)} of {len(findings)} files of {name} are {state}",
+            hint=wrong[0].hint if wrong else "",
         )
 
 
@@ -146,14 +208,17 @@ def clean_cache(
     are kept and named. Without a terminal to ask on, nothing is removed unless --yes is given
     (exit code 2).
     """
+    from bitnet.base.errors import UsageError
     from bitnet.cache.prune import plan, prune
-    from bitnet.errors import UsageError
 
     planned = plan(cache.root, selection)
     terminal = sys.stdin.isatty() and not output.json
+    lists = dry_run or output.verbose or (terminal and not yes)
+    if not output.json and lists:
+        show(*map(brief, planned.files("would remove")))
     if not output.json and (dry_run or not yes):
-        show(*map(brief, planned.lines("would remove")))
-    sure = not dry_run and (yes or not planned.remove or (terminal and _agreed()))
+        show(planned.summary("would remove"))
+    sure = not dry_run and (yes or not planned.remove or (terminal and _confirm()))
     if not (sure or dry_run or terminal):
         raise UsageError(
             "nothing was removed: there is no terminal to ask on",
@@ -163,9 +228,9 @@ def clean_cache(
     if output.json:
         print(as_json({"removed": sure, **done.facts()}))
     elif sure:
-        show(*map(brief, done.lines("removed") if yes else ()), "Cache cleanup complete")
+        show(f"Cache cleanup complete: {done.summary('removed')}")
 
 
-def _agreed() -> bool:
+def _confirm() -> bool:
     print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

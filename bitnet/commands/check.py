@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from bitnet import settings, tables
+from bitnet.base import settings, tables
+from bitnet.base.invocation import word
+from bitnet.base.options import CacheOptions
+from bitnet.base.tables import show, table
+from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
-from bitnet.invocation import word
-from bitnet.options import CacheOptions
-from bitnet.tables import show, table
-from bitnet.terminal import as_json
 
 
 @task(
@@ -61,18 +62,21 @@ def verify(
     nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
     best.
     """
-    from bitnet.errors import UsageError, VerificationFailed
+    from bitnet.base.errors import UsageError, VerificationFailed
+    from bitnet.verify.attestation import beside
 
     path = model or settings.gguf()
     if not path:
-        raise UsageError("verify needs MODEL", hint="bitnet verify PATH, or set BITNET_GGUF")
+        raise UsageError("verify needs MODEL", hint="bitnet verify bitnet-tiny, or set BITNET_GGUF")
     path = Context(cache=cache).model(path)
     pin = _digest_given(sha256) if sha256 is not None else None
     find_pin = (lambda _: pin) if pin else pins_for(path, cache.root)
     attestation = attestation_beside(path) if against is None else None
+    proof = beside(path) if attestation and path.is_dir() else None
     if against is not None:
-        attestation, listed = _given(against, path, key)
+        attestation, listed = _read_expectations(against, path, key)
         find_pin = listed if listed and not pin else find_pin
+        proof = Path(against)
     elif key:
         raise UsageError("--key belongs to a bundle", hint="name it: --against BUNDLE --key FILE")
     report = examine(
@@ -83,20 +87,28 @@ def verify(
         allow_mock=allow_mock,
         find_pin=find_pin,
         against=attestation,
+        proof=proof,
         ignore_keys=ignore_key,
     )
+    accepted = report["passed"] or (allow_mock and not _is_failing(report))
     if output.json:
         print(as_json(report))
-        raise Exit(code=0 if report["passed"] else VerificationFailed.exit_code)
-    failed = [check for check in report["findings"] if check["severity"] == "failed"]
-    if failed:
-        raise VerificationFailed(report["verdict"], hint=failed[0]["hint"])
+        raise Exit(code=0 if accepted else VerificationFailed.exit_code)
+    if not accepted:
+        hints = [check["hint"] for check in report["findings"] if check["severity"] == "failed"]
+        raise VerificationFailed(report["verdict"], hint=next(iter(hints), ""))
     tables.show(report["verdict"])
+
+
+def _is_failing(report):
+    """True if a check of *report* failed, or none was made."""
+    made = [check["severity"] for check in report["findings"] if check["severity"] != "skipped"]
+    return "failed" in made or not made
 
 
 def examine(path, output, *, show=True, **options):
     """The checks of *path* as JSON values, printed as they are made unless --json was given."""
-    from bitnet.findings import render
+    from bitnet.base.findings import render
     from bitnet.verify import verify_model
 
     checks = []
@@ -109,13 +121,13 @@ def examine(path, output, *, show=True, **options):
 
 def report_of(path, checks, ignored=()):
     """Results of *checks* for the model at *path*, as JSON values."""
-    from bitnet.findings import passed
+    from bitnet.base.findings import status_of
     from bitnet.verify import verdict
 
     said = {"ignored_keys": list(ignored)} if ignored else {}
     return said | {
         "model": str(path),
-        "passed": passed(checks),
+        "passed": status_of(checks) == "passed",
         "pinned": any(one.subject == "identity" and one.severity == "ok" for one in checks),
         "not_checked": [check.subject for check in checks if check.severity == "skipped"],
         "verdict": verdict(path, checks),
@@ -124,7 +136,7 @@ def report_of(path, checks, ignored=()):
 
 
 def _digest_given(sha256):
-    from bitnet.errors import UsageError
+    from bitnet.base.errors import UsageError
     from bitnet.verify import Pin
 
     if len(sha256) != 64 or set(sha256.lower()) - set("0123456789abcdef"):
@@ -132,12 +144,12 @@ def _digest_given(sha256):
     return Pin(sha256.lower(), "--sha256")
 
 
-def _given(against, model, key):
+def _read_expectations(against, model, key):
     """The attestation that --against means, and what a bundle by others says of each file.
 
     An empty one, as of an unset variable, is refused.
     """
-    from bitnet.errors import UsageError
+    from bitnet.base.errors import UsageError
     from bitnet.verify import Pin
     from bitnet.verify.attest import attestation_of
     from bitnet.verify.bundle import is_bundle, open_bundle
@@ -155,7 +167,7 @@ def _given(against, model, key):
     root = model if model.is_dir() else model.parent
 
     def find_pin(file):
-        name = file.relative_to(root).as_posix()
+        name = Path(os.path.relpath(file, root)).as_posix()
         return Pin(files.get("." if list(files) == ["."] else name, "nothing of it"), path.name)
 
     return None, find_pin
@@ -176,10 +188,10 @@ def pins_for(model, cache):
 
     The lock file may be in the working folder, or above the model, as it is named or where it is.
     """
-    from bitnet.files import path_of
-    from bitnet.hub import lockfile
+    from bitnet.base.files import path_of
     from bitnet.shipped import SHIPPED
     from bitnet.store import Store
+    from bitnet.store.records import LOCK_FILE, read_lock
     from bitnet.verify import Pin
 
     pins = {
@@ -188,10 +200,10 @@ def pins_for(model, cache):
     }
     places = (Path.cwd() / "x", Path.cwd() / model, model.resolve())
     for folder in dict.fromkeys(folder for place in places for folder in reversed(place.parents)):
-        for entry in lockfile.read(folder / lockfile.NAME):
-            if entry.path is not None:
-                place = (folder / path_of(entry.path)).resolve()
-                pins[place] = Pin(entry.sha256, lockfile.NAME)
+        for entry in read_lock(folder / LOCK_FILE):
+            if entry.place is not None:
+                place = (folder / path_of(entry.place)).resolve()
+                pins[place] = Pin(entry.sha256, LOCK_FILE)
     for shipped in SHIPPED.values():
         pins[shipped.path.resolve()] = Pin(shipped.sha256, "this package")
     return lambda file: pins.get(file.resolve())
@@ -219,21 +231,24 @@ def health(
 
     Ends with exit code 15 when one failed; `bitnet verify` shows the checks of a single one.
     """
-    from bitnet.errors import BitnetError, VerificationFailed
-    from bitnet.findings import Finding
+    from bitnet.base.errors import BitnetError, VerificationFailed
+    from bitnet.base.findings import Finding
     from bitnet.formats.model_files import candidates_below
-    from bitnet.tokenizer.needs import find_models
+    from bitnet.tokenizer.discover import find_models
+    from bitnet.verify.attestation import beside
 
     reports = []
     for model in find_models(Path(model_dir), among=candidates_below):
         try:
+            attestation = attestation_beside(model)
             report = examine(
                 model,
                 output,
                 show=False,
                 allow_mock=allow_mock,
                 find_pin=pins_for(model, cache.root),
-                against=attestation_beside(model),
+                against=attestation,
+                proof=beside(model) if attestation and model.is_dir() else None,
                 ignore_keys=ignore_key,
             )
         except BitnetError as error:  # among models, what is not one is a failure like others
@@ -241,7 +256,11 @@ def health(
         reports.append(report)
         if not output.json:
             show(f"Validating: {model}: {_line(report)}")
-    failed = [report["model"] for report in reports if not report["passed"]]
+    failed = [
+        report["model"]
+        for report in reports
+        if not (report["passed"] or (allow_mock and not _is_failing(report)))
+    ]
     if output.json:
         print(as_json(reports))
         raise Exit(code=VerificationFailed.exit_code if failed else 0)
@@ -272,7 +291,7 @@ def _verdict(reports):
 
 def _line(report):
     """The worst finding, unless it is only a note."""
-    from bitnet.findings import SEVERITIES
+    from bitnet.base.findings import SEVERITIES
 
     first = min(report["findings"], key=lambda check: SEVERITIES.index(check["severity"]))
     if first["severity"] in ("note", "ok"):
@@ -311,8 +330,8 @@ def attest(
     compute them. Order, alignment and splitting do not change it; any other bit does. Compare with
     `bitnet verify --against FILE`.
     """
-    from bitnet.errors import TokenizerNotFound, UsageError
-    from bitnet.files import write_text
+    from bitnet.base.errors import TokenizerNotFound, UsageError
+    from bitnet.base.files import write_text
     from bitnet.formats.containers import open_checkpoint
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.verify import attest as attesting
@@ -320,18 +339,18 @@ def attest(
 
     path = model or settings.gguf()
     if not path:
-        raise UsageError("attest needs MODEL", hint="bitnet attest PATH, or set BITNET_GGUF")
+        raise UsageError("attest needs MODEL", hint="bitnet attest bitnet-tiny, or set BITNET_GGUF")
     path = Context().model(path)
     checkpoint = open_checkpoint(path)
     try:
-        found = resolve_tokenizer(checkpoint, tokenizer or None) if trace else None
+        trace_tokenizer = resolve_tokenizer(checkpoint, tokenizer or None) if trace else None
     except TokenizerNotFound:
         if tokenizer:
             raise
-        found = None  # the first ids of the vocabulary are traced
+        trace_tokenizer = None  # the first ids of the vocabulary are traced
     if key and not bundle:
         raise UsageError("--key signs a bundle", hint="name it: --bundle FILE --key FILE")
-    attestation = attesting.attest(checkpoint, name=name, tokenizer=found, trace=trace)
+    attestation = attesting.attest(checkpoint, name=name, tokenizer=trace_tokenizer, trace=trace)
     if bundle:
         statement = statement_of(checkpoint, attestation)
         write_text(Path(bundle), json.dumps(sign(statement, Path(key)) if key else statement))
@@ -397,7 +416,7 @@ def doctor(
 )
 def exit_codes(c, output=Output()):
     """Print what every exit code means."""
-    from bitnet.errors import EXIT_CODES
+    from bitnet.base.errors import EXIT_CODES
 
     if output.json:
         print(as_json(EXIT_CODES))
@@ -422,7 +441,7 @@ def completion(c, shell=None):
     """
     from invoke.completion.complete import print_completion_script
 
-    from bitnet.invocation import program
+    from bitnet.base.invocation import program
 
     name = Path(program().split()[-1]).name
     print_completion_script(shell, ["inv", "invoke"] if name.startswith("inv") else ["bitnet"])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.base.installation import extra_command
+from bitnet.base.tables import show
+from bitnet.base.terminal import as_json
 from bitnet.commands.declare import Output, task
-from bitnet.installation import extra_command
-from bitnet.tables import show
-from bitnet.terminal import as_json
 
 
 @task(
@@ -19,21 +19,30 @@ from bitnet.terminal import as_json
     name="ci-init",
     help={
         "with_": "a template to write, instead of the usual five; may be repeated",
-        "from_": "where CI has bitnet from: git+https://HOST/OWNER/REPO@COMMIT, or a folder or a "
-        "wheel of the project; default: the commit that this bitnet was installed from",
+        "from_": "source that CI installs: git+https://HOST/OWNER/REPO@COMMIT, or a folder or a "
+        "wheel of the project; default: the commit from which this program was installed",
         "project": "root of the project",
+        "image": "container image with Python, by its digest, for gitlab and docker: "
+        "python:3.12-bookworm@sha256:DIGEST; default: the one that the project has",
         "branch": "the project's default branch",
         "force": "overwrite files that have other content",
         "dry_run": "show what would be written, and write nothing",
     },
     formerly={"project": ("into",)},
-    metavars={"with_": "NAME", "from_": "SOURCE", "project": "DIR", "branch": "NAME"},
+    metavars={
+        "with_": "NAME",
+        "from_": "SOURCE",
+        "project": "DIR",
+        "image": "IMAGE",
+        "branch": "NAME",
+    },
 )
 def ci_init(
     c,
     with_: list[str] | None = None,
     from_="",
     project=".",
+    image="",
     branch="main",
     force=False,
     dry_run=False,
@@ -41,14 +50,14 @@ def ci_init(
 ):
     """Write workflows for continuous integration into a project.
 
-    For GitHub Actions; --with gitlab, pre-commit and docker are templates, too. CI installs bitnet
-    from a commit or from the project itself, and what it needs by SHA-256. Files with other
-    content stop it unless --force is given; then nothing was written.
+    For GitHub Actions; --with gitlab, pre-commit and docker are templates, too. CI installs
+    this program from a commit or from the project itself, and its requirements by SHA-256. Files
+    with other content stop it, and nothing is written, unless --force is given.
     """
     from bitnet.ci.templates import DEFAULT, plan_files, write_files
 
     names = with_ or list(DEFAULT)
-    planned = plan_files(Path(project), names, branch=branch, source=from_)
+    planned = plan_files(Path(project), names, branch=branch, source=from_, image=image)
     if not dry_run:
         write_files(Path(project), planned, force=force)
     if output.json:
@@ -73,8 +82,8 @@ def ci_lint(c, project=".", output=Output()):
 
     The schema, zizmor, actionlint and shellcheck, from the extra `ci`; no connection is opened.
     """
+    from bitnet.base.errors import NotFound, VerificationFailed
     from bitnet.ci.lint import lint
-    from bitnet.errors import NotFound, VerificationFailed
 
     outcomes = lint(Path(project))
     failed = [outcome.linter for outcome in outcomes if outcome.problems]

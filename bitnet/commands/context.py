@@ -12,11 +12,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitnet.base.errors import NotFound
+from bitnet.base.options import CacheOptions
+from bitnet.base.tables import show
 from bitnet.commands.declare import Output
-from bitnet.errors import NotFound
 from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
-from bitnet.tables import show
 
 if TYPE_CHECKING:
     from bitnet.hub.candidates import RepoModel
@@ -78,16 +78,16 @@ class Context:
         from bitnet.formats.model_files import only_model
 
         with suppress(OSError, ValueError):  # at once, without what opens connections
-            if path.exists():
+            if path.exists() and path.suffix != ".whl":
                 return only_model(path)
         from bitnet.hub import named as by_name
         from bitnet.hub.ref import names, parse
-        from bitnet.plan import fits_in_memory
+        from bitnet.sheet.plan import fits_in_memory
 
         ref = parse(str(named))
-        if ref.path is not None and _is_path(ref.text):
-            return ref.path
-        if ref.path is not None:
+        if ref.path is not None and not ref.path.exists():
+            if _is_path(ref.text):
+                return ref.path
             near = get_close_matches(ref.text, names(), n=1)
             meant = f"did you mean {near[0]}? " if near else ""
             raise NotFound(
@@ -111,7 +111,7 @@ def _is_path(text: str) -> bool:
 
 def ask(repo: str, found: list[RepoModel]) -> RepoModel | None:
     """The one of *found* that a person at a terminal chooses; ``None`` without one."""
-    from bitnet.plan import fits_in_memory
+    from bitnet.sheet.plan import fits_in_memory
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return None

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from bitnet.base.errors import UsageError
+from bitnet.base.options import option
+from bitnet.base.tables import show
+from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
 from bitnet.commands.running import say
-from bitnet.errors import UsageError
-from bitnet.options import option
-from bitnet.tables import show
-from bitnet.terminal import as_json
 
 
 @task(
@@ -29,7 +29,7 @@ from bitnet.terminal import as_json
 )
 def inspect_gguf(c, model=None, full=False, output=Output()):
     """Show what is inside a GGUF file, and what is odd about it."""
-    from bitnet.inspect_gguf import inspect_gguf
+    from bitnet.sheet.inspection import inspect_gguf
 
     found = inspect_gguf(Context().model(model), full=full)
     if output.json:
@@ -93,9 +93,9 @@ def convert(c, options=ConvertOptions(), shown=Output()):
     tensor of the new file is read back and compared with its source. What would lose something is
     refused, except for rounding floats to F16, BF16, Q8_0 and below, which is what they are for.
     """
+    from bitnet.base.progress import Progress
     from bitnet.convert import ConversionRequest, plan_conversion
     from bitnet.formats.gguf_write import refuse_existing
-    from bitnet.progress import Progress
 
     request = ConversionRequest(
         options.type,
@@ -128,8 +128,8 @@ def convert(c, options=ConvertOptions(), shown=Output()):
 
 def _cost(plan, output):
     """Cost of the conversion, or why it is unknown; the file is complete either way."""
+    from bitnet.base.errors import BitnetError
     from bitnet.convert import measure
-    from bitnet.errors import BitnetError
     from bitnet.tokenizer import load_tokenizer
 
     try:
@@ -188,8 +188,8 @@ def fix_gguf(c, model=None, fix=Fix(), shown=Output()):
     """Write a copy of a GGUF file with corrected metadata."""
     from pathlib import Path
 
+    from bitnet.base.progress import Progress
     from bitnet.formats.gguf_write import write_copy
-    from bitnet.progress import Progress
 
     source = Context().model(model)
     with Progress(f"writing {fix.output}", mode=shown.progress) as progress:

@@ -11,15 +11,16 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from bitnet import settings
+from bitnet.base import settings
+from bitnet.base.errors import ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.base.invocation import word
+from bitnet.base.tables import LiveLine, of_markdown, show
+from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context
 from bitnet.commands.declare import task
 from bitnet.commands.running import load_model, open_file, open_tokenizer, read_text, say
 from bitnet.crossval.options import CrossvalOptions
-from bitnet.errors import ReferenceUnavailable, UsageError, VerificationFailed
 from bitnet.runtime.options import ModelOptions
-from bitnet.tables import LiveLine, of_markdown, show
-from bitnet.terminal import as_json
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +49,12 @@ def crossval(
         requested, texts, model, common
     )
     _show(report, requested, common.output)
-    _end(report.verdict, report.evidence.reference.state, requested, quiet=common.output.json)
+    _end(report, requested, model.model, quiet=common.output.json)
 
 
 def _check_outputs(requested):
     """Refuse a place that cannot be written to before minutes are spent on computing."""
-    from bitnet.files import check_writable
+    from bitnet.base.files import check_writable
 
     if requested.report_dir:
         check_writable(Path(requested.report_dir))
@@ -74,16 +75,16 @@ def _texts(file):
 
 
 def _report(requested, texts, options, common):
+    from bitnet.base.files import write_text
     from bitnet.crossval.report import Report
     from bitnet.crossval.run import cross_validate, recordable
-    from bitnet.files import write_text
     from bitnet.store.tag import make_cache
 
     checkpoint = open_file(options, common)
     make_cache(common.cache.root)
     reference = _reference(checkpoint, requested.against, requested.recording)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
-        outcome = cross_validate(
+        evidence, theirs = cross_validate(
             model,
             checkpoint,
             reference,
@@ -92,10 +93,10 @@ def _report(requested, texts, options, common):
             facts=_facts(checkpoint),
             notify=notify,
         )
-        if requested.record and outcome.theirs:
-            trace = recordable(outcome.theirs, model)
+        if requested.record and theirs:
+            trace = recordable(theirs, model)
             write_text(Path(requested.record), json.dumps(trace.as_json()) + "\n")
-    return Report.of(outcome.evidence)
+    return Report.of(evidence)
 
 
 def _report_of_tokens(requested, texts, options, common):
@@ -106,10 +107,10 @@ def _report_of_tokens(requested, texts, options, common):
     checkpoint = open_file(options, common)
     reference = _reference(checkpoint, requested.against, requested.recording)
     facts = _facts(checkpoint)
-    outcome = compare_tokens(
+    evidence, _ = compare_tokens(
         tokenizer, checkpoint, reference, options=requested, texts=texts, facts=facts
     )
-    return Report.of(outcome.evidence)
+    return Report.of(evidence)
 
 
 def _reference(checkpoint, name, recording):
@@ -132,9 +133,10 @@ def _narrator(output):
 def _facts(checkpoint):
     """Identity of the model: its bytes, its content, and its origin."""
     from bitnet.crossval.evidence import TestedModel
+    from bitnet.tokenizer.load import read_files
     from bitnet.verify.attest import attest, recognise
 
-    sha256 = checkpoint.inventory.digest
+    sha256 = read_files(checkpoint).digest
     found = recognise(checkpoint)
     same, problem = "", ""
     if found is not None:
@@ -153,8 +155,8 @@ def _facts(checkpoint):
 
 def _origin(sha256):
     """Origin of the file: this or another package, a repository, or unknown."""
-    from bitnet.hub.package_index import PACKAGED
     from bitnet.shipped import SHIPPED
+    from bitnet.sources import PACKAGED
     from bitnet.store import Store
 
     for own in SHIPPED.values():
@@ -162,11 +164,13 @@ def _origin(sha256):
             return f"{own.id}, part of bitnet"
     for model in PACKAGED.values():
         if model.sha256 == sha256:
-            return f"{model.id} from the Python package index"
-    known = [name for name in Store(settings.cache_dir()).names.of(sha256) if name.revision]
-    if not known:
+            return f"{model.name} from the Python package index"
+    records = [
+        name for name in Store(settings.cache_dir()).index.of(sha256) if name.kind != "version"
+    ]
+    if not records:
         return "a file"
-    record = known[0]
+    record = records[0]
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 
@@ -186,11 +190,12 @@ def _show(report, requested, output):
         append_summary(report, summary)
 
 
-def _end(verdict, state, requested, *, quiet):
-    """The exit code that *verdict* amounts to, with its reasons.
+def _end(report, requested, name, *, quiet):
+    """The exit code that the verdict of *report* amounts to, with its reasons.
 
     ``--allow-missing`` excuses an engine that is not installed, and nothing else.
     """
+    verdict, state = report.verdict, report.evidence.reference.state
     if verdict.status == "passed":
         return
     reasons = "; ".join(verdict.reasons)
@@ -201,46 +206,46 @@ def _end(verdict, state, requested, *, quiet):
     kind = VerificationFailed if verdict.status == "failed" else ReferenceUnavailable
     if quiet:
         raise Exit(code=kind.exit_code)
-    hint = "check the file: bitnet verify MODEL"
+    hint = f"check the file: bitnet verify {word(name or 'smollm2-135m')}"
     raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
 
 
 def _check(requested, options, common):
     """``--check``: the verdict of a report derived again."""
+    from bitnet.base.findings import render
     from bitnet.crossval.check import check_report
     from bitnet.crossval.report import read_report
-    from bitnet.findings import render
 
     report, claimed = read_report(Path(requested.check))
-    found = check_report(report, claimed)
+    findings = check_report(report, claimed)
     if requested.replay:
-        found.append(_replayed(report.evidence, requested, options, common))
-    wrong = [one for one in found if one.severity == "failed"]
+        findings.append(_replay(report.evidence, requested, options, common))
+    wrong = [finding for finding in findings if finding.severity == "failed"]
     status, output = report.verdict.status, common.output
     if output.json:
         facts = {"file": requested.check, "holds": not wrong, "status": status}
-        print(as_json(facts | {"findings": [one.facts() for one in found]}))
+        print(as_json(facts | {"findings": [finding.facts() for finding in findings]}))
     else:
-        show(*render(found))
+        show(*render(findings))
         show(f"the report {'does not hold' if wrong else 'holds'}; its verdict is: {status}")
     if wrong and output.json:
         raise Exit(code=VerificationFailed.exit_code)
     if wrong:
         raise VerificationFailed(
-            f"{requested.check} does not hold: {'; '.join(one.text for one in wrong)}",
+            f"{requested.check} does not hold: {'; '.join(finding.text for finding in wrong)}",
             hint="compare again: bitnet crossval MODEL --report-dir DIR",
         )
-    for one in found:
-        if one.severity == "skipped":
+    for finding in findings:
+        if finding.severity == "skipped":
             if output.json:
                 raise Exit(code=ReferenceUnavailable.exit_code)
             raise ReferenceUnavailable(
-                f"{requested.check}: {one.subject} {one.text}", hint=one.hint
+                f"{requested.check}: {finding.subject} {finding.text}", hint=finding.hint
             )
-    _end(report.verdict, report.evidence.reference.state, requested, quiet=output.json)
+    _end(report, requested, report.evidence.model.file, quiet=output.json)
 
 
-def _replayed(evidence, requested, options, common):
+def _replay(evidence, requested, options, common):
     """The whole cross-validation again, compared with that of the report."""
     from bitnet.crossval.check import compare_again, options_of
 

@@ -28,14 +28,14 @@ from invoke.exceptions import ParseError
 from invoke.parser.argument import Argument
 from invoke.tasks import Task as InvokeTask
 
-from bitnet import logs, settings, terminal
-from bitnet.errors import UsageError
-from bitnet.options import option
+from bitnet.base import logs, settings, terminal
+from bitnet.base.errors import UsageError
+from bitnet.base.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from bitnet.progress import Mode
+    from bitnet.base.progress import Mode
 
 __all__ = ["GROUPS", "NETWORK", "Option", "Output", "Task", "option", "task"]
 
@@ -70,7 +70,7 @@ class Output:
 
     @property
     def progress(self) -> Mode:
-        """The mode for :class:`bitnet.progress.Progress`."""
+        """The mode for :class:`bitnet.base.progress.Progress`."""
         return "none" if self.no_progress else "json" if self.json else "auto"
 
 
@@ -126,20 +126,20 @@ class Option(Argument):
         elif eaten and isinstance(value, str) and value.startswith("-") and value != "-":
             raise ParseError(f"No idea what {value!r} is!")
         if cast and self.takes_value and self.kind is not list and self.raw_value is not None:
-            raise UsageError(f"{self.said()} is given twice", hint="leave one of them out")
+            raise UsageError(f"{self.label()} is given twice", hint="leave one of them out")
         if cast and self.type in _WORDS and not self.incrementable:
             value = self._number(value)
             self.raw_value = self._value = value
             return
         if cast and self.choices and value not in self.choices:
             raise UsageError(
-                f"{self.said()} expects one of {', '.join(self.choices)}, got {value!r}"
+                f"{self.label()} expects one of {', '.join(self.choices)}, got {value!r}"
             )
         if isinstance(value, str) and not (self.positional or self.metavar.startswith(_PATHS)):
             value = terminal.argument(value)
         super().set_value(value, cast)
 
-    def said(self) -> str:
+    def label(self) -> str:
         """The option as a message calls it."""
         return self.names[0].upper() if self.positional else f"--{self.names[0]}"
 
@@ -152,7 +152,7 @@ class Option(Argument):
             raise UsageError(f"--{self.names[0]} expects {_WORDS[self.type]}, got {text!r}")
         return number  # type: ignore[no-any-return]
 
-    def spelled(self) -> str:
+    def spelling(self) -> str:
         """The option with its synonyms as help shows it: ``-v, --verbose``, ``--seed=INT``."""
         value = f"={self.metavar}" if self.takes_value else ""
         long = [f"--{name}{value}" for name in self.shown]
@@ -166,15 +166,15 @@ class Option(Argument):
         name = self.names[0].upper() + ("..." if self.kind is list else "")
         return name if self.required else f"[{name}]"
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Help with the default where there is one to speak of."""
         text = self.help or ""
-        shown = self.default
-        if shown in (None, "", False) or shown == [] or self.incrementable:
+        default = self.default
+        if default in (None, "", False) or default == [] or self.incrementable:
             return text
         if self.kind is bool:
             return f"{text} (default: on)"
-        return f"{text} (default: {shown})"
+        return f"{text} (default: {default})"
 
 
 class Task(InvokeTask):  # type: ignore[type-arg]
@@ -208,7 +208,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         self.example = example
 
     @property
-    def typed(self) -> str:
+    def command_words(self) -> str:
         """The words that a user types: ``cache clean`` for ``clean-cache`` or ``cache.clean``."""
         dotted = next((name for name in (self.name, *self.aliases) if "." in name), self.name)
         return dotted.replace(".", " ").replace("_", "-")
@@ -258,10 +258,11 @@ class Task(InvokeTask):  # type: ignore[type-arg]
             missing = entry.name in self.required and kwargs.get(entry.name) in (None, "", [])
             if missing and isinstance(entry, Option):
                 raise UsageError(
-                    f"{self.typed} needs {entry.said()}", hint=f"bitnet {self.typed} --help"
+                    f"{self.command_words} needs {entry.label()}",
+                    hint=f"bitnet {self.command_words} --help",
                 )
         for name, default in self.groups.items():
-            given = _folded(default, kwargs)
+            given = _fill(default, kwargs)
             if given is not default:
                 kwargs[name] = given
         output = next((found for found in map(_output_of, kwargs.values()) if found), Output())
@@ -294,7 +295,7 @@ def _options_of(group: Any, required: Iterable[str]) -> Iterator[Option]:
             yield from _options_of(value, required)
         elif "help" in entry.metadata:
             kind = _type_of(entry.type, value)
-            known = {name: one for name, one in entry.metadata.items() if name != "bounds"}
+            details = {name: detail for name, detail in entry.metadata.items() if name != "bounds"}
             sections = getattr(group, "SECTIONS", {}).items()
             section = getattr(group, "SECTION", "Options")
             section = next((name for name, names in sections if entry.name in names), section)
@@ -304,17 +305,17 @@ def _options_of(group: Any, required: Iterable[str]) -> Iterator[Option]:
                 default=_default_of(value),
                 section=section,
                 required=entry.name in required,
-                **known,
+                **details,
             )
 
 
-def _folded(group: Any, given: dict[str, Any]) -> Any:
+def _fill(group: Any, given: dict[str, Any]) -> Any:
     """*group* with what is *given* for its fields, which is taken out; *group* if nothing is."""
     changed = {}
     for entry in fields(group):
         value = getattr(group, entry.name)
         if is_dataclass(value):
-            inner = _folded(value, given)
+            inner = _fill(value, given)
             if inner is not value:
                 changed[entry.name] = inner
         elif "help" in entry.metadata and entry.name in given:

@@ -9,11 +9,14 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bitnet import settings
+from bitnet.base import settings
+from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
+from bitnet.base.files import write_text
+from bitnet.base.invocation import word
 from bitnet.commands.context import Context
 from bitnet.commands.declare import task
 from bitnet.commands.running import (
-    given_text,
+    decode_text,
     open_model,
     read_text,
     say,
@@ -23,9 +26,7 @@ from bitnet.commands.running import (
     write,
     write_json,
 )
-from bitnet.errors import BitnetError, InferenceError, NotFound, UsageError
-from bitnet.files import write_text
-from bitnet.invocation import word
+from bitnet.commands.typing_aids import edit_text, recall_lines
 from bitnet.runtime.options import ModelOptions, PromptOptions
 from bitnet.runtime.request import Request
 
@@ -55,7 +56,7 @@ def run(
     the piped text stands before the prompt. Otherwise it talks with you.
     """
     text = _question(prompt)
-    instructions, name = given_text(system, "--system"), model.model
+    instructions, name = decode_text(system, "--system"), model.model
     model = replace(model, model=str(common.model(name, fetch=True)))
     with open_model(model, common) as running:
         chats = bool(running.tokenizer.chat_template)
@@ -109,7 +110,7 @@ def infer(
     The text goes to stdout as it is generated; one line with timings goes to stderr. A text that is
     piped into the command is the prompt, or stands before --prompt, with a line break between.
     """
-    text = _text(prompt, common.output)
+    text = _text(prompt, model.model, common.output)
     with open_model(model, common) as running:
         told = common.output.verbose and not common.output.no_warnings
         if told and running.config.vocab_size > LARGE_VOCABULARY:
@@ -136,7 +137,7 @@ def answer_once(running, prompt, request, output):
         regex=prompt.regex or None,
         logprobs=prompt.logprobs,
     )
-    answer, drawn = running.answer(request), _drawn(request.sampling)
+    answer, drawn = running.answer(request), _seed_facts(request.sampling)
     _show(answer, streams=not output.json)
     if output.json:
         ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
@@ -156,7 +157,7 @@ def _schema(options):
     return read_text(named)
 
 
-def _text(options, output):
+def _text(options, model, output):
     """The prompt from wherever it comes; wrong ones are refused before a model is loaded."""
     from bitnet.runtime.request import check_prompt
 
@@ -167,14 +168,14 @@ def _text(options, output):
     if text is None:
         raise UsageError(
             "infer needs --prompt or --prompt-file, or a text that is piped into it",
-            hint="bitnet infer --prompt 'Hello'",
+            hint=f"bitnet infer {word(model or 'bitnet-tiny')} --prompt 'Hello'",
         )
     check_prompt(text)
     return text
 
 
 def _messages(text, options):
-    instructions = given_text(options.system, "--system")
+    instructions = decode_text(options.system, "--system")
     system = [{"role": "system", "content": instructions}] if options.system else []
     return [*system, {"role": "user", "content": text}]
 
@@ -206,7 +207,7 @@ def _facts(answer, *, ids):
     }
 
 
-def _drawn(sampling):
+def _seed_facts(sampling):
     """The seed that repeats an answer, where its tokens were drawn."""
     return {"seed": sampling.seed} if sampling.temperature else {}
 
@@ -239,6 +240,7 @@ HELP = """\
 /system TEXT  instructions for the model; without TEXT: none
 /set NAME VALUE  change an option of the answers: /set temperature 0.7
 /show         the model, the instructions and the options
+!edit         write the next message in $VISUAL or $EDITOR
 /save FILE    write the conversation as JSON
 /load FILE    go on with a conversation that was saved
 /stats        metrics of the last answer
@@ -246,6 +248,7 @@ HELP = """\
 /exit         leave, as Ctrl-D and /bye do; Ctrl-C stops an answer
 \"""           begins and ends a message of several lines"""
 BLOCK = '"""'
+EDIT = "!edit"
 CUT_OFF = {
     "length": "(cut off: --max-tokens allows no more)",
     "context": "(cut off: the context is full; /clear forgets the conversation)",
@@ -272,7 +275,7 @@ def chat(
     from bitnet.runtime.conversation import Conversation
 
     with open_model(model, common) as running:
-        instructions = given_text(system, "--system")
+        instructions = decode_text(system, "--system")
         if sys.stdin.isatty():
             talk_on_terminal(running, request, instructions)
             return
@@ -292,9 +295,7 @@ def talk_on_terminal(running, request, instructions):
 
 def _talk(talk):
     """Lines from a terminal until it ends; errors are shown and the talk goes on."""
-    with suppress(ImportError):  # Windows has none
-        import readline  # noqa: F401 - gives input() line editing and history
-    with suppress(EOFError):
+    with recall_lines(), suppress(EOFError):
         while _turn(talk):
             pass
     say("")
@@ -303,7 +304,7 @@ def _talk(talk):
 def _turn(talk):
     """One line and its answer; whether the talk goes on."""
     try:
-        line = given_text(_read_message(), "the line").strip()
+        line = decode_text(_read_message(), "the line").strip()
         if line and line not in LEAVE:
             _answer(talk, line)
     except KeyboardInterrupt:
@@ -320,6 +321,8 @@ def _turn(talk):
 def _read_message():
     """A line from the terminal, or the lines between three quotation marks."""
     line = input("> ")
+    if line.strip() == EDIT:
+        return edit_text()
     if not line.startswith(BLOCK):
         return line
     lines = [line.removeprefix(BLOCK)]
@@ -384,11 +387,11 @@ def _command(talk, line):
     elif name == "/save":
         if not value:
             raise UsageError("/save needs the name of a file", hint="/save talk.json")
-        _save(talk, settings.expanded(Path(value)))
+        _save(talk, settings.expand_home(Path(value)))
     elif name == "/load":
         if not value:
             raise UsageError("/load needs the name of a file", hint="/load talk.json")
-        _load(talk, settings.expanded(Path(value)))
+        _load(talk, settings.expand_home(Path(value)))
     elif name == "/set":
         _set(talk, *value.partition(" ")[::2])
     elif name == "/show":

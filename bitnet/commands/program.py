@@ -1,7 +1,7 @@
 """The program behind ``bitnet``, ``python -m bitnet`` and, through ``tasks.py``, ``inv``.
 
 Invoke parses; this subclass turns every failure into one readable error and the exit code of
-:mod:`bitnet.errors`.
+:mod:`bitnet.base.errors`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from invoke.program import Program as InvokeProgram
 from invoke.util import Lexicon  # type: ignore[attr-defined]
 
 import bitnet
-from bitnet import settings, terminal
+from bitnet.base import settings, terminal
+from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
+from bitnet.base.invocation import as_started, harmless, word
+from bitnet.base.tables import wrap_lines
 from bitnet.commands import load, positional
 from bitnet.commands.declare import Task
 from bitnet.commands.tab import candidates
 from bitnet.commands.usage import command_help, commands_help, network_help, program_help
-from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
-from bitnet.invocation import as_started, harmless, word
-from bitnet.tables import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from invoke.parser import Parser
     from invoke.parser.argument import Argument
 
-__all__ = ["Program", "main", "started_by_invoke"]
+__all__ = ["Program", "is_run_by_invoke", "main"]
 
 _HELP = ("--help", "-h")
 # Short options of other engines' programs.
@@ -54,12 +54,12 @@ class Program(InvokeProgram):
 
     def run(self, argv: list[str] | None = None, exit: bool = True) -> None:
         """Run the command line in *argv* and exit with its exit code (unless *exit* is false)."""
-        code = self._guarded(sys.argv if argv is None else argv)
+        code = self._run_and_report(sys.argv if argv is None else argv)
         if exit:
             terminal.settle(sys.stderr)
             sys.exit(code)
 
-    def _guarded(self, argv: list[str]) -> int:
+    def _run_and_report(self, argv: list[str]) -> int:
         """Exit code of *argv*; all errors are reported here."""
         terminal.prepare()
         try:
@@ -70,7 +70,7 @@ class Program(InvokeProgram):
         except BitnetError as error:
             return self._report(error)
         except ParseError as error:
-            return self._report(self._explained(error))
+            return self._report(self._explain(error))
         except UnknownFileType as error:
             return self._report(UsageError(str(error), hint="leave --config out"))
         except Exit as stop:
@@ -121,7 +121,7 @@ class Program(InvokeProgram):
         if isinstance(error, UsageError) and error.field:  # a field is an option here
             message = message.replace(error.field, f"--{error.field.replace('_', '-')}", 1)
         text = harmless(f"Error: {as_started(message)}{shown}")
-        terminal.print_if_possible("\n".join(wrapped([text], sys.stderr)), sys.stderr)
+        terminal.print_if_possible("\n".join(wrap_lines([text], sys.stderr)), sys.stderr)
         if "--json" in self.argv:
             facts = {
                 "type": type(error).__name__,
@@ -175,12 +175,12 @@ class Program(InvokeProgram):
             self.print_task_help(self.parser.contexts[before[0]].name)
             raise Exit
         self.typed = [*words]
-        words[: len(before)] = positional.named(before, self.parser.contexts)
+        words[: len(before)] = positional.name_positionals(before, self.parser.contexts)
         super().parse_tasks()
         if self.core.remainder:
             for context in self.tasks:
                 if not getattr(self.collection[context.name], "takes_remainder", False):
-                    name, given = self._named(context), self.core.remainder
+                    name, given = self._name_of(context), self.core.remainder
                     raise UsageError(
                         f"{name} takes nothing after ' -- ', got {given!r}",
                         hint="write every option before the ' -- ', or leave it out",
@@ -188,16 +188,16 @@ class Program(InvokeProgram):
 
     def _obey_plain_words(self, words: list[str]) -> None:
         """Handle words that Invoke would take for commands, such as ``help`` and ``cache list``."""
-        known = self.parser.contexts
-        names = [*known, *known.aliases]
-        if not words or words[0] in known:
+        contexts = self.parser.contexts
+        names = [*contexts, *contexts.aliases]
+        if not words or words[0] in contexts:
             return
         if words == ["help", "network"]:
             _show(network_help(self.collection))
             raise Exit
         if words[0] == "help" and words[1:]:
             words[:] = [*words[1:], "--help"]  # what is not a command is said not to be one
-        if ".".join(words[:2]) in known:
+        if ".".join(words[:2]) in contexts:
             words[:2] = [".".join(words[:2])]
         elif len(words) == 1 and words[0] in ("help", "version"):
             show = {"help": self.print_help, "version": self.print_version}
@@ -210,12 +210,12 @@ class Program(InvokeProgram):
             listed = ", ".join(name.partition(".")[2] for name in members)
             raise UsageError(f"{words[0]} needs one of {listed}", hint=f"bitnet {words[0]} --help")
 
-    def _explained(self, error: ParseError) -> UsageError:
+    def _explain(self, error: ParseError) -> UsageError:
         """The user's mistake in words, with the nearest correct command."""
         text = str(error)
         words = list(self.core.unparsed) if hasattr(self, "core") else list(self.argv[1:])
         context = error.context or self._context_of(words)
-        name = self._named(context)
+        name = self._name_of(context)
         usage = f"bitnet {name} --help" if name else "bitnet --list"
         if text.startswith("No idea what "):
             token = ast.literal_eval(text[len("No idea what ") : -len(" is!")])
@@ -231,10 +231,10 @@ class Program(InvokeProgram):
             return UsageError(f"{name} needs {missing}", hint=usage)
         return UsageError(text, hint=usage)
 
-    def _named(self, context: ParserContext | None) -> str:
+    def _name_of(self, context: ParserContext | None) -> str:
         """The command of *context* as it is typed; nothing for the options before a command."""
         name = context.name if context is not None else None
-        return getattr(self.collection[name], "typed", name) if name else ""
+        return getattr(self.collection[name], "command_words", name) if name else ""
 
     def _context_of(self, words: list[str]) -> ParserContext | None:
         contexts = self.parser.contexts if hasattr(self, "parser") else {}
@@ -249,12 +249,12 @@ class Program(InvokeProgram):
         if named and context is not None and again is not None and again in context.flags:
             return _twice(again, words, context, usage)
         if token.startswith("-"):
-            known = [*self.initial_context.flags, *self.initial_context.flags.aliases]
+            flags = [*self.initial_context.flags, *self.initial_context.flags.aliases]
             if named and context is not None:
-                known = [*context.flags, *context.flags.aliases, *context.inverse_flags]
-            where = f"{self._named(context)} has no option" if named else "no such option:"
+                flags = [*context.flags, *context.flags.aliases, *context.inverse_flags]
+            where = f"{self._name_of(context)} has no option" if named else "no such option:"
             likely = _LETTERS.get(token.partition("=")[0], "")
-            near = f"did you mean {likely}?" if likely in known else _nearest(token, known)
+            near = f"did you mean {likely}?" if likely in flags else _nearest(token, flags)
             return UsageError(f"{where} {token}", hint=near or usage)
         if not named or context is None:
             names = [name.replace(".", " ") for name in self.collection.task_names]
@@ -263,17 +263,17 @@ class Program(InvokeProgram):
                 hint=_nearest(token, names) or usage,
             )
         before = words[words.index(token) - 1] if token in words[1:] else ""
-        flag, given, _ = before.partition("=")
+        flag, inline_value, _ = before.partition("=")
         if flag in context.flags and not context.flags[flag].takes_value:
             off = f", or --no-{flag[2:]}" if context.flags[flag].default is True else ""
             return UsageError(
                 f"{flag} takes no value, got {token!r}", hint=f"write {flag} or leave it out{off}"
             )
-        if flag in context.flags and not given:
+        if flag in context.flags and not inline_value:
             return _twice(flag, words, context, usage)
         return UsageError(
-            f"{self._named(context)}: unexpected argument {token!r}",
-            hint=_meant(token, context, words, self.typed)
+            f"{self._name_of(context)}: unexpected argument {token!r}",
+            hint=_suggest(token, context, words, self.typed)
             or f"a value with spaces needs quotes; see: {usage}",
         )
 
@@ -297,7 +297,7 @@ class Program(InvokeProgram):
         reason, hint = problem()
         if reason:
             text = f"the compiled module is missing: {reason}\nhint: {hint}"
-            terminal.print_if_possible("\n".join(wrapped([text], sys.stderr)), sys.stderr)
+            terminal.print_if_possible("\n".join(wrap_lines([text], sys.stderr)), sys.stderr)
 
     def print_help(self) -> None:
         """Print a summary, an example, and the commands by group."""
@@ -349,7 +349,7 @@ def _twice(flag: str, words: list[str], context: ParserContext, usage: str) -> U
     return UsageError(f"{flag} is given twice", hint=usage)
 
 
-def _meant(token: str, context: ParserContext, words: list[str], typed: list[str]) -> str:
+def _suggest(token: str, context: ParserContext, words: list[str], typed: list[str]) -> str:
     """The command line *typed*, understood as *words*, with the name that *token* lacks."""
     free = [name for name in context.flags if not any(each.startswith(name) for each in words)]
     likely = ["--input"] if token.endswith((".jsonl", ".txt")) else []
@@ -413,7 +413,7 @@ def _terminate(_signal: int, _frame: object) -> None:
     raise _Terminated
 
 
-def started_by_invoke() -> bool:
+def is_run_by_invoke() -> bool:
     """True if this process is ``inv``, ``invoke`` or ``python -m invoke``."""
     head, tail = os.path.split(sys.argv[0])
     name = tail.removesuffix(".exe")

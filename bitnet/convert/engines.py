@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from bitnet.families.blocks import DeltaNet
-from bitnet.families.family import of_gguf
-from bitnet.findings import Finding
+from bitnet.base.findings import Finding
+from bitnet.families.blocks import DeltaNet, State
+from bitnet.families.family import WINDOWS, of_gguf
 from bitnet.quants.iq_bn import SHORTEST_ROW
 
 if TYPE_CHECKING:
@@ -90,16 +90,16 @@ def _windows(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
         windowed = any(its.window or its.rope is None for its in config.attentions)
         if windowed != (config.n_layers == engine.window_layers):
             yield _by(
-                "llama.cpp",
+                "every engine",
                 f"gives {config.architecture} models windows, and layers that do not rotate, where "
                 f"they have {engine.window_layers} layers, whatever their keys say; here "
                 f"{config.n_layers}",
             )
         return
     windows = {its.window for its in config.attentions if 0 < its.window < config.context_length}
-    if windows and not engine.windows:
+    if windows and WINDOWS[0] in engine.ignores:
         yield _by(
-            "llama.cpp",
+            "every engine",
             f"ignores the sliding window of {config.architecture} models: beyond "
             f"{min(windows):,} positions it sees too much",
         )
@@ -164,6 +164,18 @@ def _tensors(
                 f"{mixer.value_dim}",
             )
             break
+    if "state" in engine.needs and not math.isclose(config.norm_eps, 1e-6, rel_tol=1e-3):
+        yield _by(
+            "llama.cpp",
+            f"normalizes keys of {kind} models with the epsilon of norms, {config.norm_eps:g}, "
+            "instead of 1e-06",
+        )
+    kinds = {
+        "state" if isinstance(its, State) else "window" if its.window else "attention"
+        for its in config.caches
+    }
+    for missing in sorted(engine.needs - kinds):
+        yield _by("llama.cpp", f"crashes at {kind} models without layers of the kind {missing}")
     if not engine.tied and "output.weight" not in checkpoint.weights:
         yield _by("llama.cpp", f"does not load {kind} models whose head is the embedding")
     for its in config.attentions[:1] if engine.whole_width else ():

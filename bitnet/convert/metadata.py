@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.convert.engines import is_dynamic
-from bitnet.errors import TokenizerNotFound, Unsupported
 from bitnet.formats.gguf_checkpoint import INPUTS
 from bitnet.formats.gguf_new import encode_value
 from bitnet.formats.gguf_write import raw_values

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 from bitnet.families.blocks import Attention, DeltaNet
 from bitnet.families.family import of_gguf
 
@@ -28,7 +28,7 @@ def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray
     """
     for mixer, part in _mixers(name, config):
         if isinstance(mixer, DeltaNet) and mixer.grouped:
-            heads = _tiled(mixer)
+            heads = _tile_heads(mixer)
             if part in ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias"):
                 return heads
             if part == "attn_gate.weight":
@@ -50,7 +50,7 @@ def column_order(name: str, config: ModelConfig) -> NDArray[np.intp] | None:
     """The same for columns."""
     for mixer, part in _mixers(name, config):
         if isinstance(mixer, DeltaNet) and mixer.grouped and part == "ssm_out.weight":
-            return _spread(_tiled(mixer), mixer.value_dim)
+            return _spread(_tile_heads(mixer), mixer.value_dim)
     return None
 
 
@@ -63,7 +63,7 @@ def _mixers(name: str, config: ModelConfig) -> list[tuple[object, str]]:
     return [(mixer, match[2]) for branch in branches for mixer in branch.mixers]
 
 
-def _tiled(its: DeltaNet) -> NDArray[np.intp]:
+def _tile_heads(its: DeltaNet) -> NDArray[np.intp]:
     """Heads so that those of one key head are *key_heads* apart, from neighbours."""
     order: NDArray[np.intp] = np.arange(its.heads).reshape(its.key_heads, -1).T.reshape(-1)
     return order

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,24 +12,24 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import InvalidFormat, NoSpace
+from bitnet.base.progress import human_size
 from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
 from bitnet.convert.tensors import Converted, Job, compare, job
-from bitnet.errors import InvalidFormat, NoSpace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, file_size, write_new
 from bitnet.formats.gguf_write import refuse_existing
-from bitnet.formats.mapped_file import mapped_files, unchanged
+from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
-from bitnet.progress import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from bitnet.base.findings import Finding
     from bitnet.convert.request import ConversionRequest
-    from bitnet.findings import Finding
     from bitnet.formats.checkpoint import Checkpoint
 
 __all__ = ["Conversion", "ConversionPlan", "convert", "plan_conversion"]
@@ -117,7 +117,7 @@ class ConversionPlan:
             IntegrityError: the source changed while it was being read.
         """
         total, done = sum(one.size_bytes for one in self.jobs), 0
-        with unchanged([one.weight.data for one in self.jobs]):
+        with expect_unchanged([one.weight.data for one in self.jobs]):
             for one in self.jobs:
                 one.check()
                 done += one.size_bytes
@@ -135,15 +135,15 @@ class ConversionPlan:
         refuse_existing(output)
         _check_room(output, self.size_bytes)
         converted: list[Converted] = []
-        read = [one.weight.data for one in self.jobs]
+        read = [job.weight.data for job in self.jobs]
 
         def check(path: Path) -> None:
             converted.extend(compare(path, self.jobs))
-            for file in mapped_files(read):
+            for file in files_behind(read):
                 file.check()
 
-        tensors = [_new(one) for one in self.jobs]
-        with unchanged(read):
+        tensors = [_new(job) for job in self.jobs]
+        with expect_unchanged(read):
             write_new(output, self.metadata, tensors, check=check, on_progress=on_progress)
         ignored = tuple(sorted(self.checkpoint.ignored))
         size = output.stat().st_size
@@ -166,14 +166,17 @@ def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
         source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_keys
     )
     config = config_from(checkpoint)
-    required = layout(config).required
-    missing = [name for name in required if name not in checkpoint.weights]
+    its = layout(config)
+    missing = [name for name in its.required if name not in checkpoint.weights]
     if missing:
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
             hint="fetch the whole model again",
         )
-    jobs = tuple(job(weight, checkpoint, config, request) for weight in checkpoint.weights.values())
+    jobs = tuple(
+        job(weight, checkpoint, config, request, its.vectors)
+        for weight in checkpoint.weights.values()
+    )
     keys = metadata(checkpoint, request)
     size = file_size(keys, [_new(one) for one in jobs])
     return ConversionPlan(

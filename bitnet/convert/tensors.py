@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.base.errors import Unsupported, VerificationFailed
 from bitnet.convert.orders import column_order, row_order
 from bitnet.convert.request import ROUNDED, TERNARY
-from bitnet.errors import Unsupported, VerificationFailed
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
@@ -20,7 +20,7 @@ from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, ternarize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -35,7 +35,6 @@ __all__ = ["Converted", "Job", "compare", "job"]
 
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 _CHUNK = 1 << 22  # weights at a time
-VECTORS = (".ssm_conv1d.weight",)  # matrices that no product takes
 _COPY_BYTES = 8 << 20
 _ALLOW = "to accept that: --allow-lossy"
 
@@ -106,7 +105,7 @@ class Job:
             for start in range(0, len(raw), _COPY_BYTES):
                 yield raw[start : start + _COPY_BYTES]
         elif self.target.name in TERNARY:
-            yield _PACKERS[self.target.name](self._fitted()).tobytes()
+            yield _PACKERS[self.target.name](self._fit_scales()).tobytes()
         else:
             for values in self.values():
                 with np.errstate(over="ignore"):  # detected when read back
@@ -134,7 +133,7 @@ class Job:
         if self.is_copy:
             return
         if self.target.name in TERNARY:
-            self._fitted()
+            self._fit_scales()
             return
         for values in self.values():
             with np.errstate(over="ignore"):
@@ -191,19 +190,19 @@ class Job:
             Unsupported: its weights are not ternary, and rounding them is not allowed.
         """
         if self.from_ternary:
-            found = registry.unpack_ternary(self.weight)
-            if self.columns is not None and found.scales.shape[1] > 1:
+            ternary = registry.unpack_ternary(self.weight)
+            if self.columns is not None and ternary.scales.shape[1] > 1:
                 raise Unsupported(
                     f"{self.weight.name}: the order of its columns in GGUF parts its groups",
                     hint="run the model as it is",
                 )
-            found = Ternary(self._with_columns(found.codes), found.scales)
+            ternary = Ternary(self._with_columns(ternary.codes), ternary.scales)
         else:
-            found = self._from_numbers(self._with_columns(registry.dequantize(self.weight)))
+            ternary = self._from_numbers(self._with_columns(registry.dequantize(self.weight)))
         if self.order is None:
-            return found
-        scales = found.scales if len(found.scales) == 1 else found.scales[self.order]
-        return Ternary(found.codes[self.order], scales)
+            return ternary
+        scales = ternary.scales if len(ternary.scales) == 1 else ternary.scales[self.order]
+        return Ternary(ternary.codes[self.order], scales)
 
     def _from_numbers(self, values: NDArray[np.float32]) -> Ternary:
         """*values* that are ternary already, unchanged; others only if that is allowed."""
@@ -218,7 +217,7 @@ class Job:
             )
         return ternarize(values)
 
-    def _fitted(self) -> Ternary:
+    def _fit_scales(self) -> Ternary:
         """:meth:`ternary` with scales that the target can store.
 
         Raises:
@@ -231,14 +230,14 @@ class Job:
                 hint="choose I2_S, or F16",
             )
         ternary = self.ternary()
-        used = _used(ternary)
+        used = _count_nonzero(ternary)
         if self.target.name == "I2_S":
             scales = self._one_each(ternary.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
             return Ternary(ternary.codes, scales)
         if self.target.name == "IQ2_BN":
             return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
         ternary = self._regroup(ternary, used)
-        used = _used(ternary)
+        used = _count_nonzero(ternary)
         self._check_codes(ternary)
         with np.errstate(over="ignore"):
             halves = ternary.scales.astype(np.float16).astype(np.float32)
@@ -328,7 +327,7 @@ _PACKERS = {
 _PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
 
-def _used(ternary: Ternary) -> NDArray[np.int64]:
+def _count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
     """Number of nonzero weights of each scale, in the shape of the scales."""
     rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
     counts = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)
@@ -339,10 +338,21 @@ def _used(ternary: Ternary) -> NDArray[np.int64]:
 
 
 def job(
-    weight: Weight, checkpoint: Checkpoint, config: ModelConfig, request: ConversionRequest
+    weight: Weight,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    request: ConversionRequest,
+    vectors: Container[str],
 ) -> Job:
-    """Job for one *weight* of *checkpoint*, a model of *config*, according to *request*."""
-    target = _target(weight, request, keeps=checkpoint.path.is_file())
+    """Job for one *weight* of *checkpoint*, a model of *config*, according to *request*.
+
+    Matrices called as one of *vectors* take part in no product, and keep their numbers.
+    """
+    keeps = checkpoint.path.is_file()
+    if len(weight.shape) != 2 or weight.name in vectors:
+        target = _RENAMED.get(weight.quant, weight.quant) if keeps else _quant_type("F32")
+    else:
+        target = _target(weight, request, keeps=keeps)
     rounds = target.is_ternary and (
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
     )
@@ -351,17 +361,15 @@ def job(
 
 
 def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> QuantType:
-    """New type of *weight*; a GGUF file *keeps* the types that are not to change."""
+    """New type of the matrix *weight*; a GGUF file *keeps* the types that are not to change."""
     own = _RENAMED.get(weight.quant, weight.quant)
-    quant = _named(request.type)
-    if len(weight.shape) != 2 or weight.name.endswith(VECTORS):
-        return own if keeps else _named("F32")
+    quant = _quant_type(request.type)
     if request.type in TERNARY:
         in_block = weight.name.startswith("blk.") and weight.name.endswith(".weight")
         if in_block or (request.type in SCALED_BLOCKS and _seems_ternary(weight, quant)):
             return quant
-        return own if keeps else _named("F16")
-    return _named("F16") if weight.shape[1] % quant.block_size else quant
+        return own if keeps else _quant_type("F16")
+    return _quant_type("F16") if weight.shape[1] % quant.block_size else quant
 
 
 def _seems_ternary(weight: Weight, target: QuantType) -> bool:
@@ -400,7 +408,7 @@ def _as_ternary(values: NDArray[np.float32], target: QuantType) -> Ternary | Non
     return Ternary(codes.reshape(rows, columns), scales.reshape(shape))
 
 
-def _named(name: str) -> QuantType:
+def _quant_type(name: str) -> QuantType:
     found = types.by_name(name)
     assert found is not None, name
     return found
@@ -414,16 +422,16 @@ def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
         Unsupported: one lost something, and that is not allowed.
     """
     written = open_checkpoint(path).weights
-    for one in jobs:
-        weight = written[one.weight.name]
-        exact, error = _difference(one, weight)
-        before, after = one.weight.quant.name, weight.quant.name
-        result = Converted(weight.name, before, after, exact, error, one.keeps_rounding)
-        if one.is_copy and not exact:
+    for job in jobs:
+        weight = written[job.weight.name]
+        exact, error = _difference(job, weight)
+        before, after = job.weight.quant.name, weight.quant.name
+        result = Converted(weight.name, before, after, exact, error, job.keeps_rounding)
+        if job.is_copy and not exact:
             raise VerificationFailed(
                 f"{weight.name}: what was read back differs", hint="check the disk"
             )
-        one.judge(exact, error)
+        job.judge(exact, error)
         yield result
 
 
@@ -463,7 +471,7 @@ def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool
         )
         for scales in (source.scales, copy.scales)
     )
-    used = _used(Ternary(source.codes, before)) > 0
+    used = _count_nonzero(Ternary(source.codes, before)) > 0
     apart = np.where(used, np.abs(before - after), 0).max(initial=0)
     largest = np.where(used, np.abs(before), 0).max(initial=0)
     return bool(apart == 0), float(apart / largest) if largest else 0.0

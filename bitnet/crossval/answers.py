@@ -14,61 +14,43 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.trace import PromptTrace, Trace
 
-__all__ = ["Answered", "Count", "answered", "steps_of"]
+__all__ = ["KINDS", "Answered", "measure_completeness", "steps_of"]
 
+KINDS = ("prompts", "positions", "steps", "texts")
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
 _SHOWN = 8  # descriptions of missing answers
-
-
-@dataclass(frozen=True)
-class Count:
-    """Counts of one kind of answer.
-
-    Attributes:
-        asked: number requested.
-        answered: number received complete.
-    """
-
-    asked: int
-    answered: int
-
-    @property
-    def agree(self) -> bool:
-        """True if the counts are equal."""
-        return self.asked == self.answered
-
-    def __str__(self) -> str:
-        return f"{self.answered:,} of {self.asked:,}"
 
 
 @dataclass(frozen=True)
 class Answered:
     """Completeness of one side's answers.
 
+    Counted are ``prompts`` that are run, ``positions`` with finite distributions of the next token,
+    ``steps`` of greedy continuations, and ``texts`` that are tokenized.
+
     Attributes:
         side: ``ours``, ``reference`` or ``float64``.
-        prompts: texts that are run.
-        positions: distributions of the next token, all of them finite.
-        steps: tokens of greedy continuations.
-        texts: texts that are tokenized.
+        asked: number of each that was requested.
+        answered: number of each that was received complete.
         missing: descriptions of the first missing or extra answers.
     """
 
     side: str
-    prompts: Count
-    positions: Count
-    steps: Count
-    texts: Count
+    asked: dict[str, int]
+    answered: dict[str, int]
     missing: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """True if every request was answered, and nothing else."""
-        counts = (self.prompts, self.positions, self.steps, self.texts)
-        return not self.missing and all(count.agree for count in counts)
+        return not self.missing and self.asked == self.answered and self.asked.keys() == {*KINDS}
+
+    def count(self, kind: str) -> str:
+        """Number of answers of *kind* and of requests, in words."""
+        return f"{self.answered.get(kind, 0):,} of {self.asked.get(kind, 0):,}"
 
 
-def answered(
+def measure_completeness(
     side: str,
     trace: Trace,
     prompts: Sequence[tuple[str, Sequence[int]]],
@@ -100,23 +82,19 @@ def answered(
         (tuple(ids), first, count)
         for (_, ids), first, count in zip(prompts, starts, counts, strict=True)
     ]
-    for number, (one, (ids, first, count)) in enumerate(zip(trace.prompts, asked, strict=False)):
-        found = list(_faults(one, ids, first, count, least))
-        missing += [f"prompt {number}: {fault}" for fault in found]
-        whole += not found
-        positions += sum(_is_whole(at, least) for at in one.positions)
-        continued += len(one.greedy)
+    for number, (prompt, (ids, first, count)) in enumerate(zip(trace.prompts, asked, strict=False)):
+        faults = list(_faults(prompt, ids, first, count, least))
+        missing += [f"prompt {number}: {fault}" for fault in faults]
+        whole += not faults
+        positions += sum(_is_whole(at, least) for at in prompt.positions)
+        continued += len(prompt.greedy)
     tokenized = len(trace.tokenized or ()) if texts else 0
     if tokenized != texts:
         missing.append(f"ids of {tokenized:,} texts, asked were {texts:,}")
-    return Answered(
-        side,
-        Count(len(prompts), whole),
-        Count(sum(len(ids) - first for ids, first, _ in asked), positions),
-        Count(sum(counts), continued),
-        Count(texts, tokenized),
-        tuple(missing[:_SHOWN]),
-    )
+    requested = (len(prompts), sum(len(ids) - first for ids, first, _ in asked), sum(counts), texts)
+    received = (whole, positions, continued, tokenized)
+    asked_of, received_of = (dict(zip(KINDS, it, strict=True)) for it in (requested, received))
+    return Answered(side, asked_of, received_of, tuple(missing[:_SHOWN]))
 
 
 def steps_of(recording: Trace) -> int:

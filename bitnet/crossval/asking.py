@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import bitnet
+from bitnet.base.cores import thread_count
+from bitnet.base.errors import BitnetError
 from bitnet.crossval.answers import steps_of
+from bitnet.crossval.reference import Question
+from bitnet.crossval.tokens import texts_for
 from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace, spread
-from bitnet.errors import BitnetError
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from bitnet.crossval.options import CrossvalOptions
-    from bitnet.crossval.references import Question, Reference
+    from bitnet.crossval.reference import Reference
     from bitnet.crossval.trace import Arithmetic, Position
+    from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["PROMPTS", "Asked", "asked_of", "our_trace"]
+__all__ = ["PROMPTS", "our_trace", "question_for"]
 
 # Of a longer prompt only the last positions are compared: they attend to all others.
 LONG, COMPARED = 128, 48
@@ -42,36 +45,22 @@ PROMPTS = (
 )
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The prompts of a comparison.
-
-    Attributes:
-        prompts: texts with the ids that are run.
-        firsts: index of the first id of each whose position is compared.
-        there: tokens of all texts together.
-        steps: tokens of each continuation; 0: none are requested.
-        continued: indices of the prompts that are continued.
-        unreadable: reason why a text could not be tokenized, by index in *prompts*.
-    """
-
-    prompts: tuple[tuple[str, tuple[int, ...]], ...]
-    firsts: tuple[int, ...]
-    there: int
-    steps: int
-    continued: tuple[bool, ...]
-    unreadable: dict[int, str]
-
-
-def asked_of(
-    model: LanguageModel, reference: Reference, texts: Sequence[str], options: CrossvalOptions
-) -> Asked:
-    """The prompts, cut to ``--max-positions``; a recording brings its own."""
+def question_for(
+    model: LanguageModel,
+    checkpoint: Checkpoint,
+    reference: Reference,
+    texts: Sequence[str],
+    options: CrossvalOptions,
+) -> Question:
+    """Request with the prompts, cut to ``--max-positions``; a recording brings its own."""
     recorded = reference.recording
     unreadable: dict[str, str] = {}
     whole: list[tuple[str, tuple[int, ...], int]] = []  # with the first position
     if recorded is not None:
-        whole = [(one.prompt, one.ids[: one.requested], one.first) for one in recorded.prompts]
+        whole = [
+            (prompt.prompt, prompt.ids[: prompt.n_requested], prompt.first)
+            for prompt in recorded.prompts
+        ]
         steps = min(options.greedy, steps_of(recorded))
     else:
         room = max(model.engine.context - options.greedy, 1)
@@ -84,33 +73,36 @@ def asked_of(
                 ids = ()
             whole.append((text, ids, len(ids) - COMPARED if len(ids) > LONG else 0))
     shares = spread([len(ids) - first for _, ids, first in whole], options.max_positions)
-    kept: list[tuple[str, tuple[int, ...], int, bool]] = []
+    selection: list[tuple[str, tuple[int, ...], int, bool]] = []
     for (text, ids, first), share in zip(whole, shares, strict=True):
         is_whole = recorded is None or share == len(ids) - first
         if first and share and recorded is None:
-            kept.append((text, ids, len(ids) - share, True))
+            selection.append((text, ids, len(ids) - share, True))
         elif share or not ids:
-            kept.append((text, ids[: first + share], first, is_whole))
+            selection.append((text, ids[: first + share], first, is_whole))
     reasons = {
         at: unreadable.get(text, "it has no tokens")
-        for at, (text, ids, _, _) in enumerate(kept)
+        for at, (text, ids, _, _) in enumerate(selection)
         if not ids
     }
-    continued = tuple(bool(ids) and is_whole and steps > 0 for _, ids, _, is_whole in kept)
+    continued = tuple(bool(ids) and is_whole and steps > 0 for _, ids, _, is_whole in selection)
     there = sum(len(ids) - first for _, ids, first in whole)
-    prompts = tuple((text, ids) for text, ids, _, _ in kept)
-    return Asked(prompts, tuple(first for *_, first, _ in kept), there, steps, continued, reasons)
+    return Question(
+        checkpoint,
+        prompts=tuple((text, ids) for text, ids, _, _ in selection),
+        firsts=tuple(first for *_, first, _ in selection),
+        texts=texts_for(reference, texts),
+        greedy=steps,
+        continued=continued,
+        threads=thread_count(),
+        positions_there=there,
+        unreadable=reasons,
+    )
 
 
-def our_trace(
-    model: LanguageModel,
-    question: Question,
-    *,
-    arithmetic: Arithmetic,
-    unreadable: Mapping[int, str] | None = None,
-) -> Trace:
+def our_trace(model: LanguageModel, question: Question, *, arithmetic: Arithmetic) -> Trace:
     """Answer of *model* to *question*; a failing prompt has an error and does not stop others."""
-    reasons = unreadable or {}
+    reasons = question.unreadable
     size = model.config.vocab_size
     return Trace(
         engine="bitnet",

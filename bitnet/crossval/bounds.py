@@ -16,6 +16,7 @@ Engines that round activations to 8 bit (``int8``) differ by that much, so no bo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ __all__ = [
     "CLEARLY_BETTER",
     "LEAST_NOISE",
     "SAME_FLOAT64",
+    "WORST",
     "Bounds",
-    "SideBounds",
     "bounds_for",
     "near_tie_for",
 ]
@@ -40,6 +41,13 @@ NOISE: dict[Arithmetic, float] = {"int8": 5e-3, "float": 4e-6, "float32": 1e-9}
 
 # Bounds are three times the measured value: other prompts, other processors.
 ALLOWANCE = 3.0
+
+# What is measured on a model lowers a bound at most this many times: no two engines round the same.
+LEAST = 30.0
+
+# Largest accepted KL divergence between two engines, as a share of what their distances from the
+# float64 pass allow; measured are 0.3 to 0.7.
+APART = 1.5
 
 # A single position was up to 25 times worse than the mean, in an earlier run 28 times.
 WORST = 30.0
@@ -65,37 +73,24 @@ LEAST_NOISE = 2e-4
 
 
 @dataclass(frozen=True)
-class SideBounds:
-    """Bounds on one engine's distance from the float64 pass.
-
-    Attributes:
-        mean_kl: mean KL divergence.
-        worst_kl: the same at a single position.
-        scale: distance of the mean slope of its log-probabilities from 1.
-    """
-
-    mean_kl: float
-    worst_kl: float
-    scale: float
-
-
-@dataclass(frozen=True)
 class Bounds:
-    """Thresholds of agreement.
+    """Thresholds of agreement; KL divergences are means, :data:`WORST` times as much at a position.
 
     Attributes:
         near_tie: gap in logits below which the order of two tokens is not significant.
-        mean_kl: from the reference to ours.
-        worst_kl: the same at a single position.
-        ours: from the float64 pass to ours.
-        reference: from the float64 pass to the reference, for it to be accepted as a judge.
+        kl: from the reference to ours.
+        ours_kl: from the float64 pass to ours.
+        theirs_kl: from the float64 pass to the reference, for it to be accepted as a judge.
+        ours_scale: distance of the mean slope of our log-probabilities from 1.
+        theirs_scale: the same of the reference's.
     """
 
     near_tie: float
-    mean_kl: float
-    worst_kl: float
-    ours: SideBounds
-    reference: SideBounds
+    kl: float
+    ours_kl: float
+    theirs_kl: float
+    ours_scale: float
+    theirs_scale: float
 
 
 def near_tie_for(ours: Arithmetic, theirs: Arithmetic) -> float:
@@ -103,18 +98,32 @@ def near_tie_for(ours: Arithmetic, theirs: Arithmetic) -> float:
     return FLIPPED[ours] + FLIPPED[theirs]
 
 
-def bounds_for(ours: Arithmetic, theirs: Arithmetic) -> Bounds:
-    """Bounds for two engines with such arithmetic; the same for both."""
-    mean = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
+def bounds_for(
+    ours: Arithmetic,
+    theirs: Arithmetic,
+    *,
+    ours_kl: float | None = None,
+    theirs_kl: float | None = None,
+) -> Bounds:
+    """Bounds for two engines with such arithmetic, by what both measure on this model.
+
+    The reference is held to what its arithmetic measured elsewhere. What the model makes of that
+    arithmetic is then the reference's own distance from the float64 pass, to which we are held.
+
+    Args:
+        ours: our arithmetic.
+        theirs: the reference's.
+        ours_kl: mean KL from the float64 pass to ours, None if it was not measured.
+        theirs_kl: the same to the reference.
+    """
+    mean, mean_theirs = ALLOWANCE * NOISE[ours], ALLOWANCE * NOISE[theirs]
+    between = max(mean, mean_theirs)
+    if ours == theirs and theirs_kl is not None:
+        mean = max(min(mean, ALLOWANCE * theirs_kl), mean / LEAST)
+    if ours_kl is not None and theirs_kl is not None:
+        # The root of a small KL divergence is a distance.
+        largest = APART * (math.sqrt(ours_kl) + math.sqrt(theirs_kl)) ** 2
+        between = max(min(between, largest), between / LEAST)
     return Bounds(
-        near_tie=near_tie_for(ours, theirs),
-        mean_kl=mean,
-        worst_kl=WORST * mean,
-        ours=_side(ours),
-        reference=_side(theirs),
+        near_tie_for(ours, theirs), between, mean, mean_theirs, SCALE[ours], SCALE[theirs]
     )
-
-
-def _side(arithmetic: Arithmetic) -> SideBounds:
-    mean = ALLOWANCE * NOISE[arithmetic]
-    return SideBounds(mean, WORST * mean, SCALE[arithmetic])

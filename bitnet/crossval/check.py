@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from bitnet.crossval.bounds import bounds_for
+from bitnet.base.errors import InvalidFormat
+from bitnet.base.findings import Finding
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.records import to_json
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.run import SCHEMA_VERSION
-from bitnet.errors import InvalidFormat
-from bitnet.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,27 +38,23 @@ _MAKERS = (
 
 
 def check_report(report: Report, claimed: dict[str, Any]) -> list[Finding]:
-    """Findings on the report's version, thresholds, verdict and summary.
+    """Findings on the report's version, and on what follows from its evidence.
 
     Args:
         report: as read from its file.
-        claimed: ``verdict`` and ``summary`` of the file.
+        claimed: ``verdict``, ``summary`` and the digest of the evidence in the file.
     """
-    evidence, derived = report.evidence, report.as_json()
-    version = evidence.schema_version
+    version, derived = report.evidence.schema_version, report.as_json()
     text = f"version {version} of the form, expected {SCHEMA_VERSION}"
-    findings = [Finding.judged("form", version == SCHEMA_VERSION, text), _thresholds(evidence)]
-    status = report.verdict.status
-    text = f"{status}, as the report says"
-    if claimed["verdict"] != derived["verdict"]:
-        theirs = claimed["verdict"].get("status") if isinstance(claimed["verdict"], dict) else None
-        text = f"{status} follows from the rows, with other findings than the report has"
-        if theirs != status:
-            text = f"{status} follows from the rows, and the report says {theirs!r}"
-    findings.append(Finding.judged("verdict", claimed["verdict"] == derived["verdict"], text))
-    same = claimed["summary"] == derived["summary"]
-    text = "as the rows give them" if same else "other metrics follow from the rows"
-    return [*findings, Finding.judged("summary", same, text)]
+    findings = [Finding.from_check("form", version == SCHEMA_VERSION, text)]
+    for name, value in claimed.items():
+        same = value == derived[name]
+        text = "as it follows from the evidence" if same else "another follows from the evidence"
+        if name == "verdict":
+            theirs = value.get("status") if isinstance(value, dict) else None
+            text += f": {report.verdict.status}; the report says {str(theirs)!r:.20}"
+        findings.append(Finding.from_check(name, same, text))
+    return findings
 
 
 def options_of(evidence: Evidence) -> CrossvalOptions:
@@ -126,15 +121,3 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, dict)):
         return f"{len(value)} entries"
     return str(value)[:60] or "empty"
-
-
-def _thresholds(evidence: Evidence) -> Finding:
-    """Check that the bounds are those of this version, whatever the file says."""
-    ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
-    if ours is None or theirs is None:
-        needed = bool(evidence.rows or evidence.greedy)
-        text = "nothing says how the engines multiply" if needed else "none were needed"
-        return Finding.judged("thresholds", not needed, text)
-    right = to_json(evidence.bounds) == to_json(bounds_for(ours, theirs))
-    text = "those of this version" if right else "other bounds than this version has"
-    return Finding.judged("thresholds", right, text)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Position, PromptTrace, Trace
 
 __all__ = [
-    "Comparison",
     "Greedy",
     "Nearness",
     "Row",
@@ -140,14 +139,6 @@ class TokenizerParity:
     ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """All comparisons of two traces."""
-
-    rows: tuple[Row, ...]
-    greedy: tuple[Greedy, ...]
-
-
 def divergence(p: Position, q: Position) -> float:
     """KL from *p* to *q*, at least 0; the module describes the sum."""
     mine, other = p.log_probabilities(), q.log_probabilities()
@@ -161,13 +152,13 @@ def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) ->
 
     A token that *other* lacks is there at most as likely as *floor*.
     """
-    total, known, known_other = 0.0, 0.0, 0.0
+    total, mass, other_mass = 0.0, 0.0, 0.0
     for token, log_p in mine.items():
         log_q = other.get(token)
-        known += math.exp(log_p)
-        known_other += 0.0 if log_q is None else math.exp(log_q)
+        mass += math.exp(log_p)
+        other_mass += 0.0 if log_q is None else math.exp(log_q)
         total += math.exp(log_p) * (log_p - (floor if log_q is None else log_q))
-    rest, rest_other = max(1 - known, 0.0), max(1 - known_other, _TINY)
+    rest, rest_other = max(1 - mass, 0.0), max(1 - other_mass, _TINY)
     if rest > _ROUNDING:
         total += rest * math.log(rest / rest_other)
     return total
@@ -175,8 +166,8 @@ def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) ->
 
 def compare(
     ours: Trace, theirs: Trace, *, exact: Trace | None = None, today: Trace | None = None
-) -> Comparison:
-    """Compare *ours* with *theirs*, position by position and step by step.
+) -> tuple[tuple[Row, ...], tuple[Greedy, ...]]:
+    """*ours* beside *theirs*, position by position and continuation by continuation.
 
     Prompts are paired by index and only if their tokens are equal; unpaired ones have no row,
     and :mod:`bitnet.crossval.answers` has counted them.
@@ -189,17 +180,19 @@ def compare(
     """
     rows: list[Row] = []
     greedy: list[Greedy] = []
-    for number, (mine, other) in enumerate(zip(ours.prompts, theirs.prompts, strict=False)):
-        if (mine.ids, mine.first) != (other.ids, other.first):
+    for number, (our_prompt, their_prompt) in enumerate(
+        zip(ours.prompts, theirs.prompts, strict=False)
+    ):
+        if (our_prompt.ids, our_prompt.first) != (their_prompt.ids, their_prompt.first):
             continue
         truth, now = (
             one.prompts[number] if one and number < len(one.prompts) else None
             for one in (exact, today)
         )
-        rows += _rows(number, mine, other, truth, now)
-        if mine.greedy and other.greedy:
-            greedy.append(_greedy(number, mine, other))
-    return Comparison(tuple(rows), tuple(greedy))
+        rows += _rows(number, our_prompt, their_prompt, truth, now)
+        if our_prompt.greedy and their_prompt.greedy:
+            greedy.append(_greedy(number, our_prompt, their_prompt))
+    return tuple(rows), tuple(greedy)
 
 
 def _rows(

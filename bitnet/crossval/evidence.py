@@ -7,25 +7,29 @@ file can derive the verdict again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
 
 from bitnet.crossval.answers import Answered
-from bitnet.crossval.bounds import Bounds
+from bitnet.crossval.bounds import Bounds, bounds_for
 from bitnet.crossval.compare import Greedy, Row, TokenizerParity
 from bitnet.crossval.operations import Operations
 from bitnet.crossval.receipt import ComputePath
 from bitnet.crossval.trace import Arithmetic
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
     "Evidence",
-    "Host",
     "OurEngine",
     "Plan",
     "Prompt",
     "ReferenceFacts",
     "State",
     "TestedModel",
-    "TokenizerFacts",
+    "mean",
 ]
 
 # missing: not installed. failed: installed, but crashed, refused the model or took too long.
@@ -74,6 +78,9 @@ class TestedModel:
         original: name of the known model with the same content, empty if there is none.
         problem: difference from the known model that it claims to be.
         ignored_keys: metadata keys that were ignored.
+        tokenizer: file of the tokenizer of the prompts, without folders.
+        tokenizer_sha256: its fingerprint.
+        vocab_size: tokens it has.
     """
 
     file: str
@@ -84,21 +91,9 @@ class TestedModel:
     original: str = ""
     problem: str = ""
     ignored_keys: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class TokenizerFacts:
-    """The tokenizer of the prompts.
-
-    Attributes:
-        sha256: its fingerprint.
-        source: its file, without folders.
-        vocab_size: tokens it has.
-    """
-
-    sha256: str
-    source: str
-    vocab_size: int
+    tokenizer: str = ""
+    tokenizer_sha256: str = ""
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,23 +153,6 @@ class ReferenceFacts:
 
 
 @dataclass(frozen=True)
-class Host:
-    """The machine it ran on.
-
-    Attributes:
-        system: operating system.
-        machine: architecture of the processor.
-        python: version.
-        cpu_features: instruction sets that the native module can use there.
-    """
-
-    system: str
-    machine: str
-    python: str
-    cpu_features: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Prompt:
     """A text that was run.
 
@@ -201,11 +179,10 @@ class Evidence:
         plan: the planned checks.
         compute_path: kind of backend that computed our side.
         model: the model.
-        tokenizer: its tokenizer.
         ours: our engine.
         reference: the reference engine.
-        machine: the machine that ran both.
-        bounds: thresholds of agreement.
+        machine: ``system``, ``processor``, ``python`` and ``features``, the instruction sets that
+            the native module can use, of the machine that ran both.
         answers: completeness of each side's answers.
         tokenizer_parity: text by text; ``None`` if none were compared.
         prompts: texts that were run.
@@ -221,11 +198,9 @@ class Evidence:
     plan: Plan
     compute_path: ComputePath
     model: TestedModel
-    tokenizer: TokenizerFacts
     ours: OurEngine
     reference: ReferenceFacts
-    machine: Host
-    bounds: Bounds
+    machine: dict[str, str]
     answers: tuple[Answered, ...] = ()
     tokenizer_parity: TokenizerParity | None = None
     prompts: tuple[Prompt, ...] = ()
@@ -237,3 +212,17 @@ class Evidence:
         "in nats, over the stored tokens with all others as one event: never more than the "
         "divergence over the whole vocabulary"
     )
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Thresholds of agreement."""
+        both = ([row.exact_ours for row in self.rows], [row.exact_theirs for row in self.rows])
+        ours_kl, theirs_kl = (mean(its.kl if its else None for its in side) for side in both)
+        ours, theirs = self.ours.arithmetic or "int8", self.reference.arithmetic or "int8"
+        return bounds_for(ours, theirs, ours_kl=ours_kl, theirs_kl=theirs_kl)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of *values*; ``None`` if there are none, or one is missing."""
+    known = list(values)
+    return fmean(one for one in known if one is not None) if known and None not in known else None

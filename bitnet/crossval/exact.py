@@ -70,12 +70,12 @@ class Float64Pass:
             steps: of the greedy continuation of each; 0 if not given.
         """
         none = (0,) * len(prompts)
-        found = []
+        answers = []
         asked = zip(prompts, firsts or none, steps or none, strict=True)
         for number, ((text, ids), first, count) in enumerate(asked, 1):
             self._notify(f"float64 pass: prompt {number} of {len(prompts)}")
-            found.append(replace(self._answer(tuple(ids), first, count), prompt=text))
-        return Trace("float64", f"NumPy {np.__version__}", "float", tuple(found))
+            answers.append(replace(self._answer(tuple(ids), first, count), prompt=text))
+        return Trace("float64", f"NumPy {np.__version__}", "float", tuple(answers))
 
     def _answer(self, ids: tuple[int, ...], first: int, steps: int) -> PromptTrace:
         if not ids:

@@ -17,6 +17,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -63,6 +64,7 @@ class Llama:
     """A model loaded by the library.
 
     Attributes:
+        library: file of the library that computes.
         n_vocab: tokens of the model.
         batch: positions it computes at a time; 0: all.
     """
@@ -71,6 +73,7 @@ class Llama:
         self,
         library: Any,
         path: str,
+        file: Path,
         *,
         threads: int,
         weights: bool = True,
@@ -82,6 +85,7 @@ class Llama:
         Args:
             library: a ``ctypes.CDLL`` that exports the C API; *path* is what it shall load.
             path: GGUF file.
+            file: of the library that computes.
             threads: compute threads.
             weights: read them, too; otherwise it can only tokenize.
             tokenize_with_model: the fork's ``llama_tokenize`` takes the model, not its vocabulary.
@@ -91,6 +95,7 @@ class Llama:
             EngineError: the library has a different layout, or refuses the file.
         """
         self._c = library
+        self.library = file
         self._threads = threads
         self.batch = batch
         _declare(library)
@@ -238,7 +243,7 @@ def _set_vocab_only(params: _Params) -> None:
 
 
 def _watcher(library: Any, watch: Callable[..., None]) -> Callable[[int, bool, Any], bool]:
-    def called(tensor: int, asks: bool, _user: Any) -> bool:
+    def on_tensor(tensor: int, asks: bool, _user: Any) -> bool:
         # ggml_tensor: type and buffer, then the four sizes, innermost first.
         kind = int(ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0])
         if kind != 0 or asks:
@@ -251,7 +256,7 @@ def _watcher(library: Any, watch: Callable[..., None]) -> Callable[[int, bool, A
             watch(library.ggml_get_name(tensor).decode("utf-8", "replace"), values)
         return True
 
-    return called
+    return on_tensor
 
 
 # Names of 2024, when functions took the model for its vocabulary.

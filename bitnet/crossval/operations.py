@@ -172,10 +172,10 @@ def our_intermediates(model: Model, ids: Sequence[int], arithmetic: Arithmetic) 
     if stop:
         before = {
             name: np.array(values)
-            for name, values in model.traced(ids[:stop], cache, head=False)
+            for name, values in model.trace(ids[:stop], cache, head=False)
             if name.startswith(("Kcur", "Vcur"))
         }
-    after = {name: np.array(values) for name, values in model.traced(ids[stop:], cache)}
+    after = {name: np.array(values) for name, values in model.trace(ids[stop:], cache)}
     return Intermediates("bitnet", arithmetic, tuple(ids), before, after)
 
 
@@ -201,19 +201,21 @@ def check_operations(
             if any(values is None for values in both):
                 return Operations(theirs.engine, len(theirs.tokens), layers, ())
             shape = (stop, kind.kv_heads, kind.head_dim)
-            keys, values = (_stored(it.reshape(shape), half_cache) for it in both if it is not None)
+            keys, values = (
+                _round_to_cache(it.reshape(shape), half_cache) for it in both if it is not None
+            )
             cache.append(number, keys, values)
         cache.advance(stop)
     kinds = _kinds(exact, checkpoint, theirs)
     steps = []
-    trace = exact.traced(theirs.tokens[stop:], cache)
+    trace = exact.trace(theirs.tokens[stop:], cache)
     name, value = next(trace)
     while True:
         rows = theirs.rows(name, value)
         if rows is not None:
             steps.append(Operation(name, kinds[name], _error(rows, value), _gain(rows, value)))
             if name.startswith(("Kcur", "Vcur")):
-                rows = _stored(rows, half_cache)
+                rows = _round_to_cache(rows, half_cache)
         try:
             name, value = trace.send(rows)
         except StopIteration:
@@ -231,7 +233,7 @@ def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues]]:
                 yield layer, step.cache, step.kind
 
 
-def _stored(values: NDArray[Any], half: bool) -> NDArray[np.float64]:
+def _round_to_cache(values: NDArray[Any], half: bool) -> NDArray[np.float64]:
     """*values* as the engine's cache holds them."""
     return (values.astype(np.float16) if half else values).astype(np.float64)
 
@@ -253,7 +255,7 @@ def _kinds(exact: Model, checkpoint: Checkpoint, theirs: Intermediates) -> dict[
     """Kind of every marked value, by what was rounded since the values that *theirs* replaces."""
     order = get_args(Kind)
     kinds: dict[Register, Kind] = {}
-    found: dict[str, Kind] = {}
+    mark_kinds: dict[str, Kind] = {}
 
     def most(names: Iterator[Kind]) -> Kind:
         return max(names, key=order.index)
@@ -265,7 +267,7 @@ def _kinds(exact: Model, checkpoint: Checkpoint, theirs: Intermediates) -> dict[
         is_rounded = theirs.arithmetic == "int8" and stored.quant.name != "F32"
         return "int8 product" if is_rounded else "product"
 
-    def computed(step: Any) -> Kind:
+    def kind_of(step: Any) -> Kind:
         match step:
             case instructions.Linear():
                 return most(map(product, step.weights))
@@ -283,15 +285,15 @@ def _kinds(exact: Model, checkpoint: Checkpoint, theirs: Intermediates) -> dict[
     for step in exact.program.instructions:
         match step:
             case instructions.Mark():
-                found[step.name] = kinds[step.register]
+                mark_kinds[step.name] = kinds[step.register]
                 if step.name in theirs.after:
                     kinds[step.register] = "sum"
             case instructions.Select():
                 pass
             case instructions.Linear() | instructions.Split():
-                kinds |= dict.fromkeys(step.outs, computed(step))
+                kinds |= dict.fromkeys(step.outs, kind_of(step))
             case instructions.Rotate() | instructions.Temper() | instructions.Add():
-                kinds[step.x] = computed(step)
+                kinds[step.x] = kind_of(step)
             case _:
-                kinds[step.out] = computed(step)  # type: ignore[attr-defined]
-    return found | {"result_output": product("output.weight")}
+                kinds[step.out] = kind_of(step)  # type: ignore[attr-defined]
+    return mark_kinds | {"result_output": product("output.weight")}

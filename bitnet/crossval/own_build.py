@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet.errors import UsageError
-from bitnet.settings import bitnet_cpp_dir, expanded
+from bitnet.base.errors import UsageError
+from bitnet.base.settings import bitnet_cpp_dir, expand_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def bitnet_cpp_library() -> Path | None:
     setting = bitnet_cpp_dir()
     if setting is None:
         return None
-    folder = expanded(setting).absolute()
+    folder = expand_home(setting).absolute()
     if not folder.is_dir():
         raise UsageError(
             f"BITNET_CPP_DIR={setting}: there is no such folder",

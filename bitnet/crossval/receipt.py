@@ -45,17 +45,17 @@ class Receipt:
 
     def begin(self) -> None:
         """Start counting."""
-        self._before = self._counted()
+        self._before = self._read_counters()
         self._after: dict[str, int] | None = None
 
     def end(self) -> None:
         """Stop counting."""
-        self._after = self._counted()
+        self._after = self._read_counters()
 
     @property
     def kernels(self) -> dict[str, int]:
         """Calls of each kernel since the start; only kernels that ran, by name."""
-        after = self._counted() if self._after is None else self._after
+        after = self._read_counters() if self._after is None else self._after
         calls = {name: count - self._before.get(name, 0) for name, count in after.items()}
         return {name: count for name, count in sorted(calls.items()) if count > 0}
 
@@ -72,7 +72,7 @@ class Receipt:
             return "mock"
         return "real" if kind is NativeOps else "reference" if kind is ReferenceOps else "none"
 
-    def _counted(self) -> dict[str, int]:
+    def _read_counters(self) -> dict[str, int]:
         if self._model is None:
             return {}
         ops = self._model.ops

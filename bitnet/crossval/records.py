@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 
 __all__ = ["from_json", "to_json"]
 
@@ -45,25 +45,27 @@ def _read(kind: Any, values: Any, where: str) -> Any:
     if is_dataclass(kind):
         return _record(kind, values, where)
     if origin in (Union, UnionType):
-        (inner,) = [one for one in arguments if one is not NoneType]
+        (inner,) = [entry for entry in arguments if entry is not NoneType]
         return None if values is None else _read(inner, values, where)
     if origin is Literal:
-        return _known(values in arguments and isinstance(values, str), values, where, arguments)
+        return _expect(values in arguments and isinstance(values, str), values, where, arguments)
     if origin is tuple:
-        _known(isinstance(values, list), values, where, "a list")
-        return tuple(_read(arguments[0], one, f"{where}[{at}]") for at, one in enumerate(values))
+        _expect(isinstance(values, list), values, where, "a list")
+        return tuple(
+            _read(arguments[0], entry, f"{where}[{at}]") for at, entry in enumerate(values)
+        )
     if origin is dict:
-        _known(isinstance(values, dict), values, where, "an object")
-        return {key: _read(arguments[1], one, f"{where}.{key}") for key, one in values.items()}
+        _expect(isinstance(values, dict), values, where, "an object")
+        return {key: _read(arguments[1], entry, f"{where}.{key}") for key, entry in values.items()}
     if kind is float:
         is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
-        _known(is_number and math.isfinite(values), values, where, "a finite number")
+        _expect(is_number and math.isfinite(values), values, where, "a finite number")
         return float(values)
-    return _known(type(values) is kind, values, where, kind.__name__)
+    return _expect(type(values) is kind, values, where, kind.__name__)
 
 
 def _record(kind: Any, values: Any, where: str) -> Any:
-    _known(isinstance(values, dict), values, where, "an object")
+    _expect(isinstance(values, dict), values, where, "an object")
     hints = get_type_hints(kind)
     names = {one.name for one in fields(kind)}
     wrong = sorted(names ^ set(values))
@@ -73,7 +75,7 @@ def _record(kind: Any, values: Any, where: str) -> Any:
     return kind(**{name: _read(hints[name], values[name], f"{where}.{name}") for name in names})
 
 
-def _known(right: bool, value: Any, where: str, expected: object) -> Any:
+def _expect(right: bool, value: Any, where: str, expected: object) -> Any:
     if not right:
         raise InvalidFormat(
             f"{where} is {str(value)[:60]!r}, expected {expected}", hint="write the report again"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from bitnet.base.errors import VerificationFailed
 from bitnet.crossval.exact import Float64Pass
 from bitnet.crossval.trace import Trace, read_trace
-from bitnet.errors import VerificationFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from bitnet.crossval.operations import Intermediates
@@ -39,6 +39,8 @@ class Question:
         threads: compute threads.
         model_sha256: of the model's file.
         notify: called with the progress.
+        positions_there: tokens that all texts have, cut or not.
+        unreadable: reason why a text could not be tokenized, by index in *prompts*.
     """
 
     checkpoint: Checkpoint
@@ -50,6 +52,8 @@ class Question:
     threads: int = 1
     model_sha256: str = ""
     notify: Callable[[str], None] = logger.debug
+    positions_there: int = 0
+    unreadable: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def exact(self) -> Float64Pass:
@@ -91,7 +95,7 @@ class Reference(ABC):
         """True if it supports such a model."""
         return checkpoint.path.is_file()
 
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         """True if it is installed."""
         return True
 
@@ -127,23 +131,23 @@ class Recorded(Reference):
         exact = self.recording.exact
         return replace(
             self.recording,
-            prompts=_selected(self.recording, question),
+            prompts=_select(self.recording, question),
             tokenized=tokenized,
-            exact=exact and replace(exact, prompts=_selected(exact, replace(question, greedy=0))),
+            exact=exact and replace(exact, prompts=_select(exact, replace(question, greedy=0))),
         )
 
 
-def _selected(recording: Trace, question: Question) -> tuple[PromptTrace, ...]:
+def _select(recording: Trace, question: Question) -> tuple[PromptTrace, ...]:
     """The answers of *recording* to the prompts of *question*."""
     left = list(recording.prompts)
-    found = []
+    answers = []
     asked = zip(question.prompts, question.starts, question.steps, strict=True)
     for (text, ids), first, steps in asked:
         while left and (left[0].prompt != text or left[0].ids[: len(ids)] != ids):
             del left[0]
         if left:
-            found.append(_cut(left.pop(0), len(ids), first, steps))
-    return tuple(found)
+            answers.append(_cut(left.pop(0), len(ids), first, steps))
+    return tuple(answers)
 
 
 class Float64(Reference):

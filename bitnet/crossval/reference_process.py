@@ -19,19 +19,21 @@ import importlib.metadata
 import json
 import os
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from bitnet.base.files import sha256_of
 from bitnet.crossval.llama_api import EngineError, Llama
 from bitnet.crossval.operations import ROWS
 from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace
-from bitnet.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -46,19 +48,6 @@ DISTRIBUTIONS = {
 }
 
 
-class _Engine(Protocol):
-    """A loaded model of a foreign engine."""
-
-    library: Path  # file that computes
-
-    def tokenize(self, text: str, add_special: bool) -> list[int] | None: ...
-
-    def detokenize(self, ids: Sequence[int]) -> str: ...
-
-    def sequence(self, size: int) -> Any:
-        """A context manager whose value has ``logits(ids)``."""
-
-
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The engine's answer, as JSON values."""
     name = request["engine"]
@@ -70,16 +59,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("tensors"):
         _dump(engine, request["prompts"][0], Path(request["tensors"]))
         request |= {"prompts": [], "steps": [], "firsts": []}
-    tokenized = [engine.tokenize(text, special) for text, special in request["texts"]]
-    known = [tuple(ids) for ids in tokenized if ids is not None]
+    tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
+    encoded = [tuple(ids) for ids in tokenized if ids is not None]
     asked = zip(request["prompts"], request["steps"], request["firsts"], strict=True)
     trace = Trace(
         engine=name,
         version=_version(name, digest),
         arithmetic=request["arithmetic"],
-        prompts=tuple(_prompt(engine, *one) for one in asked),
-        tokenized=tuple(known) if known else None,
-        decoded=tuple(map(engine.detokenize, known)) if known else None,
+        prompts=tuple(_prompt(engine, *parts) for parts in asked),
+        tokenized=tuple(encoded) if encoded else None,
+        decoded=tuple(map(engine.detokenize, encoded)) if encoded else None,
         library=engine.library.name,
         library_sha256=digest,
     )
@@ -94,10 +83,10 @@ def _version(name: str, digest: str) -> str:
     return f"{distribution} {importlib.metadata.version(distribution)}"
 
 
-def _prompt(engine: _Engine, ids: Sequence[int], steps: int, first: int) -> PromptTrace:
+def _prompt(engine: Any, ids: Sequence[int], steps: int, first: int) -> PromptTrace:
     if not ids:
         return PromptTrace("", ())
-    with engine.sequence(len(ids) + steps + 1) as sequence:
+    with engine.context(len(ids) + steps + 1) as sequence:
         return prompt_trace(sequence.logits, ids, steps, first=first)
 
 
@@ -106,7 +95,7 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
 
     Names begin with ``before/`` for all ids but the last ``ROWS`` and with ``after/`` for these.
     """
-    if not isinstance(engine, _LlamaEngine):
+    if not isinstance(engine, Llama):
         raise EngineError("this engine gives no intermediates")
     seen: dict[str, NDArray[np.float32]] = {}
 
@@ -115,9 +104,9 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
         if " " not in name and not name.startswith(("kq-", "kq_")):
             seen[name] = values
 
-    stop, size = max(len(ids) - ROWS, 0), engine.model.batch or len(ids)
+    stop, size = max(len(ids) - ROWS, 0), engine.batch or len(ids)
     parts: dict[str, list[NDArray[np.float32]]] = {}
-    with engine.model.context(len(ids), watch=watch) as context:
+    with engine.context(len(ids), watch=watch) as context:
         for at in range(0, stop, size):
             chunk = ids[at : min(at + size, stop)]
             context.logits(chunk, all_positions=False)
@@ -136,25 +125,10 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
     np.savez(folder / "tensors.npz", **before, **after)  # type: ignore[arg-type]
 
 
-class _LlamaEngine:
-    def __init__(self, model: Llama, library: Path) -> None:
-        self.model = model
-        self.library = library
-
-    def tokenize(self, text: str, add_special: bool) -> list[int] | None:
-        return self.model.tokenize(text, add_special=add_special)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return self.model.detokenize(ids)
-
-    def sequence(self, size: int) -> Any:
-        return self.model.context(size)
-
-
 class _TransformersEngine:
     def __init__(self, path: str, threads: int, weights: bool) -> None:
         torch, transformers = _module("torch"), _module("transformers")
-        self._torch, self._model = torch, None
+        self._torch, self._model = torch, cast("Any", None)
         built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
         self.library = built if built.exists() else Path(torch._C.__file__ or "")
         if weights:
@@ -174,7 +148,7 @@ class _TransformersEngine:
         except (OSError, ValueError):
             self._tokenizer = None
 
-    def tokenize(self, text: str, add_special: bool) -> list[int] | None:
+    def tokenize(self, text: str, *, add_special: bool) -> list[int] | None:
         if self._tokenizer is None:
             return None
         return list(self._tokenizer(text, add_special_tokens=add_special)["input_ids"])
@@ -182,18 +156,9 @@ class _TransformersEngine:
     def detokenize(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    def sequence(self, _size: int) -> _TransformersSequence:
-        return _TransformersSequence(self._torch, self._model)
-
-
-class _TransformersSequence:
-    def __init__(self, torch: Any, model: Any) -> None:
-        self._torch, self._model, self._ids = torch, model, []  # type: ignore[var-annotated]
-
-    def __enter__(self) -> _TransformersSequence:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
+    def context(self, _size: int) -> AbstractContextManager[_TransformersEngine]:
+        self._ids: list[int] = []
+        return nullcontext(self)
 
     def logits(self, ids: Sequence[int], *, all_positions: bool = True) -> NDArray[np.float32]:
         self._ids += list(ids)
@@ -212,53 +177,42 @@ def _module(name: str) -> ModuleType:
         raise EngineError(f"the Python package {name} does not load: {error}") from error
 
 
-def _llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
+def _llama_cpp(path: str, threads: int, weights: bool) -> Llama:
     package = _module("xllamacpp")
     extension = importlib.import_module(f"{package.__name__}.xllamacpp")
     library = Path(extension.__file__ or "")
     c = ctypes.CDLL(str(library))
-    return _LlamaEngine(Llama(c, path, threads=threads, weights=weights), library)
+    return Llama(c, path, library, threads=threads, weights=weights)
 
 
-def _ik_llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
+def _ik_llama_cpp(path: str, threads: int, weights: bool) -> Llama:
     folder = Path(_module("ik_llama_cpp").__file__ or "").parent / "lib"
     library = next(iter(sorted(folder.glob("*llama.*"))), None)
     if library is None:
         raise EngineError("ik-llama-cpp-python came without its library")
     c = ctypes.CDLL(str(library))
     # Its products of Q4_1 with 32 positions and more at a time are wrong: 1.6 nats beside float64.
-    model = Llama(c, path, threads=threads, weights=weights, tokenize_with_model=True, batch=ROWS)
-    return _LlamaEngine(model, library)
+    make = partial(Llama, tokenize_with_model=True, batch=ROWS)
+    return make(c, path, library, threads=threads, weights=weights)
 
 
-def _bitnet_cpp(path: str, threads: int, weights: bool, *, library: str) -> _LlamaEngine:
+def _bitnet_cpp(path: str, threads: int, weights: bool, *, library: str) -> Llama:
     c = ctypes.CDLL(library)
     product = getattr(c, "ggml_vec_dot_i2_i8_s", None)
     if product is None:
         raise EngineError(f"{library} has no products of I2_S: it is not of bitnet.cpp")
     # It keeps the results of a product on the stack, for all positions of a batch.
-    model = Llama(c, path, threads=threads, weights=weights, batch=64)
-    return _LlamaEngine(model, _file_of(product) or Path(library))
-
-
-class _Symbol(ctypes.Structure):
-    """``Dl_info`` of the C library."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
+    file = _file_of(product) or Path(library)
+    return Llama(c, path, file, threads=threads, weights=weights, batch=64)
 
 
 def _file_of(function: Any) -> Path | None:
     """The library that contains *function*: one may be loaded by another."""
-    found = _Symbol()
     look_up = getattr(ctypes.CDLL(None), "dladdr", None) if sys.platform != "win32" else None
-    if look_up is None or not look_up(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found)):
+    symbol = (ctypes.c_char_p * 4)()  # Dl_info of the C library: file, base, name, address
+    if look_up is None or not look_up(ctypes.cast(function, ctypes.c_void_p), symbol):
         return None
-    return Path(os.fsdecode(found.file))
+    return Path(os.fsdecode(symbol[0] or b""))
 
 
 _ENGINES: dict[str, Callable[..., Any]] = {

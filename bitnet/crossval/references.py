@@ -20,14 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bitnet import settings
+from bitnet.base import settings
+from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
+from bitnet.base.installation import extra_command
+from bitnet.base.invocation import isolate
 from bitnet.crossval.operations import Intermediates
 from bitnet.crossval.own_build import bitnet_cpp_library
 from bitnet.crossval.reference import EngineFailed, Float64, Question, Recorded, Reference
 from bitnet.crossval.trace import Trace, trace_from
-from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError
-from bitnet.installation import extra_command
-from bitnet.invocation import isolate
 from bitnet.quants import registry
 from bitnet.quants.iq_bn import SHORTEST_ROW
 
@@ -70,7 +70,7 @@ class _InProcess(Reference):
     needs: tuple[str, ...] = ()  # and further required modules
     extra = "crossval"  # that installs it
 
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         return all(map(importlib.util.find_spec, (self.package, *self.needs)))
 
     def arithmetic(self, checkpoint: Checkpoint) -> Arithmetic:
@@ -98,7 +98,7 @@ class _InProcess(Reference):
         yield question.checkpoint.path
 
     def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
-        if not self.installed():
+        if not self.is_installed():
             raise self._missing(f"there is no Python package {self.package}")
         request = {
             "engine": self.name,
@@ -118,16 +118,16 @@ class _InProcess(Reference):
         if done.returncode or not target.exists():
             raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)
         try:
-            found = json.loads(target.read_text(encoding="utf-8"))
+            answer = json.loads(target.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            said = f"the answer of {self.name} is not JSON: {error}"
-            raise EngineFailed(said, hint=_OTHER) from error
-        if not isinstance(found, dict):
+            problem = f"the answer of {self.name} is not JSON: {error}"
+            raise EngineFailed(problem, hint=_OTHER) from error
+        if not isinstance(answer, dict):
             raise EngineFailed(f"the answer of {self.name} is not a JSON object", hint=_OTHER)
-        if "error" in found:
+        if "error" in answer:
             name = question.checkpoint.path.name
-            raise EngineFailed(f"{self.name} cannot run {name}: {found['error']}", hint=_OTHER)
-        return found
+            raise EngineFailed(f"{self.name} cannot run {name}: {answer['error']}", hint=_OTHER)
+        return answer
 
     def _missing(self, reason: str) -> ReferenceUnavailable:
         command = extra_command(self.extra)
@@ -137,10 +137,21 @@ class _InProcess(Reference):
         )
 
 
-class _CppEngine(_InProcess):
+class LlamaCpp(_InProcess):
+    """llama.cpp from the wheel ``xllamacpp``.
+
+    Its graph for BitNet is that of an earlier model than 2B-4T, with another activation.
+    """
+
+    name = "llama.cpp"
+    package = "xllamacpp"
     # Names of intermediates that differ from llama.cpp's for most families, and those that are
     # not comparable ("").
     names: ClassVar[dict[str, str]] = {}
+
+    def reads(self, checkpoint: Checkpoint) -> bool:
+        its_own = not checkpoint.architecture.startswith("bitnet")
+        return its_own and super().reads(checkpoint)
 
     def intermediates(self, question: Question) -> Intermediates | None:
         import numpy as np
@@ -152,26 +163,13 @@ class _CppEngine(_InProcess):
         names = _NAMES | self.names
         if any(name.endswith("post_ffw_norm.weight") for name in question.checkpoint.weights):
             names = names | _POST_NORMS
-        before, after = (_renamed(found, part, names) for part in ("before/", "after/"))
+        before, after = (_rename(found, part, names) for part in ("before/", "after/"))
         arithmetic = self.arithmetic(question.checkpoint)
         _, ids = question.prompts[0]
         return Intermediates(self.name, arithmetic, ids, before, after)
 
 
-class LlamaCpp(_CppEngine):
-    """llama.cpp from the wheel ``xllamacpp``.
-
-    Its graph for BitNet is that of an earlier model than 2B-4T, with another activation.
-    """
-
-    name = "llama.cpp"
-    package = "xllamacpp"
-
-    def reads(self, checkpoint: Checkpoint) -> bool:
-        return super().reads(checkpoint) and not checkpoint.architecture.startswith("bitnet")
-
-
-class IkLlamaCpp(_CppEngine):
+class IkLlamaCpp(LlamaCpp):
     """ik_llama.cpp from the wheel ``ik-llama-cpp-python``.
 
     It loads I2_S files and gives wrong logits for them without a word, so these are converted to
@@ -196,6 +194,9 @@ class IkLlamaCpp(_CppEngine):
         """Without *convert* it gets a file it misreads, which the float64 pass must detect."""
         self._convert = convert
 
+    def reads(self, checkpoint: Checkpoint) -> bool:
+        return _InProcess.reads(self, checkpoint)
+
     @contextmanager
     def _file(self, question: Question, folder: Path) -> Iterator[Path]:
         path = question.checkpoint.path
@@ -218,15 +219,15 @@ class IkLlamaCpp(_CppEngine):
         yield converted
 
 
-class BitnetCpp(_CppEngine):
+class BitnetCpp(LlamaCpp):
     """bitnet.cpp as its user built it, for I2_S files: the engine that they are made for."""
 
     name = "bitnet.cpp"
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        return super().reads(checkpoint) and _is_i2_s(checkpoint)
+        return _InProcess.reads(self, checkpoint) and _is_i2_s(checkpoint)
 
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         return bitnet_cpp_library() is not None
 
     def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
@@ -278,7 +279,7 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
     if not name:
         chain: list[type[Reference]] = [*([BitnetCpp] if bitnet_cpp_library() else []), *CHAIN]
         able = [one for one in (kind() for kind in chain) if one.reads(checkpoint)]
-        return next((one for one in able if one.installed()), able[0])
+        return next((one for one in able if one.is_installed()), able[0])
     chosen = REFERENCES[name]()
     if not chosen.reads(checkpoint):
         raise UsageError(
@@ -288,7 +289,7 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
     return chosen
 
 
-# Names in the graphs of llama.cpp of what :meth:`Model.traced` calls otherwise.
+# Names in the graphs of llama.cpp of what :meth:`Model.trace` calls otherwise.
 _NAMES = {
     "embd": "embed",
     "inp_embd": "embed",
@@ -305,19 +306,19 @@ _POST_NORMS = {
 }
 
 
-def _renamed(
+def _rename(
     arrays: Mapping[str, NDArray[Any]], part: str, names: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
     """Those of *arrays* whose names begin with *part*, by our names; an alias replaces others."""
-    found: dict[str, NDArray[Any]] = {}
+    by_our_name: dict[str, NDArray[Any]] = {}
     for key in sorted(arrays, key=lambda key: key[len(part) :].rpartition("-")[0] in names):
         name = key.removeprefix(part)
         operation, dash, layer = name.rpartition("-")
         operation, layer = (operation, layer) if dash else (layer, "")
         ours = names.get(operation, operation)
         if key != name and ours:
-            found[f"{ours}{dash}{layer}"] = arrays[key]
-    return found
+            by_our_name[f"{ours}{dash}{layer}"] = arrays[key]
+    return by_our_name
 
 
 def _shortest_row(checkpoint: Checkpoint) -> int:

@@ -7,6 +7,7 @@ and SHA-256.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -15,62 +16,22 @@ from importlib.resources import files
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bitnet.crossval.evidence import Evidence
-from bitnet.crossval.judge import Verdict, judge, kind_of, mean
+from bitnet.base.errors import InvalidFormat, from_os_error
+from bitnet.base.files import write_text
+from bitnet.crossval.evidence import Evidence, mean
+from bitnet.crossval.judge import Verdict, judge, kind_of
 from bitnet.crossval.records import from_json, to_json
-from bitnet.errors import InvalidFormat, from_os_error
-from bitnet.files import write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.crossval.compare import Row
 
-__all__ = ["Report", "Summary", "append_summary", "as_html", "as_markdown", "read_report", "write"]
+__all__ = ["Report", "append_summary", "as_html", "as_markdown", "read_report", "write"]
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
-_DERIVED = ("verdict", "summary")
+DERIVED = ("verdict", "summary", "evidence_sha256")  # follow from the evidence
 _WORST = 8  # positions shown
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Metrics over all positions, None if a position lacks the number.
-
-    Those of ``llama-perplexity --kl-divergence`` have its names: KLD is the KL divergence from the
-    reference to ours, dp the difference of the probabilities of the actual next token.
-
-    Attributes:
-        positions: number of positions compared.
-        prompts: number of their prompts.
-        mean_kld: over all positions.
-        maximum_kld: the largest.
-        kld_99: that which 99 % of the positions do not exceed.
-        median_kld: of all positions.
-        rms_dp: root of the mean square of dp.
-        same_top: share of positions where both prefer the same token.
-        near_ties: the reference barely prefers its best token to its second.
-        excused: we prefer another where the reference was sure, but float64 agrees with us.
-        wrong: we prefer another without an excuse.
-        exact_to_ours: mean KL divergence from the float64 pass.
-        exact_to_reference: the same to the reference.
-        closer_to_float64: ``ours`` or ``reference``.
-    """
-
-    positions: int
-    prompts: int
-    mean_kld: float | None
-    maximum_kld: float | None
-    kld_99: float | None
-    median_kld: float | None
-    rms_dp: float | None
-    same_top: float
-    near_ties: int
-    excused: int
-    wrong: int
-    exact_to_ours: float | None
-    exact_to_reference: float | None
-    closer_to_float64: str | None
 
 
 @dataclass(frozen=True)
@@ -94,9 +55,9 @@ class Report:
         return judge(self.evidence)
 
     @cached_property
-    def summary(self) -> Summary | None:
-        """Metrics over all positions, None if none were compared."""
-        return _summary(self.evidence) if self.evidence.rows else None
+    def summary(self) -> dict[str, Any]:
+        """Metrics over all positions by name, empty if none were compared."""
+        return to_json(_summary(self.evidence)) if self.evidence.rows else {}
 
     @property
     def not_checked(self) -> str:
@@ -109,12 +70,12 @@ class Report:
         verdict = self.verdict
         findings = [
             {
-                "check": one.subject,
-                "outcome": _OUTCOMES[one.severity],
-                "said": one.text,
-                "hint": one.hint,
+                "check": finding.subject,
+                "outcome": _OUTCOMES[finding.severity],
+                "said": finding.text,
+                "hint": finding.hint,
             }
-            for one in verdict.findings
+            for finding in verdict.findings
         ]
         derived: dict[str, Any] = {
             "verdict": {
@@ -124,14 +85,15 @@ class Report:
                 "reasons": verdict.reasons,
                 "findings": findings,
             },
-            "summary": to_json(self.summary),
+            "summary": self.summary,
         }
-        facts: dict[str, Any] = derived | to_json(self.evidence)
-        return facts
+        facts: dict[str, Any] = to_json(self.evidence)
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return derived | {"evidence_sha256": digest} | facts
 
 
 def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
-    """The report in the file *path*, and the verdict and summary stored in it.
+    """The report in the file *path*, and the derived values stored in it.
 
     Raises:
         NotFound: the file does not exist.
@@ -145,9 +107,9 @@ def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
         raise InvalidFormat(
             f"{path.name} is not JSON: {error}", hint="name a report.json"
         ) from error
-    if not isinstance(values, dict) or not set(_DERIVED) <= set(values):
+    if not isinstance(values, dict) or not set(DERIVED) <= set(values):
         raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")
-    claimed = {name: values.pop(name) for name in _DERIVED}
+    claimed = {name: values.pop(name) for name in DERIVED}
     return Report(from_json(Evidence, values, path.name)), claimed
 
 
@@ -206,15 +168,20 @@ def as_html(report: Report) -> str:
         evidence=evidence,
         title=_title(report),
         outcomes=_OUTCOMES,
-        metrics=_metrics(report.summary) if report.summary else [],
+        metrics=_metrics(report.summary),
         worst=_worst(evidence) if evidence.rows else [],
         provenance=_provenance(evidence),
         kinds=kinds,
-        shown=_shown,
+        shown=_show_blanks,
     )
 
 
-def _summary(evidence: Evidence) -> Summary:
+def _summary(evidence: Evidence) -> dict[str, Any]:
+    """Metrics over all positions; those of which a position lacks the number are None.
+
+    The first have the names of ``llama-perplexity --kl-divergence``: KLD is the KL divergence from
+    the reference to ours, dp the difference of the probabilities of the actual next token.
+    """
     rows, bounds = evidence.rows, evidence.bounds
     kinds = [kind_of(row, bounds) for row in rows]
     ours = mean(row.exact_ours.kl if row.exact_ours else None for row in rows)
@@ -222,29 +189,27 @@ def _summary(evidence: Evidence) -> Summary:
     closer = None if ours is None or theirs is None else "ours" if ours < theirs else "reference"
     klds = sorted(row.kl for row in rows if row.kl is not None)
     complete = len(klds) == len(rows)
-    squares = [
+    squared = mean(
         (math.exp(-row.surprise) - math.exp(-row.theirs_surprise)) ** 2
         for row in rows
         if row.surprise is not None and row.theirs_surprise is not None
-    ]
-    squared = mean(squares)
-    summary = Summary(
-        positions=len(rows),
-        prompts=len({row.prompt for row in rows}),
-        mean_kld=mean(row.kl for row in rows),
-        maximum_kld=klds[-1] if complete else None,
-        kld_99=klds[math.ceil(0.99 * len(klds)) - 1] if complete else None,
-        median_kld=median(klds) if complete else None,
-        rms_dp=None if squared is None else math.sqrt(squared),
-        same_top=kinds.count("same") / len(rows),
-        near_ties=sum(row.gap is not None and row.gap < bounds.near_tie for row in rows),
-        excused=kinds.count("excused"),
-        wrong=kinds.count("wrong"),
-        exact_to_ours=ours,
-        exact_to_reference=theirs,
-        closer_to_float64=closer,
     )
-    return from_json(Summary, to_json(summary))
+    return {
+        "positions": len(rows),
+        "prompts": len({row.prompt for row in rows}),
+        "mean_kld": mean(row.kl for row in rows),
+        "maximum_kld": klds[-1] if complete else None,
+        "kld_99": klds[math.ceil(0.99 * len(klds)) - 1] if complete else None,
+        "median_kld": median(klds) if complete else None,
+        "rms_dp": None if squared is None else math.sqrt(squared),
+        "same_top": kinds.count("same") / len(rows),
+        "near_ties": sum(row.gap is not None and row.gap < bounds.near_tie for row in rows),
+        "excused": kinds.count("excused"),
+        "wrong": kinds.count("wrong"),
+        "exact_to_ours": ours,
+        "exact_to_reference": theirs,
+        "closer_to_float64": closer,
+    }
 
 
 def _title(report: Report) -> str:
@@ -257,22 +222,25 @@ def _title(report: Report) -> str:
     )
 
 
-def _metrics(summary: Summary) -> list[tuple[str, str]]:
+def _metrics(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and values; the first are those of ``llama-perplexity --kl-divergence``."""
+    if not summary:
+        return []
+    counts = (summary[name] for name in ("near_ties", "excused", "wrong"))
     rows = [
-        ("Mean KLD", _number(summary.mean_kld)),
-        ("Maximum KLD", _number(summary.maximum_kld)),
-        ("99.0% KLD", _number(summary.kld_99)),
-        ("Median KLD", _number(summary.median_kld)),
-        ("RMS Δp", _number(summary.rms_dp, ".3%")),
-        ("Same top p", _number(summary.same_top, ".3%")),
-        ("positions (prompts)", f"{summary.positions} ({summary.prompts})"),
-        ("near-ties, excused, wrong", f"{summary.near_ties}, {summary.excused}, {summary.wrong}"),
+        ("Mean KLD", _number(summary["mean_kld"])),
+        ("Maximum KLD", _number(summary["maximum_kld"])),
+        ("99.0% KLD", _number(summary["kld_99"])),
+        ("Median KLD", _number(summary["median_kld"])),
+        ("RMS Δp", _number(summary["rms_dp"], ".3%")),
+        ("Same top p", _number(summary["same_top"], ".3%")),
+        ("positions (prompts)", f"{summary['positions']} ({summary['prompts']})"),
+        ("near-ties, excused, wrong", ", ".join(map(str, counts))),
     ]
-    if summary.closer_to_float64 is not None:
-        both = f"{_number(summary.exact_to_ours)}, {_number(summary.exact_to_reference)}"
+    if summary["closer_to_float64"] is not None:
+        both = f"{_number(summary['exact_to_ours'])}, {_number(summary['exact_to_reference'])}"
         rows.append(("mean KLD from float64 to ours, to the reference", both))
-        rows.append(("closer to float64", summary.closer_to_float64))
+        rows.append(("closer to float64", summary["closer_to_float64"]))
     return rows
 
 
@@ -285,26 +253,30 @@ def _worst(evidence: Evidence) -> list[tuple[str, ...]]:
 def _cells(evidence: Evidence, row: Row) -> tuple[str, ...]:
     prompt = evidence.prompts[row.prompt] if row.prompt < len(evidence.prompts) else None
     tokens = prompt.tokens if prompt else ()
-    token = _shown(tokens[row.position]) if row.position < len(tokens) else "?"
+    token = _show_blanks(tokens[row.position]) if row.position < len(tokens) else "?"
 
-    def named(id: int | None) -> str:
-        return "no numbers" if id is None else f"{_shown(evidence.spellings.get(str(id), ''))} {id}"
+    def name_of(id: int | None) -> str:
+        return (
+            "no numbers"
+            if id is None
+            else f"{_show_blanks(evidence.spellings.get(str(id), ''))} {id}"
+        )
 
     where = f"prompt {row.prompt}, position {row.position}"
     gap = _number(row.gap, ".2f")
-    return where, token, _number(row.kl), gap, named(row.ours), named(row.theirs)
+    return where, token, _number(row.kl), gap, name_of(row.ours), name_of(row.theirs)
 
 
 def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
     """Names and values of what ran."""
-    model, tokenizer, reference = evidence.model, evidence.tokenizer, evidence.reference
-    ours, machine = evidence.ours, evidence.machine
+    model, reference, ours = evidence.model, evidence.reference, evidence.ours
+    processor = evidence.machine.get("processor", ""), evidence.machine.get("features", "")
     kernels = ", ".join(f"{name} x {count:,}" for name, count in ours.kernels.items())
     facts = [
         ("model", f"{model.origin}, SHA-256 {model.sha256}"),
         ("attestation", model.attestation),
-        ("tokenizer", f"{tokenizer.source}, SHA-256 {tokenizer.sha256}"),
-        ("processor", f"{machine.machine}, {', '.join(machine.cpu_features) or 'no features'}"),
+        ("tokenizer", f"{model.tokenizer}, SHA-256 {model.tokenizer_sha256}"),
+        ("processor", ", ".join(filter(None, processor))),
         ("kernels that ran", kernels or "none"),
         ("compiled module", ours.module_sha256 and f"SHA-256 {ours.module_sha256}"),
         (reference.library, reference.library_sha256 and f"SHA-256 {reference.library_sha256}"),
@@ -313,7 +285,7 @@ def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _shown(text: str) -> str:
+def _show_blanks(text: str) -> str:
     """*text* of a token with spaces and line ends made visible."""
     return "".join("␣" if c == " " else "⏎" if c == "\n" else c for c in text) or "(empty)"
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import logging
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bitnet
 from bitnet import native
-from bitnet.cores import thread_count
-from bitnet.crossval.answers import Answered, answered
-from bitnet.crossval.asking import PROMPTS, asked_of, our_trace
-from bitnet.crossval.bounds import bounds_for
-from bitnet.crossval.compare import Comparison, compare
+from bitnet.base.cores import thread_count
+from bitnet.base.errors import ReferenceUnavailable
+from bitnet.base.files import digest_of
+from bitnet.crossval.answers import Answered, measure_completeness
+from bitnet.crossval.asking import PROMPTS, our_trace, question_for
+from bitnet.crossval.bounds import near_tie_for
+from bitnet.crossval.compare import compare
 from bitnet.crossval.evidence import (
     Evidence,
-    Host,
     OurEngine,
     Plan,
     Prompt,
     ReferenceFacts,
     TestedModel,
-    TokenizerFacts,
 )
 from bitnet.crossval.operations import check_operations, our_intermediates
 from bitnet.crossval.options import CrossvalOptions
@@ -32,15 +32,14 @@ from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import EngineFailed, Question, Reference
 from bitnet.crossval.tokens import texts_for, tokenizer_parity
 from bitnet.crossval.trace import Trace, positions_from
-from bitnet.errors import ReferenceUnavailable
-from bitnet.files import digest_of
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
+from bitnet.tokenizer.load import read_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bitnet.crossval.asking import Asked
+    from bitnet.crossval.compare import Greedy, Row
     from bitnet.crossval.operations import Operations
     from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
 
 __all__ = [
-    "Outcome",
     "compare_tokens",
     "cross_validate",
     "recordable",
@@ -57,22 +55,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _TOKENS_ONLY = CrossvalOptions(tokenizer_only=True)
 _FLOATS = ("F32", "F16", "BF16")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A finished cross-validation.
-
-    Attributes:
-        evidence: all results.
-        theirs: the reference's trace, with the float64 pass; ``None`` if it did not answer.
-    """
-
-    evidence: Evidence
-    theirs: Trace | None = None
 
 
 def cross_validate(
@@ -84,8 +69,11 @@ def cross_validate(
     texts: Sequence[str] = PROMPTS,
     facts: TestedModel | None = None,
     notify: Callable[[str], None] = logger.info,
-) -> Outcome:
+) -> tuple[Evidence, Trace | None]:
     """Compare *model* with *reference*.
+
+    Returns:
+        All results, and the reference's trace with the float64 pass, None if it did not answer.
 
     Args:
         model: the model under test.
@@ -97,46 +85,34 @@ def cross_validate(
         notify: called with the current step.
     """
     facts = facts or TestedModel(
-        checkpoint.path.name, checkpoint.inventory.digest, checkpoint.architecture
+        checkpoint.path.name, read_files(checkpoint).digest, checkpoint.architecture
     )
     receipt = Receipt(model.engine.model, model.tokenizer)
     mine = _arithmetic(model.engine.model, checkpoint)
-    asked = asked_of(model, reference, texts, options)
-    question = Question(
-        checkpoint,
-        prompts=asked.prompts,
-        firsts=asked.firsts,
-        texts=texts_for(reference, texts),
-        greedy=asked.steps,
-        continued=asked.continued,
-        threads=thread_count(),
-        model_sha256=facts.sha256,
-        notify=notify,
-    )
-    evidence = _evidence(
-        model.tokenizer, facts, reference, _plan(texts, asked, question, options), receipt, mine
-    )
+    question = question_for(model, checkpoint, reference, texts, options)
+    question = replace(question, model_sha256=facts.sha256, notify=notify)
+    plan = _plan(texts, question, options)
+    evidence = _evidence(model.tokenizer, facts, reference, plan, receipt)
     theirs, about = _ask(reference, question)
     if theirs is None:
-        return Outcome(replace(evidence, reference=about))
+        return replace(evidence, reference=about), None
     notify("running the model")
     receipt.begin()
-    ours = our_trace(model, question, arithmetic=mine, unreadable=asked.unreadable)
+    ours = our_trace(model, question, arithmetic=mine)
     receipt.end()
     evidence = replace(
         evidence,
         compute_path=receipt.compute_path,
         ours=replace(evidence.ours, arithmetic=mine, kernels=receipt.kernels),
         reference=about,
-        bounds=bounds_for(mine, theirs.arithmetic),
         tokenizer_parity=tokenizer_parity(model.tokenizer, theirs, question.texts),
     )
-    evidence, exact = _compared(evidence, model, question, ours, theirs)
-    if reference.live and asked.prompts:
+    evidence, exact = _compare(evidence, model, question, ours, theirs)
+    if reference.live and question.prompts:
         notify("comparing operations")
         operations = _operations(model, reference, question, ours)
         evidence = replace(evidence, operations=operations)
-    return Outcome(evidence, replace(theirs, exact=exact))
+    return evidence, replace(theirs, exact=exact)
 
 
 def _operations(
@@ -171,8 +147,11 @@ def compare_tokens(
     options: CrossvalOptions = _TOKENS_ONLY,
     texts: Sequence[str] = PROMPTS,
     facts: TestedModel | None = None,
-) -> Outcome:
+) -> tuple[Evidence, Trace | None]:
     """Compare *tokenizer* with that of *reference*; weights are not read and not needed.
+
+    Returns:
+        As :func:`cross_validate`.
 
     Args:
         tokenizer: the tokenizer under test.
@@ -183,7 +162,7 @@ def compare_tokens(
         facts: description of the model, if known already.
     """
     facts = facts or TestedModel(
-        checkpoint.path.name, checkpoint.inventory.digest, checkpoint.architecture
+        checkpoint.path.name, read_files(checkpoint).digest, checkpoint.architecture
     )
     receipt = Receipt(None, tokenizer)
     question = Question(
@@ -196,20 +175,20 @@ def compare_tokens(
         *(tuple(texts), options.max_positions, 0, 0, 0, 0, 0, len(question.texts)),
         tokenizer_only=True,
     )
-    evidence = _evidence(tokenizer, facts, reference, plan, receipt, "int8")
+    evidence = _evidence(tokenizer, facts, reference, plan, receipt)
     if not question.texts:
-        nothing = answered("reference", Trace(reference.name), ())
-        return Outcome(replace(evidence, answers=(nothing,)))
+        nothing = measure_completeness("reference", Trace(reference.name), ())
+        return replace(evidence, answers=(nothing,)), None
     theirs, about = _ask(reference, question)
     if theirs is None:
-        return Outcome(replace(evidence, reference=about))
+        return replace(evidence, reference=about), None
     evidence = replace(
         evidence,
         reference=about,
         answers=(_answer_of_reference(theirs, question, tokenizer.vocab_size),),
         tokenizer_parity=tokenizer_parity(tokenizer, theirs, question.texts),
     )
-    return Outcome(evidence, theirs)
+    return evidence, theirs
 
 
 def recordable(trace: Trace, model: LanguageModel) -> Trace:
@@ -218,25 +197,25 @@ def recordable(trace: Trace, model: LanguageModel) -> Trace:
     Texts are included if the reference decoded the ids of every prompt.
     """
     prompts = tuple(
-        replace(one, ids=tuple(model.tokenizer.encode(one.prompt)), asked=len(one.ids))
-        for one in trace.prompts
-        if not one.error
+        replace(prompt, ids=tuple(model.tokenizer.encode(prompt.prompt)), asked=len(prompt.ids))
+        for prompt in trace.prompts
+        if not prompt.error
     )
     texts = dict(zip(trace.tokenized or (), trace.decoded or (), strict=False))
-    decoded = tuple(texts[one.ids] for one in prompts if one.ids in texts)
+    decoded = tuple(texts[prompt.ids] for prompt in prompts if prompt.ids in texts)
     whole = len(decoded) == len(prompts)
     return replace(trace, prompts=prompts, tokenized=None, decoded=decoded if whole else None)
 
 
-def _plan(texts: Sequence[str], asked: Asked, question: Question, options: CrossvalOptions) -> Plan:
+def _plan(texts: Sequence[str], question: Question, options: CrossvalOptions) -> Plan:
     return Plan(
         asked=tuple(texts),
         limit=options.max_positions,
-        prompts=len(asked.prompts),
-        positions=sum(len(ids) for _, ids in asked.prompts) - sum(asked.firsts),
-        positions_there=asked.there,
-        greedy=asked.steps or options.greedy,
-        continuations=sum(asked.continued),
+        prompts=len(question.prompts),
+        positions=sum(len(ids) for _, ids in question.prompts) - sum(question.starts),
+        positions_there=question.positions_there,
+        greedy=question.greedy or options.greedy,
+        continuations=sum(question.continued),
         texts=len(question.texts),
         require_real=options.require_real,
     )
@@ -281,7 +260,6 @@ def _evidence(
     reference: Reference,
     plan: Plan,
     receipt: Receipt,
-    arithmetic: Arithmetic,
 ) -> Evidence:
     """Facts known before the comparison."""
     return Evidence(
@@ -289,21 +267,22 @@ def _evidence(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         plan=plan,
         compute_path="none",
-        model=facts,
-        tokenizer=TokenizerFacts(
-            tokenizer.fingerprint, _without_folders(tokenizer.source), tokenizer.vocab_size
+        model=replace(
+            facts,
+            tokenizer=_without_folders(tokenizer.source),
+            tokenizer_sha256=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
         ),
         ours=OurEngine(
             "bitnet", bitnet.__version__, receipt.backend, None, module_sha256=_module_digest()
         ),
         reference=_about(reference, None),
-        machine=Host(
-            platform.system(),
-            platform.machine(),
-            platform.python_version(),
-            tuple(native.cpu_features()),
-        ),
-        bounds=bounds_for(arithmetic, "int8"),
+        machine={
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+            "features": ", ".join(native.cpu_features()),
+        },
     )
 
 
@@ -320,7 +299,7 @@ def _module_digest() -> str:
     return digest_of(Path(file)) if file else ""
 
 
-def _compared(
+def _compare(
     evidence: Evidence, model: LanguageModel, question: Question, ours: Trace, theirs: Trace
 ) -> tuple[Evidence, Trace | None]:
     """*evidence* with both traces compared with each other and with the float64 pass, and that.
@@ -332,7 +311,9 @@ def _compared(
     steps, vocabulary = question.steps, model.config.vocab_size
     asked, starts = question.prompts, question.starts
     answers = [
-        answered("ours", ours, asked, firsts=starts, steps=steps, vocabulary=vocabulary),
+        measure_completeness(
+            "ours", ours, asked, firsts=starts, steps=steps, vocabulary=vocabulary
+        ),
         _answer_of_reference(theirs, question, vocabulary),
     ]
     exact: Trace | None = theirs.exact
@@ -344,28 +325,31 @@ def _compared(
     if exact is not None:
         steps = () if independent else steps
         answers.append(
-            answered("float64", exact, asked, firsts=starts, steps=steps, vocabulary=vocabulary)
+            measure_completeness(
+                "float64", exact, asked, firsts=starts, steps=steps, vocabulary=vocabulary
+            )
         )
-    comparison = compare(ours, theirs, exact=exact, today=today)
+    rows, greedy = compare(ours, theirs, exact=exact, today=today)
     if live:
-        comparison = _arbitrated(comparison, ours, question, evidence.bounds.near_tie)
+        near_tie = near_tie_for(ours.arithmetic, theirs.arithmetic)
+        greedy = _arbitrate(greedy, ours, question, near_tie)
     evidence = replace(
         evidence,
         answers=tuple(answers),
-        rows=comparison.rows,
-        greedy=comparison.greedy,
-        **_texts_of(model.tokenizer, question, comparison),
+        rows=rows,
+        greedy=greedy,
+        **_texts_of(model.tokenizer, question, rows),
     )
     return evidence, exact
 
 
-def _texts_of(tokenizer: Tokenizer, question: Question, comparison: Comparison) -> dict[str, Any]:
+def _texts_of(tokenizer: Tokenizer, question: Question, rows: Sequence[Row]) -> dict[str, Any]:
     """Text of the prompts' tokens, and of those that an engine preferred."""
     prompts = tuple(
         Prompt(text, ids, first, tuple(tokenizer.decode([token]) for token in ids))
         for (text, ids), first in zip(question.prompts, question.starts, strict=True)
     )
-    best = {token for row in comparison.rows for token in (row.ours, row.theirs, row.exact)}
+    best = {token for row in rows for token in (row.ours, row.theirs, row.exact)}
     known = sorted(token for token in best if token is not None)
     return {"prompts": prompts, "spellings": {str(one): tokenizer.decode([one]) for one in known}}
 
@@ -373,7 +357,7 @@ def _texts_of(tokenizer: Tokenizer, question: Question, comparison: Comparison) 
 def _answer_of_reference(theirs: Trace, question: Question, vocabulary: int) -> Answered:
     # A reference without a tokenizer was not asked for ids: that check is not run.
     texts = 0 if theirs.tokenized is None else len(question.texts)
-    return answered(
+    return measure_completeness(
         "reference",
         theirs,
         question.prompts,
@@ -393,21 +377,27 @@ def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     return "float" if floats or isinstance(model.ops, ReferenceOps) else "int8"
 
 
-def _arbitrated(
-    comparison: Comparison, ours: Trace, question: Question, near_tie: float
-) -> Comparison:
-    """*comparison* with the float64 pass asked where greedy continuations part for good."""
-    open_ones = [one for one in comparison.greedy if one.gap is not None and one.gap >= near_tie]
-    prompts = [ours.prompts[one.prompt] for one in open_ones]
+def _arbitrate(
+    greedy: Sequence[Greedy], ours: Trace, question: Question, near_tie: float
+) -> tuple[Greedy, ...]:
+    """*greedy* with the float64 pass asked where continuations part for good."""
+    open_ones = [
+        continuation
+        for continuation in greedy
+        if continuation.gap is not None and continuation.gap >= near_tie
+    ]
+    prompts = [ours.prompts[continuation.prompt] for continuation in open_ones]
     shared = [
-        (prompt.prompt, (*prompt.ids, *prompt.greedy[: one.agreed]))
-        for one, prompt in zip(open_ones, prompts, strict=True)
+        (prompt.prompt, (*prompt.ids, *prompt.greedy[: continuation.agreed]))
+        for continuation, prompt in zip(open_ones, prompts, strict=True)
     ]
     lengths = [len(ids) - 1 for _, ids in shared]
     exact = question.exact.trace(shared, lengths)
     decided = {
-        one.prompt: truth.positions[-1].ids[:1] == (prompt.greedy[one.agreed],)
-        for one, prompt, truth in zip(open_ones, prompts, exact.prompts, strict=True)
+        continuation.prompt: truth.positions[-1].ids[:1] == (prompt.greedy[continuation.agreed],)
+        for continuation, prompt, truth in zip(open_ones, prompts, exact.prompts, strict=True)
     }
-    greedy = tuple(replace(one, exact_agrees=decided.get(one.prompt)) for one in comparison.greedy)
-    return replace(comparison, greedy=greedy)
+    return tuple(
+        replace(continuation, exact_agrees=decided.get(continuation.prompt))
+        for continuation in greedy
+    )

@@ -74,28 +74,35 @@ def tokenizer_parity(
     judged: list[tuple[str, list[int], tuple[int, ...]]] = []
     apart: list[tuple[str, list[int], tuple[int, ...]]] = []
     decoded = []
-    for (text, special), other, made_of_it in zip(texts, theirs.tokenized, made, strict=True):
+    for (text, special), their_ids, made_of_it in zip(texts, theirs.tokenized, made, strict=True):
         ids = tokenizer.encode(text, add_special=special)
         is_apart = _is_apart(tokenizer, text, special)
-        (apart if is_apart else judged).append((text, ids, other))
-        if made_of_it is None or is_apart or tuple(ids) != other or tokenizer.model == "wordpiece":
+        (apart if is_apart else judged).append((text, ids, their_ids))
+        if (
+            made_of_it is None
+            or is_apart
+            or tuple(ids) != their_ids
+            or tokenizer.model == "wordpiece"
+        ):
             continue
         own = tokenizer.decode(ids)
         if not _CLEANED_UP.search(own):
-            decoded.append((other, own, made_of_it))
-    found, besides = agreement(judged, decoded), agreement(apart)
-    different = next(((ids, other) for _, ids, other in judged if tuple(ids) != other), ((), ()))
+            decoded.append((their_ids, own, made_of_it))
+    judged_agreement, besides = agreement(judged, decoded), agreement(apart)
+    different = next(
+        ((ids, their_ids) for _, ids, their_ids in judged if tuple(ids) != their_ids), ((), ())
+    )
     return TokenizerParity(
-        total=found.total,
-        equal=found.equal,
+        total=judged_agreement.total,
+        equal=judged_agreement.equal,
         apart=besides.total,
         apart_equal=besides.equal,
-        text=found.first_difference,
+        text=judged_agreement.first_difference,
         ours=tuple(different[0]),
         theirs=different[1],
-        decoded=found.decoded,
-        decoded_equal=found.decoded_equal,
-        ids=tuple(found.first_ids or ()),
+        decoded=judged_agreement.decoded,
+        decoded_equal=judged_agreement.decoded_equal,
+        ids=tuple(judged_agreement.first_ids or ()),
     )
 
 

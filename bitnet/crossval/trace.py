@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.base.errors import InvalidFormat, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +100,7 @@ class PromptTrace:
     first: int = 0
 
     @property
-    def requested(self) -> int:
+    def n_requested(self) -> int:
         """Number of ids of a complete answer."""
         return len(self.ids) if self.asked is None else self.asked
 
@@ -158,7 +158,7 @@ def _prompt_as_json(one: PromptTrace) -> dict[str, Any]:
     return {
         "prompt": one.prompt,
         "ids": list(one.ids),
-        "asked": one.requested,
+        "asked": one.n_requested,
         "first": one.first,
         "error": one.error,
         "positions": [

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +84,8 @@ class Attention:
         scale: factor on scores, at most 200.
         window: positions a query attends to, to each side with itself; 0: all.
         softcap: soft cap on scores, 0.001 to 1,000; 0: none.
-        qk_norm: RMS norms of queries and keys: of each head, or of all heads as one vector.
+        qk_norm: RMS norms of queries and keys: of each head, of each behind its rotation, or of
+            all heads as one vector.
         fused: query, key and value are one matrix.
         biased: query, key and value must have biases; otherwise they may.
         gated: ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result.
@@ -100,7 +101,7 @@ class Attention:
     scale: float
     window: int = 0
     softcap: float = 0.0
-    qk_norm: Literal["", "head", "whole"] = ""
+    qk_norm: Literal["", "head", "rotated", "whole"] = ""
     fused: bool = False
     biased: bool = False
     gated: bool = False
@@ -195,14 +196,14 @@ class DeltaNet:
         return self.heads * self.value_dim
 
     @property
-    def convolved(self) -> int:
+    def conv_columns(self) -> int:
         """Columns of the convolution: queries, keys and values."""
         return 2 * self.keys_width + self.values_width
 
     @property
     def cache(self) -> State:
         """The last inputs of the convolution, and the matrices."""
-        return State((self.kernel - 1) * self.convolved + self.key_dim * self.values_width)
+        return State((self.kernel - 1) * self.conv_columns + self.key_dim * self.values_width)
 
     def faults(self) -> Iterator[tuple[bool, str]]:
         """Conditions, and what it means that one is true."""
@@ -256,6 +257,7 @@ class ModelConfig:
         final_softcap: soft cap on logits, 0.001 to 1,000; 0: none.
         causal: positions attend only to those before them.
         pooling: how hidden states are pooled to an embedding; ``none``: it generates text.
+        centered_norms: norms subtract the mean first (LayerNorm without a bias).
         input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
         left_out: beginnings of the names of tensors that generating text does not need.
         basis: of matrices that are rotated; ``None``: none is.
@@ -272,6 +274,7 @@ class ModelConfig:
     final_softcap: float = 0.0
     causal: bool = True
     pooling: Pooling = "none"
+    centered_norms: bool = False
     input_norms: bool = False
     left_out: tuple[str, ...] = ()
     basis: HadamardBasis | None = None
@@ -315,6 +318,7 @@ class ModelConfig:
         own = (
             (min(self.dim, len(self.blocks)) < 1, "a size below 1"),
             (min(self.vocab_size, self.context_length) < 1, "no vocabulary or no context"),
+            (self.norm_eps < 0, "norms of a negative epsilon"),
             (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
         )
         for found in (own, *(mixer.faults() for mixer in self.mixers())):

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.family import Family, families, of_model_type
-from bitnet.families.foreign import described
+from bitnet.families.foreign import sentence_about
 from bitnet.families.rope_keys import from_parameters
 from bitnet.families.rules import Rule, check, neutral, read, refusal, without
 
@@ -194,7 +194,9 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     name = family.architecture
     metadata = {"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()}
     size = config.get("vocab_size")
-    headless = not _named(config).endswith(_WRITES_TEXT) and bool(_named(config))
+    headless = not _first_architecture(config).endswith(_WRITES_TEXT) and bool(
+        _first_architecture(config)
+    )
     return Description(
         family, metadata, freq_factors, tied, headless, biases, size, quantization, ignored
     )
@@ -232,14 +234,14 @@ def _without_ignored(
     merged.pop("text_config", None)
     ignored: dict[str, Any] = {}
 
-    def cleaned(table: Any, prefix: str) -> Any:
+    def clean(table: Any, prefix: str) -> Any:
         if not isinstance(table, dict):
             return table
         kept = without(table, ignore, prefix=prefix)
         ignored.update({f"{prefix}{key}": table[key] for key in table.keys() - kept.keys()})
-        return {key: cleaned(value, f"{prefix}{key}.") for key, value in kept.items()}
+        return {key: clean(value, f"{prefix}{key}.") for key, value in kept.items()}
 
-    config = cleaned(merged, "") if ignore else merged
+    config = clean(merged, "") if ignore else merged
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         quantization = {"quant_method": quantization}
@@ -251,12 +253,12 @@ def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
     if isinstance(inner, dict):
         kind = inner.get("model_type", outer.get("model_type"))
-    family = of_model_type(kind, _named(config)) if isinstance(kind, str) else None
+    family = of_model_type(kind, _first_architecture(config)) if isinstance(kind, str) else None
     if family is None:
         known = sorted(name for one in families() for name in one.model_types)
         raise Unsupported(
             f"Unsupported architecture: {kind or '(none)'}. "
-            f"Supported: {', '.join(known)}{described(str(kind))}",
+            f"Supported: {', '.join(known)}{sentence_about(str(kind))}",
             hint="choose a model of one of these families",
         )
     return family
@@ -301,7 +303,7 @@ def _empty_as_none(value: Any) -> Any:
     return None if value in ([], {}, "") else value
 
 
-def _named(config: Mapping[str, Any]) -> str:
+def _first_architecture(config: Mapping[str, Any]) -> str:
     """The first of ``architectures``; empty if there is none."""
     named: Sequence[str] = config.get("architectures") or [""]
     return str(named[0])
@@ -309,7 +311,7 @@ def _named(config: Mapping[str, Any]) -> str:
 
 def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
     """Refuse models of other kinds, such as classifiers, or with custom code."""
-    named = _named(config)
+    named = _first_architecture(config)
     if named and not named.endswith((*_WRITES_TEXT, _HEADLESS)):
         raise refusal(
             "architectures",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.blocks import Attention, Block, Branch, FeedForward, ModelConfig
 from bitnet.families.rope import rope_from
 
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from bitnet.families.keys import Keys
 
-__all__ = ["AFTER", "AROUND", "BEFORE", "Sizes", "attention", "dense", "model_of", "sizes"]
+__all__ = [
+    "AFTER",
+    "AROUND",
+    "BEFORE",
+    "Sizes",
+    "attention",
+    "dense",
+    "model_of",
+    "read_windows",
+    "sizes",
+]
 
 #: Names of the norms before and behind attention, and before and behind the feed-forward network.
 BEFORE = (("attn_norm", ""), ("ffn_norm", ""))
@@ -109,13 +119,13 @@ def dense(
         ffn: fields of :class:`FeedForward`.
         more: fields of :class:`Attention`.
     """
-    found = sizes(keys)
+    model_sizes = sizes(keys)
     causal = bool(keys.value("attention.causal", True))
     window = keys.integer("attention.sliding_window", window)
     if window and not causal:
         window = window // 2 + 1  # half of it on each side
-    usual = attention(keys, found.dim, **more)
-    network = FeedForward(found.ffn, **(ffn or {}))
+    usual = attention(keys, model_sizes.dim, **more)
+    network = FeedForward(model_sizes.ffn, **(ffn or {}))
     (before, behind), (ffn_before, ffn_behind) = norms
 
     def block(layer: int, its_window: int) -> Block:
@@ -125,25 +135,26 @@ def dense(
             Branch(ffn_before, (network,), ffn_behind, residual_scale),
         )
 
-    windows = _windows(keys, found.layers, period=period, window=window)
-    blocks = (block(layer, its) for layer, its in enumerate(windows))
-    return replace(model_of(keys, found, blocks), causal=causal)
+    local = read_windows(keys, model_sizes.layers, period=period, window=window)
+    blocks = (block(layer, its) for layer, its in enumerate(local))
+    return replace(model_of(keys, model_sizes, blocks), causal=causal)
 
 
 def model_of(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
     """Model of *blocks*, with what all families read in the same way, and *more* fields."""
+    if "norm_eps" not in more:
+        more["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     return ModelConfig(
         architecture=keys.architecture,
         dim=its.dim,
         vocab_size=its.vocab_size,
         context_length=keys.integer("context_length"),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         blocks=tuple(blocks),
         **more,
     )
 
 
-def _windows(keys: Keys, layers: int, *, period: int, window: int) -> tuple[int, ...]:
+def read_windows(keys: Keys, layers: int, *, period: int, window: int) -> tuple[int, ...]:
     """Window of each layer; by default the last layer of each *period* has none."""
     pattern = keys.value("attention.sliding_window_pattern", period)
     if isinstance(pattern, bool) or not isinstance(pattern, list | int):

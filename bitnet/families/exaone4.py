@@ -65,6 +65,7 @@ register(
         },
         llama_cpp=LlamaCppSupport(
             tensors=("output.weight", *BIASES, "rope_freqs.weight"),
+            ignores=(),
             whole_width=True,
             window_layers=64,
         ),

@@ -24,6 +24,7 @@ __all__ = [
     "BIASES",
     "MLP",
     "QKV",
+    "WINDOWS",
     "Family",
     "LlamaCppSupport",
     "families",
@@ -36,6 +37,7 @@ QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
+WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
 
 
@@ -45,21 +47,22 @@ class LlamaCppSupport:
 
     Attributes:
         tensors: those it loads besides the ones that all models have, by the end of their names.
-        windows: it reads the attention window.
+        ignores: keys that it does not read, so that they mean nothing in a file.
         tied: it loads models whose head is the embedding.
         whole_width: it loads only models whose heads together are as wide as the model.
-        wide_scale_layers: models with this many layers scale attention by another width; 0: it
-            reads the scale.
-        window_layers: models with this many layers have windows, whatever their keys say.
+        wide_scale_layers: models with this many layers scale attention by another width.
+        window_layers: only models with this many layers have windows, whatever their keys say.
+        needs: kinds of layers without which it crashes: ``attention``, ``window`` or ``state``.
         always_caps: it divides scores and logits by their soft caps, even by zero.
     """
 
     tensors: tuple[str, ...] = ("output.weight", *BIASES)
-    windows: bool = False
+    ignores: tuple[str, ...] = WINDOWS
     tied: bool = True
     whole_width: bool = False
     wide_scale_layers: int = 0
     window_layers: int = 0
+    needs: frozenset[str] = frozenset()
     always_caps: bool = False
 
 

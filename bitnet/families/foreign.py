@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["described", "what_it_is"]
+__all__ = ["sentence_about", "what_it_is"]
 
 _EXPERTS = "a mixture of experts"
 _STATE = "a model with state-space or recurrent layers"
@@ -31,7 +31,7 @@ _BY_TENSOR = (
 )  # fmt: skip
 
 
-def described(name: str) -> str:
+def sentence_about(name: str) -> str:
     """A sentence that describes the architecture *name*; empty if the name says nothing."""
     found = next((text for pattern, text in _BY_NAME if pattern.search(name.lower())), "")
     return f". {name} is {found}" if found else ""

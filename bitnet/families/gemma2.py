@@ -101,7 +101,10 @@ register(
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},
         llama_cpp=LlamaCppSupport(
-            tensors=BIASES, windows=True, wide_scale_layers=46, always_caps=True
+            tensors=BIASES,
+            ignores=(),
+            wide_scale_layers=46,
+            always_caps=True,
         ),
         norms_from_zero=True,
         translate=lambda config: alternating(2)(config) | caps(config),

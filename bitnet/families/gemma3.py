@@ -75,7 +75,7 @@ register(
         },
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},
-        llama_cpp=LlamaCppSupport(windows=True, wide_scale_layers=62),
+        llama_cpp=LlamaCppSupport(ignores=(), wide_scale_layers=62),
         norms_from_zero=True,
         layered_rope=True,
         translate=_translate,

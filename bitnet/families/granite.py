@@ -9,6 +9,8 @@ from bitnet.families.dense import dense
 from bitnet.families.family import ATTENTION, MLP, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read, refusal
 
+__all__ = ["build_with_scales"]
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,7 +36,8 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decoder(keys: Keys) -> ModelConfig:
+def build_with_scales(keys: Keys) -> ModelConfig:
+    """ModelConfig of the usual blocks with scales by keys, of which 0 means that there is none."""
     scale = keys.number("attention.scale", 0.0)
     model = dense(
         keys,
@@ -81,6 +84,6 @@ register(
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
         translate=_translate,
-        decoder=_decoder,
+        decoder=build_with_scales,
     )
 )

@@ -10,12 +10,13 @@ is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,12 +50,15 @@ class HadamardBasis:
         signs: 1 and -1 for every column, by width; without the width: all are 1.
         weights: names of the matrices whose inputs are transformed.
         embeddings: names of those whose rows are transformed back.
+        grouped: inputs of a rotated ``ssm_out`` are ordered as in transformers' folders:
+            neighbouring heads share a key head.
     """
 
     block: int
     signs: Mapping[int, NDArray[np.float32]]
     weights: frozenset[str]
     embeddings: frozenset[str]
+    grouped: bool = False
 
     def signs_of(self, width: int) -> NDArray[np.float32]:
         """Signs of *width* columns."""
@@ -94,12 +98,11 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
     embeddings = _names(label, "inverse_weight_names", keys, checkpoint)
     if embeddings - {"token_embd.weight"}:
         raise _wrong(label, "inverse_weight_names", "more than the token embedding")
-    if any(".ssm_out." in name for name in weights):
-        raise Unsupported(
-            f"{label}: rotated weights of linear attention (ssm_out) are not computed",
-            hint="choose a file of this model that is not rotated",
-        )
-    basis = HadamardBasis(block, _signs(label, keys), weights, embeddings)
+    is_recurrent = any(name.endswith(".ssm_out.weight") for name in weights)
+    grouped = keys.get("gdn_v_grouped", None if is_recurrent else False)
+    if type(grouped) is not bool or (grouped and not is_recurrent):
+        raise _wrong(label, "gdn_v_grouped", f"{grouped!r:.80}, expected a rotated ssm_out with it")
+    basis = HadamardBasis(block, _signs(label, keys), weights, embeddings, grouped)
     for name in weights | embeddings:
         width = checkpoint.weights[name].shape[-1]
         if width % block:
@@ -110,8 +113,8 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
 
 
 def _names(label: str, key: str, keys: Mapping[str, Any], checkpoint: Keys) -> frozenset[str]:
-    names = list(keys.get(key, ()))
-    unknown = [name for name in names if name not in checkpoint.weights]
+    names = _entries(label, key, keys)
+    unknown = [n for n in names if not isinstance(n, str) or n not in checkpoint.weights]
     if unknown or len(set(names)) != len(names):
         raise _wrong(label, key, f"with {unknown[:1] or 'a name twice'!s}, not a tensor each")
     return frozenset(names)
@@ -126,16 +129,23 @@ def _signs(label: str, keys: Mapping[str, Any]) -> dict[int, NDArray[np.float32]
             f"{label}: {_PREFIX}sign_mode is {mode!r:.80}, expected 'explicit' or 'identity'",
             hint=_HINT,
         )
-    widths = list(keys.get("sign_widths", ()))
-    values = np.array(list(keys.get("sign_values", ())), dtype=np.float64)
-    if not all(type(width) is int and width > 0 for width in widths) or len(set(widths)) != len(
-        widths
-    ):
+    widths = _entries(label, "sign_widths", keys)
+    values = _entries(label, "sign_values", keys)
+    are_sizes = all(type(width) is int and width > 0 for width in widths)
+    if not are_sizes or len(set(widths)) != len(widths):
         raise _wrong(label, "sign_widths", "not different widths")
-    if len(values) != sum(widths) or not np.isin(values, (-1, 1)).all():
+    if len(values) != sum(widths) or not all(type(v) is int and abs(v) == 1 for v in values):
         raise _wrong(label, "sign_values", "not a 1 or -1 for every column of sign_widths")
-    parts = np.split(values.astype(np.float32), np.cumsum(widths)[:-1]) if widths else []
+    parts = np.split(np.array(values, dtype=np.float32), np.cumsum(widths)[:-1]) if widths else []
     return dict(zip(widths, parts, strict=True))
+
+
+def _entries(label: str, key: str, keys: Mapping[str, Any]) -> list[Any]:
+    """The list *key*; empty if there is none."""
+    entries = keys.get(key, ())
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise _wrong(label, key, f"{entries!r:.80}, expected a list")
+    return list(entries)
 
 
 def _wrong(label: str, key: str, problem: str) -> InvalidFormat:

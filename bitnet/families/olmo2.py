@@ -60,7 +60,7 @@ register(
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
         config_keys={"attention_bias": read("biases around attention")},
         gguf_keys={"rope.freq_base_swa": read("must be `rope.freq_base`")},
-        llama_cpp=LlamaCppSupport(windows=True, tied=False, whole_width=True),
+        llama_cpp=LlamaCppSupport(ignores=(), tied=False, whole_width=True),
         decoder=_decoder,
     )
 )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.families.blocks import Branch, DeltaNet, FeedForward
 from bitnet.families.dense import attention, model_of, sizes
 from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
-from bitnet.families.rules import HARMLESS, neutral, read
+from bitnet.families.rules import neutral, read, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,10 +23,20 @@ _PERIOD = 4
 
 
 def _decoder(keys: Keys) -> ModelConfig:
-    found = sizes(keys)
+    model_sizes = sizes(keys)
     drafting = keys.integer("nextn_predict_layers", 0)  # blocks at the end
-    layers = range(found.layers - drafting)
-    full = attention(keys, found.dim, qk_norm="head", gated=True)
+    layers = range(model_sizes.layers - drafting)
+    full = attention(keys, model_sizes.dim, qk_norm="head", gated=True)
+    pairs = keys.integer("rope.dimension_count", full.head_dim) // 2
+    sections = keys.value("rope.dimension_sections", _sections(pairs))
+    if not isinstance(sections, list) or sections != _sections(pairs):
+        raise refusal(
+            "rope.dimension_sections",
+            sections,
+            model=keys.path.name,
+            kind="Qwen 3.5",
+            why=f"only {_sections(pairs)}, which cover all {pairs} pairs, is computed",
+        )
     heads = keys.integer("ssm.time_step_rank")
     linear = DeltaNet(
         heads=heads,
@@ -36,22 +46,27 @@ def _decoder(keys: Keys) -> ModelConfig:
         kernel=keys.integer("ssm.conv_kernel"),
         grouped=keys.config is not None,
     )
-    network = FeedForward(found.ffn)
+    network = FeedForward(model_sizes.ffn)
     blocks = (
         (
             Branch("attn_norm", (linear if is_linear else full,)),
             Branch("post_attention_norm", (network,)),
         )
-        for is_linear in _linear_layers(keys, found.layers)[: len(layers)]
+        for is_linear in _linear_layers(keys, model_sizes.layers)[: len(layers)]
     )
-    left_out = tuple(f"blk.{layer}." for layer in range(len(layers), found.layers))
-    return model_of(keys, found, blocks, left_out=left_out)
+    left_out = tuple(f"blk.{layer}." for layer in range(len(layers), model_sizes.layers))
+    return model_of(keys, model_sizes, blocks, left_out=left_out)
+
+
+def _sections(pairs: int) -> list[int]:
+    """Pairs that rotate by each coordinate, in turn; those of a text have equal coordinates."""
+    return [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
 
 
 def _linear_layers(keys: Keys, layers: int) -> list[bool]:
     """True for each block without attention over all positions."""
-    given = keys.value("attention.recurrent_layers", None)
-    if given is None:
+    recurrent = keys.value("attention.recurrent_layers", None)
+    if recurrent is None:
         period = keys.integer("full_attention_interval", _PERIOD)
         if not period:
             raise InvalidFormat(
@@ -59,12 +74,13 @@ def _linear_layers(keys: Keys, layers: int) -> list[bool]:
                 hint="the file is damaged; fetch it again",
             )
         return [(layer + 1) % period != 0 for layer in range(layers)]
-    if not isinstance(given, list) or len(given) != layers:
+    if not isinstance(recurrent, list) or len(recurrent) != layers:
         raise InvalidFormat(
-            f"{keys.path.name}: attention.recurrent_layers is {given!r}, expected {layers} entries",
+            f"{keys.path.name}: attention.recurrent_layers is {recurrent!r}, "
+            f"expected {layers} entries",
             hint="the file is damaged; fetch it again",
         )
-    return [bool(value) for value in given]
+    return [bool(value) for value in recurrent]
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,8 +96,6 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     heads, rope = config["linear_num_value_heads"], config["rope_parameters"]
     share = rope.get("partial_rotary_factor", config["partial_rotary_factor"])
     pairs = int(config["head_dim"] * share) // 2
-    # Of the pairs, every third is for the same coordinate; llama.cpp does not rotate the others.
-    sections = rope.get("mrope_section") or [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3]
     return {
         "attention.recurrent_layers": is_linear,
         "ssm.conv_kernel": config["linear_conv_kernel_dim"],
@@ -89,7 +103,7 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
         "ssm.group_count": config["linear_num_key_heads"],
         "ssm.time_step_rank": heads,
         "ssm.inner_size": heads * config["linear_value_head_dim"],
-        "rope.dimension_sections": [*sections, 0],
+        "rope.dimension_sections": _sections(pairs),
     }
 
 
@@ -136,7 +150,7 @@ register(
             "attention.sliding_window": neutral(0),
             "full_attention_interval": read("one layer in this many has attention"),
             "nextn_predict_layers": read("blocks at the end that draft tokens and are left out"),
-            "rope.dimension_sections": HARMLESS,
+            "rope.dimension_sections": read("must cover all pairs, as those of a text do"),
             "ssm.conv_kernel": read("positions of the convolution"),
             "ssm.group_count": read("key heads of the delta net"),
             "ssm.inner_size": read("width of its values"),
@@ -163,7 +177,10 @@ register(
         biases={"attention_bias": ATTENTION},
         partial_rotation=True,
         norms_from_zero=True,
-        llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "ssm_dt.bias")),
+        llama_cpp=LlamaCppSupport(
+            tensors=("output.weight", *BIASES, "ssm_dt.bias"),
+            needs=frozenset({"attention", "state"}),
+        ),
         translate=_translate,
         decoder=_decoder,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,7 +76,7 @@ class Rope:
             frequencies = frequencies / self.factor
         elif self.scaling == "yarn":
             frequencies = self._yarn(frequencies)
-        return frequencies, self.attention_factor or self._implied_attention_factor()
+        return frequencies, self.attention_factor or self._attention_factor_of_scaling()
 
     def _yarn(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         def pair_turning(times: int) -> float:
@@ -89,7 +89,7 @@ class Rope:
         interpolated = np.clip(ramp, 0, 1)
         return frequencies * (1 - interpolated) + frequencies / self.factor * interpolated
 
-    def _implied_attention_factor(self) -> float:
+    def _attention_factor_of_scaling(self) -> float:
         if self.scaling == "yarn":
             return magnitude(self.factor)
         if self.scaling == "longrope" and self.factor > 1:
@@ -142,8 +142,11 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         freq_factors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
         long_freq_factors=long,
     )
-    given = checkpoint.number("rope.scaling.attn_factor", 1.0)
-    for key, number in (("rope.freq_base", rope.theta), ("rope.scaling.attn_factor", given)):
+    attention_factor = checkpoint.number("rope.scaling.attn_factor", 1.0)
+    for key, number in (
+        ("rope.freq_base", rope.theta),
+        ("rope.scaling.attn_factor", attention_factor),
+    ):
         if number <= 0:
             raise InvalidFormat(
                 f"{checkpoint.path.name}: {key} is {number:g}, expected a number above 0",
@@ -153,4 +156,4 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
     if scaling == "yarn":
         divided_by = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
         implied = rope.frequencies(1)[1] / magnitude(factor, divided_by)
-    return replace(rope, attention_factor=given * implied)
+    return replace(rope, attention_factor=attention_factor * implied)

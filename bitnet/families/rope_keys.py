@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 from bitnet.families.rope import magnitude
 from bitnet.families.rules import check, refusal
 
@@ -68,34 +68,36 @@ def from_parameters(
         Unsupported: a kind of scaling, or one of its parameters, is not supported.
         KeyError, TypeError, ValueError, ZeroDivisionError: parameters are missing or invalid.
     """
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
     if family.layered_rope:
-        given, local = _layered(config, family, model)
-    given = {key: value for key, value in _in_one_word(given).items() if value is not None}
-    kind = given.get("rope_type") or "default"
+        parameters, local = _split_by_attention(config, family, model)
+    parameters = {
+        key: value for key, value in _in_one_word(parameters).items() if value is not None
+    }
+    kind = parameters.get("rope_type") or "default"
     if kind not in PARAMETERS:
         raise Unsupported(
             f"{model}: rope scaling {kind!r}; known: {', '.join(PARAMETERS)}",
             hint="choose another model",
         )
-    if family.layered_rope and given.get("truncate") is False:
+    if family.layered_rope and parameters.get("truncate") is False:
         raise refusal(
             "rope_parameters.full_attention.truncate", False, model=model, kind=family.title
         )
-    dims = _rotated(config, given, family, model)
-    known = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
-    rest = {key: value for key, value in given.items() if key not in known}
+    dims = _rotary_dims(config, parameters, family, model)
+    names = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
+    rest = {key: value for key, value in parameters.items() if key not in names}
     check(rest, {}, model=model, kind=family.title, below="rope_parameters.")
-    base = _above_zero(given.get("rope_theta"), config.get("rope_theta"))
+    base = _above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
     keys = {"rope.freq_base": base, "rope.dimension_count": dims, **local}
     if kind == "default":
         return keys, {}
-    more, tensors = _SCALINGS[kind](config, given, base, dims)
+    more, tensors = _SCALINGS[kind](config, parameters, base, dims)
     return keys | more, tensors
 
 
-def _layered(
+def _split_by_attention(
     config: Mapping[str, Any], family: Family, model: str
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Parameters of layers with full attention, and the RoPE base of the others."""
@@ -140,7 +142,7 @@ def _above_zero(*candidates: Any) -> float:
     return base
 
 
-def _rotated(
+def _rotary_dims(
     config: Mapping[str, Any], given: Mapping[str, Any], family: Family, model: str
 ) -> int:
     """Number of rotary dimensions of a head."""
@@ -166,8 +168,10 @@ def _linear(
 
 
 def _dynamic(
-    _config: Mapping[str, Any], given: Mapping[str, Any], _base: float, _dims: int
+    _config: Mapping[str, Any], given: Mapping[str, Any], base: float, dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
+    if given.get("alpha"):  # Hunyuan's, which does not depend on the length after all
+        return {"rope.freq_base": _above_zero(base * given["alpha"] ** (dims / (dims - 2)))}, {}
     return {"rope.scaling.type": "dynamic", "rope.scaling.factor": float(given["factor"])}, {}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ class Rule:
             return "read"
         if self.values is None:
             return "changes nothing"
-        return "neutral when " + " or ".join(f"`{_shown(value)}`" for value in self.values)
+        return "neutral when " + " or ".join(f"`{_show(value)}`" for value in self.values)
 
 
 HARMLESS = Rule("does not change what is computed")
@@ -81,9 +81,9 @@ def refusal(
 ) -> Unsupported:
     """Error for a key that changes the result in an unsupported way."""
     if rule is not None and rule.values is not None:
-        why = f"only {' or '.join(_shown(one) for one in rule.values)} is computed"
+        why = f"only {' or '.join(_show(one) for one in rule.values)} is computed"
     return Unsupported(
-        f"{model}: this {kind} model has {key} = {_shown(value)}: "
+        f"{model}: this {kind} model has {key} = {_show(value)}: "
         f"{why or 'not a key that is known to leave the result alone'}",
         hint=f"choose another model, or, to compute as if the key were not there: "
         f"--ignore-key {key}",
@@ -108,7 +108,7 @@ def _same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     text = {True: "true", False: "false", None: "null"}.get(value) if _is_word(value) else None
     shown = text or (f'"{value}"' if isinstance(value, str) else repr(value))
     return shown if len(shown) <= 80 else f"{shown[:77]}..."

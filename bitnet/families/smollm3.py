@@ -21,14 +21,14 @@ _STEP = 4
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     usual = tuple(map(_is_rotated, range(layers)))
-    given = config.get("no_rope_layers")
-    if given is None:
+    flags = config.get("no_rope_layers")
+    if flags is None:
         step = config["no_rope_layer_interval"]
-        given = [(layer + 1) % step != 0 for layer in range(layers)]
-    if tuple(map(bool, given)) != usual:
+        flags = [(layer + 1) % step != 0 for layer in range(layers)]
+    if tuple(map(bool, flags)) != usual:
         raise refusal(
             "no_rope_layers",
-            list(given),
+            list(flags),
             model="config.json",
             kind="SmolLM3",
             why="in GGUF, every fourth layer is without RoPE",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.formats.gguf_values import Array
 from bitnet.formats.inventory import Inventory
 from bitnet.formats.sentence_transformers import Prompts

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from bitnet.errors import UsageError, from_os_error
+from bitnet.base.errors import UsageError, from_os_error
 from bitnet.formats import gguf_checkpoint, hf_checkpoint, not_a_model, safetensors
 from bitnet.quants import registry
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import gguf_index, not_a_model
 from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
 from bitnet.formats.gguf_layout import TensorInfo, layout_faults
@@ -263,11 +263,11 @@ def _close(maps: list[MappedFile]) -> None:
 def _parse(view: memoryview, total: int, label: str) -> _Part:
     """Header of one file whose first bytes are *view*."""
     version = _version(view, total, label)
-    found = gguf_index.index(view, total)
-    if isinstance(found, Problem):
-        raise gguf_index.explain(found, label, total)
+    header = gguf_index.index(view, total)
+    if isinstance(header, Problem):
+        raise gguf_index.explain(header, label, total)
     metadata: dict[str, Any] = {}
-    for entry in found.keys:
+    for entry in header.keys:
         key = _name(entry.name, "key", label)
         if key in metadata:
             raise InvalidFormat(f"{label}: key {key!r} is there twice", hint=_REFETCH)
@@ -280,8 +280,8 @@ def _parse(view: memoryview, total: int, label: str) -> _Part:
         version=version,
         alignment=alignment,
         metadata=metadata,
-        entries=found.tensors,
-        data_offset=-(-found.end // alignment) * alignment,
+        entries=header.tensors,
+        data_offset=-(-header.end // alignment) * alignment,
     )
 
 
@@ -407,30 +407,30 @@ def _part_paths(path: Path) -> list[Path]:
 
 def _check_split(part: _Part, number: int, count: int) -> None:
     """Compare a part's metadata with its file name."""
-    said = part.metadata.get("split.count", 0)
-    if type(said) is not int or not 0 <= said <= _MOST_PARTS:
+    split_count = part.metadata.get("split.count", 0)
+    if type(split_count) is not int or not 0 <= split_count <= _MOST_PARTS:
         raise InvalidFormat(
-            f"{part.label}: split.count is {_shown(said)}, expected a whole number up to"
+            f"{part.label}: split.count is {_describe(split_count)}, expected a whole number up to"
             f" {_MOST_PARTS:,}",
             hint=_REFETCH,
         )
     if count == 1:
-        if said in (0, 1):
+        if split_count in (0, 1):
             return
         raise InvalidFormat(
-            f"{part.label} is one of {said} parts, and is not named like one",
-            hint=f"name the parts model-00001-of-{said:05d}.gguf and so on",
+            f"{part.label} is one of {split_count} parts, and is not named like one",
+            hint=f"name the parts model-00001-of-{split_count:05d}.gguf and so on",
         )
-    said_number = part.metadata.get("split.no")
-    if (said_number, said) != (number, count):
+    split_number = part.metadata.get("split.no")
+    if (split_number, split_count) != (number, count):
         raise InvalidFormat(
-            f"{part.label} says it is part {_shown(said_number)} (from 0) of {said}, "
+            f"{part.label} says it is part {_describe(split_number)} (from 0) of {split_count}, "
             f"its name says {number} of {count}",
             hint="fetch the parts again, and do not rename them",
         )
 
 
-def _shown(value: object) -> str:
+def _describe(value: object) -> str:
     """A number itself, or the type of anything else."""
     return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 

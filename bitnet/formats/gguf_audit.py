@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.findings import Finding, worst
+from bitnet.base.findings import Finding, worst
+from bitnet.formats.gguf_checkpoint import find_ignored_keys
 from bitnet.formats.gguf_layout import in_order, layout_faults
 from bitnet.formats.gguf_values import Array
 
@@ -23,7 +24,6 @@ __all__ = ["audit"]
 
 _MAX_TENSOR_NAME = 63  # ggml cuts longer names
 _MIN_ALIGNMENT = 8  # of the format's definition
-_WITHOUT_WINDOW = ("llama", "mistral3", "qwen3")  # llama.cpp reads no window of these
 _PER_KIND = 5  # findings of one kind listed individually
 
 
@@ -31,10 +31,10 @@ def audit(gguf: GGUF) -> list[Finding]:
     """Findings about *gguf*, the worst first; empty if there are none."""
     found = [*_layout(gguf), *_encodings(gguf), *_general(gguf), *_tokenizer(gguf.metadata)]
     found += _embedding(gguf)
-    return worst(_shortened(found))
+    return worst(_shorten(found))
 
 
-def _shortened(findings: list[Finding]) -> Iterator[Finding]:
+def _shorten(findings: list[Finding]) -> Iterator[Finding]:
     """The first few of each kind, and a count of the others."""
     counts: dict[str, int] = {}
     for finding in findings:
@@ -94,13 +94,9 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
                 "warning", "missing-key", f"{gguf.architecture}.{key} is missing from the metadata"
             )
 
-    window = gguf.metadata.get(f"{gguf.architecture}.attention.sliding_window")
-    if window and gguf.architecture in _WITHOUT_WINDOW:
-        yield Finding(
-            "warning",
-            "window",
-            f"{gguf.architecture}.attention.sliding_window is {window}: llama.cpp ignores it",
-        )
+    for key, value in find_ignored_keys(gguf.metadata, gguf.architecture).items():
+        text = f"{key} is {value!r:.80}: llama.cpp ignores it, and so do we"
+        yield Finding("warning", "ignored-key", text)
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:

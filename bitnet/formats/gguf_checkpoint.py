@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import Unsupported
-from bitnet.families.family import of_gguf
+from bitnet.base.errors import Unsupported
+from bitnet.families.family import WINDOWS, of_gguf
 from bitnet.families.rules import without
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.gguf import GGUF, MAGIC
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bitnet.families.family import Family
     from bitnet.families.keys import RopeStyle
 
-__all__ = ["INPUTS", "open_gguf", "recognises"]
+__all__ = ["INPUTS", "effective_keys", "find_ignored_keys", "open_gguf", "recognises"]
 
 #: The key, and its only value, of BitNets that neither architecture nor encoding tells from others.
 INPUTS = ("quantize.activations", "int8 per token")
@@ -50,9 +50,10 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     gguf = GGUF.open(path)
     family = of_gguf(gguf.architecture)
     style: RopeStyle = family.gguf_rope_style if family else "half"
-    metadata: Mapping[str, Any] = gguf.metadata
-    if ignore_keys:
-        metadata = without(metadata, ignore_keys)
+    metadata = without(gguf.metadata, ignore_keys) if ignore_keys else gguf.metadata
+    ignored = {key: gguf.metadata[key] for key in gguf.metadata.keys() - metadata.keys()}
+    ignored |= find_ignored_keys(metadata, gguf.architecture)
+    metadata = effective_keys(metadata, gguf.architecture)
     rounds = _rounds_inputs(gguf, metadata, family)
     weights = {
         name: Weight(
@@ -64,7 +65,6 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         )
         for name, info in gguf.tensors.items()
     }
-    ignored = {key: gguf.metadata[key] for key in gguf.metadata.keys() - metadata.keys()}
     return Checkpoint(
         gguf.path,
         gguf.architecture,
@@ -76,6 +76,32 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         rounds_inputs=rounds,
         inventory=Inventory.of_mapped(gguf.files),
     )
+
+
+def effective_keys(metadata: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
+    """*metadata* without the keys that llama.cpp does not read for *architecture*.
+
+    A GGUF file means what llama.cpp makes of it, and it was converted and tested there.
+    """
+    family = of_gguf(architecture)
+    if family is None or family.llama_cpp is None:
+        return metadata
+    names = family.llama_cpp.ignores
+    layers = family.llama_cpp.window_layers
+    if layers and metadata.get(f"{architecture}.block_count") != layers:
+        names += WINDOWS
+    ignored = {f"{architecture}.{name}" for name in names}
+    return {key: value for key, value in metadata.items() if key not in ignored}
+
+
+def find_ignored_keys(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Keys that :func:`effective_keys` leaves out although they say something else, with values."""
+    left = metadata.keys() - effective_keys(metadata, architecture).keys()
+    window = f"{architecture}.{WINDOWS[0]}"
+    length = metadata.get(f"{architecture}.context_length")
+    if isinstance(metadata.get(window), int) and isinstance(length, int):
+        left -= {window} if metadata[window] >= length else set()
+    return {key: metadata[key] for key in sorted(left) if metadata[key]}
 
 
 def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | None) -> bool:

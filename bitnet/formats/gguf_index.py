@@ -14,10 +14,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from bitnet import native
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
-    from bitnet.errors import BitnetError
+    from bitnet.base.errors import BitnetError
 
 __all__ = [
     "ARRAY",
@@ -83,7 +83,7 @@ class NeedMoreBytes(InvalidFormat):
             f"the header needs at least the first {needed:,} bytes",
             hint="read a longer prefix of the file",
         )
-        self.needed = needed
+        self.needs = needed
 
 
 class Fault(IntEnum):

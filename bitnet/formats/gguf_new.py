@@ -16,10 +16,10 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 from bitnet.formats.gguf import MAGIC
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES
-from bitnet.formats.gguf_write import new_file, packed_string, packed_tensor, refuse_existing
+from bitnet.formats.gguf_write import new_file, pack_string, pack_tensor, refuse_existing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,7 +132,7 @@ def file_size(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> in
     Raises:
         Unsupported: a shape does not fill whole blocks.
     """
-    return len(_header(metadata, tensors)) + sum(_padded(one.size_bytes) for one in tensors)
+    return len(_header(metadata, tensors)) + sum(_round_up(one.size_bytes) for one in tensors)
 
 
 def _header(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
@@ -140,13 +140,13 @@ def _header(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> byte
     pieces += [_string(key) + value for key, value in metadata.items()]
     offset = 0
     for tensor in tensors:
-        pieces.append(packed_tensor(_raw(tensor.name), tensor.shape, tensor.type.ggml_id, offset))
-        offset += _padded(tensor.size_bytes)
+        pieces.append(pack_tensor(_raw(tensor.name), tensor.shape, tensor.type.ggml_id, offset))
+        offset += _round_up(tensor.size_bytes)
     header = b"".join(pieces)
     return header + bytes(-len(header) % ALIGNMENT)
 
 
-def _padded(size: int) -> int:
+def _round_up(size: int) -> int:
     return size + -size % ALIGNMENT
 
 
@@ -164,7 +164,7 @@ def _scalar(kind: str, value: Any) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    return packed_string(_raw(text))
+    return pack_string(_raw(text))
 
 
 def _raw(text: str) -> bytes:

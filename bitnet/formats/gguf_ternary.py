@@ -123,7 +123,7 @@ def _blocks(
     return raw[:, head:], taken == rows
 
 
-def _scaled_blocks(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
+def _count_scaled_blocks(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
     import numpy as np
 
     layout = SCALED_BLOCKS[info.type.name]
@@ -148,4 +148,4 @@ READERS: Mapping[str, Callable[[TensorInfo, memoryview, bool], TernaryCounts]] =
     "I2_S": _i2_s,
     "IQ2_BN": _iq2_bn,
     "IQ2_BN_R4": _iq2_bn,
-} | dict.fromkeys(SCALED_BLOCKS, _scaled_blocks)
+} | dict.fromkeys(SCALED_BLOCKS, _count_scaled_blocks)

@@ -7,8 +7,9 @@ from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
 
-from bitnet import native, terminal
-from bitnet.errors import InvalidFormat
+from bitnet import native
+from bitnet.base import terminal
+from bitnet.base.errors import InvalidFormat
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def decode(view: memoryview, entry: KeyEntry) -> Any:
 
 def printable(text: str) -> str:
     """*text* with control characters escaped that could affect a terminal."""
-    return text if terminal.named(text).isprintable() else repr(text)[1:-1]
+    return text if terminal.decode_names(text).isprintable() else repr(text)[1:-1]
 
 
 class Array:
@@ -106,14 +107,14 @@ class Array:
         if self._starts is None:
             self._expect_strings()
             module = native.module()
-            found = (
+            offsets = (
                 module.gguf_string_starts(self.raw, self.length)
                 if module is not None
                 else _string_starts(self.raw, self.length)
             )
-            if found is None:
-                raise _changed()
-            self._starts = memoryview(found).cast("B").cast("Q").toreadonly()
+            if offsets is None:
+                raise _change_error()
+            self._starts = memoryview(offsets).cast("B").cast("Q").toreadonly()
         return self._starts
 
     def bytes_at(self, at: int) -> bytes:
@@ -132,7 +133,7 @@ class Array:
         if module is not None:
             texts: list[str] | None = module.gguf_strings(self.raw, self.length)
             if texts is None:
-                raise _changed()
+                raise _change_error()
             return texts
         starts = self.starts.tolist()
         data = bytes(self.raw)
@@ -177,7 +178,7 @@ def _string_starts(raw: memoryview, count: int) -> array[int] | None:
     return starts
 
 
-def _changed() -> InvalidFormat:
+def _change_error() -> InvalidFormat:
     return InvalidFormat(
         "the file was changed while it was being read",
         hint="run the command again when nothing writes to the file",

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from bitnet.errors import IntegrityError, Unsupported, UsageError, from_os_error
+from bitnet.base.errors import IntegrityError, Unsupported, UsageError, from_os_error
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES, Index, KeyEntry
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "KeyChange",
     "new_file",
-    "packed_string",
-    "packed_tensor",
+    "pack_string",
+    "pack_tensor",
     "parse_change",
     "raw_values",
     "refuse_existing",
@@ -57,12 +57,12 @@ class KeyChange:
     value: str | int | float | bool
     old: Any = None
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Type id and value as stored in a GGUF file."""
         number = _TYPE_IDS[self.type]
         head = struct.pack("<I", number)
         if number == STRING:
-            return head + packed_string(str(self.value).encode("utf-8", "surrogateescape"))
+            return head + pack_string(str(self.value).encode("utf-8", "surrogateescape"))
         return head + struct.pack("<" + VALUE_TYPES[number][1], self.value)
 
 
@@ -100,7 +100,7 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
         raise UsageError(f"{key}: no value type {kind!r}", hint=f"use one of {known}")
     change = KeyChange(key, kind, _value(key, kind, value), metadata.get(key))
     try:
-        change.encoded()
+        change.encode()
     except (struct.error, OverflowError):
         raise UsageError(f"{key}: {value} does not fit into {kind}") from None
     return change
@@ -188,16 +188,16 @@ def _check(changes: list[KeyChange]) -> None:
             raise UsageError(f"{key} is set twice")
 
 
-def packed_string(raw: bytes) -> bytes:
+def pack_string(raw: bytes) -> bytes:
     """*raw* as a string in a GGUF file."""
     return struct.pack("<Q", len(raw)) + raw
 
 
-def packed_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) -> bytes:
+def pack_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) -> bytes:
     """The entry of a tensor in the header; *shape* has rows first."""
     dims = shape[::-1]
     return (
-        packed_string(name)
+        pack_string(name)
         + struct.pack("<I", len(dims))
         + struct.pack(f"<{len(dims)}QIQ", *dims, type_id, offset)
     )
@@ -213,11 +213,11 @@ def _header(view: memoryview, index: Index, changes: list[KeyChange], alignment:
     pieces = [MAGIC, version, counts]
     for key in index.keys:
         change = by_key.get(key.name)
-        pieces.append(packed_string(key.name))
-        pieces.append(change.encoded() if change else _as_it_was(view, key))
-    pieces += [packed_string(change.key.encode()) + change.encoded() for change in added]
+        pieces.append(pack_string(key.name))
+        pieces.append(change.encode() if change else _as_it_was(view, key))
+    pieces += [pack_string(change.key.encode()) + change.encode() for change in added]
     for tensor in index.tensors:
-        pieces.append(packed_tensor(tensor.name, tensor.shape, tensor.type, tensor.offset))
+        pieces.append(pack_tensor(tensor.name, tensor.shape, tensor.type, tensor.offset))
     header = b"".join(pieces)
     return header + bytes(-len(header) % alignment)
 
@@ -271,7 +271,7 @@ def _verify(
         assert isinstance(index, Index)
         raw = {key.name.decode(): _as_it_was(view, key) for key in index.keys}
         same = same and list(copy.metadata) == keys
-        same = same and all(raw[key] == change.encoded() for key, change in changed.items())
+        same = same and all(raw[key] == change.encode() for key, change in changed.items())
         if not same:
             raise IntegrityError(f"{path.name}: the header read back differs")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.base.invocation import word
 from bitnet.families import config_json
 from bitnet.formats import mlx, safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.inventory import Inventory
-from bitnet.invocation import word
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -61,55 +61,55 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         )
     config = outer
     if bits_of_mlx is not None:
-        stored = mlx.repacked(stored, bits_of_mlx)
+        stored = mlx.repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in mlx.CONFIG_KEYS}
-    said = config_json.describe(config, model=folder.name, ignore=ignore_keys)
-    tensors, names = _renamed(stored, said, folder)
-    _check_tensors(tensors, said, folder)
+    description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
+    tensors, names = _rename(stored, description, folder)
+    _check_tensors(tensors, description, folder)
     has_norms = has_input_norms(tensors)
-    if said.quantization.get("use_rms_norm") and not has_norms:
+    if description.quantization.get("use_rms_norm") and not has_norms:
         raise InvalidFormat(
             f"{folder.name}: quantization_config speaks of norms before every projection, and "
             "there are none",
             hint=_AGAIN,
         )
     # BitNet's embedding models have these norms, and nothing else says that they are ternary.
-    bits = BitLinear.of(said.quantization or (_ONLINE if has_norms else {}))
-    if said.family.rounds_inputs and bits is None:
+    bits = BitLinear.of(description.quantization or (_ONLINE if has_norms else {}))
+    if description.family.rounds_inputs and bits is None:
         logger.warning(
             "%s: config.json has no quantization_config: its layers are plain, not ternary",
             folder.name,
         )
     weights = {
-        name: _weight(name, tensors, said, bits, names[name])
+        name: _weight(name, tensors, description, bits, names[name])
         for name in tensors
         if not name.endswith(".scale")
     }
-    if bits is not None and bits.converts("lm_head") and not said.headless:
+    if bits is not None and bits.converts("lm_head") and not description.headless:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
         source = _plain_weight(head, tensors[head])
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
-    weights |= {name: _floats(name, factors) for name, factors in said.freq_factors.items()}
-    architecture = said.metadata["general.architecture"]
+    weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
+    architecture = description.metadata["general.architecture"]
     pooling = sentence_transformers.pooling_type(files, ignore_keys)
-    if pooling is None and said.headless:
+    if pooling is None and description.headless:
         pooling = 1  # sentence-transformers' default is the mean
     own = {} if pooling is None else {f"{architecture}.pooling_type": pooling}
     return Checkpoint(
         folder,
         architecture,
-        said.metadata | own,
+        description.metadata | own,
         weights,
-        said.family.rope_style,
+        description.family.rope_style,
         config=outer,
-        ignored=said.ignored,
+        ignored=description.ignored,
         prompts=sentence_transformers.prompts(files),
-        rounds_inputs=bits is not None or said.family.rounds_inputs,
+        rounds_inputs=bits is not None or description.family.rounds_inputs,
         inventory=files,
     )
 
 
-def _renamed(
+def _rename(
     found: Mapping[str, Tensor], said: Description, folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by GGUF name, and their original names."""

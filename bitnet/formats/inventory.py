@@ -17,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import IntegrityError, InvalidFormat, from_os_error
+from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
+from bitnet.base.files import digest_of
 from bitnet.formats.json_file import parse_json
 from bitnet.formats.mapped_file import MappedFile
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from bitnet.formats.json_file import T
 
 __all__ = ["Inventory"]
+
+_LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,11 @@ class Inventory:
         if name not in self._opened:
             path = self.path(name)
             try:
-                if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
+                status = path.stat()
+                if not stat.S_ISREG(status.st_mode):  # a pipe would block
                     raise InvalidFormat(f"{path} is not a regular file")
+                if status.st_size > _LARGE:
+                    return bytes(self.map(name))
                 with path.open("rb") as file:
                     self._opened[name] = _Opened(file.read(), os.fstat(file.fileno()))
             except OSError as error:
@@ -123,15 +129,6 @@ class Inventory:
         self._opened[name] = _Opened(mapped, mapped.status)
         return mapped
 
-    def extended(self, names: Iterable[str]) -> Inventory:
-        """This inventory with those of *names* that are in the folder."""
-        more = Inventory(self.root)
-        more._opened = dict(self._opened)
-        for name in names:
-            if name in more:
-                more.read(name)
-        return more
-
     @cached_property
     def sha256(self) -> dict[str, str]:
         """SHA-256 of each file, of the bytes that were read."""
@@ -146,18 +143,26 @@ class Inventory:
 
     @property
     def unread(self) -> list[str]:
-        """Files below the folder that were not read, hidden ones left out, sorted."""
-        found = (
+        """Files below the folder that no reader asked for, hidden ones left out, sorted."""
+        paths = (
             Path(place, file).relative_to(self.root)
             for place, _, files in os.walk(self.root)
             for file in files
         )
         return sorted(
             path.as_posix()
-            for path in found
+            for path in paths
             if path.as_posix() not in self._opened
             and not any(part.startswith(".") for part in path.parts)
         )
+
+    def unread_sha256(self, names: Iterable[str]) -> dict[str, str]:
+        """SHA-256 of each of *names*, files that no reader asked for.
+
+        Raises:
+            BitnetError: one cannot be read.
+        """
+        return {name: digest_of(self.path(name)) for name in names}
 
     def check(self) -> None:
         """Check that each name still belongs to the file that was read.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["T", "damaged", "parse_json", "repeated_keys"]
+__all__ = ["T", "damage_error", "find_repeated_keys", "parse_json"]
 
 T = TypeVar("T", dict, list)  # type: ignore[type-arg]
 
@@ -29,17 +29,17 @@ def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -
         InvalidFormat: it is not JSON, or JSON of another kind.
     """
     try:
-        found = json.loads(raw)
-        if unique and (twice := repeated_keys(raw)):
+        content = json.loads(raw)
+        if unique and (twice := find_repeated_keys(raw)):
             raise ValueError(f"the key {twice[0][0][:80]!r} is there twice")
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"it is not valid JSON: {error}") from None
-    if not isinstance(found, kind):
-        raise damaged(path, f"it is not a JSON {'array' if kind is list else 'object'}")
-    return found
+        raise damage_error(path, f"it is not valid JSON: {error}") from None
+    if not isinstance(content, kind):
+        raise damage_error(path, f"it is not a JSON {'array' if kind is list else 'object'}")
+    return content
 
 
-def repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
+def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
     """Keys in the JSON text *raw* that an object has again later, with their values."""
     overwritten: list[tuple[str, Any]] = []
 
@@ -54,7 +54,7 @@ def repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
     return overwritten
 
 
-def damaged(path: Path, why: str) -> InvalidFormat:
+def damage_error(path: Path, why: str) -> InvalidFormat:
     """The error about the file *path*, which is damaged."""
     where = f"{path.parent.name}/{path.name}"
     return InvalidFormat(f"{where}: {why}", hint="the file is damaged: fetch it again")

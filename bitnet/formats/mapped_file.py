@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bitnet import native
-from bitnet.errors import IntegrityError, InvalidFormat, from_os_error
+from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
 from bitnet.formats import not_a_model
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MappedFile", "mapped_files", "unchanged"]
+__all__ = ["MappedFile", "expect_unchanged", "files_behind"]
 
 
 class MappedFile(mmap.mmap):
@@ -111,12 +111,14 @@ class MappedFile(mmap.mmap):
         try:
             now = os.fstat(self._file)
         except OSError as error:
-            raise self._changed(f"it cannot be read any more ({error.strerror})") from error
+            raise self._change_error(f"it cannot be read any more ({error.strerror})") from error
         before = self.status
         if now.st_size != before.st_size:
-            raise self._changed(f"{before.st_size:,} bytes when it was opened, {now.st_size:,} now")
+            raise self._change_error(
+                f"{before.st_size:,} bytes when it was opened, {now.st_size:,} now"
+            )
         if now.st_mtime_ns != before.st_mtime_ns:
-            raise self._changed("it has been written to since it was opened")
+            raise self._change_error("it has been written to since it was opened")
         self.check_reads()
 
     def check_reads(self) -> None:
@@ -126,7 +128,7 @@ class MappedFile(mmap.mmap):
             IntegrityError: a part of the file was gone when it was read.
         """
         if self._guard and self._guard[0].is_torn(self._guard[1]):
-            raise self._changed("a part of it could not be read")
+            raise self._change_error("a part of it could not be read")
 
     def _at_the_end(self, function: Callable[[int], Any], number: int) -> None:
         """Call ``function(number)`` when the mapping is gone, and not before the process ends."""
@@ -134,36 +136,36 @@ class MappedFile(mmap.mmap):
         let_go.atexit = False
         self._let_go.append(let_go)
 
-    def _changed(self, how: str) -> IntegrityError:
+    def _change_error(self, how: str) -> IntegrityError:
         return IntegrityError(
             f"{self.path} changed while it was in use: {how}",
             hint="load it again; to replace a file that is in use, rename the new one over it",
         )
 
 
-def mapped_files(arrays: Iterable[NDArray[np.uint8]]) -> list[MappedFile]:
+def files_behind(arrays: Iterable[NDArray[np.uint8]]) -> list[MappedFile]:
     """The files that *arrays* are views of."""
     import numpy as np
 
-    found: dict[int, MappedFile] = {}
+    files: dict[int, MappedFile] = {}
     for array in arrays:
         base: object = array
         while isinstance(base, np.ndarray) and base.base is not None:
             base = base.base
         mapped = base.obj if isinstance(base, memoryview) else None
         if isinstance(mapped, MappedFile):
-            found[id(mapped)] = mapped
-    return list(found.values())
+            files[id(mapped)] = mapped
+    return list(files.values())
 
 
 @contextmanager
-def unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
+def expect_unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
     """Check the files of *arrays* at the end of the block that reads them.
 
     Raises:
         IntegrityError: one of them changed; results computed from it are invalid.
     """
-    files = mapped_files(arrays)
+    files = files_behind(arrays)
     for file in files:
         file.watch()
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.safetensors import Tensor
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CONFIG_KEYS", "TYPES", "mlx_quantization", "repacked"]
+__all__ = ["CONFIG_KEYS", "TYPES", "mlx_quantization", "repack"]
 
 #: Keys of ``config.json`` that describe the packing, and nothing else of the model.
 CONFIG_KEYS = ("quantization", "quantization_config")
 
-#: Names of the types that :func:`repacked` gives, by bits.
+#: Names of the types that :func:`repack` gives, by bits.
 TYPES = {1: "Q1_0", 2: "PQ2_0"}
 _GROUP = 128
 _HINT = "fetch the model's GGUF file, or its folder of plain weights"
@@ -54,7 +54,7 @@ def mlx_quantization(config: Mapping[str, Any], model: str) -> int | None:
     return int(bits)
 
 
-def repacked(tensors: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
+def repack(tensors: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
     """*tensors* with packed matrices as tensors of the type ``TYPES[bits]``.
 
     Raises:

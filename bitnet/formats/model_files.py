@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.errors import from_os_error
+from bitnet.base.errors import from_os_error
 from bitnet.formats import safetensors
 from bitnet.formats.gguf import part_number
 

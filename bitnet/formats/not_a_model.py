@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet.errors import InvalidFormat, NotFound
-from bitnet.invocation import word
+from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.base.invocation import word
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["empty", "folder_without_model", "known_kind", "missing", "other_kind"]
+__all__ = ["empty", "folder_without_model", "kind_from_head", "missing", "other_kind"]
 
 _FETCH = "check the path, or fetch a model: bitnet download-model smollm2-135m"
 _KINDS = (
@@ -35,19 +35,19 @@ def empty(label: str) -> InvalidFormat:
 
 def folder_without_model(path: Path) -> NotFound:
     """Error: *path* is a folder without a single model to choose."""
-    found = sorted(file for file in path.glob("*.gguf") if file.is_file())
-    if not found:
+    files = sorted(file for file in path.glob("*.gguf") if file.is_file())
+    if not files:
         return NotFound(
             f"no model in {path}: neither *.gguf nor *.safetensors with config.json", hint=_FETCH
         )
     return NotFound(
-        f"{path} is a folder with {len(found)} GGUF file{'s' * (len(found) != 1)}, "
+        f"{path} is a folder with {len(files)} GGUF file{'s' * (len(files) != 1)}, "
         "expected a GGUF file, or a folder with config.json and *.safetensors",
-        hint=f"name the file itself: {word(found[0])}",
+        hint=f"name the file itself: {word(files[0])}",
     )
 
 
-def known_kind(head: bytes) -> tuple[str, str] | None:
+def kind_from_head(head: bytes) -> tuple[str, str] | None:
     """Kind of a file that begins with *head*, and a hint; ``None`` if unknown."""
     start = head.lstrip()
     return next(((what, hint) for magic, what, hint in _KINDS if start.startswith(magic)), None)
@@ -56,7 +56,7 @@ def known_kind(head: bytes) -> tuple[str, str] | None:
 def other_kind(head: bytes, label: str) -> InvalidFormat:
     """Error: the file *label*, which begins with *head*, is something else; names it if known."""
     neither = f"{label} is neither a GGUF file nor safetensors"
-    if known := known_kind(head):
+    if known := kind_from_head(head):
         what, hint = known
         return InvalidFormat(f"{neither} but {what}", hint=hint)
     return InvalidFormat(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, NotFound
-from bitnet.formats.json_file import damaged, parse_json
+from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.formats.json_file import damage_error, parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,12 +89,12 @@ def read_folder(files: Inventory) -> dict[str, Tensor]:
     for file in names:
         for name, tensor in read_file(files, file).items():
             if name in tensors:
-                raise damaged(files.path(file), f"{name} is in {places[name]}, too")
+                raise damage_error(files.path(file), f"{name} is in {places[name]}, too")
             tensors[name], places[name] = tensor, file
     if index is not None and index != places:
         name = min(index.items() ^ places.items())[0]
         said, there = index.get(name, "no file"), places.get(name, "no file")
-        raise damaged(files.path(INDEX), f"it says that {name} is in {said}, it is in {there}")
+        raise damage_error(files.path(INDEX), f"it says that {name} is in {said}, it is in {there}")
     return tensors
 
 
@@ -109,10 +109,10 @@ def read_file(files: Inventory, name: str) -> dict[str, Tensor]:
     mapped, path = files.map(name), files.path(name)
     view = memoryview(mapped)
     if len(view) < 8:
-        raise damaged(path, "it ends before its header")
+        raise damage_error(path, "it ends before its header")
     (length,) = struct.unpack_from("<Q", view)
     if length > min(_MAX_HEADER_BYTES, len(view) - 8):
-        raise damaged(path, f"its header of {length:,} bytes does not fit {len(view):,} bytes")
+        raise damage_error(path, f"its header of {length:,} bytes does not fit {len(view):,} bytes")
     directory = parse_json(bytes(view[8 : 8 + length]), path, dict, unique=True)
     mapped.check()
     data = np.frombuffer(view[8 + length :], dtype=np.uint8)
@@ -131,20 +131,20 @@ def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:
     if INDEX not in files:
         if SINGLE in files:
             return [SINGLE], None
-        found = sorted(path.name for path in folder.glob("*.safetensors"))
-        if not found:
+        candidates = sorted(path.name for path in folder.glob("*.safetensors"))
+        if not candidates:
             raise NotFound(f"{folder} holds no safetensors file", hint="check the path")
-        if len(found) > 1:
+        if len(candidates) > 1:
             raise InvalidFormat(
-                f"{folder} holds {len(found)} safetensors files, and neither {INDEX} nor a file "
-                f"{SINGLE} says which are the model",
+                f"{folder} holds {len(candidates)} safetensors files, and neither {INDEX} nor a "
+                f"file {SINGLE} says which are the model",
                 hint=f"fetch {INDEX}, or remove the others",
             )
-        return found, None
+        return candidates, None
     index = files.json(INDEX, dict).get("weight_map")
     texts = isinstance(index, dict) and all(isinstance(name, str) for name in index.values())
     if not isinstance(index, dict) or not index or not texts:
-        raise damaged(folder / INDEX, "it has no weight_map")
+        raise damage_error(folder / INDEX, "it has no weight_map")
     names = sorted(set(index.values()))
     if SINGLE in files and names != [SINGLE]:
         raise InvalidFormat(
@@ -168,13 +168,15 @@ def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
         item_bytes = _ITEM_BYTES[entry["dtype"]]
         numbers = [*shape, start, stop]
     except (KeyError, TypeError, ValueError):
-        raise damaged(path, f"its entry for {name} makes no sense") from None
+        raise damage_error(path, f"its entry for {name} makes no sense") from None
     plain = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
     if not plain or not all(type(item) is int and 0 <= item < 1 << 63 for item in numbers):
-        raise damaged(path, f"its entry for {name} makes no sense")
+        raise damage_error(path, f"its entry for {name} makes no sense")
     size = math.prod(shape) * item_bytes
     if stop - start != size:
-        raise damaged(path, f"tensor {name} of {size:,} bytes is said to be at {start:,}..{stop:,}")
+        raise damage_error(
+            path, f"tensor {name} of {size:,} bytes is said to be at {start:,}..{stop:,}"
+        )
     return start, stop
 
 
@@ -184,7 +186,7 @@ def _check_layout(extents: dict[str, tuple[int, int]], size: int, path: Path) ->
     for name, (start, stop) in sorted(extents.items(), key=lambda entry: entry[1]):
         if start != end:
             problem = "overlaps the one before it" if start < end else "leaves a gap before it"
-            raise damaged(path, f"tensor {name} at {start:,}..{stop:,} {problem}")
+            raise damage_error(path, f"tensor {name} at {start:,}..{stop:,} {problem}")
         end = stop
     if end != size:
-        raise damaged(path, f"its tensors end at byte {end:,} of {size:,}")
+        raise damage_error(path, f"its tensors end at byte {end:,} of {size:,}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bitnet.families.rules import HARMLESS, Rule, check, neutral, read, refusal, without
-from bitnet.formats.json_file import damaged
+from bitnet.formats.json_file import damage_error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -73,8 +73,8 @@ def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
         return None
     modules, model = files.json(name, list), files.root.name
     if not all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in modules):
-        raise damaged(files.path(name), "expected a list of modules, each with a type")
-    found = None
+        raise damage_error(files.path(name), "expected a list of modules, each with a type")
+    pooling = None
     for module in modules:
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
@@ -82,7 +82,7 @@ def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
             raise refusal(name, module["type"], model=model, kind=_KIND, why=why)
         if kind == "Pooling":
             inside = str(module.get("path") or "1_Pooling")
-            found = _pooling(files, f"{inside}/config.json", ignore)
+            pooling = _pooling(files, f"{inside}/config.json", ignore)
     settings = "sentence_bert_config.json"
     if settings in files:
         rules = {"do_lower_case": neutral(None, False)}
@@ -91,7 +91,7 @@ def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
             {key: given[key] for key in rules if key in given}, rules,
             model=model, kind=_KIND, below=f"{settings}: ",
         )  # fmt: skip
-    return found
+    return pooling
 
 
 def prompts(files: Inventory) -> Prompts:
@@ -107,7 +107,9 @@ def prompts(files: Inventory) -> Prompts:
     texts, default = said.get("prompts") or {}, said.get("default_prompt_name") or ""
     is_texts = isinstance(texts, dict) and all(isinstance(one, str) for one in texts.values())
     if not is_texts or not isinstance(default, str) or (default and default not in texts):
-        raise damaged(files.path(name), "expected prompts by name, and the name of one of them")
+        raise damage_error(
+            files.path(name), "expected prompts by name, and the name of one of them"
+        )
     return Prompts(texts, default)
 
 
@@ -116,12 +118,12 @@ def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
     given = without(files.json(name, dict), ignore)
     check(given, _POOLING, model=model, kind=_KIND, below=f"{inside}: ")
     named = given.get("pooling_mode")
-    found = [mode for key, mode in _MODES.items() if given.get(key)]
+    modes = [mode for key, mode in _MODES.items() if given.get(key)]
     if named is not None:
-        found = [_NAMES[named]] if isinstance(named, str) and named in _NAMES else []
-    if len(found) != 1:
-        shown = named if named is not None else found
+        modes = [_NAMES[named]] if isinstance(named, str) and named in _NAMES else []
+    if len(modes) != 1:
+        shown = named if named is not None else modes
         why = "one of mean, cls and last is computed"
         key = f"{inside}: pooling_mode"
         raise refusal(key, shown, model=model, kind=_KIND, why=why)
-    return POOLINGS.index(found[0])
+    return POOLINGS.index(modes[0])

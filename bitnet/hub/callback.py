@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import NetworkError, Offline
+from bitnet.base.errors import NetworkError, Offline
+from bitnet.base.trust import redact_url
 from bitnet.hub.http import requests
 from bitnet.hub.patience import BACKOFF_S
-from bitnet.trust import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ def call_back(
         NetworkError: no attempt succeeded.
     """
     if options.is_offline:
-        raise Offline(f"offline: {shown(url)} is not told that the worker is ready")
+        raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
     problem = ""
     attempts = options.retries or ATTEMPTS
     for attempt in range(attempts):
@@ -50,6 +50,6 @@ def call_back(
             return
         problem = f"HTTP {reply.status_code}"
     raise NetworkError(
-        f"callback to {shown(url)} failed after {attempts} attempts: {problem}",
+        f"callback to {redact_url(url)} failed after {attempts} attempts: {problem}",
         hint="check --callback-url; the worker serves all the same",
     )

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from bitnet.errors import NotFound, UsageError
+from bitnet.base.errors import NotFound, UsageError
+from bitnet.base.progress import human_size
+from bitnet.base.trust import printable
 from bitnet.hub.repository import some_of
-from bitnet.progress import human_size
-from bitnet.trust import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from bitnet.hub.repository import RepoFile
+    from bitnet.sources import Source
 
-__all__ = ["RepoModel", "candidates", "choose", "is_pattern", "models_in", "selected"]
+__all__ = [
+    "RepoModel",
+    "candidates",
+    "choose",
+    "choose_ternary",
+    "is_pattern",
+    "models_in",
+    "select_paths",
+]
 
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 # Files of a safetensors folder that are needed to run it.
@@ -33,9 +42,14 @@ _FOLDER_FILES = (
     "*.safetensors.index.json",
 )
 _ENCODING = re.compile(
-    r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32)(?=[-._]|$)",
+    r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32)(?=[-._]|$)",
     re.IGNORECASE,
 )
+# Types that only ternary models have, so that files of them hold the same weights.
+_TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
+_NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,39 +88,39 @@ def is_pattern(file: str) -> bool:
     return not file or any(character in file for character in "*?[")
 
 
-def candidates(files: Iterable[RepoFile], pattern: str) -> list[RepoModel]:
+def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     """Models whose path or name matches *pattern*; all GGUF files when it is empty."""
-    groups: dict[str, list[RepoFile]] = {}
+    groups: dict[str, list[Source]] = {}
     for file in files:
-        name = file.path.rpartition("/")[2]
+        name = file.file.rpartition("/")[2]
         glob = pattern or "*.gguf"
-        if not (fnmatchcase(file.path, glob) or fnmatchcase(name, glob)):
+        if not (fnmatchcase(file.file, glob) or fnmatchcase(name, glob)):
             continue
-        part = _PART.fullmatch(file.path)
-        shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.path
+        part = _PART.fullmatch(file.file)
+        shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
         groups.setdefault(shown, []).append(file)
     return [
         RepoModel(
             name,
-            tuple(sorted(file.path for file in group)),
-            sum(file.size for file in group),
+            tuple(sorted(file.file for file in group)),
+            sum(file.size or 0 for file in group),
             _encoding(name),
         )
         for name, group in sorted(groups.items())
     ]
 
 
-def selected(files: Iterable[RepoFile], include: list[str], exclude: list[str]) -> list[str]:
+def select_paths(files: Iterable[Source], include: list[str], exclude: list[str]) -> list[str]:
     """Paths that match one of *include* (any path if it is empty) and none of *exclude*."""
     return [
-        file.path
+        file.file
         for file in files
-        if (not include or any(_matches(file.path, glob) for glob in include))
-        and not any(_matches(file.path, glob) for glob in exclude)
+        if (not include or any(_matches(file.file, glob) for glob in include))
+        and not any(_matches(file.file, glob) for glob in exclude)
     ]
 
 
-def models_in(files: Iterable[RepoFile], pattern: str) -> list[RepoModel]:
+def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
 
     A folder is one model, with its tokenizer; one part of a split file stands for all of them.
@@ -117,25 +131,25 @@ def models_in(files: Iterable[RepoFile], pattern: str) -> list[RepoModel]:
     """
     files = list(files)
     gguf = [
-        found
-        for found in candidates(files, "")
-        if (pattern or not found.name.rpartition("/")[2].startswith("mmproj"))
-        and (not pattern or any(_matches(file, pattern) for file in (found.name, *found.files)))
+        model
+        for model in candidates(files, "")
+        if (pattern or not _NO_MODEL.search(model.name.rpartition("/")[2]))
+        and (not pattern or any(_matches(file, pattern) for file in (model.name, *model.files)))
     ]
     return gguf + [
-        found
-        for found in _folders(files)
-        if not pattern or any(_matches(file, pattern) for file in found.files if _is_weights(file))
+        model
+        for model in _folders(files)
+        if not pattern or any(_matches(file, pattern) for file in model.files if _is_weights(file))
     ]
 
 
-def _folders(files: list[RepoFile]) -> Iterator[RepoModel]:
+def _folders(files: list[Source]) -> Iterator[RepoModel]:
     """Runnable folders with safetensors."""
-    by_folder: dict[str, list[RepoFile]] = {}
+    by_folder: dict[str, list[Source]] = {}
     for file in files:
-        by_folder.setdefault(file.path.rpartition("/")[0], []).append(file)
+        by_folder.setdefault(file.file.rpartition("/")[0], []).append(file)
     for folder, inside in sorted(by_folder.items()):
-        by_name = {file.path.rpartition("/")[2]: file for file in inside}
+        by_name = {file.file.rpartition("/")[2]: file for file in inside}
         weights = [name for name in by_name if name.endswith(".safetensors")]
         # Some repositories contain the same weights again in their authors' format.
         weights = [name for name in weights if name.startswith("model")] or weights
@@ -145,8 +159,8 @@ def _folders(files: list[RepoFile]) -> Iterator[RepoModel]:
         chosen = [by_name[name] for name in sorted({*named, *weights})]
         yield RepoModel(
             f"{folder}/*.safetensors".lstrip("/"),
-            tuple(file.path for file in chosen),
-            sum(file.size for file in chosen),
+            tuple(file.file for file in chosen),
+            sum(file.size or 0 for file in chosen),
             "safetensors",
         )
 
@@ -167,7 +181,7 @@ def choose(
     pattern: str,
     *,
     fits: Callable[[int], bool | None],
-    files: Iterable[RepoFile] = (),
+    files: Iterable[Source] = (),
 ) -> RepoModel:
     """The only candidate.
 
@@ -184,10 +198,13 @@ def choose(
     """
     if len(found) == 1:
         return found[0]
+    chosen = choose_ternary(repo, found, fits=fits)
+    if chosen is not None:
+        return chosen
     if not found:
         raise NotFound(
             f"{repo} has no file that matches {pattern or '*.gguf'!r}; "
-            f"it has {some_of(file.path for file in files)}",
+            f"it has {some_of(file.file for file in files)}",
             hint="name one with --file FILE",
         )
     lines = "\n".join(candidate.line(fits(candidate.size)) for candidate in found)
@@ -197,6 +214,30 @@ def choose(
         f"{len(found)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n{lines}",
         hint=f"name one: --file '{printable(largest.name)}'",
     )
+
+
+def choose_ternary(
+    repo: str, models: list[RepoModel], *, fits: Callable[[int], bool | None]
+) -> RepoModel | None:
+    """The largest of several files of one ternary model that can run here; it says so.
+
+    ``None``: they may be different models, or none is known to fit.
+    """
+    stems = {_ENCODING.sub("", model.name.rpartition("/")[2]) for model in models}
+    ternary = [model for model in models if model.encoding in _TERNARY]
+    fitting = [model for model in ternary if fits(model.size)]
+    if len(stems) > 1 or not fitting:
+        return None
+    chosen = max(fitting, key=lambda model: model.size)
+    logger.warning(
+        "%s: the files %s hold the same weights; %s, %s, is the %s that fits into memory",
+        printable(repo),
+        ", ".join(model.encoding for model in ternary),
+        printable(chosen.name),
+        human_size(chosen.size),
+        "largest" if len(ternary) > 1 else "one",
+    )
+    return chosen
 
 
 def _encoding(name: str) -> str:

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bitnet.errors import BitnetError, NetworkError
-from bitnet.findings import Finding
+from bitnet.base.errors import BitnetError, NetworkError
+from bitnet.base.findings import Finding
+from bitnet.base.progress import human_size
+from bitnet.base.trust import origin, redact_url
 from bitnet.hub.http import requests
 from bitnet.hub.patience import Transient
 from bitnet.hub.session import HubSession
-from bitnet.progress import human_size
-from bitnet.trust import origin, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +41,8 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     chosen = proxies["verify"]  # REQUESTS_CA_BUNDLE, where it is set
     bundle = chosen if isinstance(chosen, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
     proxy = requests.utils.select_proxy(url, proxies["proxies"])
-    yield Finding("ok", "hub", shown(options.endpoint))
-    yield Finding("ok", "proxy", shown(proxy) if proxy else "none")
+    yield Finding("ok", "hub", redact_url(options.endpoint))
+    yield Finding("ok", "proxy", redact_url(proxy) if proxy else "none")
     _, host, port = origin(proxy or url)
     steps: list[tuple[str, Callable[[], str]]] = [
         ("DNS", lambda: _resolve(str(host), port)),
@@ -54,13 +54,13 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
         steps.append(("reply", lambda: _reply(session, url)))
         steps.append(("speed", lambda: _speed(session, url)))
         for name, look in steps:
-            step = _timed(name, look, url)
+            step = _time_check(name, look, url)
             yield step
             if step.failed:
                 return
 
 
-def _timed(name: str, look: Callable[[], str], url: str) -> Finding:
+def _time_check(name: str, look: Callable[[], str], url: str) -> Finding:
     started = time.monotonic()
     problem: BitnetError
     try:
@@ -71,7 +71,7 @@ def _timed(name: str, look: Callable[[], str], url: str) -> Finding:
     except Transient as broken:
         problem = broken.error
     except (OSError, UnicodeError) as error:  # requests' errors are OSErrors, invalid names are not
-        problem = NetworkError(f"{name} fails for {shown(url)}: {error}", hint=_HINTS[name])
+        problem = NetworkError(f"{name} fails for {redact_url(url)}: {error}", hint=_HINTS[name])
     return replace(Finding.of(name, problem), duration_s=time.monotonic() - started)
 
 

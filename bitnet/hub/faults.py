@@ -17,9 +17,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
+from bitnet.base.settings import DRILL_ENTRY
 from bitnet.hub.http import Transport, requests, urllib3
-from bitnet.settings import DRILL_ENTRY
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.ref import names
 from bitnet.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bitnet.store import Name, Store
+    from bitnet.store import Artifact, Store
 
-__all__ = ["KnownModel", "known_models"]
+__all__ = ["KnownModel", "list_models"]
 
 
 @dataclass(frozen=True)
@@ -39,53 +38,44 @@ class KnownModel:
     path: Path | None
 
 
-def known_models(store: Store) -> list[KnownModel]:
+def list_models(store: Store) -> list[KnownModel]:
     """This package's models, the registry's in its order, then other fetched ones by name."""
-    fetched: dict[str, list[Name]] = {}
-    for name in store.names:
+    fetched: dict[str, list[Artifact]] = {}
+    for name in store.index:
         is_weights = name.file.endswith((".gguf", ".safetensors"))
         if name.kind == "model" and is_weights and store.path_of(name.sha256).is_file():
-            fetched.setdefault(_called(name), []).append(name)
-    found = [_registered(name, store) for name in names()]
+            fetched.setdefault(_model_argument(name), []).append(name)
+    found = [_registry_model(name, store) for name in names()]
     registered = {_hub_name(source) for source in sources.MODELS.values()}
     return found + [
-        _fetched(called, parts, store)
+        _model_in_store(called, parts, store)
         for called, parts in sorted(fetched.items())
         if called not in registered
     ]
 
 
-def _registered(name: str, store: Store) -> KnownModel:
+def _registry_model(name: str, store: Store) -> KnownModel:
     own = SHIPPED.get(name)
     if own is not None:
         return KnownModel(name, own.file, own.size, own.family, own.licence, own.path)
-    packaged = PACKAGED.get(name)
-    if packaged is not None:
-        here = _stored(packaged.sha256, store)
-        return KnownModel(
-            name, packaged.file, packaged.size, packaged.family, packaged.licence, here
-        )
-    source = sources.MODELS[name]
-    known = store.names.find(source.repo, source.revision, source.file)
-    if known is None:
-        return KnownModel(name, source.file, source.size, source.family, source.licence, None)
-    here = _stored(known.sha256, store)
-    return KnownModel(name, source.file, known.size, source.family, source.licence, here)
+    source = sources.PACKAGED.get(name) or sources.MODELS[name]
+    known = store.index.find(*source.index_name)
+    digest, size = (known.sha256, known.size) if known else (source.sha256, source.size)
+    path = store.path_of(digest) if digest else None
+    here = path if path is not None and path.is_file() else None
+    return KnownModel(name, source.file, size, source.family, source.licence, here)
 
 
-def _stored(sha256: str, store: Store) -> Path | None:
-    path = store.path_of(sha256)
-    return path if path.is_file() else None
-
-
-def _fetched(called: str, parts: list[Name], store: Store) -> KnownModel:
+def _model_in_store(called: str, parts: list[Artifact], store: Store) -> KnownModel:
     first = min(parts, key=lambda name: name.file)
     size = sum(name.size for name in parts)
     return KnownModel(called, first.file, size, "", "", store.path_of(first.sha256))
 
 
-def _called(name: Name) -> str:
+def _model_argument(name: Artifact) -> str:
     """MODEL argument for *name*; a folder with safetensors is one model."""
+    if "://" in name.repo:
+        return name.repo
     revision = "" if name.revision == "main" else f"@{name.revision}"
     file = f":{name.file}" if name.file.endswith(".gguf") else ""
     return f"hf:{name.repo}{revision}{file}"

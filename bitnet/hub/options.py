@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bitnet import settings, trust
-from bitnet.errors import UsageError
-from bitnet.options import option
+from bitnet.base import settings, trust
+from bitnet.base.errors import UsageError
+from bitnet.base.options import option
 
 __all__ = ["FetchOptions", "FileSelection"]
 

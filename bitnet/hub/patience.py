@@ -7,15 +7,15 @@ import re
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from bitnet.errors import BitnetError, NetworkError, RateLimited
-from bitnet.trust import shown
+from bitnet.base.errors import BitnetError, NetworkError, RateLimited
+from bitnet.base.trust import redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitnet.hub.options import FetchOptions
 
-__all__ = ["BACKOFF_S", "TROUBLESHOOTING", "Patience", "Transient", "failed"]
+__all__ = ["BACKOFF_S", "TROUBLESHOOTING", "Patience", "Transient", "request_error"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Patience:
         self._waited_s = 0.0
         self._last_gain = session.clock()
 
-    def gained(self, count: int) -> None:
+    def report_bytes(self, count: int) -> None:
         """Report that *count* more bytes have arrived."""
         with self._lock:
             self._last_gain = self._session.clock()
@@ -82,7 +82,7 @@ class Patience:
             if self._gained >= FRESH_START_BYTES:
                 self._failures = self._gained = 0
 
-    def failed(
+    def report_failure(
         self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
     ) -> None:
         """Report a failure of *what* and wait before the next attempt, or until *stopped*.
@@ -111,7 +111,7 @@ class Patience:
         if ending:
             if failures > 1:
                 logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
-            raise _given_up(broken.error, ending)
+            raise _final_error(broken.error, ending)
         if broken.retry_after_s is None:  # a wait requested by the server is not silence
             with self._lock:
                 self._waited_s += wait
@@ -130,12 +130,14 @@ class Patience:
                 self._last_gain = session.clock()
 
 
-def failed(url: str, reason: str) -> NetworkError:
+def request_error(url: str, reason: str) -> NetworkError:
     """Error for a request to *url* without a usable reply."""
-    return NetworkError(f"HTTP request failed for {shown(url)}: {reason}", hint=TROUBLESHOOTING)
+    return NetworkError(
+        f"HTTP request failed for {redact_url(url)}: {reason}", hint=TROUBLESHOOTING
+    )
 
 
-def _given_up(error: BitnetError, ending: str) -> BitnetError:
+def _final_error(error: BitnetError, ending: str) -> BitnetError:
     hint = error.hint or TROUBLESHOOTING
     kind = RateLimited if isinstance(error, RateLimited) else NetworkError
     return kind(f"{error.message} ({ending})", hint=hint)

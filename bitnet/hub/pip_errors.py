@@ -6,7 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from bitnet.errors import (
+from bitnet.base.errors import (
     AuthError,
     BitnetError,
     HashMismatch,
@@ -19,7 +19,7 @@ from bitnet.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["explain", "redacted"]
+__all__ = ["explain", "redact"]
 
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
@@ -44,7 +44,7 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
         requirements: the packages requested.
         folder: pip's working folder.
     """
-    text = redacted(output)
+    text = redact(output)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     needed = ", ".join(requirements)
     if "no such option: --report" in text or "no such option: --dry-run" in text:
@@ -97,7 +97,7 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
     )
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """*text* with addresses stripped of logins, signatures and paths on a server."""
     return _QUERY.sub(r"\1?***", _CREDENTIALS.sub("//***@", text))
 

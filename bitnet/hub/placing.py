@@ -13,16 +13,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.errors import UsageError, from_os_error
-from bitnet.store import Blob
+from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base.trust import open_folder
 from bitnet.store.links import fresh_name, short_name
-from bitnet.trust import open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bitnet.hub.download import Fetched
     from bitnet.hub.project import Project
+    from bitnet.store import Artifact
 
 __all__ = ["common_folder", "place_all"]
 
@@ -36,7 +35,7 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def place_all(
-    items: Sequence[tuple[Fetched, Path]], project: Project, root: Path | None = None
+    items: Sequence[tuple[Artifact, Path]], project: Project, root: Path | None = None
 ) -> None:
     """Put each file into its place: all of them, or none.
 
@@ -53,9 +52,8 @@ def place_all(
     """
     store, todo = project.store, []
     root = (root if root is not None else project.folder).absolute()
-    for got, target in items:
-        blob = Blob(got.path, got.sha256, got.size)
-        if got.path == target or store.is_intact(target, blob.sha256, blob.size):
+    for blob, target in items:
+        if blob.path == target or store.is_intact(target, blob.sha256, blob.size):
             continue
         may_replace = project.force or store.may_replace(target)
         if os.path.lexists(target) and not may_replace:
@@ -75,15 +73,16 @@ def place_all(
 
 
 def _place_folder(
-    todo: list[tuple[Blob, Path]], folder: Path, root: Path, project: Project
+    todo: list[tuple[Artifact, Path]], folder: Path, root: Path, project: Project
 ) -> None:
     """Create *folder* with all of its files."""
     store = project.store
     fresh = folder.with_name(fresh_name(f".{folder.name}"))
     inside = [(blob, fresh / target.absolute().relative_to(folder)) for blob, target in todo]
     try:
-        with open_folder(root, folder.parent) as fd:
+        if folder.parent.is_dir():
             _sweep(folder, project)
+        with open_folder(root, folder.parent) as fd:
             try:
                 store.place_all(inside, root)
                 if fd is None:

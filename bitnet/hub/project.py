@@ -1,27 +1,27 @@
-"""A working folder with its lock file and cache, and the files provided to it."""
+"""A working folder with its lock file and cache."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bitnet import locks
-from bitnet.errors import Offline, PermissionDenied
-from bitnet.files import check_writable
-from bitnet.hub import lockfile
+from bitnet.base import locks
+from bitnet.base.errors import Offline, PermissionDenied
+from bitnet.base.files import check_writable
 from bitnet.hub.limits import Limits
-from bitnet.store import Store
+from bitnet.store import Store, records
+from bitnet.store.records import LOCK_FILE
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bitnet.hub.lockfile import Locked
+    from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
-    from bitnet.progress import Mode
+    from bitnet.store import Artifact
 
-__all__ = ["Project", "Provided"]
+__all__ = ["Project"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,32 +70,38 @@ class Project:
     @property
     def lock_path(self) -> Path:
         """The lock file."""
-        return self.folder / lockfile.NAME
+        return self.folder / LOCK_FILE
 
     @property
     def store(self) -> Store:
         """The store in the cache folder."""
         return Store(self.cache, rehash=self.verify, beside=self.read_only)
 
-    def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
-        """Lock file entry of *key*; ``None`` if it is to be updated."""
-        return None if self.update else self._known(key)
+    def pin_of(self, identity: tuple[str, str, str, str]) -> Artifact | None:
+        """Lock file entry of this identity; ``None`` if it is to be updated."""
+        return None if self.update else records.find_pin(self.pins(), identity)
 
-    def _known(self, key: tuple[str, str, str, str]) -> Locked | None:
-        return lockfile.find(lockfile.read(self.lock_path), key)
+    def place_of(self, path: Path | None) -> str | None:
+        """*path* relative to the lock file; ``None`` if it is outside."""
+        return records.relative(path, self.folder) if path is not None else None
 
-    def pin(self, *entries: Locked) -> None:
+    def pins(self) -> list[Artifact]:
+        """Entries of the lock file."""
+        return records.read_lock(self.lock_path)
+
+    def pin(self, *entries: Artifact) -> None:
         """Write *entries* into the lock file; safe for several processes."""
         if not self.records or self.folder.absolute() == self.cache.absolute():
             return
-        changed = [entry for entry in map(self._completed, entries) if entry is not None]
+        pins = self.pins()
+        changed = [entry for one in entries if (entry := _complete(one, pins)) is not None]
         if not changed:
             return
-        guard = self.lock_path.with_name(f".{lockfile.NAME}.lock")
+        guard = self.lock_path.with_name(f".{LOCK_FILE}.lock")
         try:
-            with locks.hold(guard, timeout_s=self.options.lock_s, what=lockfile.NAME, leave=False):
+            with locks.hold(guard, timeout_s=self.options.lock_s, what=LOCK_FILE, leave=False):
                 for _ in range(_PIN_ATTEMPTS):  # again where locks have no effect
-                    if not lockfile.record(self.lock_path, *changed):
+                    if not records.pin(self.lock_path, *changed):
                         break
         except PermissionDenied as error:
             files = ", ".join(f"{entry.repo}/{entry.file}" for entry in changed)
@@ -103,18 +109,6 @@ class Project:
             return
         for entry in changed:
             logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
-
-    def _completed(self, entry: Locked) -> Locked | None:
-        """*entry* completed by the lock file's entry; ``None`` if that would not change it."""
-        known = self._known(entry.key)
-        if known is not None and known.sha256 == entry.sha256:
-            entry = replace(
-                entry,
-                commit=entry.commit or known.commit,
-                licence=entry.licence or known.licence,
-                path=entry.path or known.path,
-            )
-        return None if known == entry else entry
 
     def require_connection(self, path: Path, command: str) -> None:
         """Raise if the network is switched off.
@@ -137,26 +131,14 @@ class Project:
             )
 
 
-@dataclass(frozen=True)
-class Provided:
-    """A file in its place.
-
-    Attributes:
-        path: as requested by the caller.
-        sha256: its digest.
-        size: its bytes.
-        commit: of the repository, if the server reported it.
-        cached: no bytes were transferred.
-        licence: the licence line.
-    """
-
-    path: Path
-    sha256: str
-    size: int
-    commit: str | None
-    cached: bool
-    licence: str
-
-    def facts(self) -> dict[str, object]:
-        """The file as JSON values."""
-        return asdict(self) | {"path": str(self.path)}
+def _complete(entry: Artifact, pins: list[Artifact]) -> Artifact | None:
+    """*entry* completed by the lock file's entry; ``None`` if that would not change it."""
+    pinned = records.find_pin(pins, entry.identity)
+    if pinned is not None and pinned.sha256 == entry.sha256:
+        entry = replace(
+            entry,
+            commit=entry.commit or pinned.commit,
+            licence=entry.licence or pinned.licence,
+            place=entry.place or pinned.place,
+        )
+    return None if pinned == entry else entry

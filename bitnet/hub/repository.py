@@ -8,14 +8,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from bitnet.errors import BitnetError, NetworkError, NotFound, UsageError
+from bitnet.base.errors import BitnetError, NetworkError, NotFound, UsageError
+from bitnet.base.trust import (
+    COMMIT,
+    REPOSITORY,
+    SHA256,
+    address,
+    is_plain_text,
+    origin,
+    printable,
+    redact_url,
+)
 from bitnet.hub.http import requests, urllib3
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.patience import Transient, failed
+from bitnet.hub.patience import Transient, request_error
 from bitnet.hub.replies import as_count, refuse_pages, repository_of
 from bitnet.hub.session import LONGEST_DOCUMENT, HubSession
+from bitnet.sources import Source
 from bitnet.store.partial import Version
-from bitnet.trust import COMMIT, SHA256, address, is_plain_text, origin, printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,9 +34,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 __all__ = [
-    "FileFacts",
     "RepoFacts",
-    "RepoFile",
     "file_url",
     "head",
     "list_files",
@@ -35,32 +43,9 @@ __all__ = [
     "some_of",
 ]
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _NAMES_SHOWN = 12
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MOST_PAGES = 10_000  # of a listing
-
-
-@dataclass(frozen=True)
-class FileFacts(Version):
-    """A version of a file as its server describes it.
-
-    Attributes:
-        accepts_ranges: the server accepts range requests.
-        git_oid: git's name for the content, for a file that the hub keeps in git itself.
-    """
-
-    accepts_ranges: bool = False
-    git_oid: str | None = None
-
-
-@dataclass(frozen=True)
-class RepoFile:
-    """A file in a repository: its path, size in bytes, and SHA-256 if the hub knows it."""
-
-    path: str
-    size: int
-    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +69,7 @@ def file_url(repo: str, revision: str, file: str, options: FetchOptions | None =
     parts = file.split("/")
     if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(file):
         raise UsageError(f"not a file of a repository: {file!r}")
-    address = f"{_checked(repo)}/resolve/{quote(revision, safe='')}/{quote(file)}"
+    address = f"{_check_repo(repo)}/resolve/{quote(revision, safe='')}/{quote(file)}"
     return f"{options.endpoint}/{address}"
 
 
@@ -94,7 +79,7 @@ def head(
     *,
     session: HubSession | None = None,
     attempts: int | None = None,
-) -> FileFacts:
+) -> Version:
     """The server's description of the file at *url*, without its content.
 
     Args:
@@ -110,19 +95,19 @@ def head(
         NetworkError: the server does not answer, or answers with a web page.
     """
 
-    def ask(session: HubSession) -> FileFacts:
+    def ask(session: HubSession) -> Version:
         with session.open(url, method="HEAD", leave_origin=False) as response:
             facts = response.headers
             final = not response.is_redirect
             if final:
-                refuse_pages(response, shown(url))
+                refuse_pages(response, redact_url(url))
             linked = strong_etag(facts.get("X-Linked-Etag"))
             etag = linked or (strong_etag(facts.get("ETag")) if final else None)
             size = facts.get("X-Linked-Size") or (facts.get("Content-Length") if final else None)
             commit = facts.get("X-Repo-Commit")
             commit = commit if is_plain_text(commit, 100) else None
             sha256 = linked.lower() if linked and SHA256.fullmatch(linked.lower()) else None
-            return FileFacts(
+            return Version(
                 url=_at_commit(url, commit, session.options),
                 commit=commit,
                 etag=etag,
@@ -133,9 +118,9 @@ def head(
                 accepts_ranges=not final or facts.get("Accept-Ranges", "").lower() == "bytes",
             )
 
-    def attempt(session: HubSession) -> FileFacts:
+    def attempt(session: HubSession) -> Version:
         try:
-            return session.retrying(shown(url), lambda: ask(session), attempts=attempts)
+            return session.retrying(redact_url(url), lambda: ask(session), attempts=attempts)
         except NotFound as error:
             raise _with_candidates(error, url, session) from None
 
@@ -148,7 +133,7 @@ def list_files(
     options: FetchOptions | None = None,
     *,
     session: HubSession | None = None,
-) -> list[RepoFile]:
+) -> list[Source]:
     """Every file of *repo* at *revision*, sorted by path.
 
     Raises:
@@ -157,24 +142,26 @@ def list_files(
         NetworkError: the hub does not answer, or not with a listing.
     """
 
-    def ask(session: HubSession) -> list[RepoFile]:
-        path = f"{_checked(repo)}/tree/{quote(revision, safe='')}"
+    def ask(session: HubSession) -> list[Source]:
+        path = f"{_check_repo(repo)}/tree/{quote(revision, safe='')}"
         url: str | None = f"{session.options.endpoint}/api/models/{path}?recursive=true"
-        files: list[RepoFile] = []
+        files: list[Source] = []
         seen: set[str] = set()
         left = LONGEST_DOCUMENT
         while url is not None:
             if url in seen or len(seen) >= _MOST_PAGES:
-                raise NetworkError(f"{shown(url)}: a list of files without an end")
+                raise NetworkError(f"{redact_url(url)}: a list of files without an end")
             seen.add(url)
             entries, headers, size = session.json(url, f"list of files of {repo}", longest=left)
             left -= size
             try:
-                files += [_repo_file(entry) for entry in entries if entry["type"] == "file"]
+                files += [
+                    _source(entry, repo, revision) for entry in entries if entry["type"] == "file"
+                ]
             except (KeyError, TypeError, ValueError, OverflowError):
-                raise NetworkError(f"{shown(url)}: not a list of files") from None
+                raise NetworkError(f"{redact_url(url)}: not a list of files") from None
             url = _next_page(url, headers.get("Link", ""))
-        return sorted(files, key=lambda file: file.path)
+        return sorted(files, key=lambda file: file.file)
 
     return _in_session(ask, options, session)
 
@@ -195,11 +182,11 @@ def model_facts(
     """
 
     def ask(session: HubSession) -> RepoFacts:
-        path = f"{_checked(repo)}/revision/{quote(revision, safe='')}"
+        path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
         url = f"{session.options.endpoint}/api/models/{path}"
         facts, _, _ = session.json(url, f"facts about {repo}")
         if not isinstance(facts, dict):
-            raise NetworkError(f"{shown(url)}: not the facts of a repository")
+            raise NetworkError(f"{redact_url(url)}: not the facts of a repository")
         card = facts.get("cardData")
         card = card if isinstance(card, dict) else {}
         licence = card.get("license_name") or card.get("license")
@@ -234,17 +221,17 @@ def read_range(
     def ask(session: HubSession) -> bytes:
         wanted = {"Range": f"bytes={start}-{stop - 1}"}
         with session.open(url, headers=wanted, accept=(200, 206)) as response:
-            refuse_pages(response, shown(url))
+            refuse_pages(response, redact_url(url))
             if response.status_code == 206:
                 begins = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
             else:
                 begins = start == 0  # a server without ranges sends the file from its beginning
             if not begins:
-                raise NetworkError(f"{shown(url)}: the server cannot send a part of the file")
+                raise NetworkError(f"{redact_url(url)}: the server cannot send a part of the file")
             return _first_bytes(response.raw, stop - start, url)
 
     def attempt(session: HubSession) -> bytes:
-        return session.retrying(shown(url), lambda: ask(session))
+        return session.retrying(redact_url(url), lambda: ask(session))
 
     return _in_session(attempt, options, session)
 
@@ -262,7 +249,7 @@ def _first_bytes(raw: object, count: int, url: str) -> bytes:
         try:
             part = raw.read1(min(count, 1 << 20), decode_content=False)  # type: ignore[attr-defined]
         except (urllib3.exceptions.HTTPError, OSError):
-            raise Transient(failed(url, "the connection broke")) from None
+            raise Transient(request_error(url, "the connection broke")) from None
         if not part:
             break
         parts.append(part)
@@ -279,8 +266,8 @@ def _in_session(
         return call(own)
 
 
-def _checked(repo: str) -> str:
-    if not _REPOSITORY.fullmatch(repo):
+def _check_repo(repo: str) -> str:
+    if not REPOSITORY.fullmatch(repo if "/" in repo else f"models/{repo}"):
         raise UsageError(
             f"not a repository: {repo!r}",
             hint="write OWNER/NAME, for example openai-community/gpt2",
@@ -306,11 +293,11 @@ def _next_page(url: str, links: str) -> str | None:
     try:
         target = address(following, url)
     except ValueError:
-        raise NetworkError(f"{shown(url)}: not a list of files") from None
+        raise NetworkError(f"{redact_url(url)}: not a list of files") from None
     if origin(target) != origin(url):
         raise NetworkError(
-            f"{shown(url)}: the list of files goes on at {shown(target)}, another server; a part "
-            "of it would be missing",
+            f"{redact_url(url)}: the list of files goes on at {redact_url(target)}, "
+            "another server; a part of it would be missing",
             hint="name the file with --file FILE, or use another mirror with --base-url",
         )
     return target
@@ -320,17 +307,15 @@ def _is_next(link: dict[str, str]) -> bool:
     return link.get("rel") == "next" and "url" in link
 
 
-def _repo_file(entry: dict[str, object]) -> RepoFile:
+def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
+    """The file that an *entry* of a listing describes."""
     path = str(entry["path"])
     path.encode()  # half a surrogate is not a name
     stored = entry.get("lfs")
     oid = stored.get("oid") if isinstance(stored, dict) else None
     digest = str(oid).removeprefix("sha256:").lower() if oid else ""
-    return RepoFile(
-        path=path,
-        size=_size(entry.get("size", 0)),
-        sha256=digest if SHA256.fullmatch(digest) else None,
-    )
+    known = digest if SHA256.fullmatch(digest) else None
+    return Source(repo, repo, path, revision, known, _size(entry.get("size", 0)))
 
 
 def _size(value: object) -> int:
@@ -356,7 +341,7 @@ def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound
         return error
     repo, revision, file = named
     try:
-        names = [entry.path for entry in list_files(repo, revision, session=session)]
+        names = [entry.file for entry in list_files(repo, revision, session=session)]
         what = f"no file {file!r} in {repo} at {revision}"
     except NotFound:
         try:

@@ -16,8 +16,9 @@ from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from bitnet import __version__, settings, trust
-from bitnet.errors import (
+from bitnet import __version__
+from bitnet.base import settings, trust
+from bitnet.base.errors import (
     AuthError,
     BitnetError,
     NetworkError,
@@ -25,13 +26,13 @@ from bitnet.errors import (
     TokenInvalid,
     UsageError,
 )
+from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import replies
 from bitnet.hub.faults import FaultyTransport
 from bitnet.hub.http import Transport, requests, urllib3
 from bitnet.hub.limits import Limits
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.patience import TROUBLESHOOTING, Patience, Transient, failed
-from bitnet.trust import origin, printable, shown
+from bitnet.hub.patience import TROUBLESHOOTING, Patience, Transient, request_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -54,7 +55,7 @@ _UNKNOWN_HOST = "the host name cannot be resolved"
 _REFUSED = "connection refused"
 
 
-def shown_origin(url: str) -> str:
+def host_of(url: str) -> str:
     """Host of *url*, and its port if it is not the default."""
     scheme, host, port = origin(url)
     return str(host) if port == {"http": 80, "https": 443}.get(scheme) else f"{host}:{port}"
@@ -154,7 +155,7 @@ class HubSession:
         """
         if self.options.is_offline:
             raise Offline(
-                f"offline: {shown(url)} is not on disk and the network is switched off",
+                f"offline: {redact_url(url)} is not on disk and the network is switched off",
                 hint="unset BITNET_OFFLINE and HF_HUB_OFFLINE, and leave --offline away",
             )
         secret = settings.access_token() if token and not self._token_refused else None
@@ -163,7 +164,7 @@ class HubSession:
             with_token = secret is not None and self._is_the_hub(here)
             sent = dict(headers or {})
             if with_token:
-                sent["Authorization"] = f"Bearer {_checked(secret)}"
+                sent["Authorization"] = f"Bearer {_check_token(secret)}"
             login = self._logins.get("://".join(urlsplit(here)[:2]))
             if login is not None:
                 sent["Authorization"] = requests.auth._basic_auth_str(*login)
@@ -176,7 +177,7 @@ class HubSession:
             response.close()
             here = target
         else:
-            raise NetworkError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects")
+            raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
         if response.status_code in accept:
             return response
         if response.status_code == 401 and with_token:
@@ -186,7 +187,7 @@ class HubSession:
             response,
             url,
             with_token=with_token or self._token_refused,
-            elsewhere=shown_origin(here) if kept_back else "",
+            elsewhere=host_of(here) if kept_back else "",
         )
 
     def _is_the_hub(self, url: str) -> bool:
@@ -219,7 +220,7 @@ class HubSession:
         logger.warning(
             "the hub does not accept the token in HF_TOKEN; the file is public and comes without "
             "it; make a new token at %s/settings/tokens",
-            shown(self.options.endpoint),
+            redact_url(self.options.endpoint),
         )
         return response
 
@@ -227,7 +228,7 @@ class HubSession:
         """Send one request; raises :class:`Transient`."""
         # Errors of requests contain signed addresses, so none of them is chained.
         silence = min(self.options.stall_s, self.options.deadline_s)
-        logger.debug("%s %s %s", method, shown(url), headers.get("Range", ""))
+        logger.debug("%s %s %s", method, redact_url(url), headers.get("Range", ""))
         try:
             response = self._requests.request(
                 method,
@@ -240,25 +241,25 @@ class HubSession:
             )
         except requests.exceptions.SSLError:
             raise NetworkError(
-                f"HTTP request failed for {shown(url)}: the certificate is not trusted",
+                f"HTTP request failed for {redact_url(url)}: the certificate is not trusted",
                 hint="behind an inspecting proxy, set REQUESTS_CA_BUNDLE to its certificate file",
             ) from None
         except requests.exceptions.InvalidSchema:
             raise UsageError(
-                f"no connection to {shown(url)}: the proxy for it is not an HTTP proxy",
+                f"no connection to {redact_url(url)}: the proxy for it is not an HTTP proxy",
                 hint="set HTTPS_PROXY to an HTTP proxy, or unset ALL_PROXY; for SOCKS: "
                 "pip install pysocks",
             ) from None
         except requests.exceptions.RequestException as error:
             if isinstance(error, ValueError):  # not an address
-                raise UsageError(f"not an address to fetch from: {shown(url)}") from None
+                raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
             reason = _reason(error)
             limit = UNKNOWN_HOST_ATTEMPTS if reason == _UNKNOWN_HOST else None
             if reason == _REFUSED and ":".join(map(str, origin(url))) not in self._reached:
                 limit = REFUSED_ATTEMPTS
-            raise Transient(failed(url, reason), attempts=limit) from None
+            raise Transient(request_error(url, reason), attempts=limit) from None
         except (ValueError, urllib3.exceptions.HTTPError):  # a host that no resolver accepts
-            raise UsageError(f"not an address to fetch from: {shown(url)}") from None
+            raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
         except OSError as error:  # requests looks for the certificates before it connects
             raise UsageError(
                 f"the certificates in REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE cannot be used: "
@@ -273,11 +274,11 @@ class HubSession:
     ) -> BitnetError | Transient:
         """The error for *response*, which does not bring what was asked for."""
         response.close()
-        endpoint = shown(self.options.endpoint)
-        error = replies.error_of(response, shown(url), endpoint, with_token=with_token)
+        endpoint = redact_url(self.options.endpoint)
+        error = replies.error_of(response, redact_url(url), endpoint, with_token=with_token)
         if elsewhere and isinstance(error, AuthError):
             error = type(error)(
-                f"{error.message.partition(': ')[0]} {shown(url)}: {elsewhere} refuses "
+                f"{error.message.partition(': ')[0]} {redact_url(url)}: {elsewhere} refuses "
                 "access, and did not get the access token: you did not name it as the hub, or it "
                 "is not encrypted",
                 hint=f"if {elsewhere} belongs to the hub: export BITNET_HUB_HOSTS={elsewhere}",
@@ -309,7 +310,7 @@ class HubSession:
                 return attempt()
             except Transient as broken:  # noqa: PERF203
                 broken.attempts = min(filter(None, (attempts, broken.attempts)), default=None)
-                patience.failed(what, broken)
+                patience.report_failure(what, broken)
 
     def json(
         self, url: str, what: str, *, longest: int = LONGEST_DOCUMENT
@@ -333,7 +334,7 @@ class HubSession:
                 try:
                     return json.loads(body), response.headers, len(body)
                 except (ValueError, RecursionError):  # not UTF-8; thousands of digits; too deep
-                    raise replies.not_expected(response, shown(url), "JSON") from None
+                    raise replies.not_expected(response, redact_url(url), "JSON") from None
 
         return self.retrying(what, attempt)
 
@@ -345,13 +346,14 @@ class HubSession:
                 body += chunk
                 if len(body) > longest:
                     raise NetworkError(
-                        f"{shown(url)}: more than {longest:,} bytes where a short text belongs",
+                        f"{redact_url(url)}: more than {longest:,} bytes where a short text "
+                        "belongs",
                         hint=TROUBLESHOOTING,
                     )
                 if self.clock() - begun > self.options.deadline_s:
-                    raise Transient(failed(url, "timeout"))
+                    raise Transient(request_error(url, "timeout"))
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as e:
-            raise Transient(failed(url, _reason(e))) from None
+            raise Transient(request_error(url, _reason(e))) from None
         return bytes(body)
 
 
@@ -367,12 +369,13 @@ def _target(here: str, redirect: requests.Response) -> str:
     except ValueError as error:
         redirect.close()
         raise NetworkError(
-            f"{shown(here)} redirects to {printable(shown(text))!r}: {error}", hint=TROUBLESHOOTING
+            f"{redact_url(here)} redirects to {printable(redact_url(text))!r}: {error}",
+            hint=TROUBLESHOOTING,
         ) from None
     if here.startswith("https:") and not target.startswith("https:"):
         redirect.close()
         raise NetworkError(
-            f"{shown(here)} redirects to an unencrypted address: {shown(target)}",
+            f"{redact_url(here)} redirects to an unencrypted address: {redact_url(target)}",
             hint=TROUBLESHOOTING,
         )
     return target
@@ -390,7 +393,7 @@ def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _checked(token: str | None) -> str:
+def _check_token(token: str | None) -> str:
     """*token* if it is a valid header value; requests would quote it in its error otherwise."""
     if token is None or not (token.isascii() and token.isprintable() and " " not in token):
         raise TokenInvalid(

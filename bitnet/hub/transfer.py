@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
-from bitnet.errors import AuthError, NetworkError, NotFound, RateLimited, from_os_error
+from bitnet.base.errors import AuthError, NetworkError, NotFound, RateLimited, from_os_error
+from bitnet.base.progress import human_size
+from bitnet.base.trust import redact_url
 from bitnet.hub.http import urllib3
 from bitnet.hub.limits import Stopped
-from bitnet.hub.patience import Patience, Transient, failed
+from bitnet.hub.patience import Patience, Transient, request_error
 from bitnet.hub.replies import as_count, content_range, refuse_pages
-from bitnet.hub.repository import FileFacts, strong_etag
+from bitnet.hub.repository import strong_etag
 from bitnet.hub.together import first_error, in_threads
 from bitnet.hub.trailing_hash import TrailingHash
-from bitnet.progress import human_size
-from bitnet.trust import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import requests
 
     from bitnet.hub.session import HubSession
-    from bitnet.store.partial import Partial
+    from bitnet.store import Partial, Version
 
 __all__ = ["Replaced", "Transfer"]
 
@@ -68,7 +68,7 @@ class _Piece:
     stop: int | None
 
     @property
-    def left(self) -> int:
+    def missing_bytes(self) -> int:
         """Missing bytes; the end must be known."""
         return max(0, (self.stop or 0) - self.at)
 
@@ -88,7 +88,7 @@ class Transfer:
     def __init__(
         self,
         session: HubSession,
-        facts: FileFacts,
+        facts: Version,
         partial: Partial,
         *,
         name: str,
@@ -143,7 +143,7 @@ class Transfer:
                 return self._from(url)
             except (AuthError, NetworkError, NotFound, RateLimited, Replaced) as error:  # noqa: PERF203
                 reason = getattr(error, "message", "") or "it has another file"
-                logger.warning("%s goes on without %s: %s", self._name, shown(url), reason)
+                logger.warning("%s goes on without %s: %s", self._name, redact_url(url), reason)
         return self._from(last)
 
     def _from(self, url: str) -> str:
@@ -238,7 +238,7 @@ class Transfer:
                 if not self._waiting:
                     return
                 piece = self._waiting.popleft()
-            while piece.left:
+            while piece.missing_bytes:
                 self._attempt(piece)
 
     # --- one request -------------------------------------------------------------------------
@@ -251,7 +251,9 @@ class Transfer:
             if self._in_pieces:
                 raise
             if not self._ranges:
-                raise NetworkError(f"{shown(self._url)}: a part of the file came unasked") from None
+                raise NetworkError(
+                    f"{redact_url(self._url)}: a part of the file came unasked"
+                ) from None
             self._start_over("the server cannot continue")
         except Transient as broken:
             if self._ending():
@@ -259,7 +261,7 @@ class Transfer:
             if self._url != self._servers[-1]:
                 broken.attempts = min(SERVER_ATTEMPTS, broken.attempts or SERVER_ATTEMPTS)
             stopped = self._ending if self._in_pieces else None
-            self._patience.failed(self._name, broken, stopped=stopped)
+            self._patience.report_failure(self._name, broken, stopped=stopped)
 
     def _start_over(self, reason: str) -> None:
         logger.info("%s: %s, starting over", self._name, reason)
@@ -277,18 +279,18 @@ class Transfer:
         start, stop = piece.at, piece.stop
         if self._ranges and (start or stop is not None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-            if self._partial.sent_etag and not self._facts.sha256:
-                headers["If-Range"] = f'"{self._partial.sent_etag}"'
+            if self._partial.server_etag and not self._facts.sha256:
+                headers["If-Range"] = f'"{self._partial.server_etag}"'
         with self._limits.connection(self._ending) as waited:
             if waited:
-                self._patience.gained(0)  # our own limit is not silence of the server
+                self._patience.report_bytes(0)  # our own limit is not silence of the server
             accept = (200, 206, 416) if "Range" in headers else (200,)
             with self._session.open(self._url, headers=headers, accept=accept) as response:
                 with self._lock:
                     self._open.add(response)
                 try:
-                    refuse_pages(response, shown(self._url))
-                    piece.at, end = self._checked(response, start, stop, asked=bool(headers))
+                    refuse_pages(response, redact_url(self._url))
+                    piece.at, end = self._body_range(response, start, stop, asked=bool(headers))
                     if response.status_code == 200:
                         piece.stop = None  # the whole file
                     self._receive(response, piece, end)
@@ -296,7 +298,7 @@ class Transfer:
                     with self._lock:
                         self._open.discard(response)
 
-    def _checked(
+    def _body_range(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
     ) -> tuple[int, int | None]:
         """Start and end of *response*'s body in the file.
@@ -305,7 +307,7 @@ class Transfer:
             _NoRanges: it is not the requested part.
             Replaced: it belongs to another version.
         """
-        etag, bound = strong_etag(response.headers.get("ETag")), self._partial.sent_etag
+        etag, bound = strong_etag(response.headers.get("ETag")), self._partial.server_etag
         if self._facts.sha256:
             etag = bound = None  # replicas have different ETags; the digest decides in the end
         if response.status_code == 416:
@@ -313,14 +315,12 @@ class Transfer:
         if etag and bound and etag != bound:
             raise Replaced
         if response.status_code == 206:
-            found = content_range(response.headers.get("Content-Range"))
-            if not asked or found is None or found[0] != start or (stop and found[1] > stop):
+            part = content_range(response.headers.get("Content-Range"))
+            if not asked or part is None or part[0] != start or (stop and part[1] > stop):
                 raise _NoRanges
-            if self.size is not None and (
-                found[2] not in (None, self.size) or found[1] > self.size
-            ):
+            if self.size is not None and (part[2] not in (None, self.size) or part[1] > self.size):
                 raise Replaced
-            end: int | None = found[1]
+            end: int | None = part[1]
         else:
             length = response.headers.get("Content-Length", "")
             end = as_count(length)
@@ -348,11 +348,11 @@ class Transfer:
             try:
                 chunk = response.raw.read1(limits.share(count), decode_content=False)
             except urllib3.exceptions.ReadTimeoutError:
-                raise Transient(failed(self._url, "timeout")) from None
+                raise Transient(request_error(self._url, "timeout")) from None
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 if end is not None and any(isinstance(arg, IncompleteRead) for arg in error.args):
                     break  # reported below, with the numbers
-                raise Transient(failed(self._url, "the connection broke")) from None
+                raise Transient(request_error(self._url, "the connection broke")) from None
             if not chunk:
                 break
             if self.size is not None and piece.at + len(chunk) > self.size:
@@ -362,16 +362,16 @@ class Transfer:
             waited = session.clock() - since
             if waited >= session.options.stall_s:
                 if piece.at - at_since < STALL_BYTES_PER_S * waited:
-                    raise Transient(failed(self._url, "stalled"))
+                    raise Transient(request_error(self._url, "stalled"))
                 since, at_since = session.clock(), piece.at
         at = piece.at
         if end is not None and at < end:
             raise Transient(
-                failed(self._url, f"truncated: {at - start:,} of {end - start:,} bytes came")
+                request_error(self._url, f"truncated: {at - start:,} of {end - start:,} bytes came")
             )
         if end is None:
             if self.size is not None and at < self.size:
-                raise Transient(failed(self._url, f"truncated after {at:,} bytes"))
+                raise Transient(request_error(self._url, f"truncated after {at:,} bytes"))
             self.size = at
 
     def _store(self, piece: _Piece, chunk: bytes) -> None:
@@ -398,7 +398,7 @@ class Transfer:
                     partial.note()
             self._advance()
             partial.flush_behind()
-        self._patience.gained(len(chunk))
+        self._patience.report_bytes(len(chunk))
 
     def _advance(self) -> None:
         self._hash.advance(self._partial.done.frontier)

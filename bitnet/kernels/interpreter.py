@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet.kernels.instructions import Mark, Pass
+from bitnet.kernels.instructions import Mark
+from bitnet.kernels.targets import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -37,11 +38,11 @@ class Interpreter:
 
         A value sent in return takes the place of the marked one.
         """
-        one = Pass(self.program, self._weights, self._ops, segments)
+        forward_pass = Pass(self.program, self._weights, self._ops, segments)
         for instruction in self.program.instructions:
             if isinstance(instruction, Mark):
-                sent = yield instruction.name, one.registers[instruction.register]
+                sent = yield instruction.name, forward_pass.registers[instruction.register]
                 if sent is not None:
-                    one.registers[instruction.register] = sent
-            instruction.run(one)
-        return one.finish()
+                    forward_pass.registers[instruction.register] = sent
+            instruction.run(forward_pass)
+        return forward_pass.finish()

@@ -1,7 +1,7 @@
 """Keys and values as int16 codes, which attention multiplies exactly, in pages of 64 positions.
 
 A vector of a head becomes codes and one float32 step: a key's codes have a length of 32,767, the
-largest of a value's is 16,383. ``kernels/native/isa/kernels.hpp`` states the arithmetic; this
+largest of a value's is 16,383. ``native/kernels/isa/kernels.hpp`` states the arithmetic; this
 module does the same in NumPy, bit for bit.
 """
 
@@ -115,15 +115,15 @@ def load(pages: NDArray[np.int16], head_dim: int) -> tuple[Array, Array]:
         ``(kv_heads, 64 * P, D)`` each.
     """
     kv_heads = pages.shape[2]
-    found: list[list[Array]] = [[], []]
+    keys_and_values: list[list[Array]] = [[], []]
     for page in pages:
         (keys, values), steps = _parts(page, head_dim)
         orders = keys.transpose(0, 2, 1, 3), values.transpose(0, 1, 3, 2)
-        for to, codes, step in zip(found, orders, steps, strict=True):
+        for to, codes, step in zip(keys_and_values, orders, steps, strict=True):
             numbers = codes.reshape(kv_heads, PAGE, -1)[..., :head_dim].astype(np.float32)
             with np.errstate(all="ignore"):  # places that hold nothing may hold anything
                 to.append(numbers * step[..., None])
-    return np.concatenate(found[0], axis=1), np.concatenate(found[1], axis=1)
+    return np.concatenate(keys_and_values[0], axis=1), np.concatenate(keys_and_values[1], axis=1)
 
 
 def pages_of(keys: Array, values: Array) -> NDArray[np.int16]:

@@ -1,7 +1,7 @@
 """The backend in C++: the same operations as ``reference.py``, on packed weights.
 
 Products round activations to int8, in groups or, for ternary weights, per token;
-``kernels/native/isa/kernels.hpp`` states the numerics. A whole program is one call
+``native/kernels/isa/kernels.hpp`` states the numerics. A whole program is one call
 (``native_graph.py``). Results depend neither on the number of threads nor on the batch.
 """
 
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet import native, settings
-from bitnet.cores import thread_count, usable_cores
-from bitnet.errors import Unsupported
+from bitnet import native
+from bitnet.base import settings
+from bitnet.base.cores import thread_count, usable_cores
+from bitnet.base.errors import Unsupported
 from bitnet.kernels.instructions import GATES, Attend
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import pages_of

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.kernels.instructions import Graph, Rotate
+from bitnet.kernels.instructions import Rotate
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import page_tables, state_ranges
+from bitnet.kernels.targets import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ __all__ = ["CompiledProgram"]
 
 
 class CompiledProgram:
-    """A program whose instructions run in C++, by ``kernels/native/graph/graph.hpp``."""
+    """A program whose instructions run in C++, by ``native/kernels/graph/graph.hpp``."""
 
     def __init__(
         self, module: ModuleType, program: Program, weights: Mapping[str, Prepared], ops: Ops

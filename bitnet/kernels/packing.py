@@ -1,7 +1,7 @@
 """A weight in the bytes that the kernels of the compiled module read.
 
 Block-quantized and float matrices are copied with their rows interleaved 16 by 16 (``*_R16``;
-``kernels/native/encodings/tiles.hpp`` has the layout), and the pages of the mapped file they came
+``native/kernels/encodings/tiles.hpp`` has the layout), and the pages of the mapped file they came
 from are given back. Ternary ones go through ``ternary_packing``.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.file_pages import give_back_pages
 from bitnet.kernels.ternary_packing import pack_ternary
 from bitnet.quants import registry
@@ -92,7 +92,7 @@ def prepare_matrix(
     if name not in native.kernel_types() or columns % weight.quant.block_size:
         values = np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
         logger.debug("%s: no kernel for %s, kept as F32", weight.name, name)
-        return _tiled(native, "F32", values.view(np.uint8).reshape(-1), rows, columns)
+        return _tile(native, "F32", values.view(np.uint8).reshape(-1), rows, columns)
     size = weight.quant.size_bytes(weight.shape)
     if size is None or len(weight.data) < size:
         raise InvalidFormat(
@@ -103,10 +103,10 @@ def prepare_matrix(
     factors = None if weight.scale == 1.0 else np.array([weight.scale], dtype=np.float32)
     if in_rows or f"{name}_R16" not in native.kernel_types():
         return _matrix(native, name, weight.data, rows, columns, factors=factors)
-    return _tiled(native, name, weight.data[:size], rows, columns, factors=factors)
+    return _tile(native, name, weight.data[:size], rows, columns, factors=factors)
 
 
-def _tiled(
+def _tile(
     native: ModuleType,
     name: str,
     data: NDArray[np.uint8],

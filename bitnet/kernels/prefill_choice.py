@@ -46,14 +46,14 @@ def choose_prefill(module: ModuleType) -> bool:
     if rival is None or rival not in module.kernel_levels():
         return False
     held = conditions(module)
-    found = read_measurement("prefill-kernels", held)
-    if found is None:
-        found = measure(module, rival)
-        write_measurement("prefill-kernels", held, found)
-    taken = [name for name, gain in found.items() if gain < 1.0 and _take(module, name, rival)]
+    gains = read_measurement("prefill-kernels", held)
+    if gains is None:
+        gains = measure(module, rival)
+        write_measurement("prefill-kernels", held, gains)
+    taken = [name for name, gain in gains.items() if gain < 1.0 and _take(module, name, rival)]
     for name in taken:
         logger.info(
-            "prefill of %s: %s, %.2f times as fast as %s", name, rival, 1.0 / found[name], level
+            "prefill of %s: %s, %.2f times as fast as %s", name, rival, 1.0 / gains[name], level
         )
     return bool(taken)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.quants import registry
@@ -179,7 +179,7 @@ class ReferenceOps(Ops):
         _calls["delta_rule/numpy"] += 1
         heads, key_dim, _ = out_state.shape
         repeats = heads // k.shape[1]
-        spread = partial(np.repeat, repeats=repeats) if grouped else _tiled(repeats)
+        spread = partial(np.repeat, repeats=repeats) if grouped else _tile_heads(repeats)
         root = self.dtype.type(np.sqrt(key_dim))
         q, k = spread(_of_length_one(q) / root, axis=1), spread(_of_length_one(k), axis=1)
         decay = np.exp(a * np.logaddexp(self.dtype.type(0), alpha + dt))  # (T, H)
@@ -250,7 +250,7 @@ def _of_length_one(x: Array) -> Array:
     return unit
 
 
-def _tiled(repeats: int) -> Callable[..., Array]:
+def _tile_heads(repeats: int) -> Callable[..., Array]:
     """Function that repeats all heads together *repeats* times."""
     return lambda x, axis: np.concatenate([x] * repeats, axis=axis)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet import settings
+from bitnet.base import settings
 from bitnet.cache.measurements import read_measurement, write_measurement
 from bitnet.kernels.measured import conditions
 
@@ -55,18 +55,18 @@ def dense_pays(module: ModuleType, weights: int) -> bool:
     if weights < SMALLEST or not fast:
         return False
     held = conditions(module)
-    found = read_measurement("ternary-layout", held) or {}
-    if found.keys() != {"two_bit", "dense"}:
-        found = measure(module)
-        write_measurement("ternary-layout", held, found)
-    worth_it = found["dense"] >= ADVANTAGE * found["two_bit"]
+    speeds = read_measurement("ternary-layout", held) or {}
+    if speeds.keys() != {"two_bit", "dense"}:
+        speeds = measure(module)
+        write_measurement("ternary-layout", held, speeds)
+    worth_it = speeds["dense"] >= ADVANTAGE * speeds["two_bit"]
     logger.info(
         "ternary weights in memory: %s; with %d threads 2 bits give %.0f and 1.6 bits %.0f "
         "billion weights/s",
         "1.6 bits" if worth_it else "2 bits",
         held["threads"],
-        found["two_bit"] / 1e9,
-        found["dense"] / 1e9,
+        speeds["two_bit"] / 1e9,
+        speeds["dense"] / 1e9,
     )
     return worth_it
 

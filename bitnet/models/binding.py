@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.families.foreign import what_it_is
 from bitnet.models.hidden_program import layout
 from bitnet.quants import registry, types

@@ -14,6 +14,7 @@ from bitnet.families.blocks import Attention, DeltaNet, FeedForward, Mixer
 from bitnet.kernels.instructions import (
     Add,
     Attend,
+    Center,
     Convolve,
     DeltaRule,
     Embed,
@@ -26,6 +27,7 @@ from bitnet.kernels.instructions import (
     Select,
     Split,
     Temper,
+    Transpose,
 )
 from bitnet.kernels.program import Instruction, Program, Register
 
@@ -148,13 +150,13 @@ class _Writer:
         else:
             names = ("attn_q", "attn_k", "attn_v")
             self._linear((q, k, v), h, names, biased=its.biased)  # (T, H D), twice (T, KV D)
-        if its.qk_norm:
-            whole = its.qk_norm == "whole"
-            self._norm(q, "attn_q_norm", heads if whole else its.head_dim)
-            self._norm(k, "attn_k_norm", kv if whole else its.head_dim)
+        if its.qk_norm and its.qk_norm != "rotated":
+            self._qk_norms(its, q, k)
         if its.rope is not None:
             self._do(Rotate(q, its.rope, its.head_dim))
             self._do(Rotate(k, its.rope, its.head_dim))
+        if its.qk_norm == "rotated":
+            self._qk_norms(its, q, k)
         if its.growth:
             self._do(Temper(q, its.growth, its.growth_length))
         for name, register in (("Qcur", q), ("Kcur", k), ("Vcur", v)):
@@ -174,11 +176,16 @@ class _Writer:
         self._linear((out,), mixed, ("attn_output",), scale=scale)  # (T, dim)
         return out
 
+    def _qk_norms(self, its: Attention, q: Register, k: Register) -> None:
+        whole = its.qk_norm == "whole"
+        self._norm(q, "attn_q_norm", q.width if whole else its.head_dim)
+        self._norm(k, "attn_k_norm", k.width if whole else its.head_dim)
+
     def _delta_net(
         self, its: DeltaNet, h: Register, out: Register, later: tuple[Register, ...], scale: float
     ) -> Register:
         keys, values = its.keys_width, its.values_width
-        qkv, mixed = Register("qkv", its.convolved), Register("convolved", its.convolved)
+        qkv, mixed = Register("qkv", its.conv_columns), Register("convolved", its.conv_columns)
         z, alpha, beta = (
             Register("z", values),
             Register("alpha", its.heads),
@@ -187,7 +194,7 @@ class _Writer:
         names = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")
         self._linear((qkv, z, alpha, beta), h, names)
         self._mark("linear_attn_qkv_mixed", qkv)
-        weight = self._vector("ssm_conv1d.weight", (its.convolved, its.kernel))
+        weight = self._vector("ssm_conv1d.weight", (its.conv_columns, its.kernel))
         self._do(Convolve(mixed, qkv, weight, self._cache))  # (T, 2 KH DK + H DV)
         q, k, v = Register("q", keys), Register("k", keys), Register("v", values)
         self._do(Split((q, k, v), mixed))
@@ -204,6 +211,10 @@ class _Writer:
         gated = Register("v", values)  # the values are read
         self._do(Gate(gated, z, read, "silu"))  # (T, H DV)
         self._mark("final_output", gated)
+        basis, weight = self.decoder.basis, f"{self._block}ssm_out.weight"
+        if basis and basis.grouped and not its.grouped and weight in basis.weights:
+            tiled, gated = gated, Register("mixed", values)
+            self._do(Transpose(gated, tiled, its.heads // its.key_heads, its.key_heads))
         self._linear((out,), gated, ("ssm_out",), scale=scale)  # (T, dim)
         return out
 
@@ -286,6 +297,9 @@ class _Writer:
         weight = f"{self._block}{name}.weight"
         self.required[weight] = (width or x.width,)
         register = Register(out or x.name, x.width)
+        if self.decoder.centered_norms:
+            self._do(Center(register, x))
+            x = register
         self._do(Norm(register, x, weight, self.decoder.norm_eps))
         return register
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 from bitnet.families.family import families, of_gguf
-from bitnet.families.foreign import described
+from bitnet.families.foreign import sentence_about
 from bitnet.families.gguf_keys import check_keys
 from bitnet.families.hadamard import hadamard_basis
 from bitnet.families.rules import refusal
@@ -42,7 +42,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
         name = checkpoint.architecture
         raise Unsupported(
             f"Unsupported quantized architecture: {name or '(none)'}. "
-            f"Supported: {', '.join(ARCHITECTURES)}{described(name)}",
+            f"Supported: {', '.join(ARCHITECTURES)}{sentence_about(name)}",
             hint="choose a model of one of these families",
         )
     check_keys(

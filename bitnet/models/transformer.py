@@ -11,8 +11,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from bitnet.errors import InferenceError, UsageError
-from bitnet.formats.mapped_file import mapped_files, unchanged
+from bitnet.base.errors import InferenceError, UsageError
+from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import Cache, Segment
 from bitnet.models.binding import bind
@@ -62,7 +62,7 @@ class Model:
         """
         self.config = config
         self.ops = ops
-        with unchanged(weight.data for weight in checkpoint.weights.values()):
+        with expect_unchanged(weight.data for weight in checkpoint.weights.values()):
             self._bind(checkpoint, exact_head)
         program = hidden_program(config, self._weights)
         self._run = ops.compile(program, self._weights)
@@ -74,7 +74,7 @@ class Model:
         self._weights = bind(checkpoint, config, ops, by_row=by_row)
         self.head = Head(checkpoint, config, ops, self._weights, exact_head)
         read = [array for one in self._weights.values() for array in ops.reads(one)]
-        self._files = mapped_files(read)
+        self._files = files_behind(read)
 
     def check_files(self) -> None:
         """Check that the mapped files are the ones that were loaded.
@@ -129,7 +129,7 @@ class Model:
         """The forward pass as a program, without the head."""
         return self._interpreter.program
 
-    def traced(
+    def trace(
         self, tokens: Sequence[int], cache: Cache, *, head: bool = True
     ) -> Generator[tuple[str, Array], Array | None, None]:
         """Every named intermediate of a pass over *tokens*, in order, one row per token.

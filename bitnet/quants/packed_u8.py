@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.quants.ternary import Ternary, codes_from_unsigned, pow2_fields
 
 if TYPE_CHECKING:

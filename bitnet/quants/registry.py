@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.quants import i2_s, iq_bn, packed_u8, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, ternarize
@@ -120,7 +120,7 @@ def unpack_ternary(weight: Weight) -> Ternary:
         raise InvalidFormat(f"{weight.name}: {error.message}", hint=error.hint) from error
     except ValueError as error:
         raise _wrong_size(weight) from error
-    return Ternary(ternary.codes, _folded(ternary.scales, weight))
+    return Ternary(ternary.codes, _fold_scale(ternary.scales, weight))
 
 
 def ternary_scales(weight: Weight) -> NDArray[np.float32]:
@@ -134,7 +134,7 @@ def ternary_scales(weight: Weight) -> NDArray[np.float32]:
     if codec.scales is None:
         return unpack_ternary(weight).scales
     try:
-        return _folded(codec.scales(weight.data, weight.shape), weight)
+        return _fold_scale(codec.scales(weight.data, weight.shape), weight)
     except InvalidFormat as error:
         raise InvalidFormat(f"{weight.name}: {error.message}", hint=error.hint) from error
     except ValueError as error:
@@ -148,7 +148,7 @@ def _ternary_codec(weight: Weight) -> _TernaryCodec:
     return codec
 
 
-def _folded(scales: NDArray[np.float32], weight: Weight) -> NDArray[np.float32]:
+def _fold_scale(scales: NDArray[np.float32], weight: Weight) -> NDArray[np.float32]:
     """*scales* times the weight's own scale; one per row where its groups agree."""
     scales = scales * np.float32(weight.scale)
     return scales[:, :1] if (scales == scales[:, :1]).all() else scales

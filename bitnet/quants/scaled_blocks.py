@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.quants.ternary import Ternary, codes_from_unsigned
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CodeBytes:
         ordered = digits.swapaxes(1, 2) if self.strided else digits
         return ordered.reshape(len(blocks), self.weights)
 
-    def packed(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def pack(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Bytes of *codes*, shape ``(blocks, weights)``; the inverse of :meth:`codes`."""
         if self.strided:
             digits = codes.reshape(-1, self.digits, self.count).swapaxes(1, 2)
@@ -153,7 +153,7 @@ class ScaledBlocks:
         first = 0
         for part in self.parts:
             here = slice(part.start, part.start + part.count)
-            blocks[:, here] = part.packed(codes[:, first : first + part.weights])
+            blocks[:, here] = part.pack(codes[:, first : first + part.weights])
             first += part.weights
         rows, columns = ternary.codes.shape
         groups = columns // self.weights

@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

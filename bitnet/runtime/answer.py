@@ -6,20 +6,20 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.piece import Piece, TokenLogprob
 from bitnet.runtime.reasoning import ReasoningReader
-from bitnet.runtime.tool_calls import ToolCall
+from bitnet.runtime.tool_calls import ToolCall, call_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
     from collections.abc import Sequence as Texts
 
-    from bitnet.runtime.piece import FinishReason
+    from bitnet.runtime.piece import CallDelta, FinishReason
     from bitnet.runtime.sequence import Sequence
-    from bitnet.runtime.tool_calls import CallDelta
     from bitnet.tokenizer import Tokenizer
 
 __all__ = ["Answer", "Stats", "StopStrings", "peak_memory"]
@@ -110,7 +110,7 @@ class StopStrings:
         self._held += text
         ends = [(end, stop) for stop in self._stops if (end := self._held.find(stop)) >= 0]
         self.found = bool(ends)
-        end, self.match = min(ends) if ends else (len(self._held) - self._undecided(), "")
+        end, self.match = min(ends) if ends else (len(self._held) - self._pending_length(), "")
         certain, self._held = self._held[:end], self._held[end:]
         return certain
 
@@ -119,7 +119,7 @@ class StopStrings:
         held, self._held = self._held, ""
         return "" if self.found else held
 
-    def _undecided(self) -> int:
+    def _pending_length(self) -> int:
         """Length of the longest suffix with which one of the stop strings begins."""
         longest = max((len(stop) for stop in self._stops), default=0)
         for count in range(min(longest - 1, len(self._held)), 0, -1):
@@ -176,7 +176,7 @@ class Answer:
         self.calls: list[ToolCall] = []
         self._stops = StopStrings(sequence.request.stop)
         rules = sequence.request.calls
-        self._reader = None if rules is None else rules.reader()
+        self._reader = None if rules is None else call_reader(rules)
         self._shown = {} if rules is None else dict(rules.shown)
         thoughts = sequence.request.reasoning
         self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
@@ -184,14 +184,14 @@ class Answer:
         self._at = self.begun_at = time.perf_counter()
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
-        self._stream.skip(self._known_prompt())
+        self._stream.skip(self._prompt_tokens())
         self.stats.tokenize_s += time.perf_counter() - self._at
         self.stats.prompt_tokens = len(self.prompt_ids)
 
     @property
     def prompt_text(self) -> str:
         """The prompt without special tokens, and without ids that no token has."""
-        return self._tokenizer.decode(self._known_prompt(), skip_special=True)
+        return self._tokenizer.decode(self._prompt_tokens(), skip_special=True)
 
     @property
     def stop_text(self) -> str:
@@ -209,7 +209,7 @@ class Answer:
         if piece.token is not None and piece.finish_reason != "stop":
             self.ids.append(piece.token)
             if piece.logprob is not None:
-                described = self._described(piece)
+                described = self._describe(piece)
                 self.logprobs.append(described)
             text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
             text = self._stops.push(text + self._shown.get(piece.token, ""))
@@ -225,7 +225,7 @@ class Answer:
         self._count(piece)
         return replace(piece, **self._add("", reason))
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Generator[str]:
         """The text in non-empty pieces.
 
         Raises:
@@ -246,6 +246,19 @@ class Answer:
                     return
                 self._at = time.perf_counter()  # what the reader does meanwhile is not ours
 
+    def __repr__(self) -> str:
+        return f"<Answer {self._state()}: {self.text!r}>"
+
+    def _repr_html_(self) -> str:
+        """The text and one line about it, for notebooks."""
+        text = f'<pre style="white-space: pre-wrap">{escape(self.text)}</pre>'
+        rate = self.stats.decode_tokens_per_s
+        speed = f", {rate:.0f} tokens per second" if rate else ""
+        return f"{text}<small>{escape(self._state())}{speed}</small>"
+
+    def _state(self) -> str:
+        return f"{len(self.ids)} tokens, {self.finish_reason or 'running'}"
+
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         """Fields of a piece: what is certain after the next part, *text*."""
         if reason and not self._stops.found:
@@ -260,7 +273,8 @@ class Answer:
         if self._reader is not None:
             text, deltas = self._reader.push(text)
             if reason:
-                text += self._reader.finish()
+                last_text, last_deltas = self._reader.finish()
+                text, deltas = text + last_text, deltas + last_deltas
             self._take_calls(deltas)
         self.text += text
         self.reasoning += reasoning
@@ -290,7 +304,7 @@ class Answer:
         stats.peak_memory_bytes = peak_memory()
         self.error = self.error or sequence.error
 
-    def _described(self, piece: Piece) -> TokenLogprob:
+    def _describe(self, piece: Piece) -> TokenLogprob:
         """*piece*, a token generated with log-probabilities, with its text and bytes."""
         assert piece.token is not None
         assert piece.logprob is not None
@@ -301,7 +315,7 @@ class Answer:
         raw = self._tokenizer.token_bytes(token) if self._is_known(token) else b""
         return TokenLogprob(token, raw.decode("utf-8", "replace"), raw, logprob)
 
-    def _known_prompt(self) -> list[int]:
+    def _prompt_tokens(self) -> list[int]:
         return [token for token in self.prompt_ids if self._is_known(token)]
 
     def _is_known(self, token: int) -> bool:

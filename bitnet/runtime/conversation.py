@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request, check_messages, check_prompt
 
 if TYPE_CHECKING:

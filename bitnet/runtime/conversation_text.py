@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.request import check_messages
-from bitnet.runtime.tool_formats import HERMES, explained, format_of, told, without_branch
+from bitnet.runtime.tool_formats import (
+    HARMONY,
+    HERMES,
+    explain_tools,
+    format_of,
+    render_calls_as_text,
+    without_branch,
+)
 from bitnet.runtime.tools import read_tools
 from bitnet.tokenizer.chat import chat_template
 
@@ -47,7 +54,7 @@ def conversation_text(
     template = chat_template(tokenizer)
     tools = read_tools(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
 
-    def rendered(
+    def render(
         messages: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
         return template.render(
@@ -61,15 +68,15 @@ def conversation_text(
     if tools is None:
         if spoken and "tool" not in source:
             form = without_branch(source)
-            return rendered(told(form, messages, "")), None, form
-        return rendered(messages), None, HERMES
+            return render(render_calls_as_text(form, messages, "")), None, form
+        return render(messages), None, HARMONY if "<|channel|>" in source else HERMES
     if "tool" in source:
-        text = rendered(messages, tools.given)
-        if text != rendered(messages):
+        text = render(messages, tools.given)
+        if text != render(messages):
             return text, tools, format_of(source)
     form = without_branch(source)
-    prompt = explained(form, tools.given)
+    prompt = explain_tools(form, tools.given)
     try:
-        return rendered(told(form, messages, prompt)), tools, form
+        return render(render_calls_as_text(form, messages, prompt)), tools, form
     except UsageError:  # some templates do not accept a system message either
-        return rendered(told(form, messages, prompt, system=False)), tools, form
+        return render(render_calls_as_text(form, messages, prompt, system=False)), tools, form

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, UsageError
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
 from bitnet.kernels.program import Seen, page_tables, state_ranges
@@ -85,6 +85,11 @@ class KVCache:
         """Bytes of its pages, including shared ones."""
         return sum(table.size_bytes for table in self._tables) + self._states.size_bytes
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of a sequence at most, with the copies that it keeps of them."""
+        return (2 + KEPT) * self._states.state_bytes
+
     def cost(self, positions: int, step: int) -> int:
         """Bytes that a sequence of *positions* takes at most, in whole pages.
 
@@ -93,8 +98,7 @@ class KVCache:
             step: tokens of one pass at most.
         """
         kept = [SLACK] * KEPT
-        states = (2 + KEPT) * self._states.state_bytes
-        return states + sum(
+        return self.state_bytes + sum(
             table.most_pages(positions, step, kept) * table.page_bytes for table in self._tables
         )
 
@@ -133,8 +137,8 @@ class KVCache:
                 for to, rows in zip(page, (keys, values), strict=True):
                     to[:, slots] = rows[new].transpose(1, 0, 2)
         # Start at a split, so that the partial sums equal those of the native module.
-        first = table.seen_from(start) * PAGE // SPLIT * SPLIT // PAGE
-        stored, count = table.stored(place, first, pages_for(stop)), stop - first * PAGE
+        first = table.first_place(start) * PAGE // SPLIT * SPLIT // PAGE
+        stored, count = table.stack(place, first, pages_for(stop)), stop - first * PAGE
         if self._coded:
             all_keys, all_values = kv_codes.load(stored, keys.shape[-1])
             return Seen(all_keys[:, :count], all_values[:, :count], stored)
@@ -234,11 +238,11 @@ class KVCache:
             )
         self._kept = [one for one in other._kept if one <= length]
         for own, its in zip(self._tables, other._tables, strict=True):
-            own.copy(its, length, self._kept_positions())
+            own.copy(its, length, self._snapshot_positions())
         self._states.copy(other._states, length)
         self.length = length
 
-    def _kept_positions(self) -> list[range]:
+    def _snapshot_positions(self) -> list[range]:
         return [range(max(0, length - SLACK), length) for length in self._kept]
 
     def _make_room(self, stop: int) -> None:
@@ -248,6 +252,6 @@ class KVCache:
                 f"{stop:,} positions, the context holds {self.capacity:,}",
                 hint="shorten the prompt or raise the context size",
             )
-        kept = self._kept_positions()
+        kept = self._snapshot_positions()
         for table in self._tables:
             table.make_room(self.length, stop, kept)

@@ -61,7 +61,7 @@ class PageTable:
         held = sum(page is not None for page in self.pages) + len(self._spare)
         return held * self.page_bytes
 
-    def seen_from(self, position: int) -> int:
+    def first_place(self, position: int) -> int:
         """The first place that a query at *position* attends to."""
         return max(0, position + 1 - self.window) // PAGE if self.window else 0
 
@@ -89,7 +89,7 @@ class PageTable:
             kept: positions that may be read again, besides those to come.
         """
         pages = list(self.pages)
-        seen = self.seen_from(length)
+        seen = self.first_place(length)
         if any(page is not None for page in pages[:seen]):
             keep = {place for part in kept for place in self._places(part)}
             for place in range(min(seen, len(pages))):
@@ -110,7 +110,7 @@ class PageTable:
             return length
         while missing := [
             place
-            for place in range(self.seen_from(length), pages_for(length))
+            for place in range(self.first_place(length), pages_for(length))
             if self.pages[place] is None
         ]:
             length = missing[-1] * PAGE
@@ -123,7 +123,7 @@ class PageTable:
     def copy(self, other: PageTable, length: int, kept: Iterable[range]) -> None:
         """Share the first *length* positions of *other*, as far as they may be read again."""
         keep = {place for part in kept for place in self._places(part)}
-        keep.update(range(self.seen_from(length), pages_for(length)))
+        keep.update(range(self.first_place(length), pages_for(length)))
         held = {place for place in keep if other.pages[place] is not None}
         self._set(
             [other.pages[place] if place in held else None for place in range(pages_for(length))]
@@ -131,7 +131,7 @@ class PageTable:
         self._shared |= held
         other._shared |= held
 
-    def stored(self, place: int, start: int, stop: int) -> Page:
+    def stack(self, place: int, start: int, stop: int) -> Page:
         """Pages *start* to *stop* of layer *place* of the table; zeros for freed ones.
 
         Returns:
@@ -142,7 +142,7 @@ class PageTable:
 
     def _places(self, positions: range) -> range:
         """Places of the pages before *positions* that queries there attend to."""
-        return range(self.seen_from(positions.start), pages_for(positions.stop))
+        return range(self.first_place(positions.start), pages_for(positions.stop))
 
     def _let_go(self, pages: list[Page | None], place: int, keep: set[int]) -> None:
         page = pages[place]

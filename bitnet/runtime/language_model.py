@@ -1,15 +1,11 @@
-"""A model and its tokenizer as one object that writes text.
+"""A model and its tokenizer as one object that generates text.
 
-Close it, or use it as a context manager::
-
-    import bitnet
-
-    with bitnet.load("models/model.gguf") as model:
-        print(model.generate("The capital of France is", max_tokens=8))
+Close it, or use it as a context manager, as ``with bitnet.load("models/model.gguf") as model``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -22,23 +18,23 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from bitnet.arguments import check_ids, check_type, wrong_type
-from bitnet.errors import InferenceError, Unsupported, UsageError, WrongType
+from bitnet.base.arguments import check_ids, check_type, wrong_type
+from bitnet.base.errors import InferenceError, Unsupported, UsageError
+from bitnet.base.invocation import word
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.containers import I2SLayout, open_checkpoint
 from bitnet.formats.sentence_transformers import Prompts
-from bitnet.invocation import word
 from bitnet.kernels.select import select
 from bitnet.models.exact_head.head import HeadMode
 from bitnet.models.load import load_model
 from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text
-from bitnet.runtime.engine import Engine
-from bitnet.runtime.options import SAMPLING
+from bitnet.runtime.keywords import AnswerOptions, request_of, with_answer_options
 from bitnet.runtime.reasoning import reasoning_rules
 from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
+from bitnet.runtime.tools import NO_TOOLS
 from bitnet.runtime.vectors import check_vectors
 from bitnet.shipped import SHIPPED
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
@@ -46,9 +42,10 @@ from bitnet.tokenizer.discover import fits
 from bitnet.tokenizer.model_facts import model_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import AsyncGenerator, Iterator, Mapping
 
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.models.transformer import Model
@@ -88,7 +85,7 @@ class LanguageModel:
         context: int | None = None,
         load_s: float = 0.0,
     ) -> None:
-        self._engine: Engine | None = Engine(model, context=context)
+        self._engine: Scheduler | None = Scheduler(model, context=context, max_batch=1)
         self.path = path
         self.tokenizer = tokenizer
         self.context = self._engine.context
@@ -99,8 +96,8 @@ class LanguageModel:
         self.prompts = Prompts()
 
     @property
-    def engine(self) -> Engine:
-        """Runs one sequence at a time, for the answers of this object.
+    def engine(self) -> Scheduler:
+        """The scheduler with a batch of one, for the answers of this object.
 
         Raises:
             InferenceError: the model is closed.
@@ -145,7 +142,7 @@ class LanguageModel:
             )
         calls = reasoning = None
         if request.messages is None:
-            ids = self._encoded(request.prompt)
+            ids = self._encode(request.prompt)
         else:
             if request.thinking is not None:
                 variables = {**(request.template_variables or {})}
@@ -154,8 +151,9 @@ class LanguageModel:
             text, tools, form = conversation_text(self.tokenizer, request)
             # The template writes BOS itself if the model needs it.
             ids = self.tokenizer.encode(text, add_special=False)
+            if tools is not None or form.headers:
+                calls = (tools or NO_TOOLS).rules(form, self.tokenizer)
             if tools is not None:
-                calls = tools.rules(form, self.tokenizer)
                 request = replace(request, grammar=self._calls_grammar(request, tools, form))
             if request.separate_reasoning and not (request.grammar or request.needs_grammar):
                 reasoning = reasoning_rules(self.tokenizer, text, request.thinking_budget)
@@ -181,34 +179,60 @@ class LanguageModel:
         ids, request = self.prepare(request)
         stats.tokenize_s = time.perf_counter() - started
         engine = self.engine
-        return Answer(self.tokenizer, engine.start(ids, request), run=engine.run, stats=stats)
+        return Answer(self.tokenizer, engine.prepare(ids, request), run=engine.run, stats=stats)
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Answer:
+    @with_answer_options
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Answer:
         """The continuation of *prompt*; iterate over it for the text as it is generated.
 
         Args:
             prompt: text, or ids from the tokenizer or :meth:`encode_chat`.
-            options: fields of a :class:`bitnet.runtime.request.Request`: ``max_tokens`` (128),
-                ``stop``, ``sampling``, ``lookup``, ``json_schema``, ``regex``, ``logprobs``,
-                ``min_tokens``; or of :class:`bitnet.SamplingParams`, such as ``temperature``.
-                ``None`` means the default. An answer with a grammar is incomplete if
-                ``max_tokens`` cuts it short.
+            options: keywords of :class:`bitnet.AnswerOptions`.
 
         Raises:
-            UsageError: the prompt is empty, a value is out of its range, or the schema or the
-                regular expression is wrong.
-            InferenceError: the prompt does not fit the context.
-            Unsupported: a schema or regular expression is given and llguidance is not installed.
+            BitnetError: as :meth:`answer`; a value out of its range is a ``UsageError``.
         """
-        return self.answer(_request(prompt, options))
+        return self.answer(request_of(prompt, options))
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
-        """The continuation of *prompt* as one text; *options* as for :meth:`stream`."""
+    @with_answer_options
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> str:
+        """The continuation of *prompt* as one text; keywords as for :meth:`stream`."""
         return "".join(self.stream(prompt, **options))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    @with_answer_options
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[AnswerOptions]) -> str:
         """The answer to a conversation; see :meth:`encode_chat` and :meth:`stream`."""
         return self.generate(self.encode_chat(messages), **options)
+
+    @with_answer_options
+    async def astream(
+        self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
+    ) -> AsyncGenerator[str]:
+        """The text of :meth:`stream` in pieces, from a thread; cancelling ends it."""
+        pieces = iter(await asyncio.to_thread(self.stream, prompt, **options))
+        step: asyncio.Future[str | None] | None = None
+        try:
+            while True:
+                step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+                if (piece := await asyncio.shield(step)) is None:
+                    return
+                yield piece
+        finally:
+            if step is not None and not step.done():
+                await asyncio.wait([step])  # a generator cannot be closed while it runs
+            pieces.close()
+
+    @with_answer_options
+    async def agenerate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> str:
+        """The text of :meth:`generate`, without blocking the event loop."""
+        return "".join([piece async for piece in self.astream(prompt, **options)])
+
+    @with_answer_options
+    async def achat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[AnswerOptions]
+    ) -> str:
+        """The text of :meth:`chat`, without blocking the event loop."""
+        return await self.agenerate(self.encode_chat(messages), **options)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -263,22 +287,22 @@ class LanguageModel:
         check_vectors(self.config.dim, dimensions)
         check_type("prompt_name", prompt_name, "a text or None", str, None)
         check_type("texts", texts, "a text or a list of them", str, Sequence, np.ndarray)
-        given = [texts] if isinstance(texts, str) else texts
+        inputs = [texts] if isinstance(texts, str) else texts
         scheduler = self.scheduler(max_batch=VECTORS_AT_ONCE)
         running = [
             scheduler.prepare(
-                *self.prepare(Request(prompt=one, embed=True, prompt_name=prompt_name))
+                *self.prepare(Request(prompt=text, embed=True, prompt_name=prompt_name))
             )
-            for one in given
+            for text in inputs
         ]
         # Texts of one pass finish together.
-        for sequence in sorted(running, key=lambda one: one.prompt_tokens, reverse=True):
+        for sequence in sorted(running, key=lambda sequence: sequence.prompt_tokens, reverse=True):
             scheduler.queue(sequence)
         while scheduler.busy:
             for sequence, _ in scheduler.step():
                 if sequence.error:
                     raise sequence.error
-        rows = np.empty((len(given), dimensions or self.config.dim), dtype=np.float32)
+        rows = np.empty((len(inputs), dimensions or self.config.dim), dtype=np.float32)
         for row, sequence in zip(rows, running, strict=True):
             row[:] = sequence.vector(normalize=normalize, dimensions=dimensions)
         return rows
@@ -349,7 +373,7 @@ class LanguageModel:
                 raise UsageError("tools and a regular expression are both given", field="tools")
             if request.json_schema is None:
                 return None
-            schema = self.grammars.checked_schema(request.json_schema)
+            schema = self.grammars.read_schema(request.json_schema)
         return self.grammars.lark("schema of tools", tools.grammar(form, self.tokenizer, schema))
 
     def _grammar(self, request: Request) -> CompiledGrammar | None:
@@ -357,7 +381,7 @@ class LanguageModel:
             return self.grammars.json_schema(request.json_schema)
         return None if request.regex is None else self.grammars.regex(request.regex)
 
-    def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
             return check_ids("prompt", prompt, "a text or token ids")
         check_prompt(prompt)
@@ -456,23 +480,6 @@ def embed(
         return model.embed(texts, **options)
     with load(model) as loaded:
         return loaded.embed(texts, **options)
-
-
-_ANSWER = (
-    *("max_tokens", "stop", "sampling", "lookup", "json_schema", "regex", "logprobs"),
-    *("min_tokens", *SAMPLING),
-)
-
-
-def _request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> Request:
-    """The request for the continuation of *prompt*, with *options* as :meth:`stream` takes them."""
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in given:
-        if name not in _ANSWER:
-            raise WrongType(f"{name!r} is not an option of an answer: {', '.join(_ANSWER)}")
-    drawn = {name: given.pop(name) for name in SAMPLING if name in given}
-    request = Request(prompt=prompt, **given)
-    return replace(request, sampling=replace(request.sampling, **drawn)) if drawn else request
 
 
 def _path(model: str | os.PathLike[str]) -> Path:

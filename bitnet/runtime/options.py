@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from bitnet import settings
-from bitnet.arguments import wrong_type
-from bitnet.errors import UsageError
-from bitnet.options import check_bounds, option
+from bitnet.base import settings
+from bitnet.base.arguments import wrong_type
+from bitnet.base.errors import UsageError
+from bitnet.base.options import check_bounds, option
 
 if TYPE_CHECKING:
     from bitnet.formats.containers import I2SLayout

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from bitnet.runtime.tool_calls import CallDelta
+__all__ = ["CallDelta", "FinishReason", "Piece", "TokenLogprob", "new_call_id"]
 
-__all__ = ["FinishReason", "Piece", "TokenLogprob"]
+_IDS = string.ascii_letters + string.digits
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline", "error"]
 
@@ -30,6 +31,28 @@ class TokenLogprob:
     bytes: bytes
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """A part of a call.
+
+    Attributes:
+        index: number of the call in the answer.
+        arguments: next part of its arguments, JSON text.
+        id: of the call, in its first part only.
+        name: of the function, in its first part only.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+def new_call_id() -> str:
+    """An id of a call: nine letters and digits, as Mistral's templates expect."""
+    return "".join(secrets.choice(_IDS) for _ in range(9))
 
 
 @dataclass(frozen=True)

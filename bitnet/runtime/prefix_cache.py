@@ -38,7 +38,7 @@ class Lease:
     size_bytes: int = 0
     busy: bool = True
 
-    def shared(self, ids: Sequence[int]) -> int:
+    def common_length(self, ids: Sequence[int]) -> int:
         """Number of leading *ids* it can reuse; the last id has to be run in any case."""
         shared = min(common_prefix(self.ids, ids), max(0, len(ids) - 1))
         return self.cache.reusable(shared)
@@ -91,7 +91,7 @@ class PrefixCache:
         for lease in self._leases:
             if self._regime(lease.cache.reach) != regime:
                 continue
-            shared = lease.shared(ids)
+            shared = lease.common_length(ids)
             # The most recent of equals: nearest in the processor's caches.
             if lease is not but and shared and shared >= longest:
                 best, longest = lease, shared
@@ -102,17 +102,17 @@ class PrefixCache:
 
         It already holds the longest available prefix of *ids*, if *reuse* is true.
         """
-        lease = self._leased(ids, positions, reuse=reuse)
+        lease = self._lease(ids, positions, reuse=reuse)
         if lease:
             lease.cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
         return lease
 
-    def _leased(self, ids: list[int], positions: int, *, reuse: bool) -> Lease | None:
+    def _lease(self, ids: list[int], positions: int, *, reuse: bool) -> Lease | None:
         needed = self.cost(positions)
         source, shared = self.best(ids) if reuse else (None, 0)
         idle = source if source and not source.busy else None
         if idle and (idle.cache.length == shared or not self._fits(needed)):
-            return self._taken_over(idle, ids, positions, shared)
+            return self._take_over(idle, ids, positions, shared)
         shares = {lease: common_prefix(lease.ids, ids) for lease in self._leases}
         begun = max(shares.values(), default=0)
         if not self._make_room(needed):
@@ -152,9 +152,7 @@ class PrefixCache:
         self._leases = [lease for lease in self._leases if lease.busy]
         return len(self._leases) < before
 
-    def _taken_over(
-        self, lease: Lease, ids: list[int], positions: int, shared: int
-    ) -> Lease | None:
+    def _take_over(self, lease: Lease, ids: list[int], positions: int, shared: int) -> Lease | None:
         self._leases.remove(lease)
         needed = self.cost(positions)
         if not self._make_room(needed):
@@ -174,14 +172,14 @@ class PrefixCache:
 
     def _make_room(self, needed: int) -> bool:
         """Free idle caches, oldest first, until *needed* fits; none if all would not suffice."""
-        kept = list(self._leases)
-        for lease in kept:
+        leases = list(self._leases)
+        for lease in leases:
             if self._fits(needed):
                 break
             if not lease.busy:
                 self._leases.remove(lease)
         if not self._fits(needed):
-            self._leases = kept
+            self._leases = leases
             return False
         return True
 

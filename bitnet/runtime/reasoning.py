@@ -1,8 +1,8 @@
 """The reasoning part of an answer: where it begins and ends, and how long it may be.
 
 The marks are those of the chat templates: ``<think>`` of DeepSeek-R1, Qwen 3 and SmolLM3,
-``[THINK]`` of Magistral and Ministral 3, ``<seed:think>`` of Seed-OSS. Some templates write the
-opening one at the end of the prompt.
+``[THINK]`` of Magistral and Ministral 3, ``<seed:think>`` of Seed-OSS, and the channel of gpt-oss.
+Some templates write the opening one at the end of the prompt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ReasoningReader", "ReasoningRules", "reasoning_rules"]
 
-_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+#: A text of the template that identifies them, and the marks.
+_MARKS = (
+    ("</think>", "<think>", "</think>"),
+    ("[/THINK]", "[THINK]", "[/THINK]"),
+    ("</seed:think>", "<seed:think>", "</seed:think>"),
+    ("<|channel|>", "<|channel|>analysis<|message|>", "<|end|>"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def reasoning_rules(
         UsageError: there is a budget, and the marks are not single tokens of the model.
     """
     template = tokenizer.chat_template or ""
-    marks = next((pair for pair in _MARKS if pair[1] in template), None)
+    marks = next((marks for sign, *marks in _MARKS if sign in template), None)
     if marks is None:
         return None
     opening, closing = marks
@@ -72,15 +78,14 @@ def reasoning_rules(
             "this model's reasoning has no limit: its marks are not single tokens",
             field="thinking_budget",
         )
-    special = set(tokenizer.special_ids)
-    shown = dict(zip(tokens, marks, strict=True)) if tokens else {}
+    special = set(tokenizer.special_ids).intersection(ids[0] + ids[1])
     return ReasoningRules(
         opening,
         closing,
         prompt.rstrip().endswith(opening),
         budget,
         tokens,
-        {token: mark for token, mark in shown.items() if token in special},
+        {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special},
     )
 
 

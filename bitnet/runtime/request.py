@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from bitnet.arguments import check_type
-from bitnet.errors import UsageError
-from bitnet.options import check_bounds, option
+from bitnet.base.arguments import check_type
+from bitnet.base.errors import UsageError
+from bitnet.base.options import check_bounds, option
 from bitnet.runtime.limits import (
     MAX_BIASES,
     MAX_MESSAGES,
@@ -17,14 +17,14 @@ from bitnet.runtime.limits import (
     check_text,
     check_value,
 )
-from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SamplingParams
+from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SAMPLING, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.runtime.reasoning import ReasoningRules
-    from bitnet.runtime.tool_calls import CallRules
+    from bitnet.runtime.tool_formats import CallRules
 
 __all__ = ["EVERYTHING", "Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
 
@@ -39,7 +39,7 @@ class Matcher(Protocol):
     def finished(self) -> bool:
         """True if the answer is complete and nothing may follow it."""
 
-    def allowed(self) -> NDArray[np.intp]:
+    def next_ids(self) -> NDArray[np.intp]:
         """Ids that may come next, ascending; stop ids where the answer may end."""
 
     def accept(self, token: int) -> None:
@@ -135,6 +135,9 @@ class Request:
         check_bounds(self)
         check_type("sampling", self.sampling, "SamplingParams", SamplingParams)
         check_type("regex", self.regex, "a text or None", str, None)
+        check_type("json_schema", self.json_schema, "a schema", str, bool, Mapping, None)
+        for name in ("parallel_tool_calls", "ignore_eos", "thinking"):
+            check_type(name, getattr(self, name), "true or false", bool, None)
         if self.tools or self.tool_choice is not None:
             from bitnet.runtime.tools import read_tools  # a command's defaults need none
 
@@ -145,44 +148,26 @@ class Request:
             )
 
     @classmethod
-    def from_mapping(
-        cls,
-        given: Mapping[str, Any],
-        default: Request | None = None,
-        *,
-        names: Mapping[str, str] | None = None,
-    ) -> Request:
-        """The request that *given*, a JSON object, describes.
+    def from_mapping(cls, entries: Mapping[str, Any], default: Request | None = None) -> Request:
+        """The request that *entries* describe.
 
         Args:
-            given: fields of a request and of its sampling parameters; ``None``, and -1 where it has
-                no other meaning, select the value of *default*.
-            default: values of the fields that *given* leaves out.
-            names: a dialect's own names of some fields, for errors.
+            entries: fields of a request and of its sampling parameters; ``None``, and -1 where it
+                has no other meaning, select the value of *default*.
+            default: values of the fields that *entries* leave out.
 
         Raises:
             UsageError: an unknown field, or a value of the wrong type or out of its range.
         """
-        try:
-            return cls._from_mapping(given, default or cls())
-        except UsageError as error:
-            own = (names or {}).get(error.field, error.field)
-            message = error.message.replace(error.field, own, 1)
-            raise UsageError(message, hint=error.hint, field=own) from error
-
-    @classmethod
-    def _from_mapping(cls, given: Mapping[str, Any], default: Request) -> Request:
-        known = {entry.name: entry for entry in fields(cls) if entry.name in _JSON}
-        drawn = {entry.name: entry for entry in fields(SamplingParams)}
+        default = default or cls()
         own: dict[str, Any] = {}
         sampling: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in known and name not in drawn:
+        for name, value in entries.items():
+            if name not in _JSON and name not in SAMPLING:
                 raise UsageError(f"{name} is not a field of a request", field=name)
             if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
                 continue
-            checked = _checked(name, value, str((known | drawn)[name].type))
-            (own if name in known else sampling)[name] = checked
+            (own if name in _JSON else sampling)[name] = value
         if sampling:
             own["sampling"] = replace(default.sampling, **sampling)
         return replace(default, **own)
@@ -229,33 +214,6 @@ _JSON = {
     *("thinking", "thinking_budget"),
 }
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
-_KINDS = {"int": int, "float": float, "int | None": int, "float | None": float}
-
-
-def _checked(name: str, value: Any, kind: str) -> Any:
-    """*value* of the field *name*, whose annotation is *kind*."""
-    problem = ""
-    if kind in _KINDS:
-        return _number(name, value, _KINDS[kind])
-    if name == "prompt":
-        is_ids = isinstance(value, list) and all(type(one) is int for one in value)
-        problem = "" if isinstance(value, str) or is_ids else "prompt is not a text"
-    elif name == "messages":
-        check_messages(value)
-    elif name == "tools":
-        is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
-        problem = "" if is_list else "tools is not a list of objects"
-    elif name in ("parallel_tool_calls", "ignore_eos", "thinking"):
-        problem = "" if isinstance(value, bool) else f"{name} is not true or false"
-    elif name == "regex":
-        problem = "" if isinstance(value, str) else "regex is not a text"
-    elif name == "json_schema":
-        problem = "" if isinstance(value, (str, bool, dict)) else "json_schema is not an object"
-    elif name == "logit_bias":
-        problem = "" if isinstance(value, dict) else "logit_bias is not an object"
-    if problem:
-        raise UsageError(problem, field=name)
-    return value
 
 
 def check_messages(messages: Any) -> None:
@@ -265,32 +223,22 @@ def check_messages(messages: Any) -> None:
         UsageError: it is not a list of messages, each with a role and content; it says where.
     """
     if not isinstance(messages, (list, tuple)) or not all(
-        isinstance(one, Mapping) for one in messages
+        isinstance(message, Mapping) for message in messages
     ):
         raise UsageError("messages is not a list of objects", field="messages")
     if not messages:
         raise UsageError("messages is empty", field="messages")
-    for number, one in enumerate(messages):
-        content, where = one.get("content"), f"messages.{number}"
+    for number, message in enumerate(messages):
+        content, where = message.get("content"), f"messages.{number}"
         problem = ""
-        if not isinstance(one.get("role"), str):
+        if not isinstance(message.get("role"), str):
             problem = "role is not a text"
-        elif content is None and one["role"] != "assistant":
+        elif content is None and message["role"] != "assistant":
             problem = "content is missing; only an assistant's message may be without"
         elif not isinstance(content, str | list | None):
             problem = "content is neither a text nor a list"
         if problem:
             raise UsageError(f"{where}: {problem}", field=where)
-
-
-def _number(name: str, value: Any, kind: type) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        whole = "whole " if kind is int else ""
-        raise UsageError(f"{name} is not a {whole}number", field=name)
-    try:
-        return kind(value)
-    except OverflowError as error:
-        raise UsageError(f"{name}: a number is out of its range: {error}", field=name) from None
 
 
 def _stops(given: Any) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, UsageError
 from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.runtime.options import SamplingParams
 
@@ -82,7 +82,7 @@ class Sampler:
         """The next token, which then counts as generated.
 
         Args:
-            logits: those that :meth:`needed` asks for, or all, ``(vocab_size,)``.
+            logits: those that :meth:`needs` asks for, or all, ``(vocab_size,)``.
             top: number of likeliest tokens to report; ``None``: no log-probabilities.
             allowed: ids that may be chosen, ascending; all when not given.
 
@@ -102,7 +102,7 @@ class Sampler:
                 "the model's logits are not finite numbers",
                 hint="the weights are damaged: fetch the model again",
             )
-        values = self._adjusted(logits) if self._adjusts else logits
+        values = self._adjust(logits) if self._adjusts else logits
         if allowed is not None:
             values = values[allowed]
         if not len(values) or values.max() == -math.inf:
@@ -115,7 +115,7 @@ class Sampler:
         self._count(token)
         return Sampled(token) if top is None else _with_logprobs(token, logits, top)
 
-    def needed(self, foreseen: Iterable[int] = ()) -> Needed | None:
+    def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
         """Logits that :meth:`sample` needs for the next token; ``None``: all of them.
 
         Args:
@@ -149,7 +149,7 @@ class Sampler:
         """
         values = found.logits
         if self._adjusts:
-            values = self._adjusted(values, found)
+            values = self._adjust(values, found)
         if not len(values) or not math.isfinite(values.max()):
             return None
         at = self._choose_among(values, found)
@@ -171,12 +171,13 @@ class Sampler:
             order = _likeliest(values, params.top_k)
             if values[order[-1]] < bound:
                 return None
-            return self._filtered(values, [order], values[order])
+            return self._draw_filtered(values, [order], values[order])
         best = values.max()
         order = _likeliest(values, len(values))
         weights = np.exp(values[order].astype(np.float64) - best)
         counts = {
-            self._kept(weights, total) for total in _totals(_weights(values, best), best, found)
+            self._count_kept(weights, total)
+            for total in _totals(_weights(values, best), best, found)
         }
         count = counts.pop()
         if counts or count > len(order) or values[order[count - 1]] < bound:
@@ -185,9 +186,9 @@ class Sampler:
         following = float(weights[count]) if count < len(order) else 0.0
         if following < params.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
             return None
-        return self._drawn(values, order[:count], best)
+        return self._draw(values, order[:count], best)
 
-    def _kept(self, weights: NDArray[np.float64], total: float) -> int:
+    def _count_kept(self, weights: NDArray[np.float64], total: float) -> int:
         """Number of descending *weights*, the first being 1, kept by top-p of *total* and min-p."""
         params = self.params
         # The token that reaches the sum is kept, so at least one remains.
@@ -203,7 +204,7 @@ class Sampler:
             self._seen.add(token)
             self._counts[token] += 1
 
-    def _adjusted(
+    def _adjust(
         self,
         logits: NDArray[np.floating[Any]],
         found: Found | None = None,
@@ -240,12 +241,12 @@ class Sampler:
         if params.top_k in range(1, len(values)):
             order = _likeliest(values, params.top_k)
             # top-p applies to what top-k has kept.
-            return self._filtered(values, [order], values[order])
+            return self._draw_filtered(values, [order], values[order])
         if params.top_p < 1 or params.min_p > 0:
-            return self._filtered(values, _sorted_beginnings(values), values)
+            return self._draw_filtered(values, _descending_prefixes(values), values)
         return self._draw_any(values)
 
-    def _filtered(
+    def _draw_filtered(
         self,
         values: NDArray[np.floating[Any]],
         orders: Iterable[NDArray[np.intp]],
@@ -259,12 +260,12 @@ class Sampler:
         total = _weights(whole, best).sum(dtype=np.float64)
         for order in orders:
             kept = values[order].astype(np.float64)  # descending
-            count = self._kept(np.exp(kept - best), total)
+            count = self._count_kept(np.exp(kept - best), total)
             if count < len(order):
                 break
-        return self._drawn(values, order[:count], best)
+        return self._draw(values, order[:count], best)
 
-    def _drawn(
+    def _draw(
         self,
         values: NDArray[np.floating[Any]],
         order: NDArray[np.intp],
@@ -320,7 +321,7 @@ def _weights(
     return np.exp((values - best) * min(1 / temperature, 1e25))
 
 
-def _sorted_beginnings(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[np.intp]]:
+def _descending_prefixes(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[np.intp]]:
     """Ids of the highest *values*, descending: some, then more, then all."""
     count = FIRST_SORTED
     while count < len(values):

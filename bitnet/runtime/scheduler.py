@@ -1,46 +1,63 @@
 """Continuous batching: several sequences, one forward pass at a time.
 
-A sequence is waiting, then running, then finished. Each step admits, plans and runs:
+A sequence is waiting, then running, then finished. :meth:`Scheduler.step` is the policy:
 
-- admit: waiting sequences start in order of arrival, while fewer than ``max_batch`` run and the
-  memory budget has room for their KV caches;
-- plan: each decoding sequence contributes its last token and its drafts; prompts share one prefill
-  chunk, the one with the fewest tokens left first, and a quarter of it for the oldest prompt: a
-  long prompt delays the others for a bounded time only, and never stands still behind them;
-- run: one forward pass; each sequence samples from its own logits and may finish.
+1. *admit*: waiting sequences start in order of arrival, while fewer than ``max_batch`` run and the
+   memory budget has room for their KV caches (**bounds**); what another sequence computed of their
+   prompt is copied (**prefix reuse**).
+2. *schedule*: each decoding sequence contributes its last token and its **drafts**; prompts share
+   one prefill chunk, the one with the fewest tokens left first, and a quarter of it for the oldest
+   prompt (**fairness**): a long prompt delays the others for a bounded time only, and never stands
+   still behind them.
+3. *run*: one forward pass.
+4. *postprocess*: each sequence samples from its own logits and may finish.
 
 The text of a sequence depends on nothing but itself: it has its own sampler, and the model's
 results for a token do not depend on the rest of the batch.
 
-Single-threaded: requests from several threads are handed over between steps.
+:meth:`Scheduler.step` belongs to one thread; :meth:`Scheduler.run` takes a lock for each step, so
+several threads may use it, and a forked child, where sequences of the parent end.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InferenceError, UsageError
-from bitnet.models.transformer import Segment
+from bitnet.base.errors import InferenceError, UsageError
+from bitnet.base.forks import renew_in_child
 from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.prefix_cache import Lease, PrefixCache, common_prefix
+from bitnet.runtime.passes import (
+    Scheduled,
+    lease_of,
+    no_memory,
+    part_of,
+    repeat,
+    return_to_start,
+    run_parts,
+    should_wait,
+    start_over_beyond_border,
+)
+from bitnet.runtime.piece import Piece
+from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections import abc
 
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
     from bitnet.models.transformer import Model
-    from bitnet.runtime.piece import Piece
+
+    Pieces = list[tuple[Sequence, Piece]]
 
 __all__ = ["PREFILL_CHUNK", "Scheduler", "Sequence"]
 
@@ -50,18 +67,7 @@ PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
 MAX_STALL_S = 0.25  # a delay that readers of other answers hardly notice
 SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
 RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
-WORTH_WAITING = 32  # prompt tokens worth copying after this pass instead of computing them in it
 DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The tokens that one sequence contributes to a pass."""
-
-    sequence: Sequence
-    segment: Segment
-    draft: list[int]
-    start: int
 
 
 class Scheduler:
@@ -74,6 +80,8 @@ class Scheduler:
         prefill_chunk: most prompt tokens in one pass.
         max_stall_s: seconds by which prompts may delay a pass while others decode.
         new_cache: creates an empty cache for one sequence.
+        waiting: sequences without room yet, in order of arrival.
+        running: sequences with a cache.
     """
 
     def __init__(
@@ -121,119 +129,148 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_stall_s = max_stall_s
         self._prefill_token_s = 0.0  # of recent passes with prompts
+        self._kv_budget_bytes = kv_budget_bytes
         # Not a method: with a way back here, the model would stay until the garbage collector runs.
         self.new_cache = partial(KVCache, model.config, self.context, dtype=cache_dtype)
+        self._begin()
+        renew_in_child(self, Scheduler._renew)
+
+    def _begin(self) -> None:
+        """Start without any sequence or cache."""
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._caches = PrefixCache(
             self.new_cache,
-            slots=max_batch,
-            budget_bytes=kv_budget_bytes,
-            step=prefill_chunk,
-            regime=model.config.regime,
+            slots=self.max_batch,
+            budget_bytes=self._kv_budget_bytes,
+            step=self.prefill_chunk,
+            regime=self.model.config.regime,
         )
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
 
-    def step(self) -> list[tuple[Sequence, Piece]]:
+    def _renew(self) -> None:
+        """In a forked child: drop the sequences of other threads and a pass cut off by the fork."""
+        if self.busy or self._lock.locked():
+            self._begin()
+
+    # --- the policy ------------------------------------------------------------------------------
+
+    def step(self) -> Pieces:
         """Run one forward pass; the pieces that the sequences generated.
 
         A sequence that fails ends with a piece that reports it; the others continue.
         """
         pieces = self._admit()
-        parts = self._plan()
-        if parts:
+        if parts := self._schedule():
             pieces += self._run(parts)
-        for sequence in [one for one in self._running if one.finish_reason]:
+        for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
             self._leave(sequence)
         return pieces
 
-    def _admit(self) -> list[tuple[Sequence, Piece]]:
+    def _admit(self) -> Pieces:
         """Move waiting sequences to running, in order of arrival, while they fit."""
-        while self._waiting and len(self._running) < self.max_batch:
-            sequence = self._waiting[0]
+        while self.waiting and len(self.running) < self.max_batch:
+            sequence = self.waiting[0]
             try:
                 sequence.lease = self._caches.lease(
-                    sequence.ids, self._positions(sequence), reuse=not sequence.request.embed
+                    sequence.ids,
+                    min(self.context, sequence.positions),
+                    reuse=not sequence.request.embed,
                 )
             except MemoryError as error:
                 if self._caches.drop_idle():
                     continue
-                self._waiting.popleft()
-                return [(sequence, sequence.fail(_no_memory(sequence, error)))]
+                self.waiting.popleft()
+                return [(sequence, sequence.fail(no_memory(sequence, error)))]
             if sequence.lease is None:
                 break
-            self._running.append(self._waiting.popleft())
+            self.running.append(self.waiting.popleft())
             sequence.admitted_at = time.perf_counter()
             sequence.reused = sequence.lease.cache.length
-            logger.debug("%d sequences run, %d wait", len(self._running), len(self._waiting))
+            logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
         return []
 
-    def _plan(self) -> list[_Part]:
+    def _schedule(self) -> list[Scheduled]:
         """Parts of the next pass: last tokens and drafts of decoding sequences, a prefill chunk."""
-        for sequence in self._running:
-            self._start_over_beyond_border(sequence)
-        decoding = [sequence for sequence in self._running if sequence.decodes]
+        for sequence in self.running:
+            start_over_beyond_border(sequence, self.model.config)
+        decoding = [sequence for sequence in self.running if sequence.decodes]
         spare = max(0, DECODE_ROWS - len(decoding))
         parts = []
         for sequence in decoding:
-            draft = sequence.draft(min(spare, self.context - len(sequence.ids)))
-            reach, regime = _lease(sequence).cache.reach, self.model.config.regime
-            while draft and regime(max(reach, len(sequence.ids) + len(draft))) != regime(
-                max(reach, len(sequence.ids))
-            ):
-                draft.pop()  # its RoPE frequencies would differ from those of the token before
-            if draft:
-                _lease(sequence).cache.mark()  # a state returns here if drafts are rejected
+            draft = self._draft(sequence, spare)
             spare -= len(draft)
-            parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
-        return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
+            parts.append(part_of(sequence, [sequence.ids[-1], *draft], draft))
+        return parts + self._prefill(self._chunk() if decoding else self.prefill_chunk)
 
-    def _prefills(self, room: int) -> list[_Part]:
+    def _draft(self, sequence: Sequence, room: int) -> list[int]:
+        """At most *room* tokens that *sequence* may write next, run with its last token."""
+        draft = sequence.draft(min(room, self.context - len(sequence.ids)))
+        cache, regime = lease_of(sequence).cache, self.model.config.regime
+        length = len(sequence.ids)
+        while draft and regime(max(cache.reach, length + len(draft))) != regime(
+            max(cache.reach, length)
+        ):
+            draft.pop()  # its RoPE frequencies would differ from those of the token before
+        if draft:
+            cache.mark()  # a state returns here if drafts are rejected
+        return draft
+
+    def _prefill(self, room: int) -> list[Scheduled]:
         """Next chunks of the prompts that are not in a cache yet, *room* tokens in all.
 
         The prompt with the fewest tokens left comes first, so that short ones are answered within
         a pass or two; of the room, the sequence that came first has its reserve, so that a long
         prompt never stands still behind short ones.
         """
-        prompts = [sequence for sequence in self._running if not sequence.decodes]
-        parts: list[_Part] = []
+        prompts = [sequence for sequence in self.running if not sequence.decodes]
+        parts: list[Scheduled] = []
         reserve = -(-room // RESERVE_SHARE)
-        for sequence in sorted(prompts, key=lambda one: one.left):
+        for sequence in sorted(prompts, key=lambda sequence: sequence.remaining):
             if sequence is prompts[0]:
                 reserve = 0  # it takes it now
             if not (sequence.passes or sequence.request.embed):
                 # Even without room: with a window, pages that can be copied now are soon freed.
-                sequence.reused = self._caches.improve(_lease(sequence))
-                if _should_wait(sequence, [part.sequence for part in parts]):
+                sequence.reused = self._caches.improve(lease_of(sequence))
+                if should_wait(sequence, parts):
                     continue
             if room <= reserve:
                 continue
-            start = _lease(sequence).cache.length
+            start = lease_of(sequence).cache.length
             # With bidirectional attention a text is run as a whole.
             whole = not self.model.config.causal
             end = None if whole else start + room - reserve
             chunk = sequence.ids[start:end]
-            stop = _lease(sequence).cache.next_stop
+            stop = lease_of(sequence).cache.next_stop
             if stop is not None:
                 chunk = chunk[: stop - start]
             room = max(reserve, room - len(chunk))
-            parts.append(_part(sequence, chunk, []))
+            parts.append(part_of(sequence, chunk, []))
         return parts
 
-    def _run(self, parts: list[_Part]) -> list[tuple[Sequence, Piece]]:
-        """Run one pass and advance its sequences."""
+    def _run(self, parts: list[Scheduled]) -> Pieces:
+        """Run one pass and advance its sequences; after a failure, run them one by one."""
         started = time.perf_counter()
         try:
-            results = self._pass(parts)
+            results = run_parts(self.model, parts)
         except BaseException as error:
             for part in parts:
-                _return_to_start(part)
+                return_to_start(part)
             if isinstance(error, MemoryError):
                 return self._without_memory(parts, error)
             if not isinstance(error, Exception):
                 raise
-            return self._one_by_one(parts, error)
+            if len(parts) > 1:  # so that only the failing one is affected
+                return [piece for part in parts for piece in self._run([repeat(part)])]
+            sequence = parts[0].sequence
+            return [(sequence, sequence.fail(error))]
         self._observe(parts, time.perf_counter() - started)
-        pieces = []
+        return self._postprocess(parts, results)
+
+    def _postprocess(self, parts: list[Scheduled], results: list[Any]) -> Pieces:
+        """The next tokens of each sequence; rejected drafts leave its cache."""
+        pieces: Pieces = []
         for part, rows in zip(parts, results, strict=True):
             sequence = part.sequence
             sequence.passes += 1
@@ -246,24 +283,14 @@ class Scheduler:
             written = sequence.advance(rows, part.draft, context=self.context)
             if part.draft:
                 # The last token has not been run, and rejected drafts have to be removed.
-                _lease(sequence).cache.truncate(len(sequence.ids) - 1)
+                lease_of(sequence).cache.truncate(len(sequence.ids) - 1)
             pieces += [(sequence, piece) for piece in written]
         return pieces
 
     @property
     def busy(self) -> bool:
         """True if :meth:`step` has something to do."""
-        return bool(self._waiting or self._running)
-
-    @property
-    def waiting(self) -> int:
-        """Number of sequences that wait for room."""
-        return len(self._waiting)
-
-    @property
-    def running(self) -> int:
-        """Number of running sequences."""
-        return len(self._running)
+        return bool(self.waiting or self.running)
 
     @property
     def kv_bytes(self) -> int:
@@ -283,7 +310,7 @@ class Scheduler:
         return sequence
 
     def prepare(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
-        """The sequence that continues *ids*, not queued yet.
+        """The sequence that continues *ids*, not queued yet; from any thread.
 
         Raises:
             UsageError: as :meth:`submit`.
@@ -304,25 +331,104 @@ class Scheduler:
 
     def queue(self, sequence: Sequence) -> None:
         """Run *sequence*, from :meth:`prepare`, as soon as there is room."""
-        self._waiting.append(sequence)
+        self.waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """End *sequence* in any state; a finished one is unchanged."""
         if sequence.finish_reason:
             return
         sequence.finish_reason = "cancelled"
-        if sequence in self._running:
+        if sequence in self.running:
             self._leave(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def generate(
+        self,
+        ids: abc.Sequence[int],
+        request: Request | None = None,
+        *,
+        cancel: abc.Callable[[], bool] = lambda: False,
+    ) -> abc.Generator[Piece]:
+        """The continuation of *ids*, piece by piece, from any thread.
+
+        Args:
+            ids: the prompt.
+            request: how to continue it.
+            cancel: called before every forward pass; true ends the generation.
+
+        Raises:
+            UsageError: *ids* is empty, or holds an id outside the vocabulary.
+            InferenceError: *ids* is longer than the context, the logits are not finite, or memory
+                runs out.
+        """
+        return self.run(self.prepare(ids, request), cancel=cancel)
+
+    def run(
+        self, sequence: Sequence, *, cancel: abc.Callable[[], bool] = lambda: False
+    ) -> abc.Generator[Piece]:
+        """The pieces of a sequence from :meth:`prepare`; closing the iterator cancels it.
+
+        Raises:
+            InferenceError: as :meth:`generate`.
+        """
+        process = self._process
+        with self._lock:
+            self.queue(sequence)
+        try:
+            while True:
+                while not sequence.pieces:
+                    if cancel():
+                        yield Piece(None, finish_reason="cancelled")
+                        return
+                    if process != self._process:
+                        raise InferenceError(
+                            "this answer was begun before the process was forked, and goes on in "
+                            "the parent alone",
+                            hint="start the answer in the child",
+                        )
+                    with self._lock:
+                        # Another thread may have written it meanwhile; each reads its own pieces.
+                        for writer, piece in () if sequence.pieces else self.step():
+                            writer.pieces.append(piece)
+                piece = sequence.pieces.popleft()
+                if piece.finish_reason == "error" and sequence.error:
+                    raise sequence.error
+                yield piece
+                if piece.finish_reason:
+                    return
+        finally:
+            with self._lock:
+                if process == self._process:
+                    self.cancel(sequence)
+
+    def logits(self, ids: abc.Sequence[int]) -> NDArray[np.floating[Any]]:
+        """Logits at every position of *ids*, ``(T, vocab_size)``; the caches are not changed.
+
+        Raises:
+            UsageError: *ids* is empty, or holds an id outside the vocabulary.
+            InferenceError: *ids* is longer than the context.
+        """
+        self.check(ids)
+        cache = self.new_cache()
+        cache.reach = len(ids)
+        chunk = self.prefill_chunk if self.model.config.causal else len(ids)
+        with self._lock:
+            parts = [
+                self.model.forward(ids[at : at + chunk], cache, all_positions=True)
+                for at in range(0, len(ids), chunk)
+            ]
+        return np.concatenate(parts)
 
     def reusable(self, ids: abc.Sequence[int]) -> int:
         """Number of leading *ids* that need not be run again."""
-        return self._caches.best(list(ids))[1]
+        with self._lock:
+            return self._caches.best(list(ids))[1]
 
     def forget(self) -> None:
         """Free the caches that no sequence uses."""
-        self._caches.drop_idle()
+        with self._lock:
+            self._caches.drop_idle()
 
     def cost(self, positions: int) -> int:
         """Bytes of keys and values that a sequence of *positions* takes at most."""
@@ -354,31 +460,16 @@ class Scheduler:
             )
 
     def _check_budget(self, sequence: Sequence) -> None:
-        budget, needed = self._caches.budget_bytes, self._caches.cost(self._positions(sequence))
+        budget, needed = (
+            self._caches.budget_bytes,
+            self._caches.cost(min(self.context, sequence.positions)),
+        )
         if budget is not None and needed > budget:
             raise InferenceError(
                 f"{sequence.prompt_tokens:,} tokens of prompt and {sequence.request.max_tokens:,} "
                 f"of answer take {needed:,} bytes of keys and values, the budget is {budget:,}",
                 hint="shorten the prompt or lower --max-tokens",
             )
-
-    def _positions(self, sequence: Sequence) -> int:
-        return min(self.context, sequence.positions)
-
-    def _start_over_beyond_border(self, sequence: Sequence) -> None:
-        """Rerun an answer that crosses the original context length, as a prompt of that length.
-
-        Long and short frequency factors do not mix (transformers does the same: Phi-3's
-        ``prepare_inputs_for_generation``).
-        """
-        cache, config = _lease(sequence).cache, self.model.config
-        borders = any(rope.long_freq_factors is not None for rope in config.ropes)
-        if not borders or len(sequence.ids) <= cache.reach:
-            return
-        if config.regime(len(sequence.ids)) != config.regime(cache.reach):
-            logger.info("beyond the original context: %d positions are run again", cache.length)
-            cache.truncate(0)
-            cache.reach = len(sequence.ids)
 
     def _chunk(self) -> int:
         """Prompt tokens per pass while other sequences decode."""
@@ -387,94 +478,22 @@ class Scheduler:
         affordable = int(self.max_stall_s / self._prefill_token_s)
         return min(self.prefill_chunk, max(SMALLEST_CHUNK, affordable))
 
-    def _pass(self, parts: list[_Part]) -> list[Any]:
-        """Logits of the requested tokens of each part; hidden states for embeddings."""
-        segments = [part.segment for part in parts]
-        results: list[Any] = self.model.hidden(segments)
-        places = [at for at, part in enumerate(parts) if not part.sequence.request.embed]
-        if places:
-            hidden = np.concatenate([results[at] for at in places])
-            needed = [parts[at].sequence.needed(parts[at].draft) for at in places]
-            each = [one for at, one in zip(places, needed, strict=True) for _ in results[at]]
-            logits = iter(self.model.head.logits(hidden, each))
-            for at in places:
-                results[at] = list(islice(logits, len(results[at])))
-        return results
-
-    def _one_by_one(self, parts: list[_Part], error: Exception) -> list[tuple[Sequence, Piece]]:
-        """Run the pass again for each sequence alone, so that only the failing one is affected."""
-        if len(parts) > 1:
-            return [piece for part in parts for piece in self._run([_repeated(part)])]
-        sequence = parts[0].sequence
-        return [(sequence, sequence.fail(error))]
-
-    def _observe(self, parts: list[_Part], passed_s: float) -> None:
+    def _observe(self, parts: list[Scheduled], passed_s: float) -> None:
         """Update the measured time per prompt token; decoding tokens in the pass are included."""
         chunks = [part for part in parts if len(part.segment.tokens) > 1 + len(part.draft)]
         tokens = sum(len(part.segment.tokens) for part in chunks)
         if tokens >= SMALLEST_CHUNK:
-            known = self._prefill_token_s or passed_s / tokens
-            self._prefill_token_s = (known + passed_s / tokens) / 2
+            earlier = self._prefill_token_s or passed_s / tokens
+            self._prefill_token_s = (earlier + passed_s / tokens) / 2
 
-    def _without_memory(
-        self, parts: list[_Part], error: MemoryError
-    ) -> list[tuple[Sequence, Piece]]:
+    def _without_memory(self, parts: list[Scheduled], error: MemoryError) -> Pieces:
         """Free memory for another try; as a last resort, fail the sequence that came last."""
         if self._caches.drop_idle():
             return []
-        sequence = max((part.sequence for part in parts), key=self._running.index)
-        return [(sequence, sequence.fail(_no_memory(sequence, error)))]
+        sequence = max((part.sequence for part in parts), key=self.running.index)
+        return [(sequence, sequence.fail(no_memory(sequence, error)))]
 
     def _leave(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._caches.release(_lease(sequence), keep=sequence.finish_reason != "error")
+        self.running.remove(sequence)
+        self._caches.release(lease_of(sequence), keep=sequence.finish_reason != "error")
         sequence.lease = None
-
-
-def _part(sequence: Sequence, tokens: list[int], draft: list[int]) -> _Part:
-    cache = _lease(sequence).cache
-    complete = cache.length + len(tokens) - len(draft) == len(sequence.ids)
-    outputs: Literal["none", "last", "all"] = "none"
-    if draft or (sequence.request.embed and not sequence.pools_last):
-        outputs = "all"
-    elif complete:
-        outputs = "last"
-    return _Part(sequence, Segment(tokens, cache, outputs), draft, cache.length)
-
-
-def _return_to_start(part: _Part) -> None:
-    """Undo a pass that failed; what cannot be undone exactly will be run again."""
-    cache = _lease(part.sequence).cache
-    cache.truncate(part.start)
-    if cache.length < part.start and part.sequence.request.embed:
-        cache.truncate(0)  # hidden states were added up
-        part.sequence.embedding = None
-
-
-def _repeated(part: _Part) -> _Part:
-    """*part* once more, after :func:`_return_to_start`."""
-    start = _lease(part.sequence).cache.length
-    if start == part.start:
-        return part
-    end = part.start + len(part.segment.tokens) - len(part.draft)
-    return _part(part.sequence, part.sequence.ids[start:end], [])
-
-
-def _lease(sequence: Sequence) -> Lease:
-    assert sequence.lease is not None, "a sequence that runs has a cache"
-    return sequence.lease
-
-
-def _should_wait(sequence: Sequence, ahead: list[Sequence]) -> bool:
-    """True if a sequence in *ahead* computes in this pass a prefix that *sequence* can copy."""
-    shared = [(common_prefix(one.ids, sequence.ids), _lease(one).cache.length) for one in ahead]
-    # What it has computed already was copied, or cannot be.
-    to_come = max((count for count, computed in shared if computed < count), default=0)
-    return to_come - _lease(sequence).cache.length >= WORTH_WAITING
-
-
-def _no_memory(sequence: Sequence, error: MemoryError) -> InferenceError:
-    return InferenceError(
-        f"not enough memory for {len(sequence.ids):,} positions: {error}",
-        hint="shorten the prompt or lower --max-tokens",
-    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InferenceError, is_panic
+from bitnet.base.errors import InferenceError, is_panic
 from bitnet.runtime.lookup import Lookup
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.sampling import Sampled, Sampler
-from bitnet.runtime.vectors import finished
+from bitnet.runtime.vectors import finish_vector
 
 if TYPE_CHECKING:
     from collections import abc
@@ -42,6 +43,7 @@ class Sequence:
         admitted_at: ``time.perf_counter`` when the scheduler admitted it; ``None`` while it waits.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
+        pieces: written and not read yet, for :meth:`bitnet.runtime.scheduler.Scheduler.run`.
         embedding: for an embedding, its value after the hidden states so far, ``(dim,)``.
     """
 
@@ -64,6 +66,7 @@ class Sequence:
         self.embedding: NDArray[np.float64] | None = None
         self._pooling = pooling
         self.lease: Lease | None = None
+        self.pieces: deque[Piece] = deque()
         self._sampler = Sampler(request.sampling, self.ids)
         self._matcher = request.grammar.start() if request.grammar else None
         self._lookup = Lookup(request.lookup) if request.lookup else None
@@ -81,7 +84,7 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """True if its next pass runs its last id only; else it is still in prefill."""
-        return self.left == 1 and not self.request.embed
+        return self.remaining == 1 and not self.request.embed
 
     @property
     def tokens(self) -> int:
@@ -89,7 +92,7 @@ class Sequence:
         return len(self.ids) - self.prompt_tokens
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Number of ids not run yet; 1 while decoding."""
         return len(self.ids) - (self.lease.cache.length if self.lease else 0)
 
@@ -102,13 +105,13 @@ class Sequence:
             draft = draft[: self._matcher.valid(draft)]
         return draft
 
-    def needed(self, draft: list[int]) -> Needed | None:
+    def needs(self, draft: list[int]) -> Needed | None:
         """Logits needed to choose the next tokens; ``None``: all of them."""
         if self.request.logprobs is not None or self._matcher or self._is_too_short:
             return None
         if self.request.reasoning and self.request.reasoning.budget is not None:
             return None  # its end may be forced
-        return self._sampler.needed(draft)
+        return self._sampler.needs(draft)
 
     def advance(
         self, logits: abc.Iterable[Logits], draft: list[int], *, context: int
@@ -153,7 +156,7 @@ class Sequence:
             self.embedding = share if self.embedding is None else self.embedding + share
         elif self.embedding is None:
             self.embedding = rows[0]
-        if self.left:
+        if self.remaining:
             return []
         if not np.isfinite(self.embedding).all():
             error = InferenceError(
@@ -167,7 +170,7 @@ class Sequence:
     def vector(self, *, normalize: bool, dimensions: int | None) -> NDArray[np.float32]:
         """Its finished vector, ``(dimensions,)``; see :meth:`LanguageModel.embed`."""
         assert self.embedding is not None, "a vector that is complete"
-        return finished(self.embedding, normalize=normalize, dimensions=dimensions)
+        return finish_vector(self.embedding, normalize=normalize, dimensions=dimensions)
 
     def fail(self, error: Exception) -> Piece:
         """End with *error*."""
@@ -179,7 +182,7 @@ class Sequence:
         return self.tokens < self.request.min_tokens and bool(self.request.stop_ids)
 
     def _sample(self, logits: Logits) -> Sampled:
-        allowed = self._matcher.allowed() if self._matcher else None
+        allowed = self._matcher.next_ids() if self._matcher else None
         if self.request.reasoning is not None:
             forced = self.request.reasoning.next_token(self.ids[self.prompt_tokens :])
             allowed = allowed if forced is None else np.array([forced])

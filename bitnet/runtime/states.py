@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import InferenceError
+from bitnet.base.errors import InferenceError
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from bitnet.errors import Unsupported, UsageError
-from bitnet.installation import extra_command
+from bitnet.base.errors import Unsupported, UsageError
+from bitnet.base.installation import extra_command
 from bitnet.runtime.limits import STACK_BYTES, check_schema
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class GrammarMatcher:
         """True if the answer is complete and nothing may follow it."""
         return bool(self._matcher.is_stopped())
 
-    def allowed(self) -> NDArray[np.intp]:
+    def next_ids(self) -> NDArray[np.intp]:
         """Ids that may come next, ascending; stop ids where the answer may end.
 
         Raises:
@@ -132,13 +132,13 @@ class Grammars:
             UsageError: it is not JSON, is not a valid schema, or uses an unsupported feature.
         """
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
-        text = json.dumps(self.checked_schema(schema))
+        text = json.dumps(self.read_schema(schema))
         try:
-            return self._compiled("JSON schema", compile_schema(text, JSON_STYLE))
+            return self._grammar_of("JSON schema", compile_schema(text, JSON_STYLE))
         except ValueError as error:
             raise UsageError(f"the JSON schema cannot be used: {_first_line(str(error))}") from None
 
-    def checked_schema(self, schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
+    def read_schema(self, schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
         """*schema* as an object.
 
         Raises:
@@ -175,7 +175,7 @@ class Grammars:
         Raises:
             UsageError: a schema in it is not supported.
         """
-        return self._compiled(kind, self._library.LLMatcher.grammar_from_lark(text))
+        return self._grammar_of(kind, self._library.LLMatcher.grammar_from_lark(text))
 
     def regex(self, pattern: str) -> CompiledGrammar:
         """Grammar of text that *pattern* matches as a whole.
@@ -184,17 +184,17 @@ class Grammars:
             UsageError: it is not a regular expression, or uses look-around or back-references.
         """
         check_schema("regex", pattern)
-        return self._compiled("regex", self._library.LLMatcher.grammar_from_regex(pattern))
+        return self._grammar_of("regex", self._library.LLMatcher.grammar_from_regex(pattern))
 
-    def _compiled(self, kind: str, text: str) -> CompiledGrammar:
+    def _grammar_of(self, kind: str, text: str) -> CompiledGrammar:
         """Grammar *text*, compiled on first use and cached; thread-safe."""
         digest = hashlib.sha256(text.encode()).digest()
-        kept = self._kept.pop(digest, None) or _on_deep_stack(lambda: self._compile(kind, text))
-        self._kept[digest] = kept
+        grammar = self._kept.pop(digest, None) or _on_deep_stack(lambda: self._compile(kind, text))
+        self._kept[digest] = grammar
         with suppress(KeyError):  # another thread was faster
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-        return kept
+        return grammar
 
     def _compile(self, kind: str, text: str) -> CompiledGrammar:
         check = self._library.LLMatcher.validate_grammar_with_warnings

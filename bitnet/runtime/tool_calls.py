@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitnet.runtime.piece import CallDelta, new_call_id
+from bitnet.runtime.tool_blocks import BlockReader
 from bitnet.runtime.tool_formats import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from bitnet.runtime.tool_formats import CallRules
 
-    from bitnet.runtime.tool_formats import CallFormat
+__all__ = ["CallReader", "ToolCall", "call_reader"]
 
-__all__ = ["CallDelta", "CallReader", "CallRules", "ToolCall"]
-
-_IDS = string.ascii_letters + string.digits
 _JSON = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """A part of a call.
-
-    Attributes:
-        index: number of the call in the answer.
-        arguments: next part of its arguments, JSON text.
-        id: of the call, in its first part only.
-        name: of the function, in its first part only.
-    """
-
-    index: int
-    arguments: str = ""
-    id: str = ""
-    name: str = ""
 
 
 @dataclass
@@ -48,7 +28,7 @@ class ToolCall:
     name: str
     arguments: str = ""
 
-    def parsed(self) -> Any:
+    def parse_arguments(self) -> Any:
         """The arguments as an object; ``None`` where the answer was cut short."""
         try:
             return json.loads(self.arguments)
@@ -56,27 +36,9 @@ class ToolCall:
             return None
 
 
-@dataclass(frozen=True)
-class CallRules:
-    """Rules for finding the calls in an answer.
-
-    Attributes:
-        form: format of the model's calls.
-        names: functions that may be called.
-        guided: a grammar restricts the answer to calls, exactly in *form*.
-        parallel: several calls are allowed.
-        shown: control tokens that are read as text.
-    """
-
-    form: CallFormat
-    names: frozenset[str]
-    guided: bool = False
-    parallel: bool = True
-    shown: Mapping[int, str] = field(default_factory=dict)
-
-    def reader(self) -> CallReader:
-        """A reader for one answer."""
-        return CallReader(self)
+def call_reader(rules: CallRules) -> CallReader | BlockReader:
+    """A reader of the calls in one answer."""
+    return BlockReader(rules) if rules.form.block else CallReader(rules)
 
 
 class _Value:
@@ -129,43 +91,41 @@ class CallReader:
         """Text and parts of calls that are certain after the next part, *text*."""
         self._held += text
         if self._rules.guided:
-            return "", self._guided()
+            return "", self._read_guided()
         said: list[str] = []
         deltas: list[CallDelta] = []
-        while self._held and (self._called if self._value else self._spoken)(said, deltas):
+        while self._held and (self._read_call if self._value else self._spoken)(said, deltas):
             pass
         return "".join(said), deltas
 
-    def finish(self) -> str:
-        """The remaining text; in a free answer an incomplete call is text."""
+    def finish(self) -> tuple[str, list[CallDelta]]:
+        """The remaining text, and no call; in a free answer an incomplete one is text."""
         left = self._held
         if self._fresh and self._calls:
-            left, _ = self._undressed(final=True)
+            left, _ = self._strip_dressing(final=True)
         self._held = ""
-        return "" if self._rules.guided else left
+        return "" if self._rules.guided else left, []
 
-    def _guided(self) -> list[CallDelta]:
-        found: list[CallDelta] = []
+    def _read_guided(self) -> list[CallDelta]:
+        deltas: list[CallDelta] = []
         while self._held:
             if self._value is None:
                 begin = self._head.search(self._held)
                 if begin is None:
                     break
-                found.append(self._begun(begin[1]))
+                deltas.append(self._begin_call(begin[1]))
                 self._held, self._value = self._held[begin.end() :], _Value()
                 continue
             end = self._value.end(self._held)
-            found.append(CallDelta(self._calls - 1, self._held[:end]))
+            deltas.append(CallDelta(self._calls - 1, self._held[:end]))
             self._held = "" if end is None else self._held[end:]
             if end is not None:
                 self._value = None
-        return found
+        return deltas
 
-    def _begun(self, name: str) -> CallDelta:
-        # Mistral's templates expect nine letters and digits.
-        call_id = "".join(secrets.choice(_IDS) for _ in range(9))
+    def _begin_call(self, name: str) -> CallDelta:
         self._calls += 1
-        return CallDelta(self._calls - 1, id=call_id, name=name)
+        return CallDelta(self._calls - 1, id=new_call_id(), name=name)
 
     # --- a free answer ---------------------------------------------------------------------------
 
@@ -173,7 +133,7 @@ class CallReader:
         """Find the beginning of a call in the held text; true if there is more to do."""
         marker = self._form.marker
         if self._fresh:
-            rest, undecided = self._undressed()
+            rest, undecided = self._strip_dressing()
             if undecided:
                 return False
             if not marker and rest[0] in "{[":
@@ -182,12 +142,12 @@ class CallReader:
             self._fresh = False
             self._held = rest if self._calls else self._held
         if marker:
-            return self._marked(said)
+            return self._find_marker(said)
         said.append(self._held)
         self._held = ""
         return False
 
-    def _undressed(self, *, final: bool = False) -> tuple[str, bool]:
+    def _strip_dressing(self, *, final: bool = False) -> tuple[str, bool]:
         """Held text without dressing; and true if that may continue, unless *final*."""
         rest, dressing = self._held.lstrip(), sorted(self._form.dressing, key=len, reverse=True)
         while rest:
@@ -199,7 +159,7 @@ class CallReader:
             rest = rest[len(found) :].lstrip()
         return "", True
 
-    def _marked(self, said: list[str]) -> bool:
+    def _find_marker(self, said: list[str]) -> bool:
         marker = self._form.marker
         before, found, _ = self._held.partition(marker)
         if found:
@@ -230,7 +190,7 @@ class CallReader:
         self._value, self._seen, self._fresh = _Value(), at, False
         self._at = at
 
-    def _called(self, said: list[str], deltas: list[CallDelta]) -> bool:
+    def _read_call(self, said: list[str], deltas: list[CallDelta]) -> bool:
         """Read a call up to its end; true if there is more to do."""
         assert self._value is not None
         fresh = self._held[self._seen :]
@@ -247,7 +207,7 @@ class CallReader:
         self._held, self._fresh = self._held[end:], True
         for name, arguments in calls:
             if self._rules.parallel or not self._calls:
-                begun = self._begun(name)
+                begun = self._begin_call(name)
                 deltas += [begun, CallDelta(begun.index, arguments)]
         return True
 
@@ -262,16 +222,16 @@ class CallReader:
             name = text[: self._at].strip().removeprefix(self._form.marker)
             name = name.partition("[ARGS]")[0].partition("[CALL_ID]")[0].strip()
             arguments = text[self._at :]
-            found = [(name, arguments)] if _is_object(arguments) else None
+            calls = [(name, arguments)] if _is_object(arguments) else None
         else:
-            found = _calls_in(text[self._at :])
-        if not found or any(name not in self._rules.names for name, _ in found):
+            calls = _calls_in(text[self._at :])
+        if not calls or any(name not in self._rules.names for name, _ in calls):
             return None
-        return found
+        return calls
 
 
 def _calls_in(text: str) -> list[tuple[str, str]] | None:
-    found: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     listed = text[0] == "["
     at = _SPACE.match(text, 1).end() if listed else 0  # type: ignore[union-attr]
     while True:
@@ -280,23 +240,23 @@ def _calls_in(text: str) -> list[tuple[str, str]] | None:
             return None
         values, at = members
         name = values.get("name", ("", ""))[0]
-        given = [values[key] for key in ("arguments", "parameters") if key in values]
+        arguments = [values[key] for key in ("arguments", "parameters") if key in values]
         value: Any = None
         raw = ""
-        if given:
-            value, raw = given[0]
+        if arguments:
+            value, raw = arguments[0]
         if isinstance(value, str) and _is_object(value):  # JSON in JSON
             value, raw = {}, value
         if value is None:
             value, raw = {}, "{}"
         if not isinstance(name, str) or not isinstance(value, dict):
             return None
-        found.append((name, raw))
+        calls.append((name, raw))
         if not listed:
-            return found
+            return calls
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if text[at : at + 1] != ",":
-            return found if text[at : at + 1] == "]" else None
+            return calls if text[at : at + 1] == "]" else None
         at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
 
 

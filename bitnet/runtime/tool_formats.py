@@ -3,21 +3,22 @@
 The formats come from the chat templates themselves: NousResearch's Hermes 2 Pro, Qwen 2.5 and 3
 (``<tool_call>``), SmolLM2 1.7B (a list in it), Llama 3.1 and 3.2 (an object with ``parameters``),
 Mistral 7B v0.3 and later (``[TOOL_CALLS]``), Phi-4 mini and Granite 3 (``<|tool_call|>``).
+Qwen3-Coder, FunctionGemma, DeepSeek V3 and V3.1, and gpt-oss write blocks (``tool_blocks.py``).
 Gemma 3's template does not support tools; Google's guide has it write one with ``parameters``.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import Unsupported, UsageError
+from bitnet.base.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["FORMATS", "CallFormat", "format_of", "without_branch"]
+__all__ = ["FORMATS", "CallFormat", "CallRules", "format_of", "without_branch"]
 
 NAME = "\0"  # stands for the function's name in a head
 
@@ -36,6 +37,9 @@ class CallFormat:
         listed: one pair of opening and closing surrounds all calls; otherwise each has its own.
         marker: text that announces a call; empty: an answer is a call from its beginning.
         dressing: texts around calls that have no meaning.
+        block: expression of a call's head, for calls that are read as a block up to *closing*.
+        arguments: how such a call writes them: json, xml or notation.
+        headers: expression of texts between the messages of an answer, which are left out.
     """
 
     name: str
@@ -47,6 +51,9 @@ class CallFormat:
     listed: bool = False
     marker: str = ""
     dressing: tuple[str, ...] = ()
+    block: str = ""
+    arguments: str = "json"
+    headers: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -55,11 +62,48 @@ class CallFormat:
         return tuple(one for one in own if one)
 
 
+@dataclass(frozen=True)
+class CallRules:
+    """Rules for finding the calls in an answer.
+
+    Attributes:
+        form: format of the model's calls.
+        names: functions that may be called.
+        guided: a grammar restricts the answer to calls, exactly in *form*.
+        parallel: several calls are allowed.
+        shown: control tokens that are read as text.
+        schemas: of the arguments, by the names of functions.
+    """
+
+    form: CallFormat
+    names: frozenset[str]
+    guided: bool = False
+    parallel: bool = True
+    shown: Mapping[int, str] = field(default_factory=dict)
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
 _FENCES = ("```json", "```tool_code", "```")
 _PARAMETERS = f'{{"name": "{NAME}", "parameters": '
 HERMES = CallFormat(
     "hermes", "<tool_call>\n", closing="\n</tool_call>", marker="<tool_call>",
     dressing=("</tool_call>",),
+)  # fmt: skip
+DEEPSEEK = CallFormat(
+    "deepseek", "<｜tool▁calls▁begin｜>", f"<｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", between="", listed=True,
+    marker="<｜tool▁calls▁begin｜>",
+    dressing=(
+        "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+    ),
+    block=r"<｜tool▁call▁begin｜>(?P<name>[\w.-]+)<｜tool▁sep｜>",
+)  # fmt: skip
+HARMONY = CallFormat(
+    "harmony", head=f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>",
+    tail="", marker="<|channel|>commentary to=functions.",
+    dressing=("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
+    block=r"to=functions\.(?P<name>[\w.-]+)\s*(?:<\|constrain\|>\s*json)?\s*<\|message\|>",
+    headers=r"<\|end\|>|<\|start\|>assistant|<\|channel\|>(?:final|commentary)\s*<\|message\|>",
 )  # fmt: skip
 GEMMA = CallFormat("gemma", head=_PARAMETERS, dressing=_FENCES)
 
@@ -95,7 +139,28 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
         CallFormat("smollm", "<tool_call>[", closing="]</tool_call>", between=", ", listed=True,
                    marker="<tool_call>", dressing=("</tool_call>",)),
     ),
+    (
+        ("<tool_call>", "<function="),
+        CallFormat("qwen-coder", "<tool_call>\n", f"<function={NAME}>\n", "</function>",
+                   "\n</tool_call>", marker="<tool_call>", dressing=("</tool_call>",),
+                   block=r"<function=(?P<name>[\w.-]+)>", arguments="xml"),
+    ),
     (("<tool_call>",), HERMES),
+    (
+        ("<start_function_call>",),
+        CallFormat("functiongemma", "<start_function_call>", f"call:{NAME}", "",
+                   "<end_function_call>", between="", marker="<start_function_call>",
+                   dressing=("<end_function_call>", "<escape>"),
+                   block=r"call:(?P<name>[\w.-]+)", arguments="notation"),
+    ),
+    (
+        ("tool▁calls▁begin", "```json"),
+        replace(DEEPSEEK, head=f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{NAME}\n```json\n",
+                tail="\n```<｜tool▁call▁end｜>", between="\n",
+                block=r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[\w.-]+)\n```json\n"),
+    ),
+    (("tool▁calls▁begin",), DEEPSEEK),
+    (("<|channel|>",), HARMONY),
     (
         ("<|python_tag|>",),
         CallFormat("llama", head=_PARAMETERS, between="; ",
@@ -108,8 +173,8 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     ((), CallFormat("json", dressing=(";", *_FENCES))),
 )  # fmt: skip
 
-# Formats that are not JSON, or only partly.
-_UNKNOWN = ("<function=", "<start_function_call>", "<|channel|>", "tool▁calls▁begin", "<arg_key>")
+# Formats that are not read.
+_UNKNOWN = ("<arg_key>",)
 
 
 def format_of(template: str) -> CallFormat:
@@ -132,10 +197,10 @@ def without_branch(template: str) -> CallFormat:
     return GEMMA if "<start_of_turn>" in template else HERMES
 
 
-def explained(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
+def explain_tools(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     """Instructions about *tools* for a model whose template has none."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    example = _written(form, "NAME", '{"ARGUMENT": VALUE}')
+    example = _write_call(form, "NAME", '{"ARGUMENT": VALUE}')
     return (
         "You may call functions. Each line describes one, as JSON:\n"
         + "\n".join(lines)
@@ -143,7 +208,7 @@ def explained(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def told(
+def render_calls_as_text(
     form: CallFormat, messages: Sequence[Mapping[str, Any]], prompt: str, *, system: bool = True
 ) -> list[dict[str, Any]]:
     """*messages* for a template that does not support tools: calls and results become text.
@@ -154,19 +219,21 @@ def told(
         prompt: instructions before the conversation; may be empty.
         system: put them in a system message; otherwise in the user's.
     """
-    said = list(_spelled(form, messages))
+    conversation = list(_spell_calls(form, messages))
     if not prompt:
-        return said
+        return conversation
     role = "system" if system else "user"
-    if not said or said[0]["role"] != role:
-        return [{"role": role, "content": prompt}, *said]
-    own = _text(said[0].get("content"))
+    if not conversation or conversation[0]["role"] != role:
+        return [{"role": role, "content": prompt}, *conversation]
+    own = _text(conversation[0].get("content"))
     parts = (own, prompt) if system else (prompt, own)
-    first = said[0] | {"content": "\n\n".join(part for part in parts if part)}
-    return [first, *said[1:]]
+    first = conversation[0] | {"content": "\n\n".join(part for part in parts if part)}
+    return [first, *conversation[1:]]
 
 
-def _spelled(form: CallFormat, messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _spell_calls(
+    form: CallFormat, messages: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
     results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
@@ -178,17 +245,17 @@ def _spelled(form: CallFormat, messages: Sequence[Mapping[str, Any]]) -> Iterato
         calls = message.get("tool_calls")
         if calls is not None and not isinstance(calls, list):
             raise UsageError("messages: tool_calls is not a list", field="messages")
-        one = {name: value for name, value in message.items() if name != "tool_calls"}
+        plain = {name: value for name, value in message.items() if name != "tool_calls"}
         if calls:
             parts = [_text(message.get("content"))]
-            parts += [_written(form, *_call(call)) for call in calls]
-            one["content"] = "\n".join(part for part in parts if part)
-        yield one
+            parts += [_write_call(form, *_call(call)) for call in calls]
+            plain["content"] = "\n".join(part for part in parts if part)
+        yield plain
     if results:
         yield {"role": "user", "content": "\n".join(results)}
 
 
-def _written(form: CallFormat, name: str, arguments: str) -> str:
+def _write_call(form: CallFormat, name: str, arguments: str) -> str:
     head = form.head.replace(NAME, name)
     return f"{form.opening}{head}{arguments}{form.tail}{form.closing}"
 

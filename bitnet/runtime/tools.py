@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
-from bitnet.runtime.tool_calls import CallRules
-from bitnet.runtime.tool_formats import NAME
+from bitnet.base.errors import UsageError
+from bitnet.runtime.tool_blocks import Arguments
+from bitnet.runtime.tool_formats import NAME, CallRules
 
 if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Tools", "read_tools"]
+__all__ = ["NO_TOOLS", "Tools", "read_tools"]
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -41,8 +41,12 @@ class Tools:
     def rules(self, form: CallFormat, tokenizer: Tokenizer) -> CallRules:
         """Rules for finding the calls in an answer of the model with *tokenizer*."""
         names = frozenset(tool["function"]["name"] for tool in self.callable)
-        shown = {token: text for text, token in _control_tokens(form, tokenizer).items()}
-        return CallRules(form, names, self.required, self.parallel, shown)
+        text_by_token = {token: text for text, token in _control_tokens(form, tokenizer).items()}
+        schemas = {
+            tool["function"]["name"]: tool["function"].get("parameters") or _NOTHING
+            for tool in self.callable
+        }
+        return CallRules(form, names, self.required, self.parallel, text_by_token, schemas)
 
     def grammar(
         self, form: CallFormat, tokenizer: Tokenizer, schema: Mapping[str, Any] | bool | None = None
@@ -60,11 +64,13 @@ class Tools:
             function = tool["function"]
             head = _literal(form.head.replace(NAME, function["name"]), tokens)
             heads.append(f"{head} args_{number} {_literal(form.tail, tokens)}")
-            rules.append(f"args_{number}: {_json(function.get('parameters') or _NOTHING)}")
+            schema_of_call = function.get("parameters") or _NOTHING
+            rules += _arguments(f"args_{number}", form.arguments, schema_of_call, tokens)
         opening, closing = _literal(form.opening, tokens), _literal(form.closing, tokens)
         between = _literal(form.between, tokens)
         one = "call" if form.listed else "whole"
-        many = f"{one} ({between} {one})*" if self.parallel else one
+        several = self.parallel and not form.headers  # a message of its own has one call
+        many = f"{one} ({between} {one})*" if several else one
         calls = f"{opening} {many} {closing}" if form.listed else many
         if not form.listed:
             rules.append(f"whole: {opening} call {closing}")
@@ -72,6 +78,9 @@ class Tools:
             calls = f"{calls} | answer"
             rules.append(f"answer: {_json(schema)}")
         return "\n".join([f"start: {calls}", f"call: {' | '.join(heads)}", *rules])
+
+
+NO_TOOLS = Tools((), (), required=False, parallel=True)
 
 
 def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
@@ -97,7 +106,7 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
     if choice == "required":
         named = tools
     else:
-        chosen = _named(choice)
+        chosen = _function_name(choice)
         named = tuple(tool for tool in tools if tool["function"]["name"] == chosen)
         if not named and tools:
             raise UsageError(
@@ -109,7 +118,7 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
     return Tools(tools, named, True, parallel)
 
 
-def _named(choice: Any) -> str:
+def _function_name(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not isinstance(choice, Mapping) or len(choice) > 2:
@@ -152,6 +161,19 @@ def _literal(text: str, tokens: Mapping[str, int]) -> str:
                 if part
             )  # fmt: skip
     return json.dumps(text) if text else ""
+
+
+def _arguments(
+    name: str, notation: str, schema: Mapping[str, Any], tokens: Mapping[str, int]
+) -> list[str]:
+    """Rule *name*, and those it needs, of arguments that follow *schema*."""
+    if notation == "json":
+        return [f"{name}: {_json(schema)}"]
+    from bitnet.runtime.structured import JSON_STYLE
+
+    arguments = Arguments(name, schema, lambda text: _literal(text, tokens), JSON_STYLE)
+    start = arguments.xml() if notation == "xml" else arguments.notation()
+    return [f"{name}: {start}", *arguments.rules]
 
 
 def _json(schema: Mapping[str, Any] | bool) -> str:

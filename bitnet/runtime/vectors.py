@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.arguments import check_type
-from bitnet.errors import UsageError
+from bitnet.base.arguments import check_type
+from bitnet.base.errors import UsageError
 from bitnet.runtime.options import PRECISIONS, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check_vectors", "finished", "rounded"]
+__all__ = ["check_vectors", "finish_vector", "round_vectors"]
 
 
 def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") -> None:
@@ -47,7 +47,7 @@ def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") 
         )
 
 
-def finished(
+def finish_vector(
     vector: NDArray[np.float64], *, normalize: bool, dimensions: int | None
 ) -> NDArray[np.float32]:
     """The first *dimensions* numbers of *vector*, normalized to length one on request."""
@@ -56,7 +56,7 @@ def finished(
     return (kept / (length or 1.0)).astype(np.float32)
 
 
-def rounded(vectors: NDArray[np.float32], precision: Precision) -> NDArray[Any]:
+def round_vectors(vectors: NDArray[np.float32], precision: Precision) -> NDArray[Any]:
     """*vectors*, ``(N, dim)``, in fewer bits; compare them by cosine similarity.
 
     ``int8`` and ``uint8`` scale each vector by its largest absolute value to -127..127, or to

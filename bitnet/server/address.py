@@ -7,7 +7,7 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from bitnet.errors import UsageError, from_os_error
+from bitnet.base.errors import UsageError, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except socket.gaierror as error:
         raise UsageError(f"--host {host}: {error.strerror}", hint=_HOSTS) from None
-    with _explained(f"{host}:{port}"):
+    with _explain_errors(f"{host}:{port}"):
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,7 +52,7 @@ def listen(bound: socket.socket, backlog: int) -> None:
         UsageError: another program listens there by now.
         BitnetError: the system does not permit it.
     """
-    with _explained(address_of(bound)):
+    with _explain_errors(address_of(bound)):
         bound.listen(backlog)
 
 
@@ -63,7 +63,7 @@ def address_of(bound: socket.socket) -> str:
 
 
 @contextmanager
-def _explained(address: str) -> Iterator[None]:
+def _explain_errors(address: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from bitnet import __version__
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.server import pages
 from bitnet.server.bodies import describe
 from bitnet.server.dialects import anthropic, llama_server, ollama, openai, worker
@@ -24,10 +24,10 @@ from bitnet.wire.ollama import timestamp
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from bitnet.server.entry import ServedModel
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
     from bitnet.server.narration import Narrator
+    from bitnet.server.slot import Slot
     from bitnet.server.tracing import Tracing
 
 __all__ = ["create_app"]
@@ -121,7 +121,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
             "status": status,
             "model": models.default.name,
             "open": models.open_jobs,
-            "models": {name: one.state for name, one in models.entries.items()},
+            "models": {name: slot.state for name, slot in models.slots.items()},
         }
         return JSONResponse(facts, 200 if status == "ready" else 503)
 
@@ -129,34 +129,34 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     async def prometheus_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def facts_of(entry: ServedModel) -> dict[str, Any]:
-        said: dict[str, Any] = {
-            "id": entry.name,
+    async def facts_of(slot: Slot) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "id": slot.name,
             "object": "model",
             "created": models.created,
             "owned_by": "bitnet",
-            "status": {"value": entry.state},
+            "status": {"value": slot.state},
             # As Anthropic's clients read it.
             "type": "model",
-            "display_name": entry.name,
+            "display_name": slot.name,
             "created_at": timestamp(models.created),
         }
         with suppress(BitnetError):  # a broken one is said to be so when it is asked
-            said["context_length"] = (await entry.facts()).context
-        if entry.service is not None:
-            model = entry.service.model
+            facts["context_length"] = (await slot.header())["context"]
+        if slot.worker is not None:
+            model = slot.worker.model
             ignored = list(model.ignored_keys)
-            said |= {"backend": model.backend} | ({"ignored_keys": ignored} if ignored else {})
-        return said
+            facts |= {"backend": model.backend} | ({"ignored_keys": ignored} if ignored else {})
+        return facts
 
     @app.get("/models", include_in_schema=False)
     @app.get("/v1/models", tags=["OpenAI"], summary="The models")
-    async def listed() -> dict[str, Any]:
-        entries = models.entries.values()
-        first, last = (entry.name for entry in (models.default, [*entries][-1]))
+    async def list_models() -> dict[str, Any]:
+        entries = models.slots.values()
+        first, last = (slot.name for slot in (models.default, [*entries][-1]))
         return {
             "object": "list",
-            "data": [await facts_of(entry) for entry in entries],
+            "data": [await facts_of(slot) for slot in entries],
             "has_more": False,
             "first_id": first,
             "last_id": last,
@@ -171,16 +171,16 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Return every error in OpenAI's form, without a traceback."""
 
     @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
+    async def answer_refusal(request: Request, error: Refused) -> JSONResponse:
         headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
         return JSONResponse(error.body(request.url.path), error.status, headers=headers)
 
     @app.exception_handler(BitnetError)
-    async def failed(request: Request, error: BitnetError) -> JSONResponse:
-        return await refused(request, from_error(error))
+    async def answer_error(request: Request, error: BitnetError) -> JSONResponse:
+        return await answer_refusal(request, from_error(error))
 
     @app.exception_handler(HTTPException)
-    async def refused_by_router(request: Request, error: HTTPException) -> JSONResponse:
+    async def answer_router_error(request: Request, error: HTTPException) -> JSONResponse:
         body = Refused(error.status_code, str(error.detail)).body(request.url.path)
         return JSONResponse(body, error.status_code, headers=error.headers)
 

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 
     from bitnet.wire.fields import Form
 
-__all__ = ["body_of", "describe", "taking"]
+__all__ = ["FORMS", "body_of", "describe", "taking"]
 
-_FORMS: dict[str, Form] = {}  # by name: those that a route takes
+#: Those that a route takes, by name.
+FORMS: dict[str, Form] = {}
 
 
 def taking(form: Form) -> dict[str, Any]:
     """Description of a route whose body is *form*, for its decorator."""
-    _FORMS[form.name] = form
+    FORMS[form.name] = form
     schema = {"$ref": f"#/components/schemas/{form.name}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -40,6 +41,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
         schemas = page.setdefault("components", {}).setdefault("schemas", {})
-        schemas |= {name: form.openapi() for name, form in sorted(_FORMS.items())}
+        schemas |= {name: form.openapi() for name, form in sorted(FORMS.items())}
         app.openapi_schema = page
     return app.openapi_schema

@@ -80,7 +80,7 @@ class Guard:
             scope = {**scope, "method": "GET"}
         status, begun = 0, time.perf_counter()
 
-        async def counted(event: Event) -> None:
+        async def send_counted(event: Event) -> None:
             nonlocal status
             if event["type"] == "http.response.start":
                 status = event["status"]
@@ -89,11 +89,11 @@ class Guard:
 
         try:
             self._check(scope)
-            await self._app(scope, await self._body(receive), counted)
+            await self._app(scope, await self._body(receive), send_counted)
         except Refused as refusal:
             if status:
                 raise
-            await _refuse(refusal, scope["path"], counted)
+            await _refuse(refusal, scope["path"], send_counted)
         finally:
             for end in scope["state"].get("ends", ()):
                 end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,23 +15,25 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrator
 
-__all__ = ["failures", "loaded", "narrated", "opened"]
+__all__ = ["failures", "load_narrated", "open_and_load", "open_narrated"]
 
 
-def narrated(
+def open_and_load(
     open_file: Callable[[], Checkpoint],
     load: Callable[[Checkpoint], LanguageModel],
     narrate: Narrator,
 ) -> LanguageModel:
-    """The model that *load* makes of what *open_file* opens; as :func:`opened` and :func:`loaded`.
+    """The model that *load* makes of what *open_file* opens.
+
+    As :func:`open_narrated` and :func:`load_narrated` together.
 
     Raises:
         BitnetError: as *open_file* and *load*; it has been narrated.
     """
-    return loaded(opened(open_file, narrate), load, narrate)
+    return load_narrated(open_narrated(open_file, narrate), load, narrate)
 
 
-def opened(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Checkpoint:
+def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Checkpoint:
     """The model that *open_file* opens; no weight is read.
 
     Args:
@@ -48,7 +50,7 @@ def opened(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Checkpoint
         return checkpoint
 
 
-def loaded(
+def load_narrated(
     checkpoint: Checkpoint, load: Callable[[Checkpoint], LanguageModel], narrate: Narrator
 ) -> LanguageModel:
     """The model that *load* makes of the open *checkpoint*.

@@ -27,8 +27,8 @@ class Watched(Protocol):
     """The state of a model that is read together with its metrics."""
 
     @property
-    def loaded(self) -> bool:
-        """True if it is in memory."""
+    def state(self) -> str:
+        """``loaded`` if it is in memory."""
 
     @property
     def open_jobs(self) -> int:
@@ -156,7 +156,7 @@ class ModelMetrics:
 
     def watch(self, model: Watched) -> None:
         """Ask *model* for its state whenever the metrics are read."""
-        self._loaded.set_function(lambda: model.loaded)
+        self._loaded.set_function(lambda: model.state == "loaded")
         self._open.set_function(lambda: model.open_jobs)
         self._running.set_function(lambda: model.running)
         self._waiting.set_function(lambda: max(0, model.open_jobs - model.running))
@@ -172,7 +172,7 @@ class ModelMetrics:
         if since_last_s is not None:
             self._between.observe(since_last_s)
 
-    def finished(self, answer: Answer) -> None:
+    def count_answer(self, answer: Answer) -> None:
         """Count *answer*, which has ended."""
         stats = answer.stats
         self._answers(answer.finish_reason or "error").inc()

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bitnet.arguments import check_type
-from bitnet.errors import UsageError
+from bitnet.base.arguments import check_type
+from bitnet.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -138,7 +138,7 @@ class Narrator:
         if self._as_json:
             line = json.dumps({"time": self._now().isoformat(), "level": level, **event})
         else:
-            line = f"{level} " + " ".join(f"{k}={_shown(v)}" for k, v in event.items())
+            line = f"{level} " + " ".join(f"{k}={_quote(v)}" for k, v in event.items())
         self._line(line)
 
     def __call__(
@@ -169,7 +169,7 @@ class Narrator:
         if not self._as_json and not self._brief:
             self._line(f"INFO {text}")
 
-    def opened(self, names: Iterable[str], address: str) -> None:
+    def announce(self, names: Iterable[str], address: str) -> None:
         """The last line of a start: the models that are served, and where."""
         self.plain(f"open {address}")
         if self._brief:
@@ -242,14 +242,14 @@ class _Events(logging.Handler):
 def log_as_events(narrate: Narrator) -> Iterator[None]:
     """Write log lines as events of *narrate*, with the logger's name."""
     loggers = [logging.getLogger(), logging.getLogger("bitnet")]
-    before = [one.handlers[:] for one in loggers]
-    for one in loggers:
-        one.handlers[:] = [_Events(narrate)]
+    before = [logger.handlers[:] for logger in loggers]
+    for logger in loggers:
+        logger.handlers[:] = [_Events(narrate)]
     try:
         yield
     finally:
-        for one, handlers in zip(loggers, before, strict=True):
-            one.handlers[:] = handlers
+        for logger, handlers in zip(loggers, before, strict=True):
+            logger.handlers[:] = handlers
 
 
 class _Lines(io.TextIOBase):
@@ -299,7 +299,7 @@ def stderr_as_events(narrate: Narrator) -> Iterator[None]:
         lines.rest()
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     # JSON's escapes keep one event on one line, whatever a client has put into it.
     text = json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

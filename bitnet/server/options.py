@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from bitnet import settings
-from bitnet.errors import UsageError, from_os_error
-from bitnet.options import option, parse_duration
+from bitnet.base import settings
+from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base.options import option, parse_duration
 
 __all__ = ["ServeOptions", "is_loopback"]
 

@@ -34,12 +34,12 @@ class _File:
 
 
 def _files() -> dict[str, _File]:
-    found = {}
+    pages = {}
     for file in (files("bitnet.server") / "page").iterdir():
         if media_type := TYPES.get("." + file.name.rpartition(".")[2]):
             body = file.read_bytes()
-            found[file.name] = _File(body, media_type, f'"{hashlib.sha256(body).hexdigest()}"')
-    return found
+            pages[file.name] = _File(body, media_type, f'"{hashlib.sha256(body).hexdigest()}"')
+    return pages
 
 
 _FILES = _files()

@@ -1,24 +1,14 @@
-"""Errors as clients see them: OpenAI's form, an HTTP status, and no internal details."""
+"""Errors as clients see them: an HTTP status, their dialect's form, and no internal details."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bitnet.errors import BitnetError, Unsupported, UsageError
+from bitnet.base.errors import BitnetError, Unsupported, UsageError
+from bitnet.wire import anthropic, llama_server, ollama, openai_reply
 
-__all__ = ["GONE", "Refused", "body_of", "from_error"]
+__all__ = ["GONE", "Refused", "from_error"]
 
-
-_ANTHROPIC = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-_LLAMA = {"/completion", "/props", "/slots", "/apply-template", "/health", "/embedding"}
 GONE = 499  # nginx's status for a client that closed the connection
 
 
@@ -54,22 +44,13 @@ class Refused(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """JSON reply in the error form of the dialect to which *path* belongs."""
-        if path.startswith("/api/"):  # Ollama's
-            return {"error": self.message}
-        if path in _LLAMA:
-            return {"error": {"code": self.status, "message": self.message, "type": self.kind}}
-        if path.startswith("/v1/messages"):  # Anthropic's
-            other = "api_error" if self.status >= 500 else "invalid_request_error"
-            kind = _ANTHROPIC.get(self.status, other)
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
-        return body_of(self.message, kind=self.kind, code=self.code, param=self.param)
-
-
-def body_of(
-    message: str, *, kind: str, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        if path.startswith(ollama.PREFIX):
+            return ollama.error_reply(self.message)
+        if path.startswith(anthropic.PREFIX):
+            return anthropic.error_reply(self.message, self.status)
+        if path in llama_server.PATHS:
+            return llama_server.error_reply(self.message, self.status, self.kind)
+        return openai_reply.error_reply(self.message, self.kind, self.code, self.param)
 
 
 def from_error(error: Exception) -> Refused:

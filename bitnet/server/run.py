@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from bitnet.errors import InferenceError, Interrupted
+from bitnet.base.errors import InferenceError, Interrupted
 from bitnet.server.address import address_of, listen
 from bitnet.server.app import create_app
 from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
@@ -96,7 +96,7 @@ def run(
     if server.stopped_at_once:
         raise Interrupted("stopped at once; running answers were cut off")
     if (dead := models.dead) is not None:
-        failure = dead.worker.failure
+        failure = dead.failure
         raise InferenceError(
             f"{dead.name}: the thread that ran the model died: {type(failure).__name__}",
             hint="start the worker again; what was being written is lost",
@@ -107,7 +107,7 @@ def run(
 def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
     """Log requests that are not HTTP like other refused requests; limited when there are many."""
 
-    def told(record: logging.LogRecord) -> bool:
+    def narrate_garbage(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
             return True
         message, cute = "a client sent something that is not HTTP: 400", "What was that? 🙉"
@@ -115,11 +115,11 @@ def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
         return False
 
     log = logging.getLogger("uvicorn.error")
-    log.addFilter(told)
+    log.addFilter(narrate_garbage)
     try:
         yield
     finally:
-        log.removeFilter(told)
+        log.removeFilter(narrate_garbage)
 
 
 def _serve(
@@ -142,7 +142,7 @@ def _serve(
     try:
         at = f"{'https' if server.config.is_ssl else 'http'}://{address}"
         threading.Thread(
-            target=_open, args=(ready, narrate, server.models.entries, at), daemon=True
+            target=_open, args=(ready, narrate, server.models.slots, at), daemon=True
         ).start()
         server.run(sockets=[listening])
     finally:
@@ -154,7 +154,7 @@ def _open(ready: Callable[[str], None], narrate: Narrator, names: Iterable[str],
     """Tell that the worker at the address *at* is ready; what to open is the last line."""
     ready(at)
     here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    narrate.opened(names, here)
+    narrate.announce(names, here)
 
 
 def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:

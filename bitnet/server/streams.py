@@ -6,12 +6,12 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
-from bitnet.errors import UsageError
-from bitnet.server.prompts import sequences_of
+from bitnet.base.errors import UsageError
+from bitnet.server.prompts import prepare_sequences
 from bitnet.server.refusals import GONE, Refused, from_error
 from bitnet.server.worker import stopping
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.request import Request as ModelRequest
-    from bitnet.server.service import Service
-    from bitnet.server.worker import Order
+    from bitnet.server.worker import Order, Worker
     from bitnet.wire.fields import Form
 
 __all__ = ["DONE", "LINES", "NAMED", "OPENAI", "UNNAMED", "Exchange", "Wire", "event"]
@@ -55,7 +54,7 @@ def event(facts: Any) -> str:
     return f"data: {json.dumps(facts, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def named_event(facts: Any) -> str:
+def event_with_name(facts: Any) -> str:
     """One server-sent event with its ``type`` as its name."""
     return f"event: {facts['type']}\n{event(facts)}"
 
@@ -66,9 +65,22 @@ def line(facts: Any) -> str:
 
 
 OPENAI = Wire("text/event-stream", event, DONE)
-NAMED = Wire("text/event-stream", named_event)
+NAMED = Wire("text/event-stream", event_with_name)
 UNNAMED = Wire("text/event-stream", event)
 LINES = Wire("application/x-ndjson", line)
+
+
+class Reply(Protocol):
+    """The reply to a body in its dialect, whole or as events."""
+
+    def whole(self, answers: list[Answer]) -> Any:
+        """The whole reply, when all answers have ended."""
+
+    def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[Any]:
+        """Events of one piece of one answer."""
+
+    def end(self, answers: list[Answer]) -> Iterator[Any]:
+        """Events after the last answer."""
 
 
 class Exchange:
@@ -76,7 +88,7 @@ class Exchange:
 
     def __init__(
         self,
-        service: Service,
+        worker: Worker,
         request: Request,
         make: Callable[[], list[ModelRequest]],
         body: Mapping[str, Any],
@@ -86,7 +98,7 @@ class Exchange:
         """An exchange that :meth:`collect` or :meth:`stream` carries out.
 
         Args:
-            service: what answers.
+            worker: of the model that answers.
             request: the HTTP request.
             make: makes the requests of *body*, in a thread.
             body: what was asked for; ``n`` answers of each request.
@@ -98,7 +110,7 @@ class Exchange:
         self._form = form
         self._choices: int = body.get("n") or 1
         self._begun = False
-        self._service = service
+        self._worker = worker
         self._order: Order | None = None
         self._began_at = 0.0
 
@@ -111,24 +123,31 @@ class Exchange:
         try:
             return await unless_gone(self._request, self._all())
         except BaseException as error:
-            self._failed(error)
+            self._narrate_failure(error)
             raise
         finally:
             self._cancel()
 
+    async def reply(
+        self, reply: Reply, *, wire: Wire = OPENAI, fault: Callable[[Refused], Any] | None = None
+    ) -> JSONResponse | StreamingResponse:
+        """The response: *reply* whole, or as events if the body wants a stream.
+
+        Raises:
+            Refused: as :meth:`collect`, before anything has been sent.
+        """
+        streams = self._body["stream"]
+        if streams is False or (streams is None and wire is not LINES):  # Ollama's default
+            return JSONResponse(reply.whole(await self.collect()))
+        return await self.stream(reply, wire=wire, fault=fault)
+
     async def stream(
-        self,
-        chunks: Callable[[int, Piece, Answer], Iterator[Any]],
-        last: Callable[[list[Answer]], Iterator[Any]],
-        *,
-        wire: Wire = OPENAI,
-        fault: Callable[[Refused], Any] | None = None,
+        self, reply: Reply, *, wire: Wire, fault: Callable[[Refused], Any] | None
     ) -> StreamingResponse:
         """The answers as events, sent while they are generated.
 
         Args:
-            chunks: the events of one piece of one answer.
-            last: the events after the last answer.
+            reply: makes the events.
             wire: format of the events.
             fault: the event of an error; by default its dialect's reply.
 
@@ -139,7 +158,7 @@ class Exchange:
             # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
             order, pieces, first = await unless_gone(self._request, self._first())
         except BaseException as error:
-            self._failed(error)
+            self._narrate_failure(error)
             self._cancel()
             raise
 
@@ -147,14 +166,14 @@ class Exchange:
             try:
                 async for index, piece in _with_first(first, pieces):
                     _check(order.answers[index], piece)
-                    for chunk in chunks(index, piece, order.answers[index]):
+                    for chunk in reply.of(index, piece, order.answers[index]):
                         yield wire.line(chunk)
-                for chunk in last(order.answers):
+                for chunk in reply.end(order.answers):
                     yield wire.line(chunk)
-                self._completed(order.answers)
+                self._narrate_end(order.answers)
                 yield wire.done
             except Exception as error:  # noqa: BLE001 - the status is sent already
-                self._failed(error)
+                self._narrate_failure(error)
                 known = from_error(error)
                 yield wire.line(fault(known) if fault else known.body(self._request.url.path))
 
@@ -162,29 +181,29 @@ class Exchange:
             self._request.scope["state"]["sends_events"] = True
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = _Events(events(), media_type=wire.media_type, headers=headers)
-        response.ended = self._gone
+        response.ended = self._disconnect
         return response
 
     async def _all(self) -> list[Answer]:
-        order = await self._submitted()
+        order = await self._submit()
         async for index, piece in order:
             _check(order.answers[index], piece)
-        self._completed(order.answers)
+        self._narrate_end(order.answers)
         return order.answers
 
     async def _first(self) -> tuple[Order, AsyncIterator[tuple[int, Piece]], tuple[int, Piece]]:
-        order = await self._submitted()
+        order = await self._submit()
         pieces = order.__aiter__()
         index, piece = await anext(pieces)
         _check(order.answers[index], piece)
         return order, pieces, (index, piece)
 
-    async def _submitted(self) -> Order:
+    async def _submit(self) -> Order:
         self._began_at = time.perf_counter()
-        self._order = order = await self._queued()
+        self._order = order = await self._enqueue()
         count = len(order.answers)
         self._begun = True
-        self._service.narrate(
+        self._worker.narrate(
             "inference_start",
             f"Writing {count} answer{'s'[: count > 1]}",
             "Here we go! Thinking of something nice to say! 💭",
@@ -193,15 +212,15 @@ class Exchange:
         )
         return order
 
-    async def _queued(self) -> Order:
-        service, worker = self._service, self._service.worker
+    async def _enqueue(self) -> Order:
+        worker = self._worker
         try:
-            requests = await worker.prepared(self._make)
+            requests = await worker.run_in_thread(self._make)
             return await worker.submit(
                 lambda: [
                     sequence
                     for each in requests
-                    for sequence in sequences_of(each, service, choices=self._choices)
+                    for sequence in prepare_sequences(each, worker, choices=self._choices)
                 ],
                 len(requests) * self._choices,
                 compiles=any(each.needs_grammar for each in requests),
@@ -212,18 +231,18 @@ class Exchange:
 
     def _cancel(self) -> None:
         if self._order is not None:
-            self._service.worker.cancel(self._order)
+            self._worker.cancel(self._order)
 
-    def _gone(self) -> None:
+    def _disconnect(self) -> None:
         """End unfinished answers: the client has disconnected."""
-        self._failed(asyncio.CancelledError())
+        self._narrate_failure(asyncio.CancelledError())
         self._cancel()
 
-    def _completed(self, answers: list[Answer]) -> None:
+    def _narrate_end(self, answers: list[Answer]) -> None:
         tokens = sum(answer.stats.tokens for answer in answers)
         self._begun = False
         self._trace()
-        self._service.narrate(
+        self._worker.narrate(
             "inference_complete",
             f"Wrote {tokens} tokens",
             "All done! Hope you like it! 🎀",
@@ -232,37 +251,37 @@ class Exchange:
             finish=",".join(sorted({str(answer.finish_reason) for answer in answers})),
         )
 
-    def _failed(self, error: BaseException) -> None:
+    def _narrate_failure(self, error: BaseException) -> None:
         """Narrate the end of the exchange; refusals before it are narrated elsewhere."""
         if not self._begun:
             return
         self._begun = False
         self._request.scope["state"]["told"] = True
         request_id = self._request.state.request_id
-        narrate = self._service.narrate
+        narrate = self._worker.narrate
         if not isinstance(error, Exception) or getattr(error, "status", 0) == GONE:
             self._trace("cancelled")
             message = "The client has gone; its answer is given up"
             narrate("inference_cancelled", message, "Bye bye! 👋", request_id=request_id)
             return
-        known = from_error(error)
-        self._trace(str(known.status))
+        problem = from_error(error)
+        self._trace(str(problem.status))
         narrate(
             "inference_failed",
-            f"Inference failed: {known.message}",
+            f"Inference failed: {problem.message}",
             "Oh no, that did not work! 😿",
             level="ERROR",
             request_id=request_id,
-            code=known.code,
+            code=problem.code,
         )
 
     def _trace(self, error: str = "") -> None:
         """Tell the request's span, if it has one, what was asked and answered."""
         span = self._request.scope["state"].get("span")
         if span is not None and self._order is not None:
-            span.answered(
-                self._body.get("model") or self._service.name,
-                self._service.name,
+            span.record_answers(
+                self._body.get("model") or self._worker.name,
+                self._worker.name,
                 self._order.answers,
                 choices=self._choices,
                 begun_s=self._began_at,
@@ -303,12 +322,12 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         Refused: the client has closed it; the reply is not read.
     """
 
-    async def gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(gone())
+    watching = asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():

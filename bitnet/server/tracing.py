@@ -10,8 +10,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from bitnet import __version__, settings
-from bitnet.installation import extra_command
+from bitnet import __version__
+from bitnet.base import settings
+from bitnet.base.installation import extra_command
 from bitnet.server.refusals import GONE
 from bitnet.wire.openai_reply import chat_finish
 
@@ -111,7 +112,7 @@ class RequestSpan:
         # Clocks of answers count from some moment of their own.
         self._epoch_ns = time.time_ns() - int(time.perf_counter() * NANO)
 
-    def answered(
+    def record_answers(
         self,
         asked: str,
         model: str,
@@ -138,7 +139,7 @@ class RequestSpan:
         self._span.update_name(f"{facts['gen_ai.operation.name']} {asked}")
         self._is_named = True
         if error:
-            self._failed(error)
+            self._record_error(error)
         parent = self._trace.set_span_in_context(self._span)
         for index, answer in enumerate(answers):
             first = answer.begun_at + answer.stats.prefill_s
@@ -167,10 +168,10 @@ class RequestSpan:
             if not self._is_named:
                 self._span.update_name(f"{method} {route}")
         if status >= 500:
-            self._failed(str(status))
+            self._record_error(str(status))
         self._span.end()
 
-    def _failed(self, error: str) -> None:
+    def _record_error(self, error: str) -> None:
         self._span.set_attribute("error.type", error)
         self._span.set_status(self._trace.StatusCode.ERROR)
 
@@ -194,14 +195,14 @@ class Traced:
         scope.setdefault("state", {})["span"] = span
         status = GONE
 
-        async def watched(event: Event) -> None:
+        async def watch_status(event: Event) -> None:
             nonlocal status
             if event["type"] == "http.response.start":
                 status = event["status"]
             await send(event)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, watch_status)
         finally:
             span.end(getattr(scope.get("route"), "path", ""), scope["method"], status)
 
@@ -216,7 +217,7 @@ def _facts(
         "gen_ai.provider.name": "bitnet",
         "gen_ai.request.model": asked,
         "gen_ai.response.model": model,
-        "gen_ai.usage.input_tokens": sum(one.stats.prompt_tokens for one in firsts),
+        "gen_ai.usage.input_tokens": sum(answer.stats.prompt_tokens for answer in firsts),
     }
     if request.embed:
         return facts
@@ -227,7 +228,9 @@ def _facts(
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.stop_sequences": list(request.stop),
         "gen_ai.request.choice.count": choices,
-        "gen_ai.usage.output_tokens": sum(one.stats.tokens for one in answers),
-        "gen_ai.usage.cache_read.input_tokens": sum(one.stats.reused_tokens for one in firsts),
-        "gen_ai.response.finish_reasons": [str(chat_finish(one)) for one in answers],
+        "gen_ai.usage.output_tokens": sum(answer.stats.tokens for answer in answers),
+        "gen_ai.usage.cache_read.input_tokens": sum(
+            answer.stats.reused_tokens for answer in firsts
+        ),
+        "gen_ai.response.finish_reasons": [str(chat_finish(answer)) for answer in answers],
     }

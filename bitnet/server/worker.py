@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.server.refusals import Refused, from_error
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.scheduler import Scheduler
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.metrics import ModelMetrics
+    from bitnet.server.narration import Narrator
 
 __all__ = ["Order", "Worker", "stopping", "too_late"]
 
@@ -53,12 +54,14 @@ class WorkerLimits:
         queue: answers that may wait.
         deadline_s: seconds a request may take, including waiting.
         kv_budget_bytes: memory for KV caches; ``None``: unlimited.
+        max_output_tokens: tokens one answer may have.
     """
 
     max_batch: int = 8
     queue: int = 64
     deadline_s: float = 600.0
     kv_budget_bytes: int | None = None
+    max_output_tokens: int = 4096
 
     @property
     def places(self) -> int:
@@ -84,7 +87,7 @@ class Order:
         self.cancelled = False
         self.deadline = deadline
         self.places = places
-        self.left = len(answers)  # for the worker's thread
+        self.remaining = len(answers)  # for the worker's thread
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
 
@@ -107,29 +110,37 @@ class Worker:
     """Generates answers with one model, several at a time.
 
     Attributes:
+        name: of the model, as clients see it.
         model: the model.
         limits: of its answers.
+        narrate: reports what happens.
         draining: new requests are refused.
         failure: error that ended the thread; ``None`` while it runs normally.
     """
 
     def __init__(
         self,
+        name: str,
         model: LanguageModel,
         metrics: ModelMetrics,
         limits: WorkerLimits,
+        narrate: Narrator,
     ) -> None:
         """A worker whose thread is started by :meth:`start`.
 
         Args:
+            name: of the model, as clients see it.
             model: the model; it must not be used elsewhere from then on.
             metrics: counters.
             limits: of its answers.
+            narrate: reports what happens.
 
         Raises:
             UsageError: no answer fits the memory for KV caches.
         """
+        self.name = name
         self.model = model
+        self.narrate = narrate
         self.draining = False
         self.limits = limits
         self.failure: BaseException | None = None
@@ -155,7 +166,7 @@ class Worker:
     @property
     def running(self) -> int:
         """Number of answers that are being generated."""
-        return self._scheduler.running
+        return len(self._scheduler.running)
 
     @property
     def kv_usage(self) -> float:
@@ -209,9 +220,9 @@ class Worker:
         """
         if deadline is None:
             deadline = time.monotonic() + self.limits.deadline_s
-        with self.place(places) as kept:
+        with self.place(places) as reservation:
             tokenizer = self.model.tokenizer
-            answers = await self.prepared(
+            answers = await self.run_in_thread(
                 lambda: [Answer(tokenizer, sequence) for sequence in make()], compiles=compiles
             )
             order = Order(answers, deadline, places)
@@ -219,11 +230,11 @@ class Worker:
                 if self.failure is not None or self._stopped:
                     raise stopping()
                 self._inbox.append(order)
-                kept.clear()  # the order has them now
+                reservation.clear()  # the order has them now
                 self._changed.notify()
         return order
 
-    async def prepared(self, make: Callable[[], T], *, compiles: bool = False) -> T:
+    async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
         """Result of *make*, called in a thread, with limited concurrency.
 
         Raises:
@@ -267,12 +278,12 @@ class Worker:
         self._check_process()
         with self._changed:
             self._take_places(count)
-        kept = [count]
+        reservation = [count]
         try:
-            yield kept
+            yield reservation
         finally:
             with self._changed:
-                self._open -= sum(kept)
+                self._open -= sum(reservation)
 
     def cancel(self, order: Order) -> None:
         """End the remaining answers of *order* at the next step."""
@@ -303,6 +314,11 @@ class Worker:
             pool.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
             self._thread.join()
+
+    def close(self) -> None:
+        """End every answer, the thread and the model."""
+        self.stop()
+        self.model.close()
 
     def _check_process(self) -> None:
         """Refuse work in a forked child, where there is no thread to do it."""
@@ -450,10 +466,12 @@ class Worker:
         self._finish(order, index, order.answers[index].end("error", from_error(error)))
 
     def _finish(self, order: Order, index: int, last: Piece) -> None:
-        self._metrics.finished(order.answers[index])  # first: a free place must already be counted
+        self._metrics.count_answer(
+            order.answers[index]
+        )  # first: a free place must already be counted
         with self._changed:
-            order.left -= 1
-            if order.left < order.places:
+            order.remaining -= 1
+            if order.remaining < order.places:
                 order.places -= 1
                 self._open -= 1
         order.put(index, last)

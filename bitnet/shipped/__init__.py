@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitnet.errors import NotFound
-from bitnet.installation import reinstall_command
+from bitnet.base.errors import NotFound
+from bitnet.base.installation import reinstall_command
 
 __all__ = ["SHIPPED", "ShippedModel"]
 

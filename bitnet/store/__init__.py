@@ -2,7 +2,7 @@
 
     <cache>/store/sha256/ab/ab12...          content; read-only, never changed
     <cache>/store/verified/<name>.json       digest found at a path, and the file's state then
-    <cache>/store/names/<name>.json          digest of a file in a repository, or at an address
+    <cache>/store/names/<name>.json          record of a file in a repository, or at an address
     <cache>/store/partial/<digest>/model.gguf.partial         partial download, resumable
     <cache>/store/partial/<digest>/model.gguf.partial.json    its version and finished parts
     <cache>/store/partial/<digest>.lock                       held by the process that fetches it
@@ -14,8 +14,8 @@ and the file is read and removed. Deleting anything here costs only time.
 
 from __future__ import annotations
 
-from bitnet.store.blobs import Blob, Store
-from bitnet.store.names import Name, model_key
+from bitnet.store.blobs import Store
 from bitnet.store.partial import Partial, Version
+from bitnet.store.records import Artifact
 
-__all__ = ["Blob", "Name", "Partial", "Store", "Version", "model_key"]
+__all__ = ["Artifact", "Partial", "Store", "Version"]

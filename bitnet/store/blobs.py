@@ -7,35 +7,25 @@ import logging
 import os
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet import settings
-from bitnet.errors import HashMismatch, NoSpace, PermissionDenied, from_os_error
-from bitnet.files import git_oid, sha256_of
+from bitnet.base import settings
+from bitnet.base.errors import HashMismatch, NoSpace, PermissionDenied, from_os_error
+from bitnet.base.files import git_oid, sha256_of
+from bitnet.base.trust import COMMIT, SHA256, open_folder
 from bitnet.store import links
-from bitnet.store.names import Names
 from bitnet.store.partial import Partial, Version
+from bitnet.store.records import Artifact, StoreIndex
 from bitnet.store.tag import make_cache
 from bitnet.store.verified import SETTLED_S, VerifiedFiles
-from bitnet.trust import COMMIT, SHA256, open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Blob", "Store", "hugging_face_files"]
+__all__ = ["Store", "hugging_face_files"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A file of the store: its path, digest and size in bytes."""
-
-    path: Path
-    sha256: str
-    size: int
 
 
 class Store:
@@ -53,7 +43,7 @@ class Store:
         self.rehash = rehash
         self.folder = root / "store"
         self.verified = VerifiedFiles(self.folder / "verified")
-        self.names = Names(self.folder / "names")
+        self.index = StoreIndex(self.folder / "names")
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -61,7 +51,7 @@ class Store:
         """Path of the file with this digest, existing or not."""
         return self.folder / "sha256" / sha256[:2] / sha256
 
-    def find(self, sha256: str) -> Blob | None:
+    def find(self, sha256: str) -> Artifact | None:
         """The file with this digest, if it exists and is unchanged.
 
         A file that was changed by editing a link to it is removed.
@@ -70,7 +60,7 @@ class Store:
         if not path.is_file():
             return None
         if self.is_intact(path, sha256):
-            return Blob(path, sha256, path.stat().st_size)
+            return Artifact(sha256=sha256, size=path.stat().st_size, path=path)
         logger.warning("%s has been changed, through a link to it, and is removed", path)
         with suppress(OSError):
             links.remove(path)
@@ -81,14 +71,14 @@ class Store:
         """Lock file of the commands whose files wait in the store to be placed."""
         return self.folder / "in-use.lock"
 
-    def blobs(self) -> Iterator[Blob]:
+    def blobs(self) -> Iterator[Artifact]:
         """Every file of the store, by its name; nothing is read, and links are left out."""
         with suppress(OSError):
             for path in sorted((self.folder / "sha256").glob("??/*")):
                 with suppress(OSError):
                     is_link = path.is_symlink() or path.parent.is_symlink()
                     if not is_link and path.is_file() and SHA256.fullmatch(path.name):
-                        yield Blob(path, path.name, path.stat().st_size)
+                        yield Artifact(sha256=path.name, size=path.stat().st_size, path=path)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the files in this cache, and of placed ones, by path, as recorded."""
@@ -112,13 +102,13 @@ class Store:
             BitnetError: the file cannot be read.
         """
         try:
-            known = None if self.rehash else self.verified.digest_of(path)
-            if known is None:
-                known = sha256_of(path)
-                self.verified.remember(path, known)
+            digest = None if self.rehash else self.verified.digest_of(path)
+            if digest is None:
+                digest = sha256_of(path)
+                self.verified.remember(path, digest)
         except OSError as error:
             raise from_os_error(error, path) from error
-        return known
+        return digest
 
     def is_intact(self, path: Path, sha256: str, size: int | None = None) -> bool:
         """True if *path* is a file with this digest; its size is checked first."""
@@ -131,7 +121,7 @@ class Store:
 
     # --- taking in, handing out --------------------------------------------------------------
 
-    def publish(self, partial: Partial, sha256: str) -> Blob:
+    def publish(self, partial: Partial, sha256: str) -> Artifact:
         """Move the finished *partial* with this digest to its path in the store.
 
         Raises:
@@ -142,7 +132,7 @@ class Store:
         size = partial.done.total
         partial.publish(path)
         self._seal(path, sha256)
-        return Blob(path, sha256, size)
+        return Artifact(sha256=sha256, size=size, path=path)
 
     def put(
         self,
@@ -153,7 +143,7 @@ class Store:
         size: int | None = None,
         alone: bool,
         ready: Callable[[], None] = lambda: None,
-    ) -> Blob:
+    ) -> Artifact:
         """Store a file made of *chunks*, if its content is as expected.
 
         Args:
@@ -190,7 +180,7 @@ class Store:
         finally:
             partial.discard()
 
-    def adopt(self, found: Path, sha256: str) -> Blob | None:
+    def adopt(self, found: Path, sha256: str) -> Artifact | None:
         """Add *found*, a file elsewhere expected to have this digest; ``None`` if it does not.
 
         The original stays unchanged; both share their blocks if the file system can do so.
@@ -209,9 +199,9 @@ class Store:
             self.verified.remember(path, sha256)
         else:
             self._seal(path, sha256)
-        return Blob(path, sha256, path.stat().st_size)
+        return Artifact(sha256=sha256, size=path.stat().st_size, path=path)
 
-    def find_elsewhere(self, sha256: str, *places: Path) -> Blob | None:
+    def find_elsewhere(self, sha256: str, *places: Path) -> Artifact | None:
         """The file with this digest from *places*, the cache beside this one, or Hugging Face's."""
         theirs = [Store(self.beside).path_of(sha256)] if self.beside is not None else []
         for place in (*places, *theirs, *_hugging_face(sha256)):
@@ -219,11 +209,11 @@ class Store:
                 return blob
         return None
 
-    def place(self, blob: Blob, target: Path, root: Path | None = None) -> None:
+    def place(self, blob: Artifact, target: Path, root: Path | None = None) -> None:
         """Make *target* the file *blob*, replacing an existing file, as :meth:`place_all`."""
         self.place_all([(blob, target)], root)
 
-    def place_all(self, items: Sequence[tuple[Blob, Path]], root: Path | None = None) -> None:
+    def place_all(self, items: Sequence[tuple[Artifact, Path]], root: Path | None = None) -> None:
         """Make each target its file: all are prepared beside it, and then renamed, in order.
 
         What is last in *items* is removed first if it exists, and appears last: it stands for all.
@@ -249,10 +239,10 @@ class Store:
                     prepared.append(links.Prepared(blob.path, target, folders[target.parent]))
                 if len(prepared) > 1 and prepared[-1].how:
                     prepared[-1].remove_target()
-                for one, (blob, target) in zip(prepared, items, strict=True):
-                    one.commit()
-                    if one.how:
-                        logger.info("%s: %s of %s", target, one.how, blob.path)
+                for placement, (blob, target) in zip(prepared, items, strict=True):
+                    placement.commit()
+                    if placement.how:
+                        logger.info("%s: %s of %s", target, placement.how, blob.path)
                     self.verified.remember(target, blob.sha256, placed=True)
             except OSError as error:
                 problem = from_os_error(error, target)
@@ -260,8 +250,8 @@ class Store:
                     problem = type(problem)(problem.message, hint="choose another folder: --output")
                 raise problem from error
             finally:
-                for one in prepared:
-                    one.discard()
+                for placement in prepared:
+                    placement.discard()
 
     def may_replace(self, path: Path) -> bool:
         """True if nothing of a user is lost with the file at *path*.
@@ -273,7 +263,7 @@ class Store:
             return True
         return path.is_file() and self.path_of(self.digest_of(path)).is_file()
 
-    def drop(self, blob: Blob) -> None:
+    def drop(self, blob: Artifact) -> None:
         """Remove *blob* from the store, such as a package whose content was extracted."""
         with suppress(OSError):
             links.remove(blob.path)
@@ -316,8 +306,8 @@ def _is_named_by(path: Path) -> bool:
 
 
 def _hugging_face_cache() -> Path:
-    cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
-    return settings.expanded(cache)
+    cache = settings.hf_hub_cache() or settings.expand_home(settings.hf_home()) / "hub"
+    return settings.expand_home(cache)
 
 
 def _hugging_face(sha256: str) -> list[Path]:

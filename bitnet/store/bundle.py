@@ -19,12 +19,13 @@ import os
 import re
 import tarfile
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from secrets import token_hex
 from typing import IO, TYPE_CHECKING, Any
 
-from bitnet import locks
-from bitnet.errors import (
+from bitnet.base import locks
+from bitnet.base.errors import (
     HashMismatch,
     IntegrityError,
     InvalidFormat,
@@ -33,30 +34,28 @@ from bitnet.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.files import free_space
-from bitnet.progress import human_size
-from bitnet.store.names import Name
+from bitnet.base.files import free_space
+from bitnet.base.progress import human_size
+from bitnet.base.trust import SHA256
 from bitnet.store.partial import clear
+from bitnet.store.records import LOCK_FILE, Artifact, from_record, to_record
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from bitnet.store.blobs import Blob, Store
+    from bitnet.store.blobs import Store
 
     Report = Callable[[int, int], None]
 
-__all__ = ["Bundle", "Contents", "Member", "read_bundle", "unpack", "write_bundle"]
+__all__ = ["Bundle", "Member", "read_bundle", "unpack", "write_bundle"]
 
 VERSION = 1
 MANIFEST = "bitnet-bundle.json"
-LOCK_FILE = "bitnet.lock.json"
 
 _CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
 _LARGEST_TEXT = 64 << 20  # bytes of the manifest, the lock file, an attestation
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -74,52 +73,33 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """Content of a bundle to write.
+class Bundle:
+    """Content of a bundle, to write or just read.
 
     Attributes:
-        blobs: files by digest.
-        names: names of the files.
+        files: the files under their names; those to write have a path.
         models: meaning of model names: ``repo``, ``revision``, ``asked`` and ``files``.
         lock: text of a project's lock file, if there is one.
         attestations: texts, by digest of the model.
+        path: of an open bundle.
+        blobs: members with the content of its files, in order.
+        start: offset of the first of them.
     """
 
-    blobs: dict[str, Blob]
-    names: tuple[Name, ...]
+    files: tuple[Artifact, ...]
     models: tuple[dict[str, Any], ...] = ()
     lock: bytes | None = None
-    attestations: dict[str, bytes] | None = None
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """An open bundle, from :func:`read_bundle`.
-
-    Attributes:
-        path: of the bundle.
-        blobs: the files, in order.
-        names: names of the files.
-        models: as in :class:`Contents`.
-        lock: as in :class:`Contents`.
-        attestations: texts, by digest of the model.
-        start: offset of the first file.
-    """
-
-    path: Path
-    blobs: tuple[Member, ...]
-    names: tuple[Name, ...]
-    models: tuple[dict[str, Any], ...]
-    lock: bytes | None
-    attestations: dict[str, bytes]
-    start: int
+    attestations: dict[str, bytes] = field(default_factory=dict)
+    path: Path = field(default=Path(), compare=False)
+    blobs: tuple[Member, ...] = ()
+    start: int = 0
 
 
 # --- writing -------------------------------------------------------------------------------------
 
 
 def write_bundle(
-    contents: Contents, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
+    contents: Bundle, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
 ) -> str:
     """Write *contents* to *path*: the whole file, or nothing.
 
@@ -140,7 +120,8 @@ def write_bundle(
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
-    texts, members = _listed(contents)
+    texts, members = _list_members(contents)
+    sources = {file.sha256: file for file in contents.files}
     manifest = _manifest(contents, members)
     total = _whole_size(len(manifest), members)
     try:
@@ -165,7 +146,7 @@ def write_bundle(
                     _put_text(put, member.name, texts[member.name])
                 else:
                     put(_header(member.name, member.size))
-                    _put_file(put, contents.blobs[member.sha256])
+                    _put_file(put, sources[member.sha256])
                     put(bytes(-member.size % _BLOCK))
             put(bytes(total - out.tell()))
     except OSError as error:
@@ -173,20 +154,20 @@ def write_bundle(
     return digest.hexdigest()
 
 
-def _listed(contents: Contents) -> tuple[dict[str, bytes], list[Member]]:
+def _list_members(contents: Bundle) -> tuple[dict[str, bytes], list[Member]]:
     texts = {LOCK_FILE: contents.lock} if contents.lock is not None else {}
-    for sha256, text in sorted((contents.attestations or {}).items()):
+    for sha256, text in sorted(contents.attestations.items()):
         texts[f"attestations/{sha256}.json"] = text
     members = [Member(n, hashlib.sha256(t).hexdigest(), len(t)) for n, t in texts.items()]
-    blobs = sorted(contents.blobs.items())
-    return texts, members + [Member(f"sha256/{key}", key, blob.size) for key, blob in blobs]
+    sizes = sorted({file.sha256: file.size for file in contents.files}.items())
+    return texts, members + [Member(f"sha256/{key}", key, size) for key, size in sizes]
 
 
-def _manifest(contents: Contents, members: list[Member]) -> bytes:
+def _manifest(contents: Bundle, members: list[Member]) -> bytes:
     document = {
         "version": VERSION,
         "members": [asdict(member) for member in members],
-        "names": sorted((asdict(name) for name in contents.names), key=json.dumps),
+        "files": sorted(map(to_record, contents.files), key=json.dumps),
         "models": sorted(contents.models, key=json.dumps),
     }
     return (json.dumps(document, indent=1, ensure_ascii=True, sort_keys=True) + "\n").encode()
@@ -196,7 +177,7 @@ def _put_text(put: Callable[[bytes], None], name: str, text: bytes) -> None:
     put(_header(name, len(text)) + text + bytes(-len(text) % _BLOCK))
 
 
-def _put_file(put: Callable[[bytes], None], blob: Blob) -> None:
+def _put_file(put: Callable[[bytes], None], blob: Artifact) -> None:
     digest, count = hashlib.sha256(), 0
     with blob.path.open("rb") as file:
         while count < blob.size and (chunk := file.read(min(_CHUNK, blob.size - count))):
@@ -277,7 +258,7 @@ def read_bundle(path: Path) -> Bundle:
                     f"{path} is not a bundle: it does not begin with {MANIFEST}",
                     hint="make one with: bitnet bundle export MODEL --output FILE",
                 )
-            members, names, models = _parsed(file.read(size), path)
+            members, files, models = _parse_manifest(file.read(size), path)
             expected, found = _whole_size(size, members), os.fstat(file.fileno()).st_size
             if expected != found:
                 raise InvalidFormat(
@@ -293,19 +274,19 @@ def read_bundle(path: Path) -> Bundle:
     blobs = tuple(member for member in members if member.is_blob)
     lock = texts.pop(LOCK_FILE, None)
     attested = {name[len("attestations/") : -len(".json")]: text for name, text in texts.items()}
-    return Bundle(path, blobs, names, models, lock, attested, start)
+    return Bundle(files, models, lock, attested, path, blobs, start)
 
 
-def _parsed(
+def _parse_manifest(
     text: bytes, path: Path
-) -> tuple[tuple[Member, ...], tuple[Name, ...], tuple[dict[str, Any], ...]]:
+) -> tuple[tuple[Member, ...], tuple[Artifact, ...], tuple[dict[str, Any], ...]]:
     """Parsed content of a manifest."""
     try:
         document = json.loads(text)
         version = document["version"]
         if version == VERSION:
             members = tuple(_member(item) for item in document["members"])
-            names = tuple(_name(item) for item in document["names"])
+            files = tuple(from_record(item, "files") for item in document["files"])
             models = tuple(_model(item) for item in document["models"])
             kinds = [member.is_blob for member in members]
             if kinds != sorted(kinds):
@@ -313,19 +294,23 @@ def _parsed(
             if len({member.name for member in members}) != len(members):
                 raise ValueError("two members of one name")
             sizes = {member.sha256: member.size for member in members if member.is_blob}
-            if any(sizes.get(name.sha256) != name.size for name in names):
+            if any(sizes.get(file.sha256) != file.size for file in files):
                 raise ValueError("a name without its file")
-            return members, names, models
+            return members, files, models
+    except InvalidFormat as error:
+        problem = error.message
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidFormat(f"{path}: its list is damaged: {error}", hint="copy it again") from None
-    raise Unsupported(
-        f"{path} has version {version!r}, this program reads {VERSION}", hint="update bitnet"
-    )
+        problem = str(error)
+    else:
+        raise Unsupported(
+            f"{path} has version {version!r}, this program reads {VERSION}", hint="update bitnet"
+        )
+    raise InvalidFormat(f"{path}: its list is damaged: {problem}", hint="copy it again")
 
 
 def _member(item: dict[str, Any]) -> Member:
     member = Member(**item)
-    sound = type(member.size) is int and member.size >= 0 and _SHA256.fullmatch(member.sha256)
+    sound = type(member.size) is int and member.size >= 0 and SHA256.fullmatch(member.sha256)
     attested = re.fullmatch(r"attestations/[0-9a-f]{64}\.json", member.name)
     is_text = member.name == LOCK_FILE or attested
     if not sound or not (member.is_blob or (is_text and member.size <= _LARGEST_TEXT)):
@@ -333,24 +318,11 @@ def _member(item: dict[str, Any]) -> Member:
     return member
 
 
-def _name(item: dict[str, Any]) -> Name:
-    name = Name(**item)
-    texts = [getattr(name, field.name) for field in fields(Name) if field.name not in _NOT_TEXTS]
-    right = all(isinstance(text, str) and text.isprintable() for text in texts)
-    commit = name.commit is None or (isinstance(name.commit, str) and name.commit.isprintable())
-    if not (right and commit and type(name.size) is int and _SHA256.fullmatch(name.sha256)):
-        raise ValueError(f"not a name: {item!r}")
-    return name
-
-
 def _model(item: dict[str, Any]) -> dict[str, Any]:
     texts = [item["repo"], item["revision"], item["asked"], *item["files"]]
     if len(item) != 4 or not all(isinstance(text, str) and text.isprintable() for text in texts):
         raise ValueError(f"not a model: {item!r}")
     return item
-
-
-_NOT_TEXTS = ("commit", "size")
 
 
 def unpack(
@@ -382,7 +354,7 @@ def unpack(
             for member in bundle.blobs:
                 _expect(file, member, bundle.path)
                 end = file.tell() + member.size + -member.size % _BLOCK
-                if _taken(file, member, bundle, store, lock_s):
+                if _take_member(file, member, bundle, store, lock_s):
                     fresh.append(member.sha256)
                 file.seek(end)
                 done += member.size
@@ -425,7 +397,9 @@ def _text(file: IO[bytes], member: Member, path: Path) -> bytes:
     return text
 
 
-def _taken(file: IO[bytes], member: Member, bundle: Bundle, store: Store, lock_s: float) -> bool:
+def _take_member(
+    file: IO[bytes], member: Member, bundle: Bundle, store: Store, lock_s: float
+) -> bool:
     """Put the bytes of *member* into *store*; true unless they were there already."""
     folder = store.folder / "partial"
     folder.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from bitnet.trust import open_folder
+from bitnet.base.trust import open_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

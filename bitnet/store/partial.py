@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from bitnet.locks import Owner
+from bitnet.base.locks import Owner
 from bitnet.store.links import fresh_name, remove, replace_file, sync_folder
 from bitnet.store.ranges import Ranges
 
@@ -52,6 +52,8 @@ class Version:
         etag: strong ETag without quotes; the hub's if there is one, else the file server's.
         size: bytes.
         sha256: hexadecimal, lower case.
+        accepts_ranges: the server accepts range requests.
+        git_oid: git's name for the content, for a file that the hub keeps in git itself.
     """
 
     url: str
@@ -59,6 +61,8 @@ class Version:
     etag: str | None = None
     size: int | None = None
     sha256: str | None = None
+    accepts_ranges: bool = False
+    git_oid: str | None = None
 
     @property
     def key(self) -> str:
@@ -66,7 +70,7 @@ class Version:
         if self.sha256 is not None:
             return self.sha256
         # A signed address changes every time; an ETag identifies a version as well.
-        place = _shown(self.url) if self.etag else self.url
+        place = _strip_secrets(self.url) if self.etag else self.url
         text = json.dumps([place, self.etag, None if self.etag else self.commit, self.size])
         return f"version-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
@@ -120,7 +124,7 @@ class Partial:
         self._contiguous = True
         self._bound = version.is_bound
         self._sidecar = Sidecar(
-            url=_shown(version.url),
+            url=_strip_secrets(version.url),
             key=version.key,
             size=version.size,
             sent_etag=None,
@@ -160,7 +164,7 @@ class Partial:
         for path in left:
             _delete(path)
         if taken is None:
-            taken = cls(own, version, _created(own))
+            taken = cls(own, version, _create(own))
             taken.note()
         return taken
 
@@ -210,7 +214,7 @@ class Partial:
         return self._contiguous
 
     @property
-    def sent_etag(self) -> str | None:
+    def server_etag(self) -> str | None:
         """Strong ETag of the server that sends the bytes."""
         return self._sidecar.sent_etag
 
@@ -374,7 +378,7 @@ def _silence_s(path: Path) -> float:
 
 def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
     """Those of *paths* that hold bytes of *version*, the largest first."""
-    found: list[tuple[int, Path, Sidecar]] = []
+    candidates: list[tuple[int, Path, Sidecar]] = []
     for path in paths:
         sidecar = _read_sidecar(path)
         if sidecar is None or sidecar.key != version.key or not version.is_bound:
@@ -384,12 +388,12 @@ def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
             length = path.stat().st_size
             count = sum(stop - start for start, stop in _parts(sidecar, length))
             if count and (version.size is None or length <= version.size):
-                found.append((count, path, sidecar))
-    found.sort(key=lambda entry: entry[0], reverse=True)
-    return [(path, sidecar) for _, path, sidecar in found]
+                candidates.append((count, path, sidecar))
+    candidates.sort(key=lambda entry: entry[0], reverse=True)
+    return [(path, sidecar) for _, path, sidecar in candidates]
 
 
-def _created(path: Path) -> int:
+def _create(path: Path) -> int:
     """The new file *path*, open; a process that sweeps the empty folder may interfere."""
     for _ in range(_SWEPT_TIMES):
         with suppress(FileNotFoundError):
@@ -426,7 +430,7 @@ def _delete(path: Path) -> None:
     _unlink(Path(f"{path}.json.new"))
 
 
-def _shown(url: str) -> str:
+def _strip_secrets(url: str) -> str:
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 

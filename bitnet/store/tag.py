@@ -6,24 +6,23 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bitnet import settings
-from bitnet.errors import BitnetError, PermissionDenied, from_os_error
-from bitnet.files import keep
+from bitnet.base import settings
+from bitnet.base.errors import BitnetError, PermissionDenied, from_os_error
+from bitnet.base.files import keep
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["AREAS", "TAG", "has_tag", "is_marked", "keep_in_cache", "make_cache", "strange_names"]
 
-AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements", "reports")
+AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements")
 # Names that only this program gives to files below these folders.
 _OUR_NAMES = re.compile(
     r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
     r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
     r"|models/(hf/.+@.+|url-[0-9a-f]{16}/.+)"
     r"|exact-heads/[0-9a-f]{32}\.copy"
-    r"|measurements/.+-[0-9a-f]{16}\.json"
-    r"|reports/float64-[0-9a-f]{24}\.json",
+    r"|measurements/.+-[0-9a-f]{16}\.json",
     re.DOTALL,
 )
 
@@ -60,7 +59,7 @@ def make_cache(root: Path) -> None:
 
 
 def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
-    """Write *parts* to *path* in the cache of the settings, as :func:`bitnet.files.keep`.
+    """Write *parts* to *path* in the cache of the settings, as :func:`bitnet.base.files.keep`.
 
     Returns:
         The reason why they could not be written; empty on success.

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.files import keep
+from bitnet.base.files import keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,13 +108,13 @@ class VerifiedFiles:
             self.forget(path)
             return
         place = _absolute(path)
-        known = self.record_of(path)
-        placed = placed or (known is not None and known.placed and known.sha256 == sha256)
+        earlier = self.record_of(path)
+        placed = placed or (earlier is not None and earlier.placed and earlier.sha256 == sha256)
         state = status.st_size, status.st_mtime_ns, status.st_ino
         settled = 0 <= status.st_ctime <= time.time() - SETTLED_S
         changed = status.st_ctime_ns if settled else 0
         record = Verified(place, sha256, *state, placed, changed)
-        if known != record:
+        if earlier != record:
             keep(self.file_for(path), json.dumps(asdict(record)).encode())
 
     def forget(self, path: Path) -> None:

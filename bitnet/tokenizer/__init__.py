@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitnet.tokenizer.discover import TokenizerDiscovery, resolve_tokenizer
+    from bitnet.tokenizer.discover import TokenizerDiscovery, TokenizerStrategy, resolve_tokenizer
     from bitnet.tokenizer.load import (
         detect_architecture_from_gguf,
         extract_merges,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         extract_tokens,
         load_tokenizer,
     )
-    from bitnet.tokenizer.strategy import TokenizerStrategy
     from bitnet.tokenizer.tokenizer import Tokenizer, TokenSpan, TokenStream
 
 __all__ = [
@@ -47,7 +46,7 @@ _HOME = {
     "TokenStream": "tokenizer",
     "Tokenizer": "tokenizer",
     "TokenizerDiscovery": "discover",
-    "TokenizerStrategy": "strategy",
+    "TokenizerStrategy": "discover",
     "detect_architecture_from_gguf": "load",
     "extract_merges": "load",
     "extract_scores": "load",

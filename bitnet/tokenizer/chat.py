@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer.chat_process import template_process
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
 
@@ -116,7 +116,7 @@ class ChatTemplate:
             InvalidFormat: the template fails, or exceeds its bounds.
         """
         return self._render(
-            [self._suited(message) for message in messages],
+            [self._adapt(message) for message in messages],
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
@@ -137,7 +137,7 @@ class ChatTemplate:
             source=self.source,
         )
 
-    def _suited(self, message: Message) -> Message:
+    def _adapt(self, message: Message) -> Message:
         """*message* with content and calls in the form that the template understands."""
         suited = dict(message)
         if isinstance(calls := message.get("tool_calls"), list) and self._takes_objects:
@@ -146,7 +146,7 @@ class ChatTemplate:
         if content is None and message.get("role") == "assistant":
             content = suited["content"] = ""
         if isinstance(content, list):
-            flat = _flattened(content)  # refuses content other than text
+            flat = _flatten(content)  # refuses content other than text
             suited["content"] = content if self._takes_parts else flat
         elif isinstance(content, str) and not self._takes_text:
             suited["content"] = [{"type": "text", "text": content}]
@@ -200,7 +200,7 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _flattened(parts: Sequence[Any]) -> str:
+def _flatten(parts: Sequence[Any]) -> str:
     texts = []
     for part in parts:
         if isinstance(part, str):

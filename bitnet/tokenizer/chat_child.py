@@ -58,7 +58,7 @@ def _to_json(
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(source: str) -> Template:
+def _compile(source: str) -> Template:
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -95,7 +95,7 @@ def answer(source: str, variables: dict[str, Any] | None, now: str) -> tuple[int
     from jinja2 import TemplateSyntaxError
 
     try:
-        template = _compiled(source)
+        template = _compile(source)
     except TemplateSyntaxError as error:
         return INVALID, f"{error.message} at line {error.lineno}"
     except MemoryError:

@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bitnet.errors import InvalidFormat, UsageError
-from bitnet.forks import renew_in_child
+from bitnet.base.errors import InvalidFormat, UsageError
+from bitnet.base.forks import renew_in_child
 from bitnet.tokenizer import chat_child
 
 __all__ = ["TemplateProcess", "template_process"]
@@ -86,7 +86,7 @@ class TemplateProcess:
         )
 
     def _answer(self, job: bytes) -> bytes:
-        process = self._started()
+        process = self._start()
         overdue = threading.Timer(_WALL_S, process.kill)
         overdue.start()
         try:
@@ -111,7 +111,7 @@ class TemplateProcess:
         reason = f"more than {seconds:g} s of processor time or {memory} MiB of memory"
         return bytes([chat_child.STOPPED]) + reason.encode()
 
-    def _started(self) -> Any:
+    def _start(self) -> Any:
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:

@@ -6,8 +6,10 @@ import itertools
 import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.merges import merges_by_score
 from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType
@@ -15,13 +17,16 @@ from bitnet.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 __all__ = [
     "Agreement",
+    "Approximation",
     "TokenizerDifference",
     "agreement",
+    "approximate",
     "as_sentencepiece",
     "compare",
     "differences",
@@ -158,7 +163,7 @@ def compare(one: TokenizerSpec, other: TokenizerSpec, texts: Sequence[str]) -> A
     def decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
         return lambda ids: tokenizer.decode(id for id in ids if id not in unknown)
 
-    found = measure_agreement(
+    agreement = measure_agreement(
         first.encode, second.encode, texts=texts, decode=(decode(first), decode(second))
     )
     parts = differences(one, other)
@@ -170,44 +175,44 @@ def compare(one: TokenizerSpec, other: TokenizerSpec, texts: Sequence[str]) -> A
         pairs = (f"{id}: {first.token_bytes(id)!r} / {second.token_bytes(id)!r}" for id in wrong)
         shown = "; ".join(itertools.islice(pairs, _SHOWN))
         parts.append(TokenizerDifference("text of ids", f"{len(wrong):,} ids: {shown}"))
-    return replace(found, differences=tuple(parts))
+    return replace(agreement, differences=tuple(parts))
 
 
-def differences(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDifference]:
+def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDifference]:
     """Parts in which two specifications differ in meaning; empty if there are none.
 
     A BPE whose merges say what SentencePiece's scores say is compared with them as such. Flags,
     options and expressions without an effect are left out.
     """
-    if one.model != other.model:
-        one, other = as_sentencepiece(one) or one, as_sentencepiece(other) or other
-    merging = one.byte_level == other.byte_level and {one.model, other.model} <= {"bpe", "spm"}
-    found = [
-        *_vocabularies(one, other),
-        *(() if merging else _values("model", one.model, other.model)),
-        *_orders(one, other),
-        *_tables("added tokens", _added(one, other), _added(other, one)),
+    if left.model != right.model:
+        left, right = as_sentencepiece(left) or left, as_sentencepiece(right) or right
+    merging = left.byte_level == right.byte_level and {left.model, right.model} <= {"bpe", "spm"}
+    parts = [
+        *_vocabularies(left, right),
+        *(() if merging else _values("model", left.model, right.model)),
+        *_orders(left, right),
+        *_tables("added tokens", _flags_of_added(left, right), _flags_of_added(right, left)),
     ]
     for name in ("normalizer", "pre_tokenizer"):
-        if one.pre != other.pre or not one.pre:
-            steps = (_significant(getattr(spec, name)) for spec in (one, other))
-            found += _values(name, *steps, certain=False)
-    found += _values(
-        "decoder", _significant(one.decoding), _significant(other.decoding), certain=False
+        if left.pre != right.pre or not left.pre:
+            steps = (_significant(getattr(spec, name)) for spec in (left, right))
+            parts += _values(name, *steps, certain=False)
+    parts += _values(
+        "decoder", _significant(left.decoding), _significant(right.decoding), certain=False
     )
     for name in _OPTIONS:
-        found += _values(name, getattr(one, name), getattr(other, name), certain=name not in _IDLE)
-    if one.is_sentencepiece and other.is_sentencepiece:
-        found += _values("unknown_text", one.unknown_text, other.unknown_text)
-    if not (one.byte_level and other.byte_level):
-        found += _values("unknown_id", one.unknown_id, other.unknown_id, certain=False)
-    around = zip(("ids put first", "ids put last"), one.affixes, other.affixes, strict=True)
+        parts += _values(name, getattr(left, name), getattr(right, name), certain=name not in _IDLE)
+    if left.is_sentencepiece and right.is_sentencepiece:
+        parts += _values("unknown_text", left.unknown_text, right.unknown_text)
+    if not (left.byte_level and right.byte_level):
+        parts += _values("unknown_id", left.unknown_id, right.unknown_id, certain=False)
+    around = zip(("ids put first", "ids put last"), left.affixes, right.affixes, strict=True)
     for part, before, behind in around:
-        found += _values(part, list(before), list(behind))
+        parts += _values(part, list(before), list(behind))
     for name in ("bos_id", "eos_id", "chat_template"):
-        found += _values(name, getattr(one, name), getattr(other, name), certain=False)
-    found += _values("stop_ids", sorted(one.stop_ids), sorted(other.stop_ids), certain=False)
-    return found
+        parts += _values(name, getattr(left, name), getattr(right, name), certain=False)
+    parts += _values("stop_ids", sorted(left.stop_ids), sorted(right.stop_ids), certain=False)
+    return parts
 
 
 _OPTIONS = (
@@ -261,18 +266,20 @@ def _by_score(spec: TokenizerSpec) -> list[str]:
     """Tokens that two others make, best score first; those cut out of a text are never made."""
     cut_out = {token.id for token in spec.added}
     texts = _texts(spec)
-    known = set(texts)
+    vocabulary = set(texts)
     made = [
         (-float(score), id, text)
         for id, (text, score) in enumerate(zip(texts, spec.scores, strict=True))
         if id not in cut_out
-        and any(text[:cut] in known and text[cut:] in known for cut in range(1, len(text)))
+        and any(
+            text[:cut] in vocabulary and text[cut:] in vocabulary for cut in range(1, len(text))
+        )
         and not (len(text) == 6 and text.startswith("<0x"))
     ]
     return [text for _, _, text in sorted(made)]
 
 
-def _added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]:
+def _flags_of_added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]:
     """Texts and flags of the added tokens by id.
 
     Where no text is normalized, and in SentencePiece models, the stage in which a token is found
@@ -281,13 +288,13 @@ def _added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]:
     own = (
         spec.is_sentencepiece or other.is_sentencepiece or not (spec.normalizer or other.normalizer)
     )
-    found: defaultdict[int, set[str]] = defaultdict(set)
+    flags_by_id: defaultdict[int, set[str]] = defaultdict(set)
     for token in spec.added:
         flags = {name: value for name, value in asdict(token).items() if value and name != "id"}
         if own:
             flags.pop("normalized", None)
-        found[token.id].add(json.dumps(flags, ensure_ascii=False))
-    return {id: ", ".join(sorted(texts)) for id, texts in found.items()}
+        flags_by_id[token.id].add(json.dumps(flags, ensure_ascii=False))
+    return {id: ", ".join(sorted(texts)) for id, texts in flags_by_id.items()}
 
 
 def _significant(steps: Iterable[Step]) -> list[Any]:
@@ -366,3 +373,42 @@ def _count_of_joins(tokens: list[str]) -> int:
         if not (len(text) == 6 and text.startswith("<0x"))
         for cut in range(1, len(text))
     )
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """A stand-in for a model's tokenizer.
+
+    Attributes:
+        name: as requested, such as ``cl100k_base``.
+        tokenizer: the stand-in; its ids have other meanings for the model.
+        agreement: with the model's own tokenizer, ``None`` if unknown.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    agreement: Agreement | None
+
+    def __str__(self) -> str:
+        if self.agreement is None:
+            return f"approximate: {self.name}; how far it agrees is not known without the exact one"
+        return f"approximate: {self.name}: {self.agreement}"
+
+    def facts(self) -> dict[str, object]:
+        """Notice for every report made with it."""
+        share = None if self.agreement is None else round(self.agreement.ratio, 4)
+        return {"approximate": True, "tokenizer": self.name, "agreement": share}
+
+
+def approximate(name: str, path: Path, *, exact: Tokenizer | None = None) -> Approximation:
+    """The tokenizer at *path* as a stand-in named *name*, measured against *exact*.
+
+    Raises:
+        BitnetError: as for :func:`bitnet.tokenizer.load.load_tokenizer`.
+    """
+    stand_in = load_tokenizer(path)
+    stand_in.source = f"approximate: {name}"
+    if exact is None:
+        return Approximation(name, stand_in, None)
+    ours, theirs = (partial(entry.encode, add_special=False) for entry in (stand_in, exact))
+    return Approximation(name, stand_in, measure_agreement(ours, theirs))

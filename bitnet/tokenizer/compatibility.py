@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.comparison import different_ids, measure_agreement
 from bitnet.tokenizer.discover import Search
@@ -86,12 +86,12 @@ def compatibility(
 def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:
     """The tokenizer that came with the model: in its file, or in its folder."""
     if facts.gguf is not None:
-        return _embedded(facts.gguf, pre, findings) if facts.token_count else None
+        return _load_embedded(facts.gguf, pre, findings) if facts.token_count else None
     search = Search(facts, places=("sibling",), pre=pre).run()
     return search.tokenizer
 
 
-def _embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | None:
+def _load_embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | None:
     """The embedded tokenizer, at least for its token texts; ``None`` if it is unusable."""
     try:
         return extract_tokenizer_from_gguf(model, pre=pre)

@@ -6,7 +6,7 @@ nothing. The native module checks version, size and checksum before it reads the
 file is written again. Without a writable cache folder, the tables stay in memory.
 
 A specification with a step that the native engine does not run exactly as the ``tokenizers``
-library does is refused here (:class:`NotNative`) and runs in the portable engine.
+library does is refused here (:class:`NotNative`), and a library may run it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from bitnet import native, settings
+from bitnet import native
+from bitnet.base import settings
 from bitnet.store.tag import keep_in_cache
-from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER, spell_bytes
 from bitnet.tokenizer.cuts import cut_pattern
 from bitnet.tokenizer.limits import check_spec
 from bitnet.tokenizer.merges import token_ids
-from bitnet.tokenizer.spec import AddedToken, TokenType
-from bitnet.tokenizer.steps import NotNative, pack_steps
+from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, AddedToken, TokenType, spell_bytes
+from bitnet.tokenizer.steps import NotNative, charsmaps_of, pack_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 __all__ = [
     "NotNative",
     "compile_spec",
-    "compiled_path",
     "is_verbatim",
     "load_compiled",
     "meta_of",
     "open_compiled",
+    "path_of_compiled",
     "read_added",
     "read_meta",
 ]
@@ -135,7 +135,7 @@ def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
     return array("I", chain.from_iterable(spec.merges)).tobytes()
 
 
-def _added(tokens: Sequence[AddedToken]) -> bytes:
+def _pack_added(tokens: Sequence[AddedToken]) -> bytes:
     parts = []
     for token in tokens:
         flags = (
@@ -170,6 +170,27 @@ def _has_steps(spec: TokenizerSpec) -> bool:
     return spec.model == "unigram" and not spec.is_sentencepiece
 
 
+def is_spelled(spec: TokenizerSpec) -> bool:
+    """True if the model reads the characters that stand for bytes, not the bytes themselves.
+
+    The results of both are the same where ByteLevel is the last step and every byte has a token.
+    """
+    if not spec.byte_level:
+        return False
+    steps = [step.type == "ByteLevel" for step in spec.pre_tokenizer]
+    unknown = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
+    alphabet = set(spec.tokens) if unknown else ()
+    return not (
+        spec.model == "bpe"
+        and steps.count(True) == 1
+        and steps[-1]
+        and all(step.type != "ByteLevel" for step in spec.normalizer)
+        and spec.decoding[0].type in ("Bytes", "ByteLevel")
+        and not (spec.continuing_prefix or spec.word_suffix)
+        and not (unknown and any(BYTE_TO_CHARACTER[byte] not in alphabet for byte in _OF_TEXT))
+    )
+
+
 def is_verbatim(kind: int, *, added: bool) -> bool:
     """True if a token's text is its spelling: control tokens, and added tokens except pieces."""
     return kind == _CONTROL or (added and kind != _USER_TYPE)
@@ -192,7 +213,7 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
         "suffix": list(suffix),
         "stop_ids": sorted(spec.stop_ids),
         "special_ids": sorted(special),
-        "steps": [[step.type, step.options] for step in spec.normalizer],
+        "spelled": is_spelled(spec),
         "cut": cut_pattern(spec),
         "decoder": [[step.type, step.options] for step in spec.decoding],
         "respelled": [
@@ -222,34 +243,30 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
     module = native.module()
     if module is None:
         raise NotNative("the native module is not in use")
-    if spec.model == "spm" and not spec.is_sentencepiece:
-        raise NotNative(f"{spec.model} with steps of its own")
-    needs_unknown = spec.model == "wordlevel" or _has_steps(spec)
-    if needs_unknown and spec.unknown_id is None:
-        raise NotNative(f"{spec.model} without an unknown token, where the library fails")
-    if spec.byte_level and spec.model != "bpe":
-        raise NotNative(f"{spec.model} over the spelling of bytes")
-    if spec.byte_level and spec.decoding[0].type not in ("Bytes", "ByteLevel"):
-        raise NotNative("bytes that are not decoded as bytes")
+    if spec.model == "bpe" and spec.byte_fallback and (spec.continuing_prefix or spec.word_suffix):
+        raise NotNative("bytes of characters with a prefix or suffix")
     # Merges that are still texts become valid ids, or are refused, in _merges.
     check_spec(spec, merges=getattr(spec.merges, "raw", None) is None)
     try:
         return _content(spec, module)
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
-        # The portable engine refuses damaged ones, and runs those that cannot be compiled.
+        # The library refuses damaged ones.
         raise NotNative(f"{type(error).__name__}: {error}") from error
 
 
 def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
-    steps = pack_steps(spec, module)
+    meta = meta_of(spec)
+    charsmaps = charsmaps_of(spec)
+    if len(charsmaps) > 1:
+        raise NotNative("several character maps")
+    spelled = is_spelled(spec)
+    if spelled:
+        spec = dataclasses.replace(spec, byte_level=False)
+    steps = pack_steps(spec, module, spelled=spelled)
     vocabulary = _vocabulary(spec, module)
-    unknown = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
-    lacks = _NO_ID in (vocabulary.byte_ids[byte] for byte in _OF_TEXT)
-    if spec.byte_level and unknown and lacks:
-        raise NotNative("bytes without a token of their own")
     content = module.build_tokenizer(
         key=_key(spec.fingerprint),
-        meta=json.dumps(meta_of(spec), ensure_ascii=False).encode(),
+        meta=json.dumps(meta, ensure_ascii=False).encode(),
         config=_config(spec),
         offsets=vocabulary.offsets,
         bytes=vocabulary.content,
@@ -257,10 +274,11 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
         merges=_merges(spec, module),
         scores=array("d" if _has_steps(spec) else "f", spec.scores).tobytes(),
         byte_ids=vocabulary.byte_ids.tobytes(),
-        added=_added(spec.added),
+        added=_pack_added(spec.added),
         steps=steps,
-        charsmap=spec.charsmap,
-        prefix=spec.continuing_prefix.encode() if spec.model == "wordpiece" else b"",
+        charsmap=b"".join(charsmaps),
+        prefix=spec.continuing_prefix.encode() if spec.model in ("wordpiece", "bpe") else b"",
+        suffix=spec.word_suffix.encode(),
     )
     module.TokenizerEngine(content)  # content that cannot be opened is not kept
     return bytes(content)
@@ -294,8 +312,8 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
         )
 
     texts = ("pre", "source", "fingerprint", "model", "cut")
-    flags = ("byte_level", "byte_fallback")
-    lists = ("steps", "decoder", "respelled")
+    flags = ("byte_level", "byte_fallback", "spelled")
+    lists = ("decoder", "respelled")
     good = (
         isinstance(meta, dict)
         and all(type(meta.get(name)) is str for name in texts)
@@ -305,7 +323,7 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
         and (meta.get("chat_template", 0) is None or type(meta.get("chat_template")) is str)
         and all(are_ids(meta.get(name)) for name in ("prefix", "suffix", "stop_ids", "special_ids"))
         and all(isinstance(meta.get(name), list) for name in lists)
-        and all(holds(step, (str, dict)) for name in ("steps", "decoder") for step in meta[name])
+        and all(holds(step, (str, dict)) for name in ("decoder",) for step in meta[name])
         and all(holds(pair, (int, str)) and are_ids(pair[:1]) for pair in meta["respelled"])
     )  # fmt: skip
     if not good:
@@ -330,7 +348,7 @@ def load_compiled(path: Path) -> TokenizerEngine:
     return engine
 
 
-def compiled_path(fingerprint: str) -> Path:
+def path_of_compiled(fingerprint: str) -> Path:
     """Path of the compiled form of a tokenizer with this fingerprint."""
     return settings.cache_dir() / "tokenizers" / "compiled" / f"{fingerprint}.tok"
 
@@ -342,7 +360,7 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
     """
     if not fingerprint or native.module() is None:
         return None
-    path = compiled_path(fingerprint)
+    path = path_of_compiled(fingerprint)
     try:
         engine = load_compiled(path)
         meta = read_meta(engine)
@@ -370,7 +388,7 @@ def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]
         return found
     content = compile_spec(spec)
     if spec.fingerprint:
-        problem = keep_in_cache(compiled_path(spec.fingerprint), content)
+        problem = keep_in_cache(path_of_compiled(spec.fingerprint), content)
         if problem:
             logger.debug("compiled tokenizer not kept: %s", problem)
     try:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
-__all__ = ["cut_pattern", "last_cut", "parts_of"]
+__all__ = ["cut_pattern", "parts_of"]
 
 _LOCAL = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer")
 # Letters that stay letters in every normal form and are not marks.
@@ -86,7 +86,7 @@ _RULES = (
 
 
 @cache
-def _scanned() -> frozenset[str]:
+def _scanner_patterns() -> frozenset[str]:
     """Expressions with a scanner."""
     steps = (step for name in _SCANNED for step in PRE_TOKENIZERS[name].steps)
     patterns = (step.options.get("pattern") for step in steps)
@@ -101,7 +101,9 @@ def _is_scanned(step: Step) -> bool:
     if not isinstance(text, str) or str(step.options.get("behavior", "")).lower() != kept:
         return False
     module = native.module()
-    return text in _scanned() or (module is not None and module.scan_all(text, "") is not None)
+    return text in _scanner_patterns() or (
+        module is not None and module.scan_all(text, "") is not None
+    )
 
 
 def _ends_pieces(steps: Sequence[Step]) -> bool:
@@ -120,7 +122,7 @@ def _ends_pieces(steps: Sequence[Step]) -> bool:
     return False
 
 
-def _spaced(steps: Sequence[Step], *, alone: bool) -> bool:
+def _only_replaces_spaces(steps: Sequence[Step], *, alone: bool) -> bool:
     """True if the normalizer only replaces spaces by U+2581 and adds a prefix.
 
     Unless *alone*, a later step relies on there being no spaces.
@@ -143,6 +145,8 @@ def cut_pattern(spec: TokenizerSpec) -> str:
 
     Empty if none is known.
     """
+    if spec.model == "bpe" and (spec.continuing_prefix or spec.word_suffix):
+        return ""
     rules = [rule for rule in _RULES if rule.allows(spec.added)]
     if spec.model in ("bpe", "wordpiece") and _ends_pieces(spec.pre_tokenizer):
         if not all(step.type in _LOCAL for step in spec.normalizer):
@@ -173,7 +177,9 @@ def _merges_alone(spec: TokenizerSpec) -> bool:
         unused = 5  # a GGUF type: what such a token is made of depends on the text
         plain = not (spec.normalizer or spec.charsmap or spec.remove_extra_whitespaces)
         return plain and unused not in spec.token_types
-    return spec.model == "bpe" and _spaced(spec.normalizer, alone=not spec.pre_tokenizer)
+    return spec.model == "bpe" and _only_replaces_spaces(
+        spec.normalizer, alone=not spec.pre_tokenizer
+    )
 
 
 def _inside(rule: _Rule, spec: TokenizerSpec) -> bool:
@@ -182,17 +188,6 @@ def _inside(rule: _Rule, spec: TokenizerSpec) -> bool:
     texts = "\x00".join(spec.tokens)
     # A text that contains U+2581 itself is merged as if it were a space.
     return across.search(texts.replace(SPACE_SYMBOL, " ")) is not None
-
-
-def last_cut(pattern: re.Pattern[str], text: str) -> int:
-    """Position of the last cut in *text*, 0 if there is none."""
-    window = 4096
-    while True:
-        start = max(len(text) - window, 0)
-        found = [match.start() for match in pattern.finditer(text, start)]
-        if found or not start:
-            return found[-1] if found else 0
-        window *= 8
 
 
 def parts_of(text: str, pattern: re.Pattern[str] | None, size: int) -> Iterator[str]:

@@ -13,12 +13,10 @@ import codecs
 import json
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bitnet.errors import Unsupported
-from bitnet.tokenizer.byte_alphabet import spell_bytes
-from bitnet.tokenizer.decoding_steps import REPLACEMENT, STEPS, Part
-from bitnet.tokenizer.library import fenced
-from bitnet.tokenizer.library_patterns import linear_steps
-from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
+from bitnet.base.errors import Unsupported
+from bitnet.tokenizer.decoding_steps import REPLACEMENT, STEPS, Part, check_pattern
+from bitnet.tokenizer.library import translate_errors
+from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, spell_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -255,9 +253,9 @@ def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
     if entry is None:
         return (Step("Join"),)
     outline = json.loads(Tokenizer(models.BPE()).to_str())
-    with fenced("the decoder"):
+    with translate_errors("the decoder"):
         library = Tokenizer.from_str(json.dumps(outline | {"decoder": entry}))
-    return linear_steps(tuple(_flat(json.loads(library.to_str())["decoder"]))) or (Step("Fuse"),)
+    return tuple(_flat(json.loads(library.to_str())["decoder"])) or (Step("Fuse"),)
 
 
 def _flat(entry: dict[str, Any]) -> Iterator[Step]:
@@ -270,4 +268,6 @@ def _flat(entry: dict[str, Any]) -> Iterator[Step]:
             f"the decoder {entry['type']} is not supported; supported: {', '.join(STEPS)}",
             hint="name another tokenizer of the model with --tokenizer FILE",
         )
+    if entry["type"] == "Replace":
+        check_pattern(entry["pattern"])
     yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})

@@ -9,17 +9,17 @@ from __future__ import annotations
 import codecs
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bitnet.tokenizer.byte_alphabet import spell_bytes
-from bitnet.tokenizer.library import fenced
-from bitnet.tokenizer.spec import SPACE_SYMBOL
+from bitnet import native
+from bitnet.base.errors import Unsupported
+from bitnet.tokenizer.limits import over_budget
+from bitnet.tokenizer.spec import SPACE_SYMBOL, spell_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["REPLACEMENT", "STEPS", "DecodingStep", "Part"]
+__all__ = ["REPLACEMENT", "STEPS", "DecodingStep", "Part", "check_pattern"]
 
 REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
@@ -77,6 +77,29 @@ class DecodingStep:
         return text
 
 
+def check_pattern(pattern: dict[str, str]) -> None:
+    """Refuse a decoder's pattern that only an engine without a bound on its time could match.
+
+    Raises:
+        Unsupported: it is an expression, and the compiled module is missing or does not know it.
+    """
+    (kind, text), *_ = pattern.items()
+    if kind == "String" and text:
+        return
+    module = native.module()
+    reason = "it needs the compiled module"
+    try:
+        if module is not None:
+            module.regex_find_all(text, "")
+            return
+    except ValueError as error:
+        reason = str(error)
+    raise Unsupported(
+        f"a decoder replaces {text!r:.80}: {reason}",
+        hint="name another tokenizer of the model with --tokenizer FILE",
+    )
+
+
 class _Replace(DecodingStep):
     anywhere = True
 
@@ -85,18 +108,15 @@ class _Replace(DecodingStep):
         (self._kind, self._pattern), *_ = options["pattern"].items()
         self._content: str = options["content"]
 
-    @cached_property
-    def _library(self) -> Any:
-        from tokenizers import Regex, decoders
-
-        pattern = Regex(self._pattern) if self._kind == "Regex" else self._pattern
-        return decoders.Replace(pattern, self._content)
-
     def inside(self, text: str) -> str:
         if self._kind == "String" and self._pattern:
             return text.replace(self._pattern, self._content)
-        with fenced("the decoder"):
-            return str(self._library.decode([text]))
+        module = native.module()
+        assert module is not None  # check_pattern refuses what needs it
+        try:
+            return str(module.regex_replace(self._pattern, self._content, text))
+        except module.OverBudget as error:
+            raise over_budget("with this decoder", error) from None
 
     def take(self, part: Part) -> Iterable[Part]:
         # One character is replaced anywhere, also in parts of tokens.
@@ -196,6 +216,12 @@ _CLEANUP = (
 )  # fmt: skip
 
 
+def _clean(text: str) -> str:
+    for cut, joined in _CLEANUP:
+        text = text.replace(cut, joined)
+    return text
+
+
 class _WordPiece(DecodingStep):
     def inside(self, text: str) -> str:
         prefix = self.options.get("prefix", "##")
@@ -203,10 +229,26 @@ class _WordPiece(DecodingStep):
         return self.at_start(text)
 
     def at_start(self, text: str) -> str:
+        return _clean(text) if self.options.get("cleanup", True) else text
+
+
+class _Ctc(DecodingStep):
+    """``CTC``: repeated tokens are one, padding is nothing, and a token stands for the space."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self._before: str | None = None
+
+    def inside(self, text: str) -> str:
+        text = text.replace(self.options.get("pad_token", "<pad>"), "")
         if self.options.get("cleanup", True):
-            for cut, joined in _CLEANUP:
-                text = text.replace(cut, joined)
+            text = _clean(text).replace(self.options.get("word_delimiter_token", "|"), " ")
         return text
+
+    def token(self, text: str) -> Iterable[Part]:
+        repeated, self._before = text == self._before, text
+        if not repeated and (made := self.inside(text)):
+            yield Part(made)
 
 
 class _WordEnds(DecodingStep):
@@ -267,6 +309,7 @@ STEPS: dict[str, Callable[[dict[str, Any]], DecodingStep]] = {
     "Metaspace": _Metaspace,
     "WordPiece": _WordPiece,
     "BPEDecoder": _WordEnds,
+    "CTC": _Ctc,
     "ByteLevel": _ByteLevel,
     "Join": _Join,
 }

@@ -10,28 +10,43 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from bitnet import settings
-from bitnet.errors import (
+from bitnet.base import settings
+from bitnet.base.errors import (
     BitnetError,
+    NotFound,
     TokenizerNotFound,
     VocabMismatch,
+    from_os_error,
 )
-from bitnet.invocation import word
+from bitnet.base.invocation import word
+from bitnet.formats import not_a_model
+from bitnet.formats.model_files import models_below
 from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.tokenizer.comparison import different_ids
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
-from bitnet.tokenizer.strategy import Strategy, TokenizerStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["CHAIN", "Candidate", "Search", "TokenizerDiscovery", "fits", "resolve_tokenizer"]
+__all__ = [
+    "CHAIN",
+    "Candidate",
+    "Need",
+    "Search",
+    "Strategy",
+    "TokenizerDiscovery",
+    "TokenizerStrategy",
+    "find_models",
+    "fits",
+    "need_of",
+    "resolve_tokenizer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -113,22 +128,23 @@ class Search:
                 if self.model.token_count == 0:
                     self._note(place, path, "absent", "Missing tokenizer.ggml.tokens")
                     return
-                found = extract_tokenizer_from_gguf(self.model.gguf or path, pre=self.pre)
+                candidate = extract_tokenizer_from_gguf(self.model.gguf or path, pre=self.pre)
             else:
-                found = load_tokenizer(path, pre=self.pre)
-            note = fits(self.model, found)
+                files = self.model.files if path.parent == self.model.path else None
+                candidate = load_tokenizer(path, pre=self.pre, files=files)
+            note = fits(self.model, candidate)
         except BitnetError as error:
             self._note(place, path, "rejected", error.message)
             self.refusal = self.refusal or error
             return
         if self.tokenizer is not None:
-            same = not different_ids(self.tokenizer, found)
+            same = not different_ids(self.tokenizer, candidate)
             verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
             self._note(place, path, "not needed", f"{self.place} comes first; {verdict}")
             if not same:
                 logger.warning("%s has another vocabulary than the %s one", path, self.place)
             return
-        self.tokenizer, self.place = found, place
+        self.tokenizer, self.place = candidate, place
         self._note(place, path, "chosen", note)
 
     def _note(self, place: str, path: Path, verdict: str, reason: str) -> None:
@@ -160,7 +176,7 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     )
 
 
-def _embedded(model: ModelFacts) -> Iterator[Path]:
+def _model_paths(model: ModelFacts) -> Iterator[Path]:
     if model.path.is_file():
         yield model.path
 
@@ -190,7 +206,7 @@ def _parent(model: ModelFacts) -> Iterator[Path]:
     yield folder.absolute().parent / "tokenizer.json"
 
 
-def _cached(model: ModelFacts) -> Iterator[Path]:
+def _cache_paths(model: ModelFacts) -> Iterator[Path]:
     info = download_info(model)
     if info is not None:
         for name in info.files:
@@ -200,17 +216,17 @@ def _cached(model: ModelFacts) -> Iterator[Path]:
 def _hub_cache(model: ModelFacts) -> Iterator[Path]:
     if not model.repository:
         return
-    cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
+    cache = settings.hf_hub_cache() or settings.expand_home(settings.hf_home()) / "hub"
     snapshots = cache / f"models--{model.repository.replace('/', '--')}" / "snapshots"
     for name in ("tekken.json", "tokenizer.json"):
         yield from sorted(snapshots.glob(f"*/{name}"))
 
 
 CHAIN: dict[str, Callable[[ModelFacts], Iterator[Path]]] = {
-    "embedded": _embedded,
+    "embedded": _model_paths,
     "sibling": _beside,
     "parent": _parent,
-    "cache": _cached,
+    "cache": _cache_paths,
     "hugging face cache": _hub_cache,
 }
 
@@ -326,3 +342,136 @@ class TokenizerDiscovery:
         if search.tokenizer is None:
             raise not_found(search)
         return search.candidates[-1].path
+
+
+@dataclass(frozen=True)
+class Need:
+    """One model and its tokenizer.
+
+    Attributes:
+        model: the GGUF file, or the folder with safetensors.
+        architecture: ``general.architecture`` or ``model_type``.
+        vocab_size: number of ids, 0 if unknown.
+        present: place of a complete tokenizer, in words; empty if there is none.
+        reason: reason why the tokenizer found is unusable; empty if none was found.
+    """
+
+    model: Path
+    architecture: str
+    vocab_size: int
+    present: str
+    reason: str = ""
+
+
+def find_models(
+    folder: Path, *, among: Callable[[Path], Iterable[Path]] = models_below
+) -> list[Path]:
+    """The models below *folder*, sorted.
+
+    Args:
+        folder: to look through.
+        among: what counts as one.
+
+    Raises:
+        NotFound: *folder* does not exist, or contains no model.
+        PermissionDenied: it or a folder in it is not readable.
+    """
+    try:
+        if not folder.is_dir():
+            if folder.exists():
+                raise NotFound(
+                    f"{folder} is a file, expected a folder",
+                    hint=f"name its folder: {word(folder.parent)}",
+                )
+            raise not_a_model.missing(folder)
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+    found = sorted(among(folder))
+    if not found:
+        raise not_a_model.folder_without_model(folder)
+    return found
+
+
+def need_of(model: Path) -> Need:
+    """Requirement of *model*: none if a complete tokenizer is embedded or next to it.
+
+    Raises:
+        InvalidFormat: the model is damaged, or does not tell its number of tokens.
+        NotFound: it does not exist.
+    """
+    facts = model_facts(model)
+    search = Search(facts, places=("embedded", "sibling", "parent")).run()
+    rejected = (entry for entry in search.candidates if entry.verdict == "rejected")
+    first = next(rejected, None)
+    reason = f"{first.path}: {first.reason}" if first is not None else ""
+    if search.tokenizer is None:
+        return Need(model, facts.architecture, facts.vocab_size, "", reason)
+    where = "embedded" if search.place == "embedded" else str(search.candidates[-1].path)
+    present = f"{where}, {search.tokenizer.vocab_size:,} tokens"
+    return Need(model, facts.architecture, facts.vocab_size, present)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The tokenizer the user named."""
+
+    path: Path
+
+    def description(self) -> str:
+        """Description of the action."""
+        return f"user-specified tokenizer: {self.path}"
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """A file beside the model, above it, or in a cache."""
+
+    path: Path
+
+    def description(self) -> str:
+        """Description of the action."""
+        return f"auto-discovered tokenizer: {self.path}"
+
+
+@dataclass(frozen=True)
+class NeedsDownload:
+    """Not on disk; *info* describes the download."""
+
+    info: TokenizerDownloadInfo
+
+    def description(self) -> str:
+        """Description of the action."""
+        return f"smart download required: {self.info.repo}"
+
+
+@dataclass(frozen=True)
+class EmbeddedGguf:
+    """The tokenizer inside the GGUF file."""
+
+    tokenizer: Tokenizer
+
+    def description(self) -> str:
+        """Description of the action."""
+        return f"GGUF-embedded tokenizer: {self.tokenizer.vocab_size} tokens"
+
+
+@dataclass(frozen=True)
+class Mock:
+    """Bytes instead of tokens, only if explicitly allowed; its ids mean nothing to the model."""
+
+    def description(self) -> str:
+        """Description of the action."""
+        return "MOCK tokenizer: the ids mean nothing to the model"
+
+
+Strategy: TypeAlias = Exact | Discovered | NeedsDownload | EmbeddedGguf | Mock
+
+
+class TokenizerStrategy:
+    """The variants under one name."""
+
+    Exact = Exact
+    Discovered = Discovered
+    NeedsDownload = NeedsDownload
+    EmbeddedGguf = EmbeddedGguf
+    Mock = Mock

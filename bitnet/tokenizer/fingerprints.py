@@ -79,7 +79,7 @@ def _read_known() -> tuple[KnownVocabulary, ...]:
 KNOWN = _read_known()
 # Fields of a specification whose values are not hashed: they are long, or have no effect.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
-_ASIDE = frozenset({"source", "fingerprint"})
+_ASIDE = frozenset({"source", "document", "fingerprint"})
 _BY_KEY = {known.key: known for known in KNOWN if known.key}
 _BY_MERGES = {(known.n_merges, known.merges_key): known for known in KNOWN if known.merges_key}
 _MERGE_COUNTS = {known.n_merges for known in KNOWN if known.merges_key}

@@ -7,18 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.formats import not_a_model
+from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer import fingerprints
-from bitnet.tokenizer.lazy import LazySequence
-from bitnet.tokenizer.merges import parse_merges
+from bitnet.tokenizer.merges import LazySequence, parse_merges
 from bitnet.tokenizer.pretokenizers import pre_tokenizer
 from bitnet.tokenizer.sentencepiece_model import parse_model
 from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_json, read_side_files
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, TokenType
-from bitnet.tokenizer.stop_ids import END_OF_GENERATION, stop_ids
-from bitnet.tokenizer.tekken import is_tekken, spec_from_tekken
-from bitnet.tokenizer.tiktoken_file import looks_like_ranks, spec_from_ranks
+from bitnet.tokenizer.spec import (
+    END_OF_GENERATION,
+    AddedToken,
+    Step,
+    TokenizerSpec,
+    TokenType,
+    stop_ids,
+)
+from bitnet.tokenizer.tiktoken_file import (
+    is_tekken,
+    looks_like_ranks,
+    spec_from_ranks,
+    spec_from_tekken,
+)
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 if TYPE_CHECKING:
@@ -41,33 +51,39 @@ _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
 
-def spec_from_file(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
+def spec_from_file(
+    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
+) -> TokenizerSpec:
     """The tokenizer in one file of any name.
 
     Args:
         path: a ``tokenizer.json``, ``tekken.json``, SentencePiece model, tiktoken rank file,
             ``vocab.json`` (next to ``merges.txt``) or ``vocab.txt``.
         pre: overrides the pre-tokenizer of a byte-level vocabulary, if the file has none.
+        files: of its folder, if some have been read already.
 
     Raises:
         InvalidFormat: none of these formats.
         TokenizerNotFound: too little information to rebuild it exactly.
     """
     path = Path(path)
-    data = read_bytes(path)
+    files = files or Inventory(path.parent)
+    data = read_bytes(files, path.name)
     if path.name in ("vocab.json", "merges.txt"):
-        return spec_from_vocab_merges(path.parent, pre=pre)
+        return spec_from_vocab_merges(path.parent, pre=pre, files=files)
     if data[:64].lstrip()[:1] == b"{":
-        document = read_json(path)
+        document = read_json(files, path.name)
         if is_tekken(document):
-            return spec_from_tekken(path, document, pre=pre)
-        return spec_from_tokenizer_json(path, document)
+            return spec_from_tekken(path, document, files, pre=pre)
+        return spec_from_tokenizer_json(path, document, files=files)
     if path.suffix == ".txt" and not looks_like_ranks(data):
-        return spec_from_vocab_txt(path)
-    return spec_from_tokenizer_model(path, pre=pre)
+        return spec_from_vocab_txt(path, files=files)
+    return spec_from_tokenizer_model(path, pre=pre, files=files)
 
 
-def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
+def spec_from_folder(
+    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
+) -> TokenizerSpec:
     """The tokenizer of a model folder.
 
     Originals take precedence over conversions: ``tokenizer.model`` and ``tekken.json`` before
@@ -77,16 +93,17 @@ def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) ->
         TokenizerNotFound: none of them exists.
     """
     folder = Path(path)
-    if (folder / "tokenizer.model").is_file():
-        spec = spec_from_tokenizer_model(folder / "tokenizer.model", pre=pre)
-    elif (folder / "tekken.json").is_file():
-        spec = spec_from_file(folder / "tekken.json", pre=pre)
-    elif (folder / "tokenizer.json").is_file():
-        spec = spec_from_tokenizer_json(folder / "tokenizer.json")
-    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        spec = spec_from_vocab_merges(folder, pre=pre)
-    elif (folder / "vocab.txt").is_file():
-        spec = spec_from_vocab_txt(folder / "vocab.txt")
+    files = files or Inventory(folder)
+    if "tokenizer.model" in files:
+        spec = spec_from_tokenizer_model(folder / "tokenizer.model", pre=pre, files=files)
+    elif "tekken.json" in files:
+        spec = spec_from_file(folder / "tekken.json", pre=pre, files=files)
+    elif "tokenizer.json" in files:
+        spec = spec_from_tokenizer_json(folder / "tokenizer.json", files=files)
+    elif "vocab.json" in files and "merges.txt" in files:
+        spec = spec_from_vocab_merges(folder, pre=pre, files=files)
+    elif "vocab.txt" in files:
+        spec = spec_from_vocab_txt(folder / "vocab.txt", files=files)
     else:
         raise TokenizerNotFound(
             "No compatible tokenizer found. Looked for:\n"
@@ -101,7 +118,7 @@ def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) ->
 
 
 def spec_from_tokenizer_model(
-    path: str | os.PathLike[str], *, pre: str | None = None
+    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.model``: SentencePiece or tiktoken ranks, by its content.
 
@@ -110,19 +127,20 @@ def spec_from_tokenizer_model(
         TokenizerNotFound: tiktoken ranks of a vocabulary that is not known, without *pre*.
     """
     path = Path(path)
-    data = read_bytes(path)
+    files = files or Inventory(path.parent)
+    data = read_bytes(files, path.name)
     if looks_like_ranks(data):
-        return spec_from_ranks(path, pre=pre)
+        return spec_from_ranks(path, pre=pre, files=files)
     if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
         raise _other_kind(path, data[:32])
-    return _sentencepiece(path, data)
+    return _sentencepiece(path, data, read_side_files(files))
 
 
 def _other_kind(path: Path, head: bytes) -> InvalidFormat:
     if path.suffix == ".gguf":  # intended as a model
         return not_a_model.other_kind(head, path.name)
     neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"
-    if known := not_a_model.known_kind(head):
+    if known := not_a_model.kind_from_head(head):
         what, hint = known
         return InvalidFormat(f"{neither} but {what}", hint=hint)
     return InvalidFormat(
@@ -131,9 +149,8 @@ def _other_kind(path: Path, head: bytes) -> InvalidFormat:
     )
 
 
-def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:
+def _sentencepiece(path: Path, data: bytes, side: SideFiles) -> TokenizerSpec:
     model = parse_model(data, source=str(path))
-    side = read_side_files(path.parent)
     tokens, types, scores = list(model.pieces), list(model.types), list(model.scores)
     own = len(tokens)
     more = {token.id: token for token in side.added}
@@ -151,8 +168,8 @@ def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:
     }
     added.update((id, token) for id, token in more.items() if token.text == tokens[id])
     by_text = {tokens[id]: id for id in added}
-    bos = _configured(side, "bos", by_text, model.bos_id)
-    eos = _configured(side, "eos", by_text, model.eos_id)
+    bos = _id_of_role(side, "bos", by_text, model.bos_id)
+    eos = _id_of_role(side, "eos", by_text, model.eos_id)
     is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
     add_bos, add_eos = side.adds("bos"), side.adds("eos")
     spec = TokenizerSpec(
@@ -182,12 +199,12 @@ def _optional(id: int) -> int | None:
     return id if id >= 0 else None
 
 
-def _configured(side: SideFiles, role: str, by_text: dict[str, int], own: int) -> int | None:
+def _id_of_role(side: SideFiles, role: str, by_text: dict[str, int], own: int) -> int | None:
     return by_text.get(side.token(role) or "", _optional(own))
 
 
 def spec_from_vocab_merges(
-    folder: str | os.PathLike[str], *, pre: str | None = None
+    folder: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
     """The byte-level BPE in ``vocab.json`` and ``merges.txt``.
 
@@ -195,17 +212,18 @@ def spec_from_vocab_merges(
         TokenizerNotFound: the files do not define the pre-tokenizer, and *pre* is not given.
     """
     folder = Path(folder)
+    files = files or Inventory(folder)
     path = folder / "vocab.json"
-    vocabulary = read_json(path)
+    vocabulary = read_json(files, "vocab.json")
     if not isinstance(vocabulary, dict) or sorted(vocabulary.values()) != list(
         range(len(vocabulary))
     ):
         raise InvalidFormat(f"{path} is not a vocabulary: ids from 0 on by token are expected")
-    merges_data = read_bytes(folder / "merges.txt")
+    merges_data = read_bytes(files, "merges.txt")
     lines = merges_data.decode("utf-8", "replace").split("\n")
     lines = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
     lines = [line for line in lines if line]
-    side = read_side_files(folder)
+    side = read_side_files(files)
     name = pre or _pre_of(lines, side, path)
     kind = pre_tokenizer(name)
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
@@ -233,7 +251,7 @@ def spec_from_vocab_merges(
         pre=name,
         source=str(path),
     )
-    content = (read_bytes(path), merges_data, side.raw)
+    content = (read_bytes(files, "vocab.json"), merges_data, side.raw)
     return replace(spec, fingerprint=fingerprints.spec_key(spec, *content))
 
 
@@ -260,16 +278,19 @@ def _special_of(vocabulary: dict[str, Any], side: SideFiles) -> tuple[AddedToken
     return tuple(tokens[id] for id in sorted(tokens))
 
 
-def spec_from_vocab_txt(path: str | os.PathLike[str]) -> TokenizerSpec:
+def spec_from_vocab_txt(
+    path: str | os.PathLike[str], *, files: Inventory | None = None
+) -> TokenizerSpec:
     """BERT's WordPiece in a ``vocab.txt``: one token a line."""
     path = Path(path)
-    data = read_bytes(path)
+    files = files or Inventory(path.parent)
+    data = read_bytes(files, path.name)
     try:
         tokens = data.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise InvalidFormat(f"{path} is not UTF-8 at byte {error.start}") from None
     tokens = [token.removesuffix("\r") for token in tokens]
-    side = read_side_files(path.parent)
+    side = read_side_files(files)
     ids = {token: id for id, token in enumerate(tokens)}
     missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
     if missing:
@@ -298,6 +319,7 @@ def spec_from_vocab_txt(path: str | os.PathLike[str]) -> TokenizerSpec:
         normalizer=(Step("BertNormalizer", options),),
         pre_tokenizer=(Step("BertPreTokenizer"),),
         unknown_id=ids["[UNK]"],
+        continuing_prefix="##",
         bos_id=ids["[CLS]"],
         eos_id=ids["[SEP]"],
         add_bos=True,

@@ -10,14 +10,12 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, TokenizerNotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.gguf_fields import CONTROL, UNKNOWN, USER_DEFINED, Fields
-from bitnet.tokenizer.lazy import LazySequence
-from bitnet.tokenizer.merges import merges_from_ranks, parse_merges
+from bitnet.tokenizer.merges import LazySequence, merges_from_ranks, parse_merges
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
-from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, Step, TokenizerSpec
-from bitnet.tokenizer.stop_ids import stop_ids
+from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, Step, TokenizerSpec, stop_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,16 +86,16 @@ def _bpe(fields: Fields, pre: str | None) -> TokenizerSpec:
     """``gpt2``: merges, mostly byte-level."""
     name = _pre_name(fields, pre)
     kind = pre_tokenizer(name)
-    return _merged(fields, name, kind)
+    return _bpe_spec(fields, name, kind)
 
 
 def _gemma4(fields: Fields, pre: str | None) -> TokenizerSpec:
     """``gemma4``: merges over SentencePiece-like text."""
     name = pre or "gemma4"
-    return _merged(fields, name, pre_tokenizer(name))
+    return _bpe_spec(fields, name, pre_tokenizer(name))
 
 
-def _merged(fields: Fields, name: str, kind: PreTokenizer) -> TokenizerSpec:
+def _bpe_spec(fields: Fields, name: str, kind: PreTokenizer) -> TokenizerSpec:
     fallback = 11 if fields.text("model") == "gpt2" else None
     bos = fields.special_id("bos", fallback if kind.has_bos else None)
     eos = fields.special_id("eos", fallback)
@@ -154,20 +152,20 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
         return explicit
     named = fields.text("pre")
     n_merges = fields.length("merges") if fields.has("merges") else 0
-    known = fingerprints.identify(fields.length("tokens"), n_merges, fields.tokens_key)
-    if known is None and (named in ("", "default") or named not in PRE_TOKENIZERS):
-        known = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
-    if known is not None and known.pre:
-        same = PRE_TOKENIZERS.get(named) == PRE_TOKENIZERS[known.pre]
-        if same or named in known.also:
+    vocabulary = fingerprints.identify(fields.length("tokens"), n_merges, fields.tokens_key)
+    if vocabulary is None and (named in ("", "default") or named not in PRE_TOKENIZERS):
+        vocabulary = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
+    if vocabulary is not None and vocabulary.pre:
+        same = PRE_TOKENIZERS.get(named) == PRE_TOKENIZERS[vocabulary.pre]
+        if same or named in vocabulary.also:
             return named
         level = logging.INFO if named in ("", "default") else logging.WARNING
         logger.log(
             level,
             "tokenizer.ggml.pre is %r, the vocabulary is that of %s: using %r",
-            named, known.name, known.pre,
+            named, vocabulary.name, vocabulary.pre,
         )  # fmt: skip
-        return known.pre
+        return vocabulary.pre
     if named in ("", "default"):
         raise TokenizerNotFound(
             f"tokenizer.ggml.pre is {repr(named) if named else 'absent'}, {fields.source},"
@@ -182,15 +180,15 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
 
 def _warn_of_other_cut(fields: Fields, named: str, n_merges: int) -> None:
     """Warn of a known vocabulary's merges under another pre-tokenizer: possible but unlikely."""
-    known = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
-    if known is None or named in known.also or named not in PRE_TOKENIZERS:
+    vocabulary = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
+    if vocabulary is None or named in vocabulary.also or named not in PRE_TOKENIZERS:
         return
-    ours, usual = PRE_TOKENIZERS[named], PRE_TOKENIZERS[known.pre]
+    ours, usual = PRE_TOKENIZERS[named], PRE_TOKENIZERS[vocabulary.pre]
     if (ours.steps, ours.normalizer) != (usual.steps, usual.normalizer):
         logger.warning(
             "tokenizer.ggml.pre is %r and is believed, but the merges are those of %s, which cuts"
             " text like %r: --pre %s tries that",
-            named, known.name, known.pre, known.pre,
+            named, vocabulary.name, vocabulary.pre, vocabulary.pre,
         )  # fmt: skip
 
 
@@ -250,6 +248,7 @@ def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG00
         normalizer=(Step("BertNormalizer", options),),
         pre_tokenizer=(Step("BertPreTokenizer"),),
         unknown_id=fields.token_id("unknown", 100),
+        continuing_prefix="##",
         bos_id=cls,
         eos_id=separator,
         add_bos=True,
@@ -324,10 +323,11 @@ def _finish(
 
 
 def _lstrip_mask(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
-    """RoBERTa's and ModernBERT's mask tokens include the space before them."""
+    """RoBERTa's, ModernBERT's and mmBERT's mask tokens include the space before them."""
     pre = fields.text("pre")
     roberta = pre.startswith(("jina-v1", "jina-v2")) or pre == "roberta-bpe"
-    if (roberta and token.text == "<mask>") or (pre == "modern-bert" and token.text == "[MASK]"):
+    masks = {"modern-bert": "[MASK]", "mmbert": "<mask>"}
+    if token.text == masks.get(pre, "<mask>" if roberta else None):
         return (replace(token, lstrip=True),)
     return (token,)
 

@@ -7,9 +7,9 @@ import struct
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer import fingerprints
-from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.merges import LazySequence
 from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:

@@ -1,36 +1,60 @@
-"""The ``tokenizers`` library with its exceptions translated to ours.
+"""The engine without the compiled module: the ``tokenizers`` and ``sentencepiece`` libraries.
 
-It raises bare ``Exception``, and for Rust panics one that ``except Exception`` does not catch.
+``tokenizers`` runs every ``tokenizer.json``, and what other files say as one; ``sentencepiece``
+runs SentencePiece's models between the tokens that are found in raw text. Both have the last word
+on what is exact. Their expressions take time without a bound, so only those of published
+tokenizers, and the simplest, are run here.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
+import re
+import threading
 from contextlib import contextmanager
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import BitnetError, InvalidFormat, is_panic
-from bitnet.tokenizer.charsmap import CharsMap
-from bitnet.tokenizer.library_patterns import linear_steps
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, is_panic
+from bitnet.base.installation import extra_command
+from bitnet.tokenizer.compiled import is_verbatim
+from bitnet.tokenizer.document import tokenizer_json
+from bitnet.tokenizer.limits import check_spec
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.sentencepiece_model import check_charsmap, write_model
+from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType, byte_spelling, spell_bytes
+from bitnet.tokenizer.steps import charsmaps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tokenizers import Tokenizer
 
-    from bitnet.tokenizer.spec import Step
+    from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
-__all__ = ["fenced", "keeps_ascii", "library_for"]
+__all__ = ["library_engine", "library_for", "translate_errors"]
+
+_HINT = (
+    "install the compiled module of this program (a wheel, or a C++ compiler), or name another"
+    " tokenizer with --tokenizer FILE"
+)
+# What never takes a step back: only the last part of an alternative is repeated.
+_PART = r"(?:[^\\\[\](){}|*+?^$.]|\\[a-zA-Z](?:\{\w+\})?|\[[^\[\]\\]*\])"
+_FORWARD = re.compile(rf"{_PART}+[+*]?(?:\|{_PART}+[+*]?)*")
+# Expressions of ours that take the library quadratic time.
+_SLOW = ("afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe")
 
 
 @contextmanager
-def fenced(what: str) -> Iterator[None]:
-    """Translate exceptions of the library into :class:`InvalidFormat` about *what*."""
+def translate_errors(what: str) -> Iterator[None]:
+    """Translate exceptions of a library into :class:`InvalidFormat` about *what*.
+
+    ``tokenizers`` raises bare ``Exception``, and for Rust panics one that ``except Exception`` does
+    not catch.
+    """
     try:
         yield
-    except (BitnetError, MemoryError):
+    except (BitnetError, MemoryError, UnicodeEncodeError):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
@@ -41,53 +65,230 @@ def fenced(what: str) -> Iterator[None]:
         ) from None
 
 
-def library_for(
-    source: str, normalizer: Iterable[Step] = (), pre_tokenizer: Iterable[Step] = ()
-) -> Tokenizer:
+def library_for(source: str, normalizer: Iterable[Step]) -> Tokenizer:
     """A ``tokenizers.Tokenizer`` of these steps, with an empty model.
 
     Raises:
         InvalidFormat: the library does not support a step, or one is damaged.
     """
+    steps = [{"type": step.type, **step.options} for step in normalizer]
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    return _load({"normalizer": {"type": "Sequence", "normalizers": steps}, "model": model}, source)
+
+
+def _load(document: dict[str, Any], source: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    outline: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": _sequence(normalizer, "normalizers"),
-        "pre_tokenizer": _sequence(pre_tokenizer, "pretokenizers"),
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    with fenced(f"the tokenizer {source}"):
-        return Tokenizer.from_str(json.dumps(outline))
+    sections = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    outline = {"version": "1.0", "added_tokens": []} | dict.fromkeys(sections)
+    with translate_errors(f"the tokenizer {source}"):
+        return Tokenizer.from_str(json.dumps(outline | document))
 
 
-def _sequence(steps: Iterable[Step], kind: str) -> dict[str, Any] | None:
-    items = [{"type": step.type, **step.options} for step in linear_steps(tuple(steps))]
-    for item in items:
-        if item["type"] == "Precompiled":
-            _check_charsmap(item.get("precompiled_charsmap"))
-    return {"type": "Sequence", kind: items} if items else None
+def library_engine(spec: TokenizerSpec) -> _Spellings:
+    """The engine of a library that runs *spec* exactly.
 
-
-def keeps_ascii(step: Step) -> bool:
-    """True if a character map changes no text in printable ASCII.
-
-    The library replaces each grapheme, and in such a text each character is one.
+    Raises:
+        InvalidFormat: the specification's steps or vocabulary are unusable.
+        Unsupported: no library runs it exactly, or its expressions could take too long.
     """
-    if step.type != "Precompiled":
-        return False
-    table = CharsMap(base64.b64decode(str(step.options.get("precompiled_charsmap"))))
-    return all(table.longest(bytes([byte]), 0) is None for byte in range(0x20, 0x7F))
+    check_spec(spec)
+    for charsmap in charsmaps_of(spec):
+        check_charsmap(charsmap)
+    return _SentencePiece(spec) if spec.is_sentencepiece else _Tokenizers(spec)
 
 
-def _check_charsmap(encoded: object) -> None:
-    """Check a character map, whose bounds the library does not check."""
-    try:
-        CharsMap(base64.b64decode(str(encoded), validate=True))
-    except binascii.Error as error:
-        raise InvalidFormat(f"precompiled_charsmap is not base64: {error}") from None
+class _Spellings:
+    """Spellings and ids of tokens, from the specification alone."""
+
+    name: str = "portable"
+    cut: re.Pattern[str] | None = None
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._spec = spec
+        self._added = {token.id: token.text for token in spec.added}
+        self._bytes = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._spec.tokens)
+
+    def encode(self, text: str, *, parse_special: bool = True, goes_on: bool = False) -> list[int]:
+        """Ids of *text* without BOS or EOS."""
+        assert not goes_on  # there are no cuts
+        return [id for id, *_ in self.spans(text, parse_special=parse_special)]
+
+    def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
+        """Ids of each of *texts*."""
+        return [self.encode(text, parse_special=parse_special) for text in texts]
+
+    def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
+        """Ids of *text*, each with the start and end of its characters."""
+        raise NotImplementedError
+
+    def _type(self, id: int) -> int:
+        return self._spec.token_types[id] if self._spec.token_types else TokenType.NORMAL
+
+    def is_verbatim(self, id: int) -> bool:
+        """True if the token is an added or control token."""
+        return is_verbatim(self._type(id), added=id in self._added)
+
+    def is_byte(self, id: int) -> bool:
+        """True if the token spells one byte, as ``<0x0A>`` does."""
+        spec = self._spec
+        own = spec.model in ("spm", "unigram")
+        known = not own or self._type(id) in (TokenType.NORMAL, TokenType.BYTE)
+        return spec.byte_fallback and known and spec.tokens[id] in self._bytes
+
+    def text(self, id: int) -> str:
+        """The token as in the vocabulary."""
+        return self._spec.tokens[id]
+
+    def spelling(self, id: int) -> bytes:
+        """Bytes of a byte-level token; text of others, and of added tokens."""
+        text = self._spec.tokens[id]
+        spelled = spell_bytes(text) if self._spec.byte_level and id not in self._added else None
+        return text.encode() if spelled is None else spelled
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {text: id for id, text in enumerate(self._spec.tokens)}
+
+    def id_of(self, text: str) -> int | None:
+        """Id of the token spelled *text*."""
+        found = next((id for id, own in self._added.items() if own == text), None)
+        if found is not None:
+            return found
+        if not self._spec.byte_level:
+            return self._ids.get(text.replace(" ", SPACE_SYMBOL))
+        return self._ids.get(byte_spelling(text.encode()))
+
+
+class _Tokenizers(_Spellings):
+    """Runs a ``tokenizer.json``, or what says the same."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        super().__init__(spec)
+        self._what = f"the tokenizer {spec.source}"
+        document = json.loads(spec.document) if spec.document else _document(spec)
+        _check_patterns(document, spec.source)
+        aside = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+        self._library = _load(document | aside, spec.source)
+        self._renamed = {} if spec.document else _renumber(self._library, spec.added)
+
+    def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
+        text.encode()  # raises what the other engine raises for half of a surrogate pair
+        with translate_errors(self._what), self._lock:
+            self._library.encode_special_tokens = not parse_special
+            found = self._library.encode(text, add_special_tokens=False)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return [(self._renamed.get(id, id), start, stop) for id, (start, stop) in pairs]
+
+
+def _renumber(library: Tokenizer, added: Iterable[AddedToken]) -> dict[int, int]:
+    """Ids of the added tokens that *library* numbers differently."""
+    found = {library.token_to_id(token.text): token.id for token in added}
+    return {id: own for id, own in found.items() if id is not None and id != own}
+
+
+def _document(spec: TokenizerSpec) -> dict[str, Any]:
+    """*spec* as a ``tokenizer.json`` in which ordinary text never becomes a token of *outside*."""
+    document = tokenizer_json(spec)
+    vocabulary = document["model"]["vocab"]
+    for token in spec.added:
+        if vocabulary.get(token.text, token.id) != token.id:
+            raise Unsupported(
+                f"{spec.source} has {token.text!r:.60} as an added and as an ordinary token, which"
+                " the tokenizers library does not tell apart",
+                hint=_HINT,
+            )
+    document["model"]["vocab"] = {
+        text if text and id not in spec.outside else f"\U0010ffff{id}": id
+        for text, id in vocabulary.items()
+    }
+    return document
+
+
+@cache
+def _patterns_in_use() -> frozenset[str]:
+    published = (pre for name, pre in PRE_TOKENIZERS.items() if name not in _SLOW)
+    steps = (step for pre in published for step in (*pre.normalizer, *pre.steps))
+    return frozenset(filter(None, map(_regex, steps)))
+
+
+def _regex(step: Step) -> str:
+    pattern = step.options.get("pattern")
+    return str(pattern.get("Regex", "")) if isinstance(pattern, dict) else ""
+
+
+def _check_patterns(document: dict[str, Any], source: str) -> None:
+    """Refuse expressions that are not those of a published tokenizer."""
+    waiting: list[Any] = [document.get("normalizer"), document.get("pre_tokenizer")]
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, list):
+            waiting.extend(entry)
+        elif isinstance(entry, dict):
+            waiting.extend(entry.values())
+            regex = entry.get("Regex")
+            known = regex in _patterns_in_use() or _FORWARD.fullmatch(str(regex))
+            if isinstance(regex, str) and not known:
+                raise Unsupported(
+                    f"{source} has the expression {regex!r:.80}, which takes time without a bound"
+                    " outside of the compiled module",
+                    hint=_HINT,
+                )
+
+
+class _SentencePiece(_Spellings):
+    """Runs a SentencePiece model, between the tokens that are found in raw text."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        super().__init__(spec)
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise Unsupported(
+                f"{spec.source} is a SentencePiece model: running it takes the compiled module or"
+                " the package sentencepiece",
+                hint=extra_command("sentencepiece"),
+            ) from None
+        self._what = f"the tokenizer {spec.source}"
+        self._model = SentencePieceProcessor()
+        with translate_errors(self._what):
+            self._model.LoadFromSerializedProto(write_model(spec))
+        raw = [token for token in spec.added if not token.normalized and token.text]
+        self._raw = _splitter(raw, spec.source)
+        # Tokens are found in the text of control tokens that are not looked for.
+        self._ordinary = _splitter([token for token in raw if not token.special], spec.source)
+
+    def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
+        text.encode()
+        out = []
+        library, ids = self._raw if parse_special else self._ordinary
+        with translate_errors(self._what):
+            found = library.encode(text, add_special_tokens=False)
+            for id, (start, stop) in zip(found.ids, found.offsets, strict=True):
+                if id in ids:
+                    out.append((ids[id], start, stop))
+                    continue
+                made = self._model.encode(text[start:stop], out_type="offset_mapping")
+                for piece, (first, last) in zip(made["ids"], made["offsets"], strict=True):
+                    # Of a character in bytes, only the last one has it for the library.
+                    last += first == last and self.is_byte(piece)
+                    out.append((piece, start + first, start + last))
+        return out
+
+
+def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dict[int, int]]:
+    """A tokenizer that finds only *tokens*, and their ids by those that it gives them."""
+    entries = [
+        {
+            "id": at, "content": token.text, "special": token.special, "normalized": False,
+            "lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word,
+        }
+        for at, token in enumerate(tokens, 1)
+    ]  # fmt: skip
+    model = {"type": "WordLevel", "vocab": {"\U0010ffff": 0}, "unk_token": "\U0010ffff"}
+    library = _load({"model": model, "added_tokens": entries}, source)
+    return library, {library.token_to_id(token.text) or 0: token.id for token in tokens}

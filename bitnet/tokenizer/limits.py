@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
         _check_ids(spec, spec.merges if merges else ())
         _check_steps(spec)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _damaged(spec, f"{type(error).__name__}: {error}") from None
+        raise _damage_error(spec, f"{type(error).__name__}: {error}") from None
 
 
 def _check_tokens(spec: TokenizerSpec) -> None:
     tokens = list(spec.tokens)
     if not all(type(text) is str for text in tokens):
-        raise _damaged(spec, "a token that is not a text")
+        raise _damage_error(spec, "a token that is not a text")
     _within(spec, "tokens", len(tokens), TOKENS)
     added = {token.id for token in spec.added}
     piece = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
@@ -93,11 +93,11 @@ def _check_tokens(spec: TokenizerSpec) -> None:
     _within(spec, "bytes in an added token", _longest(looked_for), ADDED_TOKEN_BYTES)
     for name, values in (("scores", spec.scores), ("token types", spec.token_types)):
         if len(values) not in (0, len(tokens)):
-            raise _damaged(spec, f"{len(values):,} {name} for {len(tokens):,} tokens")
+            raise _damage_error(spec, f"{len(values):,} {name} for {len(tokens):,} tokens")
     if spec.model in ("spm", "unigram") and not spec.scores:
-        raise _damaged(spec, "no scores")
+        raise _damage_error(spec, "no scores")
     if not all(-SCORE <= score <= SCORE for score in spec.scores):  # also false for NaN
-        raise _damaged(spec, "a score that is not a number of a sensible size")
+        raise _damage_error(spec, "a score that is not a number of a sensible size")
 
 
 def _longest(texts: Any, *, byte_level: bool = False) -> int:
@@ -116,13 +116,19 @@ def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
         *itertools.chain(*spec.affixes, spec.stop_ids),
         *(token.id for token in spec.added),
     ]
+    if any(len(pair) != 2 for pair in merges):
+        raise _damage_error(spec, "a merge that is not of two tokens")
     for id in itertools.chain(ids, itertools.chain.from_iterable(merges)):
         if type(id) is not int or not 0 <= id < size:
-            raise _damaged(spec, f"the id {id!r} for {size:,} tokens")
-    if type(spec.max_chars_per_word) is not int or type(spec.continuing_prefix) is not str:
-        raise _damaged(spec, "WordPiece options of a wrong type")
+            raise _damage_error(spec, f"the id {id!r} for {size:,} tokens")
+    if (
+        type(spec.max_chars_per_word) is not int
+        or type(spec.continuing_prefix + spec.word_suffix) is not str
+    ):
+        raise _damage_error(spec, "WordPiece options of a wrong type")
     _within(spec, "characters in a word", spec.max_chars_per_word, WORD_CHARS)
-    _within(spec, "bytes in a prefix", len(spec.continuing_prefix.encode()), ADDED_TOKEN_BYTES)
+    for affix in (spec.continuing_prefix, spec.word_suffix):
+        _within(spec, "bytes in an affix", len(affix.encode()), ADDED_TOKEN_BYTES)
 
 
 def _check_steps(spec: TokenizerSpec) -> None:
@@ -167,7 +173,7 @@ def _within(spec: TokenizerSpec, what: str, found: float, most: int) -> None:
         raise beyond(spec.source, f"{found:,.0f} {what}", most)
 
 
-def _damaged(spec: TokenizerSpec, what: str) -> InvalidFormat:
+def _damage_error(spec: TokenizerSpec, what: str) -> InvalidFormat:
     return InvalidFormat(
         f"the tokenizer {spec.source} is damaged: {what}", hint=f"fetch the file again, or {_ELSE}"
     )

@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet import __version__, settings
-from bitnet.arguments import check_type
-from bitnet.errors import TokenizerNotFound
+from bitnet import __version__
+from bitnet.base import settings
+from bitnet.base.arguments import check_type
+from bitnet.base.errors import TokenizerNotFound
+from bitnet.base.invocation import word
 from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, MAGIC
-from bitnet.invocation import word
 from bitnet.store import verified
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.inventory import Inventory
+
 __all__ = [
     "detect_architecture_from_gguf",
     "extract_merges",
@@ -39,6 +43,7 @@ __all__ = [
     "load_spec",
     "load_tokenizer",
     "mock_tokenizer",
+    "read_files",
 ]
 
 logger = logging.getLogger(__name__)
@@ -51,8 +56,26 @@ TOKENIZER_FILES = (
 )
 
 
+def read_files(checkpoint: Checkpoint) -> Inventory:
+    """Files of *checkpoint*, with those of a folder from which its tokenizer may be read.
+
+    Raises:
+        BitnetError: one cannot be read.
+    """
+    files = checkpoint.inventory
+    names = (*TOKENIZER_FILES, "merges.txt", *SIDE_FILES) if checkpoint.path.is_dir() else ()
+    for name in names:
+        if name in files:
+            files.read(name)
+    return files
+
+
 def load_tokenizer(
-    path: str | os.PathLike[str], *, pre: str | None = None, verify: bool = False
+    path: str | os.PathLike[str],
+    *,
+    pre: str | None = None,
+    verify: bool = False,
+    files: Inventory | None = None,
 ) -> Tokenizer:
     """The tokenizer in *path*, ready to use; see :func:`load_spec`.
 
@@ -64,6 +87,7 @@ def load_tokenizer(
         path: as of :func:`load_spec`.
         pre: as of :func:`load_spec`.
         verify: read the files again regardless.
+        files: as of :func:`load_spec`.
 
     Raises:
         WrongType: *path* is not a path.
@@ -74,13 +98,13 @@ def load_tokenizer(
     found = Tokenizer.from_cache(key, source=str(path)) if key else None
     if found is not None:
         return found
-    with _uncollected():
-        spec = load_spec(path, pre=pre)
+    with _pause_collection():
+        spec = load_spec(path, pre=pre, files=files)
         return Tokenizer.from_spec(replace(spec, fingerprint=key) if key else spec)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _pause_collection() -> Iterator[None]:
     """Disable cycle collection: a vocabulary is a million objects without cycles."""
     was_on = gc.isenabled()
     gc.disable()
@@ -91,7 +115,9 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
+def load_spec(
+    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
+) -> TokenizerSpec:
     """Specification of the tokenizer in *path*.
 
     Args:
@@ -99,6 +125,7 @@ def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokeni
             or tiktoken ranks), ``vocab.json`` next to ``merges.txt``, ``vocab.txt``, or a
             folder with one of these or with a single GGUF file.
         pre: pre-tokenizer name, if the file has none or a wrong one.
+        files: of the folder *path* or of that of the file, if some have been read already.
 
     Raises:
         NotFound: the path does not exist.
@@ -118,13 +145,13 @@ def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokeni
     if path.is_dir():
         models = sorted(path.glob("*.gguf"))
         if len(models) == 1 and not any((path / name).exists() for name in TOKENIZER_FILES):
-            return _embedded_spec(models[0], pre)
-        return spec_from_folder(path, pre=pre)
+            return _spec_in_gguf(models[0], pre)
+        return spec_from_folder(path, pre=pre, files=files)
     with path.open("rb") as file:
         is_gguf = file.read(len(MAGIC)) == MAGIC
     if is_gguf:
-        return _embedded_spec(path, pre)
-    return spec_from_file(path, pre=pre)
+        return _spec_in_gguf(path, pre)
+    return spec_from_file(path, pre=pre, files=files)
 
 
 def extract_tokenizer_from_gguf(
@@ -141,17 +168,17 @@ def extract_tokenizer_from_gguf(
         InvalidFormat: the file is damaged.
         Unsupported: the kind of tokenizer is unknown.
     """
-    return Tokenizer.from_spec(_embedded_spec(model, pre))
+    return Tokenizer.from_spec(_spec_in_gguf(model, pre))
 
 
 def extract_tokens(path: str | os.PathLike[str]) -> list[str]:
     """The token texts embedded in a GGUF file, by id."""
-    return _embedded_strings(path, "tokenizer.ggml.tokens")
+    return _strings_in_gguf(path, "tokenizer.ggml.tokens")
 
 
 def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     """The merges embedded in a GGUF file, in order of priority; split at the first space only."""
-    lines = _embedded_strings(path, "tokenizer.ggml.merges")
+    lines = _strings_in_gguf(path, "tokenizer.ggml.merges")
     # A token may start with a space; then the separator is the first space after that.
     split_at = ((line, line.index(" ", 1)) for line in lines)
     return [(line[:at], line[at + 1 :]) for line, at in split_at]
@@ -234,7 +261,7 @@ def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
     return digest
 
 
-def _embedded_spec(model: str | os.PathLike[str] | GGUF, pre: str | None) -> TokenizerSpec:
+def _spec_in_gguf(model: str | os.PathLike[str] | GGUF, pre: str | None) -> TokenizerSpec:
     logger.info("Detected GGUF file, extracting embedded tokenizer")
     gguf = model if isinstance(model, GGUF) else GGUF.open(model)
     if "tokenizer.ggml.tokens" not in gguf.metadata:
@@ -247,7 +274,7 @@ def _embedded_spec(model: str | os.PathLike[str] | GGUF, pre: str | None) -> Tok
     return spec
 
 
-def _embedded_strings(path: str | os.PathLike[str], key: str) -> list[str]:
+def _strings_in_gguf(path: str | os.PathLike[str], key: str) -> list[str]:
     with GGUF.open(path) as gguf:
         if key not in gguf.metadata:
             raise TokenizerNotFound(

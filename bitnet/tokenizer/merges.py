@@ -2,23 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from bitnet.errors import InvalidFormat
-from bitnet.tokenizer.lazy import LazySequence
+from bitnet.base.errors import InvalidFormat
 from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["LazyRankMerges", "merges_by_score", "merges_from_ranks", "pair_merges", "parse_merges"]
+__all__ = [
+    "LazyRankMerges",
+    "LazySequence",
+    "merges_by_score",
+    "merges_from_ranks",
+    "pair_merges",
+    "parse_merges",
+]
 
 
-def parse_merges(lines: Sequence[str], tokens: Sequence[str]) -> list[tuple[int, int]]:
+T = TypeVar("T")
+
+
+class LazySequence(Sequence[T]):
+    """A sequence of known length; a compiled tokenizer never needs its elements.
+
+    Args:
+        length: number of elements.
+        load: creates them; called at most once.
+        raw: source of the elements, for callers that do not need them.
+    """
+
+    def __init__(
+        self, length: int, load: Callable[[], list[T]], *, raw: list[Any] | None = None
+    ) -> None:
+        self.raw = raw
+        self._length = length
+        self._load: Callable[[], list[T]] | None = load
+        self._items: list[T] = []
+
+    def _all(self) -> list[T]:
+        if self._load is not None:
+            self._items = self._load()
+            self._load = None
+        return self._items
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._all())
+
+
+def parse_merges(
+    lines: Sequence[str], tokens: Sequence[str], prefix: str = ""
+) -> list[tuple[int, int]]:
     """Ids of the left and right half of every merge.
 
     A line is split at its first space only, and never before its first character: both halves
-    may contain spaces.
+    may contain spaces. A right half loses *prefix* when it is joined.
 
     Raises:
         InvalidFormat: a half, or their concatenation, is not a token.
@@ -29,17 +80,19 @@ def parse_merges(lines: Sequence[str], tokens: Sequence[str]) -> list[tuple[int,
         if at < 0:
             raise InvalidFormat(f"merge {line!r} has no space between its halves")
         halves.append((line[:at], line[at + 1 :]))
-    return pair_merges(halves, tokens)
+    return pair_merges(halves, tokens, prefix)
 
 
-def pair_merges(halves: Iterable[Sequence[str]], tokens: Sequence[str]) -> list[tuple[int, int]]:
+def pair_merges(
+    halves: Iterable[Sequence[str]], tokens: Sequence[str], prefix: str = ""
+) -> list[tuple[int, int]]:
     """As :func:`parse_merges`, from lines already split."""
     ids = token_ids(tokens)
     merges = []
     try:
         for left, right in halves:
             merges.append((ids[left], ids[right]))
-            ids[left + right]  # their concatenation must be a token, too
+            ids[left + right.removeprefix(prefix)]  # their concatenation must be a token, too
     except KeyError as error:
         raise InvalidFormat(
             f"a merge needs the token {error.args[0]!r}, which is not in the vocabulary",
@@ -70,16 +123,16 @@ def merges_from_ranks(
     Raises:
         Unsupported: finding them would exceed the bound, or there are too many.
     """
-    known = {tokens[id]: id for id in ids}
-    work = sum(len(text) * len(text) for text in known)
+    id_by_text = {tokens[id]: id for id in ids}
+    work = sum(len(text) * len(text) for text in id_by_text)
     if work > RANK_WORK:
         raise beyond(source, f"tokens of {work:,} squared bytes", RANK_WORK)
     merges: list[tuple[int, int]] = []
-    for text in known:
+    for text in id_by_text:
         pairs = [
-            (known[text[:cut]], known[text[cut:]])
+            (id_by_text[text[:cut]], id_by_text[text[cut:]])
             for cut in range(1, len(text))
-            if text[:cut] in known and text[cut:] in known
+            if text[:cut] in id_by_text and text[cut:] in id_by_text
         ]
         merges.extend(sorted(pairs))
         if len(merges) > MERGES:
@@ -99,12 +152,12 @@ class LazyRankMerges(LazySequence[tuple[int, int]]):
 
 def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
     """All ways to join two tokens into a third, best score first: SentencePiece's order."""
-    known = {text: float(score) for text, score in zip(tokens, scores, strict=True)}
+    score_by_text = {text: float(score) for text, score in zip(tokens, scores, strict=True)}
     ids = {text: id for id, text in enumerate(tokens)}
-    found: list[tuple[float, int, int, str, str]] = []
-    for text, score in known.items():
+    merges: list[tuple[float, int, int, str, str]] = []
+    for text, score in score_by_text.items():
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
-            if left in known and right in known:
-                found.append((-score, ids[left], ids[right], left, right))
-    return [[left, right] for _, _, _, left, right in sorted(found)]
+            if left in score_by_text and right in score_by_text:
+                merges.append((-score, ids[left], ids[right], left, right))
+    return [[left, right] for _, _, _, left, right in sorted(merges)]

@@ -6,16 +6,16 @@ tokenizer can be read without opening it again.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.base.errors import InvalidFormat
+from bitnet.base.invocation import word
 from bitnet.formats import not_a_model
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF
-from bitnet.invocation import word
+from bitnet.formats.inventory import Inventory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +39,7 @@ class ModelFacts:
         embedding_rows: rows of the token embedding, ``None`` in files without weights.
         repository: repository named by the model, empty if unknown.
         gguf: the open file; ``None`` for a folder.
+        files: of an open folder; ``None`` for others.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class ModelFacts:
     filler_tokens: int = 0
     repository: str = ""
     gguf: GGUF | None = None
+    files: Inventory | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -88,7 +90,7 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     if isinstance(model, Checkpoint):
         if model.gguf is not None:
             return _gguf_facts(model.gguf)
-        return _config_facts(model.path, model.config or {})
+        return replace(_config_facts(model.path, model.config or {}), files=model.inventory)
     path = Path(model)
     if not path.exists():
         raise not_a_model.missing(path)
@@ -124,18 +126,10 @@ def _fillers(tokens: Sequence[str]) -> int:
 
 
 def _folder_facts(folder: Path) -> ModelFacts:
-    config_path = folder / "config.json"
-    if not config_path.exists():
+    files = Inventory(folder)
+    if "config.json" not in files:
         raise not_a_model.folder_without_model(folder)
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise from_os_error(error, config_path) from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidFormat(f"{config_path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InvalidFormat(f"{config_path} is not a JSON object")
-    return _config_facts(folder, config)
+    return replace(_config_facts(folder, files.json("config.json", dict)), files=files)
 
 
 def _config_facts(folder: Path, config: Mapping[str, Any]) -> ModelFacts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
 
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
@@ -73,7 +73,7 @@ _JAIS2 = (
 )
 
 
-def _cased(numbers: str, contractions: str, punctuation: str = r"[\r\n/]*") -> str:
+def _case_pattern(numbers: str, contractions: str, punctuation: str = r"[\r\n/]*") -> str:
     """The o200k family: an upper-case start and a lower-case rest form one piece."""
     upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
     lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -85,8 +85,8 @@ def _cased(numbers: str, contractions: str, punctuation: str = r"[\r\n/]*") -> s
     )
 
 
-_O200K = _cased(r"\p{N}{1,3}", _CONTRACTIONS)
-_KIMI = r"\p{Han}+|" + _cased(r"\p{N}{1,3}", _CONTRACTIONS, r"[\r\n]*").replace(
+_O200K = _case_pattern(r"\p{N}{1,3}", _CONTRACTIONS)
+_KIMI = r"\p{Han}+|" + _case_pattern(r"\p{N}{1,3}", _CONTRACTIONS, r"[\r\n]*").replace(
     r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])"
 ).replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])")
 
@@ -166,6 +166,18 @@ _OF_SPM_MERGES = PreTokenizer(
     normalizer=(Step("Replace", {"pattern": {"String": " "}, "content": SPACE_SYMBOL}),),
     byte_level=False,
 )
+# Metaspace on every line: each begins with U+2581, and so does each word in it.
+_OF_MMBERT = replace(
+    _OF_SPM_MERGES,
+    steps=(_split(f"[\n]+|{SPACE_SYMBOL}?[^\n{SPACE_SYMBOL}]+|{SPACE_SYMBOL}"),),
+    normalizer=(
+        *_OF_SPM_MERGES.normalizer,
+        Step(
+            "Replace",
+            {"pattern": {"Regex": f"^(?=[^\n{SPACE_SYMBOL}])"}, "content": SPACE_SYMBOL},
+        ),
+    ),
+)
 
 
 def _nfc(pre: PreTokenizer) -> PreTokenizer:
@@ -174,7 +186,7 @@ def _nfc(pre: PreTokenizer) -> PreTokenizer:
 
 _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     (
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        "llama3 llama-v3 llama-bpe falcon3 falcon_e falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
         _OF_LLAMA3,
     ),
     ("dbrx smaug-bpe", replace(_OF_LLAMA3, ignore_merges=False, add_bos=False)),
@@ -225,7 +237,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     (
         "youtu",
         PreTokenizer(
-            (_split(_YOUTU_SCRIPTS), _split(_cased(r"\p{N}", _CONTRACTIONS)), _BYTES),
+            (_split(_YOUTU_SCRIPTS), _split(_case_pattern(r"\p{N}", _CONTRACTIONS)), _BYTES),
             ignore_merges=True,
         ),
     ),
@@ -260,7 +272,9 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("viking", PreTokenizer((_split(_BLOOM), _split(r"\p{N}"), _BYTES))),
     (
         "tekken",
-        PreTokenizer((_split(_cased(r"\p{N}", "")), _BYTES), ignore_merges=True, add_bos=True),
+        PreTokenizer(
+            (_split(_case_pattern(r"\p{N}", "")), _BYTES), ignore_merges=True, add_bos=True
+        ),
     ),
     (
         "chameleon",
@@ -306,6 +320,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("gemma4 granite-embed-multi-311m", replace(_OF_SPM_MERGES, add_bos=True)),
     ("sarvam-moe", _OF_SPM_MERGES),
+    ("mmbert", _OF_MMBERT),
     ("whitespace", PreTokenizer((Step("WhitespaceSplit"),), byte_level=False)),
     (
         # llama.cpp's fallback. No model was trained with it: used only if requested by name.

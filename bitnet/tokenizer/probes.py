@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from bitnet.errors import from_os_error
+from bitnet.base.errors import from_os_error
 
 if TYPE_CHECKING:
     from pathlib import Path

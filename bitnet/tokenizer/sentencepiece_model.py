@@ -9,13 +9,18 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet.errors import InvalidFormat, Unsupported
-from bitnet.tokenizer.spec import TokenType
+import numpy as np
+
+from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.tokenizer.limits import GROWTH
+from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["SentencePieceModel", "parse_model"]
+    from bitnet.tokenizer.spec import TokenizerSpec
+
+__all__ = ["SentencePieceModel", "check_charsmap", "parse_model", "write_model"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNIGRAM, _BPE = 1, 2
@@ -168,3 +173,87 @@ def _as_id(value: int | bytes) -> int:
     """An int32 field; negative numbers are stored as 64-bit two's complement."""
     number = _as_int(value)
     return number - (1 << 64) if number >> 63 else number
+
+
+def check_charsmap(blob: bytes) -> None:
+    """Refuse a character map that a library would read beyond its end.
+
+    It is four bytes with the size of a double-array trie, the trie in units of 32 bits, and the
+    texts that its values point to, each ended by a zero byte.
+
+    Raises:
+        InvalidFormat: sizes are inconsistent, entries point outside, or texts are not UTF-8.
+        Unsupported: a replacement makes the text too long.
+    """
+    size = int.from_bytes(blob[:4], "little")
+    good = size % 4 == 0 and 4 <= size < len(blob) - 4 and blob[-1] == 0
+    if good:
+        units = np.frombuffer(blob, "<u4", size // 4, 4).astype(np.int64)
+        texts = np.frombuffer(blob, np.uint8, offset=4 + size)
+        at = np.flatnonzero(units >> 31 == 0)
+        child = at ^ (units[at] >> 10 << ((units[at] & 1 << 9) >> 6))
+        good = bool(((child | 0xFF) < len(units)).all())
+        leaf = units[child[units[at] & 1 << 8 != 0]] if good else units[:0]
+        value = leaf & (1 << 31) - 1
+        good = good and bool((leaf >> 31 == 1).all() and (value < len(texts)).all())
+        good = good and bool((texts[value] & 0xC0 != 0x80).all())
+        try:
+            blob[4 + size :].decode()
+        except UnicodeDecodeError:
+            good = False
+    if good and max(map(len, blob[4 + size :].split(b"\0"))) > 4 * GROWTH:
+        raise Unsupported("a precompiled character map makes a text too long")
+    if not good:
+        raise InvalidFormat(
+            f"a precompiled character map of {len(blob):,} bytes is damaged",
+            hint="fetch the file again, or name another tokenizer with --tokenizer FILE",
+        )
+
+
+def write_model(spec: TokenizerSpec) -> bytes:
+    """The model of *spec*, of model ``spm`` or ``unigram``, for the ``sentencepiece`` library.
+
+    A token that ordinary text never becomes is a control token there.
+    """
+    out = bytearray()
+    types = spec.token_types or [TokenType.NORMAL] * len(spec.tokens)
+    spelled = {token.id: token.text for token in spec.added}  # converters write U+2581 as spaces
+    for id, (piece, score, kind) in enumerate(zip(spec.tokens, spec.scores, types, strict=True)):
+        if spelled.get(id) == piece.replace(" ", SPACE_SYMBOL):
+            piece = spelled[id]
+        if id == spec.unknown_id:
+            kind = TokenType.UNKNOWN
+        elif kind == TokenType.UNKNOWN or not 1 <= kind <= len(TokenType) or not piece:
+            kind = TokenType.CONTROL
+        body = _pack_field(1, (piece or f"\U0010ffff{id}").encode())
+        body += b"\x15" + struct.pack("<f", score) + _pack_field(3, kind)
+        out += _pack_field(1, body)
+    trainer = _pack_field(3, _BPE if spec.model == "spm" else _UNIGRAM)
+    trainer += _pack_field(35, int(spec.byte_fallback)) + _pack_field(
+        44, spec.unknown_text.encode()
+    )
+    for field, role in ((40, spec.unknown_id), (41, spec.bos_id), (42, spec.eos_id)):
+        trainer += _pack_field(field, -1 if role is None else role)
+        if role is not None:  # the library looks these up by text, and insists on finding them
+            trainer += _pack_field(field + 5, spec.tokens[role].encode())
+    normalizer = _pack_field(1, b"user_defined" if spec.charsmap else b"identity")
+    normalizer += _pack_field(2, spec.charsmap) + _pack_field(3, int(spec.add_space_prefix))
+    normalizer += _pack_field(4, int(spec.remove_extra_whitespaces)) + _pack_field(5, 1)
+    return bytes(out + _pack_field(2, trainer) + _pack_field(3, normalizer))
+
+
+def _pack_field(field: int, value: int | bytes) -> bytes:
+    """One field of a message."""
+    if isinstance(value, bytes):
+        return _number(field << 3 | _BYTES) + _number(len(value)) + value
+    return _number(field << 3 | _VARINT) + _number(value)
+
+
+def _number(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.base.errors import InvalidFormat
 from bitnet.tokenizer.spec import AddedToken
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from bitnet.formats.inventory import Inventory
 
 __all__ = ["SIDE_FILES", "SideFiles", "read_bytes", "read_json", "read_side_files"]
 
@@ -88,8 +88,8 @@ class SideFiles:
         return value if isinstance(value, bool) and not plain else None
 
 
-def read_side_files(folder: Path) -> SideFiles:
-    """Read the files next to a tokenizer in *folder*.
+def read_side_files(files: Inventory) -> SideFiles:
+    """Read the files next to a tokenizer among *files*.
 
     Raises:
         InvalidFormat: one of them is not valid JSON.
@@ -97,11 +97,10 @@ def read_side_files(folder: Path) -> SideFiles:
     raw = bytearray()
 
     def load(name: str) -> dict[str, Any]:
-        path = folder / name
-        if not path.is_file():
+        if name not in files:
             return {}
-        raw.extend(name.encode() + path.read_bytes())
-        value = read_json(path)
+        raw.extend(name.encode() + files.read(name))
+        value = read_json(files, name)
         return value if isinstance(value, dict) else {}
 
     config = load("special_tokens_map.json") | load("tokenizer_config.json")
@@ -112,14 +111,14 @@ def read_side_files(folder: Path) -> SideFiles:
         ends += [id for id in (value if isinstance(value, list) else [value]) if type(id) is int]
     return SideFiles(
         config=config,
-        added=_added(config, more),
+        added=_read_added(config, more),
         declared_ends=tuple(dict.fromkeys(ends)),
-        chat_template=_template(folder, config, raw),
+        chat_template=_template(files, config, raw),
         raw=bytes(raw),
     )
 
 
-def _added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToken, ...]:
+def _read_added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToken, ...]:
     decoder = config.get("added_tokens_decoder")
     tokens = {
         id: AddedToken(id, text, special=text.startswith("<|"), normalized=False)
@@ -129,11 +128,11 @@ def _added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToken, ..
     if isinstance(decoder, dict):
         for key, entry in decoder.items():
             if str(key).isdigit() and isinstance(entry, dict) and _text(entry):
-                tokens[int(key)] = added_token(int(key), entry)
+                tokens[int(key)] = parse_added_token(int(key), entry)
     return tuple(tokens[id] for id in sorted(tokens))
 
 
-def added_token(id: int, entry: dict[str, Any]) -> AddedToken:
+def parse_added_token(id: int, entry: dict[str, Any]) -> AddedToken:
     """An added token as ``tokenizer.json`` and ``tokenizer_config.json`` write it."""
     return AddedToken(
         id=id,
@@ -152,7 +151,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _template(folder: Path, config: dict[str, Any], raw: bytearray) -> str | None:
+def _template(files: Inventory, config: dict[str, Any], raw: bytearray) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):  # several by name
         named = {
@@ -163,43 +162,38 @@ def _template(folder: Path, config: dict[str, Any], raw: bytearray) -> str | Non
         template = named.get("default", next(iter(named.values()), None))
     if isinstance(template, str):
         return template
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        data = path.read_bytes()
+    if "chat_template.jinja" in files:
+        data = files.read("chat_template.jinja")
         raw.extend(data)
         return data.decode("utf-8", "replace")
-    path = folder / "chat_template.json"
-    if path.is_file():
-        raw.extend(path.read_bytes())
-        loaded = read_json(path)
+    if "chat_template.json" in files:
+        raw.extend(files.read("chat_template.json"))
+        loaded = read_json(files, "chat_template.json")
         text = loaded.get("chat_template") if isinstance(loaded, dict) else None
         return text if isinstance(text, str) else None
     return None
 
 
-def read_bytes(path: Path) -> bytes:
-    """Content of *path*.
+def read_bytes(files: Inventory, name: str) -> bytes:
+    """Content of the file *name*.
 
     Raises:
         BitnetError: it cannot be read.
         InvalidFormat: it is empty.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise from_os_error(error, path) from None
+    data = files.read(name)
     if not data:
-        raise InvalidFormat(f"{path} is empty", hint="fetch the file again")
+        raise InvalidFormat(f"{files.path(name)} is empty", hint="fetch the file again")
     return data
 
 
-def read_json(path: Path) -> Any:
-    """JSON value in *path*.
+def read_json(files: Inventory, name: str) -> Any:
+    """JSON value in the file *name*.
 
     Raises:
         InvalidFormat: not UTF-8 or not JSON; says where.
     """
-    data = read_bytes(path)
+    data, path = read_bytes(files, name), files.path(name)
     try:
         return json.loads(data)
     except UnicodeDecodeError as error:

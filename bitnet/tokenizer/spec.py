@@ -1,7 +1,7 @@
 """Specification of a tokenizer, independent of its file format; every loader creates one.
 
 Loaders (``from_gguf.py``, ``from_files.py``) write a :class:`TokenizerSpec`; engines (the native
-one behind ``compiled.py``, the portable one in ``portable.py``) run it. Neither knows the other.
+one behind ``compiled.py``, those of libraries in ``library.py``) run it. Neither knows the other.
 """
 
 from __future__ import annotations
@@ -11,9 +11,21 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SPACE_SYMBOL", "AddedToken", "Model", "Step", "TokenType", "TokenizerSpec"]
+__all__ = [
+    "BYTE_TO_CHARACTER",
+    "END_OF_GENERATION",
+    "SPACE_SYMBOL",
+    "AddedToken",
+    "Model",
+    "Step",
+    "TokenType",
+    "TokenizerSpec",
+    "byte_spelling",
+    "spell_bytes",
+    "stop_ids",
+]
 
 SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
 
@@ -102,7 +114,9 @@ class TokenizerSpec:
         charsmap: SentencePiece's precompiled normalization table, empty when it has none.
         unknown_id: id of unknown text, ``None`` if there is none.
         unknown_text: text of *unknown_id* of a SentencePiece model.
-        continuing_prefix: ``wordpiece``: prefix of tokens inside a word in the token list.
+        continuing_prefix: ``wordpiece`` and ``bpe``: prefix of tokens inside a word in the token
+            list.
+        word_suffix: ``bpe``: suffix of tokens at the end of a word in the token list.
         max_chars_per_word: ``wordpiece``: longer words are unknown.
         bos_id: id put before the text, ``None`` when the vocabulary has none.
         eos_id: id put after the text, ``None`` when the vocabulary has none.
@@ -114,6 +128,7 @@ class TokenizerSpec:
         chat_template: Jinja source of the chat template, ``None`` when there is none.
         pre: name of the pre-tokenizer in GGUF (``llama-bpe``), or empty.
         source: its name in messages: ``embedded in model.gguf``.
+        document: content of the ``tokenizer.json`` it was read from, or empty.
         fingerprint: SHA-256 over the bytes it was built from; key of its compiled form.
     """
 
@@ -136,7 +151,8 @@ class TokenizerSpec:
     charsmap: bytes = b""
     unknown_id: int | None = None
     unknown_text: str = " \u2047 "
-    continuing_prefix: str = "##"
+    continuing_prefix: str = ""
+    word_suffix: str = ""
     max_chars_per_word: int = 100
     bos_id: int | None = None
     eos_id: int | None = None
@@ -148,6 +164,7 @@ class TokenizerSpec:
     chat_template: str | None = None
     pre: str = ""
     source: str = ""
+    document: bytes = b""
     fingerprint: str = ""
 
     @property
@@ -187,3 +204,93 @@ class TokenizerSpec:
             return (Step("WordPiece", {"prefix": self.continuing_prefix, "cleanup": True}),)
         spaces = Step("Replace", {"pattern": {"String": SPACE_SYMBOL}, "content": " "})
         return (spaces, Step("ByteFallback"), Step("Fuse"))
+
+
+def _alphabet() -> list[str]:
+    """Character of each byte: printable bytes stand for themselves, others start at U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    moved = {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+    return [moved.get(byte, chr(byte)) for byte in range(256)]
+
+
+BYTE_TO_CHARACTER = _alphabet()
+
+_LETTERS = {ord(character): byte for byte, character in enumerate(BYTE_TO_CHARACTER)}
+# Latin-1 characters outside of the alphabet must not pass for a byte.
+_SHIFT = {code: 0xFFFD for code in range(256) if code not in _LETTERS} | _LETTERS
+_UNSHIFT = {byte: code for code, byte in _LETTERS.items()}
+
+
+def spell_bytes(text: str) -> bytes | None:
+    """Bytes of a byte-level token, ``None`` if a character is not in the alphabet."""
+    shifted = text.translate(_SHIFT)
+    try:
+        return shifted.encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+
+
+def byte_spelling(data: bytes) -> str:
+    """*data* in the spelling of a byte-level vocabulary."""
+    return data.decode("latin-1").translate(_UNSHIFT)
+
+
+END_OF_GENERATION = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+        "<|eot|>",  # LLaMA-4
+        "<|eom|>",
+        # Fill-in-the-middle models end with a marker of the next file or padding.
+        "<|fim_pad|>",
+        "<fim-pad>",
+        "<fim_pad>",
+        "<|fim_repo|>",
+        "<|repo_name|>",
+        "<fim-repo>",
+        "<reponame>",
+        "<|file_sep|>",
+    }
+)
+
+
+def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:
+    """Every id that ends a generation.
+
+    Args:
+        special: control and user-defined tokens by text.
+        declared: stop ids in the file: EOS, end of turn, end of message,
+            ``generation_config.json``'s list; ``None`` is skipped.
+    """
+    named = frozenset(id for id in declared if id is not None)
+    by_text = {text: id for text, id in special.items() if text in END_OF_GENERATION}
+    # In these vocabularies <|end|> closes a message in the middle of an answer, and </s> is an
+    # HTML tag; a file that declares them stop tokens is believed nevertheless.
+    harmony = "<|return|>" in by_text and "<|call|>" in by_text
+    solar = "<|flush|>" in by_text and ("<|call|>" in by_text or "<|calls|>" in by_text)
+    if harmony or solar:
+        by_text.pop("<|end|>", None)
+    if "<|tool_response>" in by_text or "<table>" in special:
+        by_text.pop("</s>", None)
+    return named | frozenset(by_text.values())

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import BitnetError, Unsupported, VocabMismatch
+from bitnet.base.errors import BitnetError, Unsupported, VocabMismatch
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.comparison import as_sentencepiece
+from bitnet.tokenizer.engines import engine_of
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.probes import probe_texts
 
@@ -189,7 +189,7 @@ def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
                 f"and would be {got}",
                 hint=_HINT,
             )
-    original, copy = PortableEngine(spec), PortableEngine(found)
+    original, copy = engine_of(spec), engine_of(found)
     for text in [*probe_texts(), *_around_added(spec)]:
         for special in (True, False):
             expected_ids = original.encode(text, parse_special=special)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import operator
-import os
 from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bitnet.arguments import wrong_type
-from bitnet.errors import InvalidFormat, UsageError
+from bitnet.base.arguments import wrong_type
+from bitnet.base.errors import InvalidFormat, UsageError
 from bitnet.tokenizer.compiled import find_compiled, open_compiled
-from bitnet.tokenizer.counting import count_ids
 from bitnet.tokenizer.decoding import Decoder
-from bitnet.tokenizer.engines import native_engine, portable_engine
+from bitnet.tokenizer.engines import native_engine
+from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import BinaryIO
 
     from bitnet.tokenizer.decoding import Chain
     from bitnet.tokenizer.engines import Engine
@@ -80,21 +78,22 @@ class Tokenizer:
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
-        """The tokenizer of a specification, native if that is exact, else portable.
+        """The tokenizer of a specification, native if that is exact, else run by a library.
 
         With a fingerprint whose compiled form is in the cache, only that and the source of
         *spec* are read.
 
         Raises:
             InvalidFormat: the specification's steps or vocabulary are unusable.
+            Unsupported: neither the compiled module nor a library runs it exactly.
         """
         from bitnet.tokenizer.compiled import meta_of
 
         try:
             engine, meta = open_compiled(spec)
         except NotNative as reason:
-            logger.debug("%s runs in the portable engine: %s", spec.source, reason)
-            return cls(portable_engine(spec), meta_of(spec))
+            logger.debug("%s runs in a library: %s", spec.source, reason)
+            return cls(library_engine(spec), meta_of(spec))
         return cls._native(engine, meta, spec)
 
     @classmethod
@@ -159,42 +158,17 @@ class Tokenizer:
         """
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise wrong_type("texts", texts, "a list of texts")
-        given = list(texts)
-        for place, text in enumerate(given):
+        batch = list(texts)
+        for place, text in enumerate(batch):
             if not isinstance(text, str):
                 raise wrong_type(f"texts[{place}]", text, "a text")
         with _utf8():
-            found = self._engine.encode_batch(given, parse_special=parse_special)
-        return [self._within_affixes(ids) for ids in found] if add_special else found
+            id_lists = self._engine.encode_batch(batch, parse_special=parse_special)
+        return [self._within_affixes(ids) for ids in id_lists] if add_special else id_lists
 
-    def count(
-        self,
-        source: str | os.PathLike[str] | BinaryIO,
-        *,
-        add_special: bool = True,
-        parse_special: bool = True,
-    ) -> int:
-        """``len(encode(text))``, for files of any size.
-
-        A file is read and encoded in parts of about a megabyte, where the tokenizer is known to
-        split the text anyway; otherwise (Unigram, unknown expressions) the whole text is held in
-        memory.
-
-        Args:
-            source: a text, the path of a UTF-8 file, or one that is open for reading bytes.
-            add_special: count BOS and EOS as :meth:`encode` adds them.
-            parse_special: read text that spells a special token as that token.
-
-        Raises:
-            UsageError: the file is not UTF-8.
-            NotFound: the file does not exist.
-            WrongType: *source* is none of these.
-        """
-        if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
-            raise wrong_type("source", source, "a text, a path or an open file")
-        affixes = (self._prefix, self._suffix) if add_special else ((), ())
-        with _utf8():
-            return count_ids(self._engine, source, parse_special=parse_special, affixes=affixes)
+    def count(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> int:
+        """``len(encode(text))``; arguments and errors are those of :meth:`encode`."""
+        return len(self.encode(text, add_special=add_special, parse_special=parse_special))
 
     def spans(
         self, text: str, *, add_special: bool = True, parse_special: bool = True

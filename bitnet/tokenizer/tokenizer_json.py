@@ -8,23 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.decoding import decoder_steps
-from bitnet.tokenizer.lazy import LazySequence
-from bitnet.tokenizer.library import fenced, library_for
+from bitnet.tokenizer.library import library_for, translate_errors
 from bitnet.tokenizer.limits import AFFIX_IDS
-from bitnet.tokenizer.merges import pair_merges, parse_merges
+from bitnet.tokenizer.merges import LazySequence, pair_merges, parse_merges
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.side_files import (
     SideFiles,
-    added_token,
+    parse_added_token,
     read_bytes,
     read_json,
     read_side_files,
 )
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
-from bitnet.tokenizer.stop_ids import stop_ids
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, stop_ids
 
 if TYPE_CHECKING:
     import os
@@ -35,12 +34,15 @@ __all__ = ["spec_from_tokenizer_json"]
 logger = logging.getLogger(__name__)
 
 
-def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None) -> TokenizerSpec:
+def spec_from_tokenizer_json(
+    path: str | os.PathLike[str], document: Any = None, *, files: Inventory | None = None
+) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.json`` and its side files.
 
     Args:
         path: the file.
         document: its content, if it has been read already.
+        files: of its folder, if some have been read already.
 
     Raises:
         InvalidFormat: not JSON, or not a tokenizer.
@@ -48,8 +50,9 @@ def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None)
         BitnetError: the file cannot be read.
     """
     path = Path(path)
-    data = read_json(path) if document is None else document
-    side = read_side_files(path.parent)
+    files = files or Inventory(path.parent)
+    data = read_json(files, path.name) if document is None else document
+    side = read_side_files(files)
     try:
         spec = _spec(data, side, str(path))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -57,8 +60,9 @@ def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None)
             f"{path} is not a tokenizer.json: {type(error).__name__} {error}",
             hint="fetch the file again",
         ) from None
-    key = fingerprints.spec_key(spec, read_bytes(path), side.raw)
-    return replace(spec, source=str(path), fingerprint=key)
+    content = read_bytes(files, path.name)
+    key = fingerprints.spec_key(spec, content, side.raw)
+    return replace(spec, source=str(path), document=content, fingerprint=key)
 
 
 def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
@@ -71,7 +75,7 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
             hint="name another tokenizer of the model with --tokenizer FILE",
         )
     _check_outline(data, source)
-    added = tuple(added_token(entry["id"], entry) for entry in data.get("added_tokens") or ())
+    added = tuple(parse_added_token(entry["id"], entry) for entry in data.get("added_tokens") or ())
     vocabulary, size = _ids(model["vocab"], source)
     tokens = _by_id(model["vocab"], added, source)
     normalizer = tuple(_steps(data.get("normalizer"), "normalizers"))
@@ -79,7 +83,7 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
     pre_tokenizer = tuple(_steps(data.get("pre_tokenizer"), "pretokenizers"))
     spec = replace(
         build(model, tokens),
-        added=_normalized(added, normalizer, source),
+        added=_normalize_added(added, normalizer, source),
         outside=_outside(added, vocabulary, size, source),
         normalizer=normalizer,
         pre_tokenizer=pre_tokenizer,
@@ -110,7 +114,7 @@ def _check_outline(data: dict[str, Any], source: str) -> None:
     unknown = model.get("unk_token")
     if isinstance(unknown, str) and isinstance(model["vocab"], dict):
         model["vocab"] = {unknown: 0}
-    with fenced(f"the tokenizer {source}"):
+    with translate_errors(f"the tokenizer {source}"):
         Tokenizer.from_str(json.dumps(data | {"model": model, "added_tokens": []}))
 
 
@@ -141,14 +145,14 @@ def _outside(
     Raises:
         Unsupported: the ``tokenizers`` library would assign ids differently from the file.
     """
-    last, known = size - 1, set(vocabulary.values())
+    last, own_ids = size - 1, set(vocabulary.values())
     outside: dict[str, int] = {}
     for token in added:
         own = vocabulary.get(token.text, outside.get(token.text))
         if own is None:
             last += 1
             own = outside[token.text] = last
-        if own != token.id or (token.text in outside and own in known):
+        if own != token.id or (token.text in outside and own in own_ids):
             raise Unsupported(
                 f"{source} has the added token {token.text!r:.60} as {token.id:,}, and its model"
                 f" gives it the id {own:,}",
@@ -173,23 +177,23 @@ def _by_id(vocabulary: Any, added: Sequence[AddedToken], source: str) -> list[st
 
 
 def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(option):
-            raise Unsupported(f"a BPE model with {option} = {model[option]!r} is not supported")
+    if model.get("dropout"):
+        raise Unsupported(f"a BPE model with dropout = {model['dropout']!r} is not supported")
+    prefix = model.get("continuing_subword_prefix") or ""
     merges = model["merges"]
     if not isinstance(merges, list):
         raise TypeError(f"the merges are a {type(merges).__name__}, not a list")
 
     def load() -> list[tuple[int, int]]:
         if all(isinstance(merge, str) for merge in merges):
-            return parse_merges(merges, tokens)
+            return parse_merges(merges, tokens, prefix)
         for merge in merges:
             pair = merge if isinstance(merge, list) else ()
             if len(pair) != 2 or not all(isinstance(half, str) for half in pair):
                 raise InvalidFormat(
                     f"the merge {merge!r:.80} is not a pair of texts", hint="fetch the file again"
                 )
-        return pair_merges(merges, tokens)
+        return pair_merges(merges, tokens, prefix)
 
     return TokenizerSpec(
         model="bpe",
@@ -198,6 +202,8 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
         byte_fallback=bool(model.get("byte_fallback")),
         fuse_unknown=bool(model.get("fuse_unk")),
         ignore_merges=bool(model.get("ignore_merges")),
+        continuing_prefix=prefix,
+        word_suffix=model.get("end_of_word_suffix") or "",
         unknown_id=_id_of(tokens, model.get("unk_token")),
     )
 
@@ -264,25 +270,25 @@ def _check_normalizer(steps: Sequence[Step], source: str) -> None:
             )
 
 
-def _normalized(
+def _normalize_added(
     added: Sequence[AddedToken], normalizer: Sequence[Step], source: str
 ) -> tuple[AddedToken, ...]:
     """Added tokens that are matched in normalized text, in their normalized form."""
     if not normalizer or not any(token.normalized for token in added):
         return tuple(added)
     run = library_for(source, normalizer).normalizer
-    with fenced(f"the tokenizer {source}"):
-        found = [
+    with translate_errors(f"the tokenizer {source}"):
+        tokens = [
             replace(token, text=run.normalize_str(token.text)) if token.normalized else token
             for token in added
         ]
-    texts = [token.text for token in found if token.normalized]
+    texts = [token.text for token in tokens if token.normalized]
     if "" in texts or len(set(texts)) < len(texts):
         raise Unsupported(
             f"{source} has added tokens that normalization makes empty or the same",
             hint="name another tokenizer of the model with --tokenizer FILE",
         )
-    return tuple(found)
+    return tuple(tokens)
 
 
 def _with_special(
@@ -292,9 +298,9 @@ def _with_special(
     special = {spec.tokens[token.id]: token.id for token in spec.added}
     around = _template(processor, special)
     bos, eos = side.special_id("bos", special), side.special_id("eos", special)
-    known = _known_pre(spec)
+    pre = _recognize_pre(spec)
     if around is None:
-        adds_bos = known is not None and PRE_TOKENIZERS[known].add_bos
+        adds_bos = pre is not None and PRE_TOKENIZERS[pre].add_bos
         around = ((bos,) if adds_bos and bos is not None else (), ())
     first, last = around
     if len(first) == 1:
@@ -319,7 +325,7 @@ def _with_special(
         suffix_ids=last if len(last) > 1 else None,
         stop_ids=stop_ids(special, (*ends, *_within(side.declared_ends, spec))),
         chat_template=side.chat_template,
-        pre=known or "",
+        pre=pre or "",
     )
 
 
@@ -327,7 +333,7 @@ def _within(ids: Sequence[int], spec: TokenizerSpec) -> list[int]:
     return [id for id in ids if 0 <= id < spec.vocab_size]
 
 
-def _known_pre(spec: TokenizerSpec) -> str | None:
+def _recognize_pre(spec: TokenizerSpec) -> str | None:
     """Name of the pre-tokenizer, if the vocabulary is a known byte-level one."""
     if not spec.byte_level or spec.model != "bpe":
         return None

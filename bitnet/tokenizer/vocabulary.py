@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, VocabMismatch, from_os_error
+from bitnet.base.errors import InvalidFormat, VocabMismatch, from_os_error
 
 if TYPE_CHECKING:
     from pathlib import Path

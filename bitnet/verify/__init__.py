@@ -16,24 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import BitnetError, TokenizerNotFound, from_os_error
-from bitnet.findings import Finding
+from bitnet.base.errors import BitnetError, TokenizerNotFound, from_os_error
+from bitnet.base.files import matches
+from bitnet.base.findings import Finding
+from bitnet.base.invocation import word
+from bitnet.base.progress import human_size
 from bitnet.formats.containers import container_of, open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
-from bitnet.invocation import word
 from bitnet.models.binding import differences
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
-from bitnet.progress import human_size
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.comparison import measure_agreement
 from bitnet.tokenizer.compatibility import compatibility
 from bitnet.tokenizer.discover import resolve_tokenizer
-from bitnet.tokenizer.load import extract_tokenizer_from_gguf
-from bitnet.verify.attest import HINT, compare, listed, recognise
-from bitnet.verify.attestation import beside
-from bitnet.verify.content import content_of, files_of
+from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
+from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files
+from bitnet.verify.content import content_of
 from bitnet.verify.forward import forward_verdict
 from bitnet.verify.ranges import numbers_out_of_range, settings_out_of_range
 from bitnet.verify.vocabulary import vocabulary_out_of_range
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from bitnet.base.findings import Severity
     from bitnet.families.blocks import ModelConfig
-    from bitnet.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.inventory import Inventory
     from bitnet.tokenizer.tokenizer import Tokenizer
@@ -56,7 +56,6 @@ logger = logging.getLogger(__name__)
 
 UNPINNED = "UNPINNED: nothing says these are the original bytes"
 
-_COMPARE = "compare with the original: bitnet verify --against FILE"
 _KNOWN = ("identity", "ok")
 _SHOWN = 5  # findings listed per check
 
@@ -78,22 +77,32 @@ def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
     """One line about a model that did not fail: its identity, and checks that were skipped."""
     findings = list(findings)
     by = {
-        severity: ", ".join(one.subject for one in findings if one.severity == severity)
+        severity: ", ".join(finding.subject for finding in findings if finding.severity == severity)
         for severity in ("failed", "warning", "skipped")
     }
-    known = next((one.text for one in findings if (one.subject, one.severity) == _KNOWN), "")
+    identity = next(
+        (finding.text for finding in findings if (finding.subject, finding.severity) == _KNOWN), ""
+    )
     if by["failed"]:
         return f"{model} failed: {by['failed']}"
     parts = [f"NOT CHECKED: {by['skipped']}"] if by["skipped"] else []
     parts += [f"unusual: {by['warning']}"] if by["warning"] else []
-    if not parts and known:
-        return f"{model} is fine: {known}"
-    parts.append(f"the rest {known}" if known else f"looks sound, {UNPINNED}")
+    if not parts and identity:
+        return f"{model} is fine: {identity}"
+    parts.append(f"the rest {identity}" if identity else f"looks sound, {UNPINNED}")
     return f"{model} {'; '.join(parts)}"
 
 
 class _Skipped(Exception):
     """The check is impossible; the text says why."""
+
+    severity: Severity = "skipped"
+
+
+class _NotNeeded(_Skipped):
+    """The model has nothing that the check could judge."""
+
+    severity = "note"
 
 
 def verify_model(
@@ -104,6 +113,7 @@ def verify_model(
     allow_mock: bool = False,
     find_pin: Callable[[Path], Pin | None] = lambda _: None,
     against: Attestation | None = None,
+    proof: Path | None = None,
     ignore_keys: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Check the model at *path* and its tokenizer; yields verdicts as they become known.
@@ -115,6 +125,8 @@ def verify_model(
         allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
         find_pin: expected digest of a file of the model, if it is known.
         against: attestation with which every byte must agree.
+        proof: file that *against* or the pins come from; then every other file of the folder must
+            be covered by them, and so must the tokenizer.
         ignore_keys: metadata keys to ignore.
 
     A damaged model gets verdicts; a file that is not a model is refused.
@@ -133,6 +145,7 @@ def verify_model(
         allow_mock=allow_mock,
         find_pin=find_pin,
         against=against,
+        proof=proof,
         ignore_keys=ignore_keys,
     ).run()
 
@@ -149,6 +162,7 @@ class _Examination:
         allow_mock: bool,
         find_pin: Callable[[Path], Pin | None],
         against: Attestation | None,
+        proof: Path | None,
         ignore_keys: Collection[str],
     ) -> None:
         self.path = path
@@ -157,6 +171,7 @@ class _Examination:
         self.allow_mock = allow_mock
         self.find_pin = find_pin
         self.against = against
+        self.proof = proof
         self.ignore_keys = ignore_keys
         self.trace: Mapping[str, Any] | None = None  # of the same content
         self.checkpoint: Checkpoint | None = None
@@ -186,7 +201,7 @@ class _Examination:
                 if self.checkpoint is not None:
                     self.checkpoint.inventory.check()
             except _Skipped as reason:
-                finding = Finding("skipped", name, str(reason))
+                finding = Finding(reason.severity, name, str(reason))
             except BitnetError as error:
                 finding = Finding.of(name, error)
             except OSError as error:
@@ -204,27 +219,41 @@ class _Examination:
 
     def _identity(self) -> Finding:
         """Compare with everything known about the expected bytes."""
-        checkpoint = self._opened()
-        right, wrong = self._compare_pins(files_of(checkpoint))
+        checkpoint = self._require_checkpoint()
+        right, wrong = self._compare_pins(read_files(checkpoint))
         if self.against is not None:
             name = self.against.name
             if deviations := compare(self.against, checkpoint):
-                wrong.append(f"not what {name} is attested to be: {listed(deviations)}")
+                wrong.append(f"not what {name} is attested to be: {summarize(deviations)}")
             else:
                 right.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
         elif (known := recognise(checkpoint)) is not None:
             (wrong if known.differences else right).append(known.text)
             self.trace = None if known.differences else known.attestation.trace
+        unread = unread_files(checkpoint)
+        if self.proof is not None:
+            unread = [name for name in unread if not _is_same(checkpoint.path / name, self.proof)]
+            covered = self.against.unread if self.against is not None else {}
+            wrong += self._find_uncovered(checkpoint.inventory, unread, covered)
         if wrong:
             return Finding("failed", "identity", "; ".join(wrong), HINT)
-        if not right:
-            return Finding("note", "identity", UNPINNED)
-        unread = checkpoint.inventory.unread if checkpoint.path.is_dir() else []
-        rest = sorted({*unread} - {*files_of(checkpoint).names, beside(checkpoint.path).name})
-        if rest:
-            right.append(f"not read: {_listed(rest)}")
-        return Finding("ok", "identity", "; ".join(right))
+        texts = right or [UNPINNED]
+        if unread:
+            texts = [*texts, f"not read: {_summarize(unread)}"]
+        return Finding("ok" if right else "note", "identity", "; ".join(texts))
+
+    def _find_uncovered(
+        self, files: Inventory, unread: list[str], attested: Mapping[str, str]
+    ) -> Iterator[str]:
+        """Files that no reader opens and that have no attested or pinned digest, or another."""
+        for name, sha256 in files.unread_sha256(unread).items():
+            pin = self.find_pin(files.path(name))
+            expected = pin.sha256 if pin is not None else attested.get(name)
+            if expected is None:
+                yield f"{name} is not covered: nothing says what it is"
+            elif sha256 != expected:
+                yield f"{name}, which no reader opens, has other bytes than attested"
 
     def _compare_pins(self, files: Inventory) -> tuple[list[str], list[str]]:
         """Digests that are as pinned, if every file is, and those that are not."""
@@ -239,26 +268,26 @@ class _Examination:
             return [], wrong
         return [f"SHA-256 as {' and '.join(sorted({p.source for p in pins.values()}))} says"], []
 
-    def _opened(self) -> Checkpoint:
+    def _require_checkpoint(self) -> Checkpoint:
         if self.checkpoint is None:
             raise _Skipped("the file cannot be read")
         return self.checkpoint
 
     def _with_weights(self) -> Checkpoint:
-        if not self._opened().weights:
-            raise _Skipped("the file holds a vocabulary and no tensors")
-        return self._opened()
+        if not self._require_checkpoint().weights:
+            raise _NotNeeded("the file holds a vocabulary and no tensors")
+        return self._require_checkpoint()
 
     def _metadata(self) -> Finding:
-        checkpoint = self._opened()
+        checkpoint = self._require_checkpoint()
         findings = audit(checkpoint.gguf) if checkpoint.gguf is not None else []
         # Reported by the checks concerned.
-        later = ("no-tokenizer", "no-pre", "vocabulary-only")
+        later = ("no-tokenizer", "no-pre", "vocabulary-only", "ignored-key")
         errors = [f.text for f in findings if f.failed]
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
         hint = f"bitnet inspect-gguf {word(self.path)}"
         if errors:
-            return Finding("failed", "metadata", _listed(errors + warnings), hint)
+            return Finding("failed", "metadata", _summarize(errors + warnings), hint)
         if not checkpoint.weights:
             return Finding(
                 "ok", "metadata", f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
@@ -266,7 +295,7 @@ class _Examination:
         self.config = config_from(checkpoint)
         warnings += [f"ignored: {key} = {it!r:.80}" for key, it in checkpoint.ignored.items()]
         if warnings:
-            return Finding("warning", "metadata", _listed(warnings), hint)
+            return Finding("warning", "metadata", _summarize(warnings), hint)
         config = self.config
         return Finding(
             "ok",
@@ -283,7 +312,7 @@ class _Examination:
         wrong = list(differences(checkpoint, expected))
         if wrong:
             hint = "the file is incomplete or was converted for another architecture"
-            return Finding("failed", "tensors", _listed(wrong), hint)
+            return Finding("failed", "tensors", _summarize(wrong), hint)
         self.fits = True
         names = sorted({weight.quant.name for weight in checkpoint.weights.values()})
         return Finding(
@@ -295,16 +324,18 @@ class _Examination:
 
     def _weights(self) -> Finding:
         checkpoint = self._with_weights()
-        found = [a for weight in checkpoint.weights.values() for a in weight_anomalies(weight)]
+        anomalies = [a for weight in checkpoint.weights.values() for a in weight_anomalies(weight)]
         gguf = checkpoint.gguf
         ternary = list(code_counts(gguf, full=True)) if gguf is not None else []
-        found += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]
-        found.sort(key=lambda anomaly: not anomaly.fatal)
-        if found:
-            status: Severity = "failed" if found[0].fatal else "warning"
+        anomalies += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]
+        anomalies.sort(key=lambda anomaly: not anomaly.fatal)
+        if anomalies:
+            status: Severity = "failed" if anomalies[0].fatal else "warning"
             compare = f"bitnet crossval {word(self.path)}"
             hint = f"compare with another engine: {compare}, or fetch it again"
-            return Finding(status, "weights", _listed([anomaly.text for anomaly in found]), hint)
+            return Finding(
+                status, "weights", _summarize([anomaly.text for anomaly in anomalies]), hint
+            )
         text = "finite, no row of zeros outside the embedding"
         if ternary:
             total = sum(counts.total for counts in ternary)
@@ -315,32 +346,36 @@ class _Examination:
             text += f"; ternary: {', '.join(shares)}"
         return Finding("ok", "weights", text)
 
+    def _compare(self) -> str:
+        command = f"bitnet verify {word(self.path)} --against FILE"
+        return f"compare with an attestation of the original: {command}"
+
     def _family(self) -> Finding:
         checkpoint = self._with_weights()
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
         odd = [*settings_out_of_range(checkpoint), *numbers_out_of_range(checkpoint)]
         if odd:
-            return Finding("warning", "family", _listed(odd), _COMPARE)
+            return Finding("warning", "family", _summarize(odd), self._compare())
         return Finding(
             "ok", "family", "settings and sizes as models of this family have them, no part twice"
         )
 
     def _vocabulary(self) -> Finding:
-        odd = vocabulary_out_of_range(content_of(self._opened()))
+        odd = vocabulary_out_of_range(content_of(self._require_checkpoint()))
         if odd is None:
-            self._chosen()  # without any tokenizer there is nothing to say
+            self._require_tokenizer()  # without any tokenizer there is nothing to say
             return Finding(
                 "note",
                 "vocabulary",
                 "the tokenizer is not part of the model; nothing is known of it",
             )
         if odd:
-            return Finding("warning", "vocabulary", _listed(odd), _COMPARE)
+            return Finding("warning", "vocabulary", _summarize(odd), self._compare())
         return Finding("ok", "vocabulary", "its parts agree, and with what is known of it")
 
     def _tokenizer(self) -> Finding:
-        checkpoint = self._opened()
+        checkpoint = self._require_checkpoint()
         try:
             tokenizer = resolve_tokenizer(
                 checkpoint, self.explicit, pre=self.pre, allow_mock=self.allow_mock
@@ -361,11 +396,24 @@ class _Examination:
             hint = f"bitnet explain-tokenizer {word(self.path)}"
             return Finding("failed", "tokenizer", judged.verdict, hint)
         self.tokenizer = tokenizer
-        return self._agreement(tokenizer, judged.verdict)
+        finding = self._agreement(tokenizer, judged.verdict)
+        if self.proof is None or finding.failed or self._covers(tokenizer):
+            return finding
+        text = f"{tokenizer.source} is not covered: nothing says what it is"
+        return Finding("failed", "tokenizer", text, HINT)
+
+    def _covers(self, tokenizer: Tokenizer) -> bool:
+        """True if *tokenizer* is of the model's own files, or of a pinned one."""
+        source, model = Path(tokenizer.source), self._require_checkpoint().path
+        is_embedded = tokenizer.source == f"embedded in {model.name}"
+        if model in (source, source.parent) or (is_embedded and self.explicit is None):
+            return True
+        pin = self.find_pin(source)
+        return pin is not None and matches(source, sha256=pin.sha256)
 
     def _agreement(self, tokenizer: Tokenizer, verdict: str) -> Finding:
         """*verdict*, and whether a tokenizer given by the user agrees with the model's own."""
-        gguf = self._opened().gguf
+        gguf = self._require_checkpoint().gguf
         if self.explicit is None or gguf is None:
             return Finding("ok", "tokenizer", verdict)
         try:
@@ -379,13 +427,13 @@ class _Examination:
         hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.explicit)}"
         return Finding("failed", "tokenizer", text, hint)
 
-    def _chosen(self) -> Tokenizer:
+    def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise _Skipped("a mock has none" if self.mock else "there is no tokenizer")
         return self.tokenizer
 
     def _template(self) -> Finding:
-        tokenizer = self._chosen()
+        tokenizer = self._require_tokenizer()
         if tokenizer.chat_template is None:
             return Finding("note", "template", "the model has no chat template: it continues text")
         text = chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
@@ -396,7 +444,7 @@ class _Examination:
         return Finding("ok", "template", f"renders; one short message is {count} tokens")
 
     def _stop_ids(self) -> Finding:
-        tokenizer = self._chosen()
+        tokenizer = self._require_tokenizer()
         outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
         if outside:
             text = f"{outside} are outside the vocabulary of {tokenizer.vocab_size:,}"
@@ -407,7 +455,7 @@ class _Examination:
         return Finding(
             "ok",
             "stop ids",
-            ", ".join(f"{id} {_spelled(tokenizer, id)}" for id in _sorted(tokenizer)),
+            ", ".join(f"{id} {_spelling(tokenizer, id)}" for id in _sort_stop_ids(tokenizer)),
         )
 
     def _forward(self) -> Finding:
@@ -415,18 +463,25 @@ class _Examination:
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
         status, text, hint = forward_verdict(checkpoint, self.tokenizer, self.trace)
+        if status == "failed" and not hint:
+            compare = f"bitnet crossval {word(self.path)}"
+            hint = f"fetch the model again, or compare it with another engine: {compare}"
         return Finding(status, "forward pass", text, hint)
 
 
-def _sorted(tokenizer: Tokenizer) -> list[int]:
+def _is_same(first: Path, second: Path) -> bool:
+    return second.exists() and first.samefile(second)
+
+
+def _sort_stop_ids(tokenizer: Tokenizer) -> list[int]:
     return sorted(tokenizer.stop_ids)
 
 
-def _spelled(tokenizer: Tokenizer, id: int) -> str:
+def _spelling(tokenizer: Tokenizer, id: int) -> str:
     return tokenizer.token_bytes(id).decode("utf-8", "backslashreplace")
 
 
-def _listed(texts: list[str]) -> str:
+def _summarize(texts: list[str]) -> str:
     """The first of *texts* in one line, and the number of others."""
     more = f"; {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else ""
     return "; ".join(texts[:_SHOWN]) + more

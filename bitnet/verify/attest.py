@@ -18,9 +18,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bitnet.errors import BitnetError, NotFound
+from bitnet.base.errors import BitnetError, NotFound
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import part_number
+from bitnet.tokenizer.load import read_files
 from bitnet.verify.attestation import Attestation, beside, differences, digest_content, grids_of
 from bitnet.verify.content import content_of
 
@@ -38,10 +39,11 @@ __all__ = [
     "attest",
     "attest_fetched",
     "attestation_of",
+    "attestations_by_name",
     "compare",
-    "listed",
-    "pinned",
     "recognise",
+    "summarize",
+    "unread_files",
 ]
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class Recognition:
         if not self.differences:
             return f"every byte of {self.name} (attestation {self.attestation.digest[:16]})"
         bears = "has most of the content" if self.by == "content" else "bears the name"
-        return f"it {bears} of {self.name} and is not it: {listed(self.differences)}"
+        return f"it {bears} of {self.name} and is not it: {summarize(self.differences)}"
 
 
 def attest(
@@ -110,19 +112,20 @@ def attest(
         grids_of(content.lists),
         record(checkpoint, tokenizer) if trace else {},
         files,
+        checkpoint.inventory.unread_sha256(unread_files(checkpoint)),
     )
 
 
 @cache
-def pinned() -> Mapping[str, Attestation]:
+def attestations_by_name() -> Mapping[str, Attestation]:
     """Attestations of this package, by name of the model."""
     folder = resources.files("bitnet.verify") / "attestations"
-    found = {}
+    by_name = {}
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".json"):
             attestation = Attestation.parse(file.read_bytes(), file.name)
-            found[attestation.name] = attestation
-    return found
+            by_name[attestation.name] = attestation
+    return by_name
 
 
 def attestation_of(against: str) -> Attestation:
@@ -140,12 +143,22 @@ def attestation_of(against: str) -> Attestation:
             return Attestation.read(path)
     if against and path.exists():
         return attest(open_checkpoint(path), trace=False)
-    found = pinned().get(against)
-    if found is None:
-        near = get_close_matches(against, pinned(), n=1)
-        meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(pinned())}"
+    attestation = attestations_by_name().get(against)
+    if attestation is None:
+        near = get_close_matches(against, attestations_by_name(), n=1)
+        meant = (
+            f"did you mean {near[0]}?" if near else f"known: {', '.join(attestations_by_name())}"
+        )
         raise NotFound(f"no file and no known model {against!r}", hint=meant)
-    return found
+    return attestation
+
+
+def unread_files(checkpoint: Checkpoint) -> list[str]:
+    """Files in the folder of *checkpoint* that no reader asks for, without its attestation."""
+    if not checkpoint.path.is_dir():
+        return []
+    own = beside(checkpoint.path).name
+    return [name for name in read_files(checkpoint).unread if name != own]
 
 
 def compare(attestation: Attestation, checkpoint: Checkpoint) -> list[Difference]:
@@ -163,7 +176,7 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
         InvalidFormat: a file next to the weights is damaged.
     """
     content: Content | None = None
-    for name, attestation in pinned().items():
+    for name, attestation in attestations_by_name().items():
         named = checkpoint.path.name in attestation.files
         content = content or content_of(checkpoint)
         if not named and not _same_directory(attestation, content):
@@ -200,7 +213,7 @@ def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
     return target
 
 
-def listed(found: Sequence[Difference]) -> str:
+def summarize(found: Sequence[Difference]) -> str:
     """The first of *found* in one line, and the number of others."""
     more = f"; {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
     return "; ".join(one.text for one in found[:_SHOWN]) + more

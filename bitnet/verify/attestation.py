@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bitnet.errors import InvalidFormat, Unsupported, from_os_error
-from bitnet.files import write_text
+from bitnet.base.errors import InvalidFormat, Unsupported, from_os_error
+from bitnet.base.files import write_text
 from bitnet.verify.content import MERGE_PAIRS, MERGES, VOCAB, section_of
 from bitnet.verify.locate import Grid, grid_of, locate
 
@@ -87,6 +87,7 @@ class Attestation:
         trace: per backend the best token and its log-probability at each of the ids in
             ``ids``; not part of the digest.
         files: names under which the model is published; no other content may have them.
+        unread: SHA-256 of each file of the folder that no reader opens; not part of the digest.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Attestation:
     lists: Mapping[str, Grid] = field(default_factory=dict)
     trace: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sections(self) -> dict[str, str]:
@@ -130,6 +132,7 @@ class Attestation:
                 for key, grid in sorted(self.lists.items())
             },
             "trace": dict(self.trace),
+            "unread": dict(sorted(self.unread.items())),
         }
 
     def text(self) -> str:
@@ -174,12 +177,14 @@ class Attestation:
         if schema != SCHEMA:
             raise Unsupported(f"{label} has schema {schema!r}, this version reads {SCHEMA}")
         try:
-            found = _from_facts(facts)
+            attestation = _from_facts(facts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidFormat(f"{label} is not a complete attestation", hint=hint) from error
-        if found.sections != facts.get("sections") or found.digest != facts.get("digest"):
+        if attestation.sections != facts.get("sections") or attestation.digest != facts.get(
+            "digest"
+        ):
             raise InvalidFormat(f"{label} has been changed: its digests do not fit", hint=hint)
-        return found
+        return attestation
 
 
 def digest_content(content: Content) -> tuple[dict[str, TensorDigest], dict[str, str]]:
@@ -223,39 +228,41 @@ def differences(attestation: Attestation, content: Content) -> list[Difference]:
 def _tensor_differences(
     attested: Mapping[str, TensorDigest], found: Mapping[str, TensorDigest]
 ) -> list[Difference]:
-    said: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     for name, was in attested.items():
         now = found.get(name)
         if now is None:
-            said.append((name, "is missing"))
+            problems.append((name, "is missing"))
         elif now.shape != was.shape:
-            said.append((name, f"has shape {now.shape}, attested is {was.shape}"))
+            problems.append((name, f"has shape {now.shape}, attested is {was.shape}"))
         elif now.encoding != was.encoding:
-            said.append((name, f"is in {now.encoding}, attested is {was.encoding}"))
+            problems.append((name, f"is in {now.encoding}, attested is {was.encoding}"))
         elif now.sha256 != was.sha256:
-            said.append((name, "has other bytes than attested"))
-    said += [(name, "is not attested") for name in found if name not in attested]
-    return [Difference("tensors", name, f"tensor {name} {text}") for name, text in said]
+            problems.append((name, "has other bytes than attested"))
+    problems += [(name, "is not attested") for name in found if name not in attested]
+    return [Difference("tensors", name, f"tensor {name} {text}") for name, text in problems]
 
 
 def _key_differences(
     attestation: Attestation, found: Mapping[str, str], content: Content
 ) -> list[Difference]:
-    said: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     for key, digest in attestation.keys.items():
         if found.get(key) == digest:
             continue
         if key not in found:
-            said.append((key, f"key {key} is missing"))
+            problems.append((key, f"key {key} is missing"))
         elif key in content.lists and key in attestation.lists:
             tokens = content.lists.get(_TOKENS.get(key, ""))
             where = locate(attestation.lists[key], content.lists[key], tokens)
-            said.append((key, f"{key}: {where}"))
+            problems.append((key, f"{key}: {where}"))
         else:
             now = _short(content.values.get(key, "another list"))
-            said.append((key, f"key {key} is {now}, attested is another value"))
-    said += [(key, f"key {key} is not attested") for key in found if key not in attestation.keys]
-    return [Difference(section_of(key), key, text) for key, text in said]
+            problems.append((key, f"key {key} is {now}, attested is another value"))
+    problems += [
+        (key, f"key {key} is not attested") for key in found if key not in attestation.keys
+    ]
+    return [Difference(section_of(key), key, text) for key, text in problems]
 
 
 def _from_facts(facts: Mapping[str, Any]) -> Attestation:
@@ -267,13 +274,14 @@ def _from_facts(facts: Mapping[str, Any]) -> Attestation:
     if not tensors and not keys:
         raise ValueError("an attestation of nothing")
     lists = {
-        str(key): Grid.checked(grid["length"], grid["rows"], grid["columns"])
+        str(key): Grid.parse(grid["length"], grid["rows"], grid["columns"])
         for key, grid in facts["lists"].items()
     }
     trace = _trace(facts["trace"])
     files = tuple(map(str, facts["files"]))
     name, architecture = str(facts["name"]), str(facts["architecture"])
-    return Attestation(name, architecture, tensors, keys, lists, trace, files)
+    unread = {str(file): _hexadecimal(digest) for file, digest in facts["unread"].items()}
+    return Attestation(name, architecture, tensors, keys, lists, trace, files, unread)
 
 
 def _trace(found: Mapping[str, Any]) -> Mapping[str, Any]:

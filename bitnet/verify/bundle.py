@@ -15,11 +15,11 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
+from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
+from bitnet.base.installation import extra_command
 from bitnet.formats.json_file import parse_json
-from bitnet.installation import extra_command
+from bitnet.tokenizer.load import read_files
 from bitnet.verify.attestation import Attestation
-from bitnet.verify.content import files_of
 
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
@@ -37,15 +37,15 @@ def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, 
 
     Files of a folder that no reader opens are among them; hidden ones are left out by name.
     """
-    files = files_of(checkpoint)
+    files = read_files(checkpoint)
     if checkpoint.path.is_dir():
-        files = files.extended(files.unread)
-        names = {name: name for name in files.names}
+        names = {name: name for name in (*files.names, *attestation.unread)}
         hidden = [path.name for path in checkpoint.path.iterdir() if path.name.startswith(".")]
     else:  # the form has no name for the only file of a model
         names = {name: "." if len(files.names) == 1 else name for name in files.names}
         hidden = []
-    digests = {names[name]: sha256 for name, sha256 in files.sha256.items()}
+    read = files.sha256 | dict(attestation.unread)
+    digests = {names[name]: sha256 for name, sha256 in read.items()}
     resources = [
         {"name": name, "algorithm": "sha256", "digest": digests[name]}
         for name in sorted(digests, key=PurePosixPath)

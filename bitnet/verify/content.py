@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.formats import safetensors
 from bitnet.formats.gguf import Array
-from bitnet.formats.json_file import repeated_keys
-from bitnet.tokenizer.load import TOKENIZER_FILES
-from bitnet.tokenizer.side_files import SIDE_FILES
+from bitnet.formats.json_file import find_repeated_keys
+from bitnet.tokenizer.load import read_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +40,6 @@ __all__ = [
     "Items",
     "StoredTensor",
     "content_of",
-    "files_of",
     "key_in",
     "section_of",
 ]
@@ -157,17 +155,6 @@ def section_of(key: str) -> str:
     return "tokenizer" if key.startswith(_OF_TOKENIZER) else "metadata"
 
 
-def files_of(checkpoint: Checkpoint) -> Inventory:
-    """Files of *checkpoint*: what was read, and in a folder what its tokenizer may be read from.
-
-    Raises:
-        BitnetError: one cannot be read.
-    """
-    if not checkpoint.path.is_dir():
-        return checkpoint.inventory
-    return checkpoint.inventory.extended((*TOKENIZER_FILES, "merges.txt", *SIDE_FILES))
-
-
 def content_of(checkpoint: Checkpoint) -> Content:
     """Content of *checkpoint*; tensors are views into the mapped files.
 
@@ -176,7 +163,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
     """
     if checkpoint.path.is_dir():
         try:
-            return _of_folder(files_of(checkpoint))
+            return _of_folder(read_files(checkpoint))
         except RecursionError:
             raise InvalidFormat(f"{checkpoint.path}: a JSON file nests too deeply") from None
     tensors = {
@@ -185,7 +172,9 @@ def content_of(checkpoint: Checkpoint) -> Content:
     }
     values: dict[str, Any] = {}
     lists: dict[str, Items] = {}
-    for key, value in checkpoint.metadata.items():
+    # All keys that the file has, also those that are ignored.
+    metadata = checkpoint.metadata if checkpoint.gguf is None else checkpoint.gguf.metadata
+    for key, value in metadata.items():
         if key in _LAYOUT:
             continue
         if isinstance(value, Array) and len(value):
@@ -220,7 +209,7 @@ def _of_folder(files: Inventory) -> Content:
             continue  # layout: their content are the tensors
         else:
             values[name] = files.sha256[name]
-        if name.endswith(".json") and (repeated := repeated_keys(files.read(name))):
+        if name.endswith(".json") and (repeated := find_repeated_keys(files.read(name))):
             values[f"{name} repeated"] = repeated  # other readers may take the first of two
     return Content(tensors, values, lists)
 

@@ -33,8 +33,6 @@ FLATTEST = 1e-3  # spread of the logits of one position; in working models it is
 
 Verdict = tuple[Literal["ok", "warning", "failed"], str, str]
 
-_HINT = "fetch the model again, or compare it with a reference: bitnet crossval MODEL"
-
 
 def forward_verdict(
     checkpoint: Checkpoint, tokenizer: Tokenizer | None, trace: Mapping[str, Any] | None = None
@@ -56,8 +54,8 @@ def forward_verdict(
     recorded = trace is not None and backend in trace
     prompts = [ids, trace["ids"]] if trace is not None and recorded else [ids]
     if trace is not None and (outside := tokens_outside(trace, config.vocab_size)):
-        said = f"the recorded pass has the token {outside[0]}, the model {config.vocab_size:,}"
-        return "failed", said, "record it again: bitnet attest ORIGINAL --output FILE"
+        problem = f"the recorded pass has the token {outside[0]}, the model {config.vocab_size:,}"
+        return "failed", problem, "record it again: bitnet attest ORIGINAL --output FILE"
     logits = logits_of(checkpoint, prompts, select(threads=0))
     judge_text = config.writes and tokenizer is not None
     status, text, hint = judge_logits(logits[0], ids, judge_text=judge_text)
@@ -67,8 +65,8 @@ def forward_verdict(
         return status, f"{text}; the attestation records no pass of the {backend} backend", hint
     worst, allowed = worst_difference(trace, backend, logits[1])
     if not worst <= allowed:
-        said = f"{worst:.2g} nats from the recorded pass, at most {allowed:g} expected"
-        return "failed", f"{text}; {said}: this machine or this version computes wrong", _HINT
+        problem = f"{worst:.2g} nats from the recorded pass, at most {allowed:g} expected"
+        return "failed", f"{text}; {problem}: this machine or this version computes wrong", ""
     return status, f"{text}; {worst:.1g} nats from the recorded pass", hint
 
 
@@ -83,25 +81,25 @@ def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bo
     """
     rows = np.asarray(logits, dtype=np.float64)
     if not rows.size or len(rows) != len(ids):
-        return "failed", f"logits of shape {rows.shape} for {len(ids)} positions", _HINT
+        return "failed", f"logits of shape {rows.shape} for {len(ids)} positions", ""
     bad = np.argwhere(~np.isfinite(rows))
     if len(bad):
         text = f"{len(bad):,} of {rows.size:,} logits are NaN or infinite, first at position"
-        return "failed", f"{text} {bad[0][0]}", _HINT
+        return "failed", f"{text} {bad[0][0]}", ""
     spread = float((rows.max(axis=1) - rows.min(axis=1)).min())
     if not spread >= FLATTEST:
-        return "failed", f"the logits are flat: they differ by {spread:.1e} at most", _HINT
+        return "failed", f"the logits are flat: they differ by {spread:.1e} at most", ""
     if len(rows) > 1 and float(np.abs(rows - rows[0]).max()) < FLATTEST:
-        return "failed", "the logits are the same whatever the model is given", _HINT
+        return "failed", "the logits are the same whatever the model is given", ""
     text = f"{len(rows)} positions, finite logits"
     if not judge_text:
         return "ok", text, ""
     if len(ids) < 2:
-        return "failed", f"the tokenizer makes {len(ids)} tokens of an English sentence", _HINT
+        return "failed", f"the tokenizer makes {len(ids)} tokens of an English sentence", ""
     loss, guess = _loss(rows[:-1], ids[1:]), float(np.log(rows.shape[1]))
     text += f"; loss on an English sentence {loss:.2f}, by guessing {guess:.2f}"
     if not loss < guess:
-        return "failed", f"{text}: untrained, not English, damaged, or not its tokenizer", _HINT
+        return "failed", f"{text}: untrained, not English, damaged, or not its tokenizer", ""
     return "ok", text, ""
 
 

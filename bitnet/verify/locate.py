@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bitnet.verify.content import Items
 
-__all__ = ["Grid", "grid_of", "locate", "shared_rows"]
+__all__ = ["Grid", "grid_of", "locate", "row_overlap"]
 
 _SHORT = 8  # hexadecimal digits of a row's digest: 32 bits
 _SHOWN = 4
@@ -34,7 +34,7 @@ class Grid:
     columns: str
 
     @classmethod
-    def checked(cls, length: int, rows: str, columns: str) -> Grid:
+    def parse(cls, length: int, rows: str, columns: str) -> Grid:
         """A grid read from a file.
 
         Raises:
@@ -61,7 +61,7 @@ def grid_of(items: Items) -> Grid:
     return Grid(len(items), "".join(rows), "".join(columns))
 
 
-def shared_rows(grid: Grid, items: Items) -> float:
+def row_overlap(grid: Grid, items: Items) -> float:
     """Share of the rows of *grid* that *items* has, 0 to 1; both have the same length."""
     side, rows = grid.side, len(grid.rows) // _SHORT
     same = sum(_row(items, n, side) == _short(grid.rows, n) for n in range(rows))
@@ -90,32 +90,32 @@ def locate(grid: Grid, items: Items, tokens: Items | None = None) -> str:
     if not at:  # the short digests of two rows collide
         return "an item differs"
     if len(rows) == 1 or len(columns) == 1:
-        return f"{_counted(len(at))}: {_named(items, at)}"
+        return f"{_count_noun(len(at))}: {_quote_items(items, at)}"
     return (
         f"items differ in {len(rows):,} rows and {len(columns):,} columns of {grid.side:,}, "
-        f"the first among {_named(items, at)}"
+        f"the first among {_quote_items(items, at)}"
     )
 
 
 def _length(grid: Grid, items: Items, tokens: Items | None) -> str:
-    said = f"{len(items):,} items instead of {grid.length:,}"
+    summary = f"{len(items):,} items instead of {grid.length:,}"
     side, rows = grid.side, len(grid.rows) // _SHORT
     first = next((n for n in range(rows) if _row(items, n, side) != _short(grid.rows, n)), None)
     if first is None:
-        return f"{said}, added behind the last"
+        return f"{summary}, added behind the last"
     missing = grid.length - len(items)
     start = first * side
-    if missing == 1 and _shifted(grid, items, first + 1, missing):
+    if missing == 1 and _is_shifted(grid, items, first + 1, missing):
         found = _missing_merge(grid, items, first, tokens) if tokens is not None else None
         if found is not None:
             index, merge = found
-            return f"{said}: item {index:,} {merge!r} is missing"
+            return f"{summary}: item {index:,} {merge!r} is missing"
         stop = min(start + side, len(items)) - 1
-        return f"{said}: one is missing between {_named(items, [start, stop], ' and ')}"
-    return f"{said}, different from item {start:,} on"
+        return f"{summary}: one is missing between {_quote_items(items, [start, stop], ' and ')}"
+    return f"{summary}, different from item {start:,} on"
 
 
-def _shifted(grid: Grid, items: Items, first: int, by: int) -> bool:
+def _is_shifted(grid: Grid, items: Items, first: int, by: int) -> bool:
     """True if all rows from *first* on are present, *by* items earlier."""
     side, rows = grid.side, len(grid.rows) // _SHORT
     return all(
@@ -170,12 +170,12 @@ def _fit_swapped(grid: Grid, items: Items, first: int, second: int) -> bool:
     return True
 
 
-def _named(items: Items, at: list[int], glue: str = ", ") -> str:
+def _quote_items(items: Items, at: list[int], glue: str = ", ") -> str:
     more = f" and {len(at) - _SHOWN:,} more" if len(at) > _SHOWN else ""
     return glue.join(f"{index:,} {items.text(index)}" for index in at[:_SHOWN]) + more
 
 
-def _counted(count: int) -> str:
+def _count_noun(count: int) -> str:
     return "item" if count == 1 else f"{count:,} items"
 
 

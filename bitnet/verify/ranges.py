@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.quants.registry import dequantize
 from bitnet.quants.weight import Weight
 
@@ -59,14 +59,19 @@ EPSILONS: dict[str, frozenset[float]] = {
 
 def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
     """Settings that differ from all released models of the family."""
-    for key, known in (("rope.freq_base", THETAS), ("attention.layer_norm_rms_epsilon", EPSILONS)):
-        family = next((name for name in known if checkpoint.architecture.startswith(name)), None)
+    for key, by_family in (
+        ("rope.freq_base", THETAS),
+        ("attention.layer_norm_rms_epsilon", EPSILONS),
+    ):
+        family = next(
+            (name for name in by_family if checkpoint.architecture.startswith(name)), None
+        )
         value = checkpoint.value(key, None)
         if family is None or value is None:
             continue
         number = float(value) if isinstance(value, int | float) else math.nan
-        if not any(math.isclose(number, one, rel_tol=1e-6) for one in known[family]):
-            names = ", ".join(f"{one:g}" for one in sorted(known[family]))
+        if not any(math.isclose(number, released, rel_tol=1e-6) for released in by_family[family]):
+            names = ", ".join(f"{released:g}" for released in sorted(by_family[family]))
             name = f"{checkpoint.architecture}.{key}"
             yield f"{name} is {number:g}, models of this family have {names}"
 
@@ -158,13 +163,13 @@ def _twice(pieces: NDArray[np.uint8]) -> int:
         return 0
     keys = np.ascontiguousarray(pieces[:, :KEY]).view([("a", "<u8"), ("b", "<u8")]).reshape(-1)
     _, where, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    found: dict[bytes, int] = {}
+    occurrences: dict[bytes, int] = {}
     for at in np.flatnonzero(counts[where.reshape(-1)] > 1)[:100_000]:
         piece = pieces[at]
         if (piece != piece[0]).any():
             whole = piece.tobytes()
-            found[whole] = found.get(whole, 0) + 1
-    return sum(count for count in found.values() if count > 1)
+            occurrences[whole] = occurrences.get(whole, 0) + 1
+    return sum(count for count in occurrences.values() if count > 1)
 
 
 def _unlike_neighbours(kinds: dict[str, dict[str, float]]) -> Iterable[str]:

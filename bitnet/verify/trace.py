@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet import native
-from bitnet.errors import InferenceError
-from bitnet.invocation import word
+from bitnet.base.errors import InferenceError
+from bitnet.base.invocation import word
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine
+from bitnet.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ def logits_of(
     """
     try:
         model = load_model(checkpoint, ops=ops)
-        return [Engine(model, context=len(ids)).logits(ids) for ids in prompts]
+        return [Scheduler(model, context=len(ids)).logits(ids) for ids in prompts]
     except MemoryError as error:
         raise InferenceError(
             f"not enough memory: {error}", hint=f"bitnet plan {word(checkpoint.path)}"
@@ -93,7 +93,7 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
     backends: dict[str, Ops] = {"reference": ReferenceOps()}
     if native.module() is not None:
         backends["native"] = NativeOps(threads=0)
-    found: dict[str, Any] = {"ids": ids}
+    trace: dict[str, Any] = {"ids": ids}
     for name, ops in backends.items():
         rows = log_probabilities(logits_of(checkpoint, [ids], ops)[0])
         if not np.isfinite(rows).all():
@@ -102,10 +102,10 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
                 hint=f"bitnet verify {word(checkpoint.path)}",
             )
         best = rows.argmax(axis=1)
-        found[name] = [
+        trace[name] = [
             [int(id), round(float(row[id]), 6)] for id, row in zip(best, rows, strict=True)
         ]
-    return found
+    return trace
 
 
 def tokens_outside(trace: Mapping[str, Any], vocab_size: int) -> list[int]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.spec import TokenType
-from bitnet.verify.attest import pinned
+from bitnet.verify.attest import attestations_by_name
 from bitnet.verify.content import MERGE_PAIRS, MERGES, VOCAB, key_in
-from bitnet.verify.locate import locate, shared_rows
+from bitnet.verify.locate import locate, row_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,12 +48,12 @@ class _Vocabulary:
 
 def vocabulary_out_of_range(content: Content) -> list[str] | None:
     """Anomalies of the tokenizer in *content*; ``None`` if there is no tokenizer."""
-    found = _vocabulary(content)
-    if found is None:
+    vocabulary = _vocabulary(content)
+    if vocabulary is None:
         return None
-    near = [*_unlike_known(content, found), *_unlike_pinned(content)]
-    order = [] if near else _out_of_order(found)
-    return [*near, *order, *_special(found)]
+    near = [*_unlike_known(content, vocabulary), *_unlike_pinned(content)]
+    order = [] if near else _out_of_order(vocabulary)
+    return [*near, *order, *_special(vocabulary)]
 
 
 def _vocabulary(content: Content) -> _Vocabulary | None:
@@ -130,28 +130,28 @@ def _unlike_known(content: Content, found: _Vocabulary) -> Iterator[str]:
     tokens = content.lists.get("tokenizer.ggml.tokens")
     if tokens is None:
         return
-    known = fingerprints.by_tokens(fingerprints.fingerprint(tokens.raw))
-    if known is None:
+    match = fingerprints.by_tokens(fingerprints.fingerprint(tokens.raw))
+    if match is None:
         return
-    if known.n_merges != len(found.merges):
-        yield f"{len(found.merges):,} merges, the vocabulary of {known.name} has {known.n_merges:,}"
-    elif known.merges_key:
+    if match.n_merges != len(found.merges):
+        yield f"{len(found.merges):,} merges, the vocabulary of {match.name} has {match.n_merges:,}"
+    elif match.merges_key:
         merges = content.lists["tokenizer.ggml.merges"]
-        if fingerprints.fingerprint(merges.raw) != known.merges_key:
-            yield f"the tokens are those of {known.name}, the merges are not"
-    if found.pre and fingerprints.another_pre(known, found.pre):
-        yield f"tokenizer.ggml.pre is {found.pre!r}, {known.name} has {known.pre!r}"
+        if fingerprints.fingerprint(merges.raw) != match.merges_key:
+            yield f"the tokens are those of {match.name}, the merges are not"
+    if found.pre and fingerprints.another_pre(match, found.pre):
+        yield f"tokenizer.ggml.pre is {found.pre!r}, {match.name} has {match.pre!r}"
 
 
 def _unlike_pinned(content: Content) -> Iterator[str]:
     """Lists of a known model with a few differing items."""
-    for name, attestation in pinned().items():
+    for name, attestation in attestations_by_name().items():
         for part in ("tokens", "merges"):
             key = f"tokenizer.ggml.{part}"
             items, grid = content.lists.get(key), attestation.lists.get(key)
             if items is None or grid is None or len(items) != grid.length:
                 continue
-            if NEAR <= shared_rows(grid, items) < 1:
+            if NEAR <= row_overlap(grid, items) < 1:
                 where = locate(grid, items)
                 if "'<" not in where and "'[" not in where:  # renamed special tokens are usual
                     yield f"{key} is that of {name} but for: {where}"

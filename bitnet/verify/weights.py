@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.quants.registry import dequantize, unpack_ternary
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
@@ -81,18 +81,18 @@ def weight_anomalies(weight: Weight) -> list[Anomaly]:
         return [Anomaly(fatal=True, text=f"{weight.name}: it holds no numbers")]
     try:
         if name in _FLOATS:
-            found = _float_anomalies(weight)
+            anomalies = _float_anomalies(weight)
         elif name in _SCALES:
-            found = _block_anomalies(weight)
+            anomalies = _block_anomalies(weight)
         elif name == "I2_S":
-            found = _i2_s_anomalies(weight)
+            anomalies = _i2_s_anomalies(weight)
         elif name.startswith(("IQ1_BN", "IQ2_BN", "I2_S", "PACKED")):
-            found = _ternary_anomalies(weight)
+            anomalies = _ternary_anomalies(weight)
         else:
-            found = _value_anomalies(weight, dequantize(weight))
+            anomalies = _value_anomalies(weight, dequantize(weight))
     except BitnetError as error:
-        found = [Anomaly(fatal=True, text=f"{weight.name}: not examined: {error.message}")]
-    return found
+        anomalies = [Anomaly(fatal=True, text=f"{weight.name}: not examined: {error.message}")]
+    return anomalies
 
 
 def code_anomalies(counts: TernaryCounts) -> list[Anomaly]:
@@ -124,16 +124,16 @@ def _float_anomalies(weight: Weight) -> list[Anomaly]:
 
 
 def _block_anomalies(weight: Weight) -> list[Anomaly]:
-    found, present = [], np.zeros(0, dtype=bool)
+    anomalies, present = [], np.zeros(0, dtype=bool)
     blocks = weight.data.reshape(-1, weight.quant.type_size)
     for scale in _SCALES[weight.quant.name]:
         end = scale.offset + np.dtype(scale.dtype).itemsize
         values = np.ascontiguousarray(blocks[:, scale.offset : end]).view(scale.dtype)
-        found += _scale_anomalies(weight, values.astype(np.float32), scale)
+        anomalies += _scale_anomalies(weight, values.astype(np.float32), scale)
         nonzero = values.reshape(-1) != 0
         present = nonzero if not present.size else present | nonzero
-    if any(anomaly.fatal for anomaly in found):
-        return found
+    if any(anomaly.fatal for anomaly in anomalies):
+        return anomalies
     layout = SCALED_BLOCKS.get(weight.quant.name)
     if layout is not None:  # a scale may be that of the whole tensor, so codes decide
         zero = np.zeros((1, layout.weights), dtype=np.int8)
@@ -141,7 +141,7 @@ def _block_anomalies(weight: Weight) -> list[Anomaly]:
         codes = np.ones(layout.size, dtype=bool)
         codes[layout.scale_at : layout.scale_at + 2] = False
         present &= (blocks[:, codes] != zeros[codes]).any(axis=1)
-    return found + _zero_rows(weight, present.reshape(*weight.shape[:-1], -1).any(axis=-1))
+    return anomalies + _zero_rows(weight, present.reshape(*weight.shape[:-1], -1).any(axis=-1))
 
 
 def _scale_anomalies(weight: Weight, values: NDArray[np.float32], scale: _Scale) -> list[Anomaly]:
@@ -149,17 +149,17 @@ def _scale_anomalies(weight: Weight, values: NDArray[np.float32], scale: _Scale)
     bad = int(np.count_nonzero(~np.isfinite(values)))
     if bad:
         return [Anomaly(fatal=True, text=f"{name}: {bad:,} scales are NaN or infinite")]
-    found = []
+    anomalies = []
     negative = 0 if scale.signed else int(np.count_nonzero(values < 0))
     if negative:
         text = f"{name}: {negative:,} negative scales, which no quantizer of {encoding} writes"
-        found.append(Anomaly(fatal=False, text=text))
+        anomalies.append(Anomaly(fatal=False, text=text))
     sizes = np.abs(values[values != 0])
     if sizes.size and float(sizes.max()) > LARGEST_RATIO * float(np.median(sizes)):
         ratio = float(sizes.max()) / float(np.median(sizes))
         text = f"{name}: the largest scale is {ratio:,.0f} times the median one"
-        found.append(Anomaly(fatal=False, text=text))
-    return found
+        anomalies.append(Anomaly(fatal=False, text=text))
+    return anomalies
 
 
 def _i2_s_anomalies(weight: Weight) -> list[Anomaly]:

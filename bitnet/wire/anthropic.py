@@ -10,7 +10,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.wire.fields import (
     FLAG,
@@ -20,9 +20,9 @@ from bitnet.wire.fields import (
     STOPS,
     TEXT,
     Form,
-    named,
     optional,
     random,
+    schemas_by_name,
 )
 
 if TYPE_CHECKING:
@@ -31,8 +31,18 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
 
-__all__ = ["COUNT", "MESSAGE", "MessageEvents", "message_head", "message_reply", "message_requests"]
+__all__ = ["COUNT", "MESSAGE", "MessageReply", "message_head", "message_requests"]
 
+PREFIX = "/v1/messages"  # of the addresses
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _UNSERVED = ("container", "context_management", "mcp_servers")
 _STOPS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 _FIELDS = {
@@ -58,7 +68,7 @@ MESSAGE = Form(
     "MessagesRequest",
     {
         **_FIELDS,
-        **named("anthropic", "max_tokens", "temperature", "top_k", "top_p"),
+        **schemas_by_name("anthropic", "max_tokens", "temperature", "top_k", "top_p"),
         "stop_sequences": STOPS,
         "stream": FLAG,
     },
@@ -97,7 +107,7 @@ def message_requests(body: Mapping[str, Any]) -> list[Request]:
     else:
         raise UsageError("tool_choice.type is not auto, any, tool or none", field="tool_choice")
     tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(body["tools"] or ())]
-    given = {
+    fields = {
         "messages": turns,
         "tools": tools or None,
         "tool_choice": tool_choice,
@@ -108,7 +118,7 @@ def message_requests(body: Mapping[str, Any]) -> list[Request]:
         "thinking_budget": thinking.get("budget_tokens") if mode == "enabled" else None,
         **{name: body.get(name) for name in ("max_tokens", "temperature", "top_k", "top_p")},
     }
-    request = Request.from_mapping(given, random(temperature=1.0))
+    request = Request.from_mapping(fields, random(temperature=1.0))
     return [replace(request, separate_reasoning=True)]
 
 
@@ -193,22 +203,7 @@ def message_head(model: str) -> dict[str, Any]:
     }
 
 
-def message_reply(answer: Answer) -> dict[str, Any]:
-    """The reply of a finished answer, after its head."""
-    content: list[dict[str, Any]] = []
-    if answer.reasoning:
-        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.text or not answer.calls:
-        content.append({"type": "text", "text": answer.text})
-    content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
-        for call in answer.calls
-        if (given := call.parsed()) is not None
-    ]
-    return {"content": content, **_ended(answer), "usage": _usage(answer)}
-
-
-def _ended(answer: Answer) -> dict[str, Any]:
+def _stop_facts(answer: Answer) -> dict[str, Any]:
     reason = answer.finish_reason
     said = _STOPS.get(str(reason), str(reason))
     if reason == "stop":
@@ -226,8 +221,8 @@ def _usage(answer: Answer) -> dict[str, int]:
     }
 
 
-class MessageEvents:
-    """Events of an answer: blocks of text and of calls, one after the other."""
+class MessageReply:
+    """The reply of ``/v1/messages``; its events are blocks of text and calls, one by one."""
 
     def __init__(self, head: dict[str, Any]) -> None:
         """Events of an answer whose reply begins with *head*."""
@@ -235,6 +230,21 @@ class MessageEvents:
         self._begun = False
         self._index = -1
         self._kind = ""  # of the open block
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The reply of a finished answer."""
+        (answer,) = answers
+        content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        if answer.text or not answer.calls:
+            content.append({"type": "text", "text": answer.text})
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+            for call in answer.calls
+            if (arguments := call.parse_arguments()) is not None
+        ]
+        return self._head | {"content": content, **_stop_facts(answer), "usage": _usage(answer)}
 
     def of(self, _index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
@@ -262,7 +272,7 @@ class MessageEvents:
         """Events after the last piece."""
         (answer,) = answers
         yield from self._close()
-        yield {"type": "message_delta", "delta": _ended(answer), "usage": _usage(answer)}
+        yield {"type": "message_delta", "delta": _stop_facts(answer), "usage": _usage(answer)}
         yield {"type": "message_stop"}
 
     def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -278,3 +288,9 @@ class MessageEvents:
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def error_reply(message: str, status: int) -> dict[str, Any]:
+    """The body of a reply with an error *status*."""
+    kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

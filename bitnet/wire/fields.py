@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.limits import MAX_MESSAGES, MAX_STOPS, check_value
 from bitnet.runtime.options import MAX_LOGPROBS, SamplingParams
 from bitnet.runtime.request import EVERYTHING, Request
@@ -21,7 +21,17 @@ from bitnet.runtime.request import EVERYTHING, Request
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["DIALECTS", "NAMES", "Form", "Schema", "named", "optional", "random", "without_nulls"]
+__all__ = [
+    "DIALECTS",
+    "NAMES",
+    "ROW",
+    "Form",
+    "Schema",
+    "optional",
+    "random",
+    "schemas_by_name",
+    "without_nulls",
+]
 
 Schema = dict[str, Any]
 
@@ -115,7 +125,7 @@ def optional(*schemas: Schema, about: str = "") -> Schema:
     return whole | ({"description": about} if about else {})
 
 
-def named(dialect: str, *only: str, without: Iterable[str] = ()) -> dict[str, Schema]:
+def schemas_by_name(dialect: str, *only: str, without: Iterable[str] = ()) -> dict[str, Schema]:
     """Schemas of the request's fields by their names in *dialect*.
 
     Args:
@@ -161,6 +171,15 @@ def _schema(name: str) -> Schema:
 def _kind(annotation: str) -> str:
     kinds = {"int": "integer", "float": "number", "bool": "boolean"}
     return kinds.get(annotation.partition(" ")[0], "string")
+
+
+#: Schemas of the fields of a request by their own names, for rows of a batch.
+ROW: dict[str, Schema] = {
+    **{name: _schema(name) for name in NAMES},
+    **{name: _schema(name) for name in ("lookup", "logprobs", "regex")},
+    "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
+    "json_schema": optional(OBJECT, FLAG, TEXT),
+}
 
 
 @dataclass(frozen=True)
@@ -215,7 +234,7 @@ class Form:
             if body.get(name) is None:
                 raise UsageError(f"{name}: this field is required", field=name)
         for name, value in body.items():
-            schema = self._known.get(name)
+            schema = self._schemas.get(name)
             if schema is None:
                 self._refuse_unknown(name, value)
                 continue
@@ -227,20 +246,20 @@ class Form:
                 field = ".".join(map(str, place))[:200]
                 colon = "" if reason.startswith("is ") else ":"
                 raise UsageError(f"{field}{colon} {reason}", field=field)
-        return {name: body.get(name) for name in self._known}
+        return {name: body.get(name) for name in self._schemas}
 
     @cached_property
-    def _known(self) -> dict[str, Schema]:
+    def _schemas(self) -> dict[str, Schema]:
         return {**self.fields, **(self.idle or {})}
 
     def _refuse_unknown(self, name: str, value: Any) -> None:
-        shown = name[:200].encode(errors="replace").decode()
+        label = name[:200].encode(errors="replace").decode()
         if name not in self.unserved:
             raise UsageError(
-                f"{shown}: this field is not known here, and nothing is ignored", field=shown
+                f"{label}: this field is not known here, and nothing is ignored", field=label
             )
         if value not in (None, "", [], {}, False):
-            raise UsageError(f"{shown} is not served", field=shown)
+            raise UsageError(f"{label} is not served", field=label)
 
     def openapi(self) -> Schema:
         """This form as a JSON schema."""
@@ -249,7 +268,7 @@ class Form:
             if name in self.required
             else {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
             | {key: schema[key] for key in ("description",) if key in schema}
-            for name, schema in self._known.items()
+            for name, schema in self._schemas.items()
         }
         return {
             "title": self.name,
@@ -263,7 +282,7 @@ class Form:
         """*error* about a field of a request, with the name that clients of this form gave it."""
         own = error.field
         if own in NAMES and (there := NAMES[own][DIALECTS.index(self.dialect)]):
-            own = there if there in self._known else f"{self.prefix}{there}"
+            own = there if there in self._schemas else f"{self.prefix}{there}"
         if own == error.field:
             return error
         return UsageError(error.message.replace(error.field, own, 1), hint=error.hint, field=own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import Unsupported, UsageError
 from bitnet.runtime.limits import MAX_BIASES
 from bitnet.runtime.request import Request
 from bitnet.wire.fields import (
@@ -24,9 +24,9 @@ from bitnet.wire.fields import (
     TOKEN_ID,
     WHOLE,
     Form,
-    named,
     optional,
     random,
+    schemas_by_name,
 )
 from bitnet.wire.openai_reply import token_facts, with_top
 
@@ -35,19 +35,34 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece, TokenLogprob
+    from bitnet.tokenizer import Tokenizer
 
 __all__ = [
-    "COMPLETION", "DEFAULTS", "EMBED", "TEMPLATE", "LlamaEvents", "completion_reply",
-    "completion_requests",
+    "COMPLETION", "DEFAULTS", "EMBED", "INFILL", "PATHS", "TEMPLATE", "CompletionLines",
+    "completion_requests", "error_reply", "infill_requests",
 ]  # fmt: skip
 
+#: Addresses whose errors have this form.
+PATHS = {"/completion", "/props", "/slots", "/apply-template", "/health", "/infill", "/embedding"}
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _DIALECT = "llama_server"
+MAX_FILES = 256
+# Tokens of models that fill gaps: Qwen, StarCoder, Granite, DeepSeek, CodeLlama and CodeGemma.
+_GAPS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    (" <PRE>", " <SUF>", " <MID>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+_REPOSITORY = ("<|repo_name|>", "<reponame>", "<repo_name>")
+_FILE = ("<|file_sep|>", "<file_sep>")
 _PAIR = {"type": "array", "items": optional(NUMBER, FLAG)}
 COMPLETION = Form(
     "LlamaCompletion",
     {
-        **named(_DIALECT, without=("messages", "tools", "tool_choice")),
+        **schemas_by_name(_DIALECT, without=("messages", "tools", "tool_choice")),
         "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
         "model": TEXT,
         "n_predict": WHOLE | {"description": "-1: as many as there is room for"},
@@ -62,6 +77,28 @@ COMPLETION = Form(
     },
     required=("prompt",),
     idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
+    dialect=_DIALECT,
+)
+INFILL = Form(
+    "LlamaInfill",
+    {
+        **COMPLETION.fields,
+        "prompt": TEXT | {"description": "text after the prefix, where the cursor stands"},
+        "input_prefix": TEXT | {"description": "text before the gap"},
+        "input_suffix": TEXT | {"description": "text after the gap"},
+        "input_extra": {
+            "type": "array",
+            "maxItems": MAX_FILES,
+            "items": {
+                "type": "object",
+                "properties": {"filename": TEXT, "text": TEXT},
+                "required": ["text"],
+            },
+            "description": "other files of the project",
+        },
+    },
+    required=("input_prefix", "input_suffix"),
+    idle={**(COMPLETION.idle or {}), "n_indent": WHOLE, "samplers": TEXTS},
     dialect=_DIALECT,
 )
 EMBED = Form(
@@ -89,13 +126,66 @@ def completion_requests(body: Mapping[str, Any]) -> list[Request]:
     return [replace(request, logprobs=body["n_probs"] or None)]
 
 
-class LlamaEvents:
+def infill_requests(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[Request]:
+    """The request of *body*, as :data:`INFILL` reads it, for the model with *tokenizer*.
+
+    The prompt is the other files, the text before the gap and the text after it, each behind its
+    token (llama.cpp: ``format_prompt_infill``).
+
+    Raises:
+        Unsupported: the model has no tokens for that.
+        UsageError: a value is out of its range.
+    """
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=False)
+
+    def find(mark: str) -> int | None:
+        """Id of the token that *mark* is."""
+        ids = tokenizer.encode(mark, add_special=False)
+        is_token = len(ids) == 1 and tokenizer.token_bytes(ids[0]) == mark.encode()
+        return ids[0] if is_token else None
+
+    tokens = next((ids for marks in _GAPS if None not in (ids := [*map(find, marks)])), None)
+    if tokens is None:
+        raise Unsupported(
+            "this model has no tokens for the text before and after a gap",
+            hint="choose a model that was trained to fill in the middle",
+        )
+    before, after, middle = tokens
+    repository, file = (
+        next((token for token in map(find, marks) if token is not None), None)
+        for marks in (_REPOSITORY, _FILE)
+    )
+    bos = tokenizer.bos_id
+    prompt: list[Any] = [bos] if tokenizer.encode("a")[:1] == [bos] else []
+    extra = body["input_extra"] or ()
+    if extra and repository is not None:
+        prompt += [repository, *encode("project\n")]
+    for part in extra:
+        name = part.get("filename") or "file"
+        prompt += encode("\n\n") if file is None else [file, *encode(f"{name}\n")]
+        prompt += encode(part["text"])
+    if extra and file is not None:
+        prompt += [file, *encode("file\n")]
+    prompt += [before, *encode(body["input_prefix"] + (body["prompt"] or ""))]
+    prompt += [after, *encode(body["input_suffix"]), middle]
+    (request,) = completion_requests(body)
+    ends = {token for token in (before, after, middle, repository, file) if token is not None}
+    return [replace(request, prompt=prompt, stop_ids=tokenizer.stop_ids | ends)]
+
+
+class CompletionLines:
     """The reply of ``/completion``, whole and as events."""
 
     def __init__(self, body: Mapping[str, Any], model: str) -> None:
         """Events of the answer of *model* to *body*."""
         self._body = body
         self._model = model
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The reply of a finished answer."""
+        return completion_reply(self._body, answers[0], self._model, whole=True)
 
     def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
@@ -108,7 +198,7 @@ class LlamaEvents:
 
     def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
         """Events after the last piece."""
-        yield completion_reply(self._body, answers[0], self._model, "")
+        yield completion_reply(self._body, answers[0], self._model, whole=False)
 
 
 def _bias(entry: list[Any]) -> tuple[str, float]:
@@ -128,16 +218,16 @@ def _ids(body: Mapping[str, Any], ids: list[int | None]) -> list[int]:
 
 
 def completion_reply(
-    body: Mapping[str, Any], answer: Answer, model: str, text: str
+    body: Mapping[str, Any], answer: Answer, model: str, *, whole: bool
 ) -> dict[str, Any]:
-    """The reply at the end of *answer*, with *text* as its content."""
+    """The reply at the end of *answer*, with its text and tokens if it is *whole*."""
     stats, reason = answer.stats, answer.finish_reason
     stopped = "word" if answer.stop_text else "eos"
     kind = {"stop": stopped, "length": "limit", "context": "limit"}.get(str(reason), str(reason))
     run = stats.prompt_tokens - stats.reused_tokens
     facts = {
-        "content": text,
-        "tokens": _ids(body, [*answer.ids]) if text else [],
+        "content": answer.text if whole else "",
+        "tokens": _ids(body, [*answer.ids]) if whole else [],
         "stop": True,
         "stop_type": kind,
         "stopping_word": answer.stop_text,
@@ -155,10 +245,15 @@ def completion_reply(
             "predicted_per_second": stats.decode_tokens_per_s,
         },
     }
-    if answer.logprobs and text:
+    if answer.logprobs and whole:
         facts["completion_probabilities"] = [_probability(one) for one in answer.logprobs]
     return facts
 
 
 def _probability(token: TokenLogprob) -> dict[str, Any]:
     return with_top(token, lambda one: {"id": one.id, **token_facts(one)})
+
+
+def error_reply(message: str, status: int, kind: str) -> dict[str, Any]:
+    """The body of a reply with an error *status*."""
+    return {"error": {"code": status, "message": message, "type": kind}}

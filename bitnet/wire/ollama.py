@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.limits import MAX_MESSAGES
 from bitnet.runtime.request import Request
 from bitnet.wire.fields import (
@@ -26,9 +26,9 @@ from bitnet.wire.fields import (
     TEXTS,
     WHOLE,
     Form,
-    named,
     optional,
     random,
+    schemas_by_name,
     without_nulls,
 )
 from bitnet.wire.openai_reply import finish_of, with_top
@@ -44,6 +44,7 @@ __all__ = [
     "generate_requests", "parameter_size", "seconds_of", "timestamp",
 ]  # fmt: skip
 
+PREFIX = "/api/"  # of the addresses
 NANO = 10**9
 MOST_SECONDS = 10 * 365 * 86_400  # longer is for ever
 NEVER = "9999-12-31T23:59:59+00:00"
@@ -59,7 +60,7 @@ _BODY = (
     "thinking",
 )  # fields of a body; the rest are options
 #: Options that change an answer, read as a body of their own.
-OPTIONS = Form("Options", named("ollama", without=_BODY), dialect="ollama")
+OPTIONS = Form("Options", schemas_by_name("ollama", without=_BODY), dialect="ollama")
 # Options for loading and running the model, without effect on an answer.
 _RUNNING = {
     "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock",
@@ -160,16 +161,16 @@ def _requests(body: Mapping[str, Any], context: int, asked: Mapping[str, Any]) -
     options = body["options"] or {}
     check_options(options, context)
     at = DIALECTS.index("ollama")
-    given = {
+    fields = {
         name: options[names[at]]
         for name, names in NAMES.items()
         if name not in _BODY and names[at] in options
     }
-    if given.get("max_tokens") == -2:  # Ollama's word for as many as fit
-        given["max_tokens"] = None
+    if fields.get("max_tokens") == -2:  # Ollama's word for as many as fit
+        fields["max_tokens"] = None
     default = random(**_DEFAULTS)
     request = Request.from_mapping(
-        {**given, **asked, "json_schema": _schema(body["format"]), "thinking": body["think"]},
+        {**fields, **asked, "json_schema": _schema(body["format"]), "thinking": body["think"]},
         default,
     )
     if body["top_logprobs"] is not None and not body["logprobs"]:
@@ -185,15 +186,15 @@ def check_options(options: Mapping[str, Any], context: int) -> None:
         UsageError: one is not served, or out of its range; names it.
     """
     for name, value in options.items():
-        known = name in OPTIONS.fields or name in _RUNNING or value is None
+        is_served = name in OPTIONS.fields or name in _RUNNING or value is None
         if name == "num_ctx" and isinstance(value, int):
-            known = value <= context
-            if not known:
+            is_served = value <= context
+            if not is_served:
                 raise UsageError(
                     f"options.num_ctx is {value:,}, the context holds {context:,}",
                     field="options.num_ctx",
                 )
-        if not known and value not in _OFF.get(name, ()):
+        if not is_served and value not in _OFF.get(name, ()):
             name = f"options.{name[:80]}"
             raise UsageError(f"{name} is not served", field=name)
 
@@ -213,31 +214,32 @@ class AnswerLines:
         """A reply to *body*."""
         self._body = body
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply of a finished answer."""
+        (answer,) = answers
         logprobs = {"logprobs": [with_top(one) for one in answer.logprobs]}
-        facts = self._said(answer.text, _calls(answer), answer.reasoning) | _ended(answer)
+        facts = self._line(answer.text, _calls(answer), answer.reasoning) | _end_facts(answer)
         return facts | (logprobs if self._body["logprobs"] else {})
 
     def empty(self, reason: str) -> dict[str, Any]:
         """The reply to a body without a prompt, which has a model loaded or unloaded."""
-        return self._said("") | {"done": True, "done_reason": reason}
+        return self._line("") | {"done": True, "done_reason": reason}
 
     def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
         """Lines of one piece."""
         if piece.text or piece.reasoning or piece.described:
             logprobs = {"logprobs": [with_top(piece.described)]} if piece.described else {}
-            part = self._said(piece.text, thinking=piece.reasoning)
+            part = self._line(piece.text, thinking=piece.reasoning)
             yield part | {"done": False} | logprobs
 
     def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
         """Lines after the last piece."""
         # Calls are sent complete: Ollama's are objects, and part of one is not an object.
         for call in _calls(answers[0]):
-            yield self._said("", [call]) | {"done": False}
-        yield self._said("") | _ended(answers[0])
+            yield self._line("", [call]) | {"done": False}
+        yield self._line("") | _end_facts(answers[0])
 
-    def _said(
+    def _line(
         self, text: str, calls: Sequence[dict[str, Any]] = (), thinking: str = ""
     ) -> dict[str, Any]:
         now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
@@ -275,15 +277,15 @@ def seconds_of(keep_alive: float | str | None) -> float | None:
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:
-    found = []
+    calls = []
     for number, call in enumerate(answer.calls):
-        if (arguments := call.parsed()) is not None:
+        if (arguments := call.parse_arguments()) is not None:
             function = {"index": number, "name": call.name, "arguments": arguments}
-            found.append({"id": call.id, "function": function})
-    return found
+            calls.append({"id": call.id, "function": function})
+    return calls
 
 
-def _ended(answer: Answer) -> dict[str, Any]:
+def _end_facts(answer: Answer) -> dict[str, Any]:
     stats = answer.stats
     total = stats.tokenize_s + stats.prefill_s + stats.decode_s
     return {
@@ -307,3 +309,8 @@ def parameter_size(count: int) -> str:
     """A number of parameters as Ollama writes it: ``134.5M``, ``7.2B``."""
     unit, size = ("B", 10**9) if count >= 10**9 else ("M", 10**6) if count >= 10**6 else ("K", 1000)
     return f"{count / size:.1f}{unit}"
+
+
+def error_reply(message: str) -> dict[str, str]:
+    """The body of a reply with an error status."""
+    return {"error": message}

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.limits import check_schema
 from bitnet.runtime.options import SAMPLING
 from bitnet.runtime.request import Request, check_messages
@@ -25,9 +25,9 @@ from bitnet.wire.fields import (
     TEXTS,
     Form,
     Schema,
-    named,
     optional,
     random,
+    schemas_by_name,
     without_nulls,
 )
 
@@ -65,7 +65,7 @@ _CHAT_ONLY = (
 #: Fields for sampling, ending and constraining an answer, which OpenAI's routes share.
 ANSWER: dict[str, Schema] = {
     "model": TEXT,
-    **named("openai", without=_CHAT_ONLY),
+    **schemas_by_name("openai", without=_CHAT_ONLY),
     "repeat_penalty": {"type": "number", "description": "another name of repetition_penalty"},
     "guided_json": optional(OBJECT, TEXT),
     "guided_regex": TEXT,
@@ -96,15 +96,15 @@ CHAT = Form(
     {
         **ANSWER,
         **_STREAMED,
-        **named("openai", "tools", "tool_choice", "parallel_tool_calls"),
+        **schemas_by_name("openai", "tools", "tool_choice", "parallel_tool_calls"),
         "messages": MESSAGES,
-        "max_completion_tokens": named("openai", "max_tokens")["max_tokens"],
+        "max_completion_tokens": schemas_by_name("openai", "max_tokens")["max_tokens"],
         "logprobs": FLAG,
         "top_logprobs": _TOP,
         "modalities": {"type": "array", "items": {"type": "string", "enum": ["text"]}},
         "response_format": OBJECT,
         "chat_template_kwargs": OBJECT,
-        "thinking_token_budget": named("openai", "thinking_budget")["thinking_token_budget"],
+        **schemas_by_name("openai", "thinking_budget"),
     },
     required=("messages",),
     idle=IDLE,
@@ -224,12 +224,12 @@ def continuation(body: Mapping[str, Any], default: Request) -> Request:
     field, grammar = grammar_of(body)
     for value in grammar.values():
         check_schema(field, value)
-    given = {name: body.get(name) for name in names} | grammar
+    fields = {name: body.get(name) for name in names} | grammar
     if body.get("repeat_penalty") is not None:
-        given["repetition_penalty"] = body["repeat_penalty"]
+        fields["repetition_penalty"] = body["repeat_penalty"]
     if body.get("max_completion_tokens") not in (None, -1):
-        given["max_tokens"] = body["max_completion_tokens"]
-    return Request.from_mapping(given, default)
+        fields["max_tokens"] = body["max_completion_tokens"]
+    return Request.from_mapping(fields, default)
 
 
 def _check_stream(body: Mapping[str, Any]) -> None:
@@ -263,22 +263,22 @@ def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     Raises:
         UsageError: two such fields are given, or the form of one is unknown.
     """
-    found: dict[str, tuple[str, Any]] = {}
+    grammars: dict[str, tuple[str, Any]] = {}
     for name in GRAMMARS[:-1]:
         if (value := body.get(name)) is not None:
             kind = {"guided_regex": "regex", "guided_choice": "choice"}.get(name, "json_schema")
-            found[name] = kind, value
+            grammars[name] = kind, value
     for name, value in (body.get(GRAMMARS[-1]) or {}).items():
         kinds = {"json": "json_schema", "json_object": "any", "regex": "regex", "choice": "choice"}
         if name not in kinds:
             name = f"structured_outputs.{name}"[:100]
             raise UsageError(f"{name} is not served", field=name)
-        found[f"structured_outputs.{name}"] = kinds[name], value
+        grammars[f"structured_outputs.{name}"] = kinds[name], value
     if (schema := schema_of(body.get("response_format"))) is not None:
-        found["response_format"] = "json_schema", schema
-    if len(found) > 1:
-        raise UsageError(f"{' and '.join(found)} are both given", field=next(iter(found)))
-    for name, (kind, value) in found.items():
+        grammars["response_format"] = "json_schema", schema
+    if len(grammars) > 1:
+        raise UsageError(f"{' and '.join(grammars)} are both given", field=next(iter(grammars)))
+    for name, (kind, value) in grammars.items():
         return name, _grammar(name, kind, value)
     return "", {}
 

@@ -8,8 +8,8 @@ import time
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
-from bitnet.errors import UsageError
-from bitnet.runtime.vectors import check_vectors, rounded
+from bitnet.base.errors import UsageError
+from bitnet.runtime.vectors import check_vectors, round_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +18,12 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.options import Precision
-    from bitnet.runtime.piece import FinishReason, Piece, TokenLogprob
-    from bitnet.runtime.tool_calls import CallDelta
+    from bitnet.runtime.piece import CallDelta, FinishReason, Piece, TokenLogprob
 
 __all__ = [
-    "ChatEvents",
-    "CompletionEvents",
+    "ChatReply",
+    "CompletionReply",
     "chat_finish",
-    "chat_reply",
-    "completion_reply",
     "embeddings_reply",
     "finish_of",
     "reply_head",
@@ -44,14 +41,29 @@ def reply_head(prefix: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}{secrets.token_hex(12)}", "created": created, "model": model}
 
 
-class ChatEvents:
-    """Events of a streamed chat."""
+class ChatReply:
+    """The reply of ``/v1/chat/completions``, whole and as events."""
 
     def __init__(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        """Events of the answers to *body*, each of which begins with *head*."""
+        """The reply to *body*, each part of which begins with *head*."""
+        self._whole = {**head, "object": "chat.completion"}
         self._head = {**head, "object": "chat.completion.chunk"}
+        self._has_logprobs = bool(body["logprobs"])
         self._counts = bool((body["stream_options"] or {}).get("include_usage"))
         self._begun: set[int] = set()
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The whole reply; *answers* has one for each choice."""
+        choices = [
+            {
+                "index": index,
+                "message": message_of(answer),
+                "logprobs": chat_logprobs(answer.logprobs) if self._has_logprobs else None,
+                "finish_reason": chat_finish(answer),
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return self._whole | {"choices": choices, "usage": usage(answers, choices=len(answers))}
 
     def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
@@ -80,16 +92,30 @@ class ChatEvents:
         return self._head | {"choices": [choice]}
 
 
-class CompletionEvents:
-    """Events of streamed completions."""
+class CompletionReply:
+    """The reply of ``/v1/completions``, whole and as events."""
 
     def __init__(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        """Events of the answers to *body*, each of which begins with *head*."""
+        """The reply to *body*, each part of which begins with *head*."""
         self._head = {**head, "object": "text_completion"}
+        self._has_logprobs = body["logprobs"] is not None
         self._choices = body["n"] or 1
         self._echoes = bool(body["echo"])
         self._counts = bool((body["stream_options"] or {}).get("include_usage"))
         self._begun: set[int] = set()
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The whole reply; *answers* has those of a prompt together."""
+        choices = [
+            completion_choice(
+                index,
+                (answer.prompt_text if self._echoes else "") + answer.text,
+                finish_of(answer.finish_reason),
+                text_logprobs(answer.logprobs) if self._has_logprobs else None,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return self._head | {"choices": choices, "usage": usage(answers, choices=self._choices)}
 
     def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
@@ -116,29 +142,6 @@ def _call_delta(delta: CallDelta) -> dict[str, Any]:
     return {
         "index": delta.index, **begun, "function": {**function, "arguments": delta.arguments}
     }  # fmt: skip
-
-
-def chat_reply(
-    body: Mapping[str, Any], head: Mapping[str, Any], answers: Sequence[Answer]
-) -> dict[str, Any]:
-    """The whole reply of ``/v1/chat/completions``.
-
-    Args:
-        body: what was asked for.
-        head: its id, model and time.
-        answers: one for each choice.
-    """
-    choices = [
-        {
-            "index": index,
-            "message": message_of(answer),
-            "logprobs": chat_logprobs(answer.logprobs) if body["logprobs"] else None,
-            "finish_reason": chat_finish(answer),
-        }
-        for index, answer in enumerate(answers)
-    ]
-    counts = usage(answers, choices=len(answers))
-    return {**head, "object": "chat.completion", "choices": choices, "usage": counts}
 
 
 def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
@@ -206,29 +209,6 @@ def with_top(
     return facts(token) | {"top_logprobs": [facts(other) for other in token.top]}
 
 
-def completion_reply(
-    body: Mapping[str, Any], head: Mapping[str, Any], answers: Sequence[Answer]
-) -> dict[str, Any]:
-    """The whole reply of ``/v1/completions``.
-
-    Args:
-        body: what was asked for.
-        head: its id, model and time.
-        answers: all of them, those of a prompt together.
-    """
-    choices = [
-        completion_choice(
-            index,
-            (answer.prompt_text if body["echo"] else "") + answer.text,
-            finish_of(answer.finish_reason),
-            None if body["logprobs"] is None else text_logprobs(answer.logprobs),
-        )
-        for index, answer in enumerate(answers)
-    ]
-    counts = usage(answers, choices=body["n"] or 1)
-    return {**head, "object": "text_completion", "choices": choices, "usage": counts}
-
-
 def completion_choice(
     index: int, text: str, finish: str | None, logprobs: Any = None
 ) -> dict[str, Any]:
@@ -269,7 +249,7 @@ def vectors_of(
     """The vectors that *answers* are, as *body* wants them."""
     normalize, dimensions = body["normalize"] is not False, body["dimensions"]
     return [
-        rounded(answer.sequence.vector(normalize=normalize, dimensions=dimensions), precision)
+        round_vectors(answer.sequence.vector(normalize=normalize, dimensions=dimensions), precision)
         for answer in answers
     ]
 
@@ -300,3 +280,10 @@ def embeddings_reply(
 
 def _base64(row: NDArray[Any]) -> str:
     return base64.b64encode(row.astype(row.dtype.newbyteorder("<")).tobytes()).decode()
+
+
+def error_reply(
+    message: str, kind: str, code: str | None = None, field: str | None = None
+) -> dict[str, Any]:
+    """The body of a reply with an error status."""
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

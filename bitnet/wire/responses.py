@@ -9,17 +9,16 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.limits import MAX_MESSAGES
-from bitnet.runtime.piece import Piece
+from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import Request
-from bitnet.runtime.tool_calls import CallDelta
-from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, named, optional, random
+from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, optional, random, schemas_by_name
 from bitnet.wire.openai import IDLE, schema_of
 from bitnet.wire.openai_reply import with_top
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
 
@@ -34,8 +33,8 @@ RESPONSE = Form(
         "model": TEXT,
         "input": optional(TEXT, _ANY_OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
         "instructions": TEXT,
-        **named("responses", "max_tokens", "temperature", "top_p"),
-        **named("responses", "tools", "tool_choice", "parallel_tool_calls"),
+        **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
+        **schemas_by_name("responses", "tools", "tool_choice", "parallel_tool_calls"),
         "text": OBJECT | {"description": "format: text or a JSON schema"},
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
         "include": TEXTS | {"description": f"only {INCLUDED}"},
@@ -67,19 +66,19 @@ def response_requests(body: Mapping[str, Any], default: Request | None = None) -
     """
     for name in _UNSERVED:
         value = body[name]
-        is_empty = isinstance(value, dict) and all(one is None for one in value.values())
+        is_empty = isinstance(value, dict) and all(entry is None for entry in value.values())
         if value and not is_empty:
             raise UsageError(f"{name} is not served", field=name)
     include, top = body["include"], body["top_logprobs"]
-    if any(one != INCLUDED for one in include or ()):
+    if any(entry != INCLUDED for entry in include or ()):
         raise UsageError(f"include: only {INCLUDED} is served", field="include")
     if top and not include:
         raise UsageError(f"top_logprobs needs include: {INCLUDED}", field="top_logprobs")
-    said = body["instructions"]
-    told = [{"role": "system", "content": said}] if said else []
-    tools = [_tool(one, f"tools.{n}") for n, one in enumerate(body["tools"] or ())]
-    given = {
-        "messages": told + _messages(body["input"]),
+    instructions = body["instructions"]
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    tools = [_tool(tool, f"tools.{n}") for n, tool in enumerate(body["tools"] or ())]
+    fields = {
+        "messages": system + _messages(body["input"]),
         "tools": tools or None,
         "tool_choice": _choice(body["tool_choice"]),
         "parallel_tool_calls": body["parallel_tool_calls"],
@@ -88,7 +87,7 @@ def response_requests(body: Mapping[str, Any], default: Request | None = None) -
         "temperature": body["temperature"],
         "top_p": body["top_p"],
     }
-    request = Request.from_mapping(given, random(default, temperature=1.0))
+    request = Request.from_mapping(fields, random(default, temperature=1.0))
     return [replace(request, logprobs=top or 0) if include else request]
 
 
@@ -172,7 +171,7 @@ class ResponseItems:
         self._is_open = False
         self._count = -1
         self._has_logprobs = bool(body.get("include"))
-        given = {name: value for name, value in body.items() if value is not None}
+        fields = {name: value for name, value in body.items() if value is not None}
         self._response: dict[str, Any] = {
             "id": head["id"],
             "object": "response",
@@ -180,34 +179,35 @@ class ResponseItems:
             "model": head["model"],
             "error": None,
             "incomplete_details": None,
-            "instructions": given.get("instructions"),
-            "max_output_tokens": given.get("max_output_tokens"),
-            "metadata": given.get("metadata", {}),
-            "parallel_tool_calls": given.get("parallel_tool_calls", True),
+            "instructions": fields.get("instructions"),
+            "max_output_tokens": fields.get("max_output_tokens"),
+            "metadata": fields.get("metadata", {}),
+            "parallel_tool_calls": fields.get("parallel_tool_calls", True),
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,
-            "temperature": given.get("temperature", 1.0),
-            "text": given.get("text") or {"format": {"type": "text"}},
-            "tool_choice": given.get("tool_choice", "auto"),
-            "tools": given.get("tools", []),
-            "top_logprobs": given.get("top_logprobs", 0),
-            "top_p": given.get("top_p", 1.0),
+            "temperature": fields.get("temperature", 1.0),
+            "text": fields.get("text") or {"format": {"type": "text"}},
+            "tool_choice": fields.get("tool_choice", "auto"),
+            "tools": fields.get("tools", []),
+            "top_logprobs": fields.get("top_logprobs", 0),
+            "top_p": fields.get("top_p", 1.0),
             "truncation": "disabled",
             "usage": None,
-            "user": given.get("user"),
+            "user": fields.get("user"),
         }
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """The response when *answer* has ended."""
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The response when its answer has ended."""
+        (answer,) = answers
         calls = tuple(
             CallDelta(index, call.arguments, call.id, call.name)
             for index, call in enumerate(answer.calls)
         )
-        for _ in self.of(Piece(None, text=answer.text, calls=calls)):
+        for _ in self.of(0, Piece(None, text=answer.text, calls=calls), answer):
             pass
-        *_, ended = self.end(answer)
+        *_, ended = self.end(answers)
         return dict(ended["response"])
 
     def event(self, kind: str, **facts: Any) -> dict[str, Any]:
@@ -215,7 +215,11 @@ class ResponseItems:
         self._count += 1
         return {"type": kind, "sequence_number": self._count, **facts}
 
-    def of(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def fault(self, message: str, code: str, field: str | None) -> dict[str, Any]:
+        """The event of an error."""
+        return self.event("error", code=code, message=message, param=field)
+
+    def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
         if self._count < 0:
             begun = self._response | {"status": "in_progress", "output": []}
@@ -237,8 +241,9 @@ class ResponseItems:
                 self._output[-1]["arguments"] += call.arguments
                 yield self._item_event("function_call_arguments.delta", delta=call.arguments)
 
-    def end(self, answer: Answer) -> Iterator[dict[str, Any]]:
+    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
         """Events after the last piece."""
+        (answer,) = answers
         if not self._output:
             yield from self._open_message()
         reason = answer.finish_reason

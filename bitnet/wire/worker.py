@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.request import Request
 
-__all__ = ["DETOKENIZE", "INFERENCE", "TOKENIZE", "InferenceEvents", "inference_requests"]
+__all__ = ["DETOKENIZE", "INFERENCE", "TOKENIZE", "InferenceReply", "inference_requests"]
 
 INFERENCE = Form(
     "InferenceRequest",
@@ -45,15 +45,16 @@ def inference_requests(body: Mapping[str, Any], default: Request) -> list[Reques
     return [replace(continuation(body, default), prompt=body["prompt"])]
 
 
-class InferenceEvents:
+class InferenceReply:
     """The reply of ``/v1/inference``, whole and as events."""
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         """A reply that begins with *head*."""
         self._head = head
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply of a finished answer."""
+        (answer,) = answers
         return {
             **self._head,
             "text": answer.text,
@@ -71,4 +72,4 @@ class InferenceEvents:
 
     def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
         """Events after the last piece."""
-        yield self.whole(answers[0]) | {"done": True}
+        yield self.whole(answers) | {"done": True}

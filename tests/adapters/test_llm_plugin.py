@@ -33,7 +33,7 @@ def _plugged(monkeypatch, tmp_path):
     if own:
         pm.register(plugin)
     yield
-    plugin._loaded.cache_clear()
+    plugin._load_model.cache_clear()
     if own:
         pm.unregister(plugin)
 

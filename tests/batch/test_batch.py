@@ -10,12 +10,12 @@ from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 from waiting import until
 
-from bitnet import locks
+from bitnet.base import locks
+from bitnet.base.errors import UsageError
 from bitnet.batch.files import BatchFiles
 from bitnet.batch.options import BatchOptions
 from bitnet.batch.rows import BatchRow
 from bitnet.batch.run import answers, in_order
-from bitnet.errors import UsageError
 from bitnet.runtime.language_model import load
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
@@ -28,23 +28,23 @@ ROWS = [
 BROKEN = [
     ("{", "not JSON"),
     ("[]", "not a JSON object"),
-    ('{"prompt": 1}', "prompt is not a text"),
-    ('{"promt": "a"}', "promt is not a field of a request"),
+    ('{"prompt": 1}', "prompt: expected a text"),
+    ('{"promt": "a"}', "promt: this field is not known here"),
     (
         '{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}',
         "either prompt or messages",
     ),
     ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
-    ('{"prompt": "a", "max_tokens": 1.5}', "max_tokens is not a whole number"),
+    ('{"prompt": "a", "max_tokens": 1.5}', "max_tokens: expected a whole number"),
     ('{"prompt": "a", "max_tokens": 0}', "max_tokens is 0"),
-    ('{"prompt": "a", "stop": [1]}', "stop is neither"),
+    ('{"prompt": "a", "stop": [1]}', "stop.0: expected a text"),
     ('{"prompt": ""}', "the prompt is empty"),
     ('{"prompt": "' + "a" * 300 + '"}', "the context holds 64"),
-    ('{"messages": [{"role": 3}]}', "messages.0: role is not a text"),
+    ('{"messages": [{"role": 3}]}', "messages.0.role: expected a text"),
     ('{"messages": [{"role": "user"}]}', "messages.0: content is missing"),
-    ('{"messages": [{"role": "user", "content": 1}]}', "content is neither"),
-    ('{"messages": []}', "messages is empty"),
-    ('{"prompt": "a", "temperature": 1' + "0" * 400 + "}", "a number is out of its range"),
+    ('{"messages": [{"role": "user", "content": 1}]}', "messages.0.content: expected a text"),
+    ('{"messages": []}', "messages: expected at least 1"),
+    ('{"prompt": "a", "temperature": 1' + "0" * 400 + "}", "expected 0 to 100"),
     ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "not JSON"),
     ('{"id": null, "prompt": "a"}', "id is neither"),
     ('{"id": true, "prompt": "a"}', "id is neither"),
@@ -134,7 +134,9 @@ def test_what_is_answered_is_never_computed_again(model_path, source, tmp_path):
     target = tmp_path / "out.jsonl"
     with load(model_path) as model:
         with BatchFiles(source, target) as files:
-            for count, (row, facts) in enumerate(answers(files.left(), model, max_tokens=4)):
+            for count, (row, facts) in enumerate(
+                answers(files.remaining_rows(), model, max_tokens=4)
+            ):
                 files.write(row, facts)
                 if count == 1:
                     break
@@ -142,38 +144,38 @@ def test_what_is_answered_is_never_computed_again(model_path, source, tmp_path):
         target.write_bytes(before + b'{"id": "half of a li')
         with BatchFiles(source, target) as files:
             assert files.done == 2
-            rest = list(files.left())
+            rest = list(files.remaining_rows())
             assert len(rest) == 2
             for row, facts in answers(rest, model, max_tokens=4):
                 files.write(row, facts)
     assert target.read_bytes().startswith(before)
     assert set(lines(target)) == {"a", "2", "7", "stop"}
     with BatchFiles(source, target) as files:
-        assert list(files.left()) == []
+        assert list(files.remaining_rows()) == []
 
 
 def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"id": 1, "prompt": "a"}\n{"id": 2, "prompt": "b"}\n')
     with BatchFiles(source, target) as files:
-        first, second = files.left()
+        first, second = files.remaining_rows()
         files.write(first, {"error": "x"})
         files.write(second, {"text": "y"})
     with BatchFiles(source, target) as files:
-        assert (files.done, files.failed) == (2, 1)
+        assert (files.done, files.error_count) == (2, 1)
     with BatchFiles(source, target, retry_errors=True) as files:
-        (row,) = files.left()
-        assert (row.id, files.failed) == ("1", 0)
+        (row,) = files.remaining_rows()
+        assert (row.id, files.error_count) == ("1", 0)
         files.write(row, {"text": "z"})
     with BatchFiles(source, target) as files:
-        assert (files.done, files.failed) == (2, 0)
+        assert (files.done, files.error_count) == (2, 0)
 
 
 def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"id": 1, "prompt": "a"}\n')
     with BatchFiles(source, target) as files:
-        files.write(next(files.left()), {"text": "y"})
+        files.write(next(files.remaining_rows()), {"text": "y"})
     kept = target.read_bytes()
     source.write_text('{"id": 1, "prompt": "other"}\n')
     with pytest.raises(UsageError, match="another row '1'"):

@@ -8,6 +8,7 @@ from tiny_models import tiny_gguf
 
 import bitnet
 from bitnet import native
+from bitnet.base.errors import BenchmarkError, InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.bench import (
     BenchPlan,
     BenchReport,
@@ -20,7 +21,6 @@ from bitnet.bench import (
     slowdown,
 )
 from bitnet.bench.measure import _decode_s, _prefill_s
-from bitnet.errors import BenchmarkError, InvalidFormat, NotFound, Unsupported, UsageError
 
 MACHINE = Machine("Example CPU", 2, 8 << 30, ("avx2",), "native (avx2)", {1: 2e10, 2: 3e10})
 REPORT = BenchReport(
@@ -177,9 +177,9 @@ class Recorder:
     def __init__(self, engine):
         self.engine, self.asked = engine, []
 
-    def reset(self):
+    def forget(self):
         self.asked = []
-        self.engine.reset()
+        self.engine.forget()
 
     def generate(self, ids, request):
         self.asked.append((len(ids), self.engine.reusable(ids), request.max_tokens))

@@ -14,8 +14,8 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry
-from bitnet.runtime.engine import Engine
 from bitnet.runtime.request import Request
+from bitnet.runtime.scheduler import Scheduler
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "synthetic.py"
 
@@ -50,7 +50,17 @@ def written(script, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "F16", "Q4_0", "Q8_0"])
 def test_the_model_is_complete_and_runs(written, kind):
     model = load_model(written(kind), ops=ReferenceOps())
-    pieces = list(Engine(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
+    pieces = list(Scheduler(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
+    assert len(pieces) == 4
+
+
+def test_a_hybrid_model_has_attention_in_every_fourth_layer_and_runs(written):
+    model = load_model(written("PTQ1_0", "tiny-hybrid", "--layers", 4), ops=ReferenceOps())
+    assert [type(block[0].mixers[0]).__name__ for block in model.config.blocks] == [
+        *["DeltaNet"] * 3,
+        "Attention",
+    ]
+    pieces = list(Scheduler(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
     assert len(pieces) == 4
 
 

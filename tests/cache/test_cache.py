@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bitnet.base.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
+from bitnet.base.options import parse_duration
 from bitnet.cache.check import verify
 from bitnet.cache.entries import entries
 from bitnet.cache.prune import plan, prune, refuse_unless_cache
 from bitnet.cache.selection import Selection
-from bitnet.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
-from bitnet.options import parse_duration
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
 NOW_S = 2_000_000_000.0
@@ -50,7 +50,6 @@ def root(tmp_path):
     put(root / "exact-heads" / f"{'cd' * 16}.copy", b"copy", age_days=20)
     put(root / "measurements/ternary-layout-0123.json", b"{}", age_days=20)
     put(root / "models/acme--tiny/main/tiny.gguf", b"GGUF....", age_days=60)
-    put(root / "reports/parity.json", b"{}", age_days=3)
     return root
 
 
@@ -89,7 +88,6 @@ def test_every_kind_of_file_is_recognised(root):
         f"{'cd' * 16}.copy": ("exact-head", "cd" * 16),
         "ternary-layout-0123.json": ("measurement", "ternary-layout-0123"),
         "tiny.gguf": ("model", "acme--tiny/main/tiny.gguf"),
-        "parity.json": ("report", "parity.json"),
     }
     assert sum(entry.path.name == "tokenizer.json" for entry in entries(root)) == 2
 
@@ -115,7 +113,7 @@ def test_files_outside_our_folders_are_not_ours(root):
     put(root / "notes.txt")
     put(root / "other/tokenizer.json")
     listed = {entry.path.relative_to(root).parts[0] for entry in entries(root)}
-    assert listed == {"tokenizers", "models", "exact-heads", "measurements", "reports"}
+    assert listed == {"tokenizers", "models", "exact-heads", "measurements"}
 
 
 def test_an_entry_that_another_process_holds_names_its_owner(root, holding):
@@ -200,7 +198,7 @@ def test_a_file_that_vanishes_while_checking_is_reported_not_raised(root):
 def test_everything_but_models_goes_by_default(root):
     planned = plan(root, Selection(), now_s=NOW_S)
     assert {entry.kind for entry in planned.remove} == {
-        *("tokenizer", "compiled", "report", "exact-head", "measurement", "partial", "leftover")
+        *("tokenizer", "compiled", "exact-head", "measurement", "partial", "leftover")
     }
     prune(planned)
     left = sorted(path.name for path in root.rglob("*") if path.is_file())
@@ -209,7 +207,6 @@ def test_everything_but_models_goes_by_default(root):
         "exact-heads",
         "measurements",
         "models",
-        "reports",
         "tokenizers",
     ]
 
@@ -223,7 +220,7 @@ def test_everything_but_models_goes_by_default(root):
         ),
         (Selection(older_than="30d", keep=10), ["old.json.incomplete"]),
         (
-            Selection(keep=2),  # the two newest: a report and a tokenizer
+            Selection(keep=1),  # the newest: a tokenizer
             [
                 *(f"{'ab' * 32}.tok", f"{'cd' * 16}.copy", "old.json.incomplete"),
                 "ternary-layout-0123.json",
@@ -231,6 +228,8 @@ def test_everything_but_models_goes_by_default(root):
             ],
         ),
         (Selection(key="llama3-128k"), ["tokenizer.json"]),
+        (Selection(key="ab" * 32), [f"{'ab' * 32}.tok"]),
+        (Selection(key=f"{'ab' * 6}…"), [f"{'ab' * 32}.tok"]),  # as a terminal shows it
         (Selection(key="acme/tiny", models=True), ["tiny.gguf"]),
         (Selection(key="acme--tiny/main/tiny.gguf", models=True), ["tiny.gguf"]),
         (Selection(models=True, older_than="55d"), ["old.json.incomplete", "tiny.gguf"]),
@@ -247,6 +246,8 @@ def test_what_a_selection_removes(root, selection, expected):
 def test_an_unknown_key_is_an_error_that_lists_the_known_ones(root):
     with pytest.raises(NotFound) as caught:
         plan(root, Selection(key="llama9"), now_s=NOW_S)
+    with pytest.raises(NotFound):  # too few digits of a digest
+        plan(root, Selection(key="ab" * 5), now_s=NOW_S)
     assert "llama3-128k" in caught.value.hint
     assert caught.value.exit_code == 19
 

@@ -27,7 +27,7 @@ from bitnet.kernels.packing import prepare_matrix
 from bitnet.models.exact_head import copy as head_copy
 from bitnet.models.exact_head.copy import HeadCopy
 from bitnet.models.exact_head.logits import Needed
-from bitnet.models.exact_head.premises import broken_premise, sampled_tiles
+from bitnet.models.exact_head.premises import broken_premise, sample_tiles
 from bitnet.models.exact_head.reference import TILE_ROWS
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
@@ -241,5 +241,5 @@ def test_a_copy_that_was_just_made_breaks_no_premise(level, size):
 
 
 def test_other_rows_are_compared_each_time():
-    assert len({tuple(sampled_tiles(1 << 20)) for _ in range(20)}) == 20
-    assert sorted(sampled_tiles(33)) == [0, 1, 2]
+    assert len({tuple(sample_tiles(1 << 20)) for _ in range(20)}) == 20
+    assert sorted(sample_tiles(33)) == [0, 1, 2]

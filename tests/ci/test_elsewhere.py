@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ci_project import COMPARED, write_project
+from ci_project import write_project
+from compared_models import COMPARED
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 

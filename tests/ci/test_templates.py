@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ci_project import IMAGE
 
+from bitnet.base.errors import NotFound, UsageError
 from bitnet.ci import templates
 from bitnet.ci.templates import DEFAULT, EVERY, plan_files, template_folder, write_files
-from bitnet.errors import NotFound, UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,12 +95,14 @@ def test_a_commit_that_this_program_was_installed_from_is_the_default(tmp_path, 
         '{"url": "https://example.org/me/bitnet", "vcs_info": {"vcs": "git", "commit_id": "%s"}}'
     )
     monkeypatch.setattr(metadata, "distribution", lambda name: Installed(noted % ("ab12" * 10)))
-    assert templates.installed_from() == COMMIT
+    assert templates.install_commit() == COMMIT
     assert states(tmp_path, source="")[".github/bitnet/source.txt"] == "new"
     for other in (None, "{", '{"url": "file:///x", "dir_info": {}}', noted % "main"):
         monkeypatch.setattr(metadata, "distribution", lambda name, other=other: Installed(other))
-        assert templates.installed_from() == ""
-        with pytest.raises(UsageError, match="nothing says where CI has bitnet from"):
+        assert templates.install_commit() == ""
+        with pytest.raises(
+            UsageError, match="cannot tell where CI should install this program from"
+        ):
             plan(tmp_path, source="")
 
 
@@ -150,11 +153,28 @@ def test_an_image_is_given_the_source_that_it_is_built_from(tmp_path, source):
     if source != COMMIT:
         (tmp_path / source).mkdir(parents=True)
     for given in (source, ""):  # the second time the project's own is kept
-        planned = plan_files(tmp_path, ["docker"], source=given)
+        planned = plan_files(tmp_path, ["docker"], source=given, image=IMAGE)
         (image,) = (file for file in planned if file.path.name == "Dockerfile")
         copied = f'COPY ["{source}", "{source}"]\n' in image.text
         assert copied is (source != COMMIT)
         write_files(tmp_path, planned, force=True)
+
+
+@pytest.mark.parametrize("name", ["docker", "gitlab"])
+@pytest.mark.parametrize("image", ["", "python:3.12", f"python@sha256:{'ab' * 31}", "a b@sha256:"])
+def test_an_image_without_its_digest_is_refused(tmp_path, name, image):
+    with pytest.raises(UsageError, match="names no digest") as raised:
+        plan(tmp_path, [name], image=image)
+    assert "imagetools inspect python:3.12-bookworm" in raised.value.hint
+
+
+def test_every_image_is_the_one_given_and_stays_the_projects(tmp_path):
+    names = ["docker", "gitlab"]
+    write_files(tmp_path, plan(tmp_path, names, image=IMAGE))
+    texts = [(tmp_path / path).read_text() for path in ("Dockerfile", ".gitlab/bitnet-ci.yml")]
+    named = re.findall(r"(?m)^(?:FROM|  image:) (\S+)", "\n".join(texts))
+    assert named == [IMAGE] * 3
+    assert set(states(tmp_path, names).values()) == {"unchanged"}
 
 
 def test_no_report_is_signed_after_a_failed_comparison():
@@ -182,7 +202,7 @@ def test_a_changed_file_stops_everything_unless_forced(tmp_path):
 
 
 def test_the_default_branch_is_the_projects(tmp_path):
-    write_files(tmp_path, plan(tmp_path, EVERY, branch="trunk"))
+    write_files(tmp_path, plan(tmp_path, EVERY, branch="trunk", image=IMAGE))
     texts = [path.read_text() for path in tmp_path.rglob("*.yml")]
     assert any("branches: [trunk]" in text for text in texts)
     assert not any("branches: [main]" in text for text in texts)

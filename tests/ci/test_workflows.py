@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ci_project import COMPARED, HAS_ENGINE, PASSED, TINY, WITHOUT_ENGINE, write_project
+from ci_project import write_project
+from compared_models import COMPARED, HAS_ENGINE, PASSED, TINY, WITHOUT_ENGINE
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 from workflow_runner import CacheStore, Runner
 
 import bitnet
-from bitnet.files import sha256_of
+from bitnet.base.files import sha256_of
 
 pytestmark = [
     pytest.mark.slow,

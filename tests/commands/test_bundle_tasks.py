@@ -11,7 +11,8 @@ import pytest
 from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, tiny_gguf
 
-from bitnet import settings, sources
+from bitnet import sources
+from bitnet.base import settings
 from bitnet.store import Store
 from bitnet.store.bundle import MANIFEST
 
@@ -211,10 +212,10 @@ def test_a_name_that_is_another_file_here_stays_it(hub, bundle, machine, bitnet,
     hub.add("org/one", "tiny.gguf", other.read_bytes())
     machine("there")
     assert bitnet("run", "tiny", "a", "--max-tokens", 1).code == 0
-    url = Store(settings.cache_dir()).names.find("org/one", "main", "tiny.gguf")
+    url = Store(settings.cache_dir()).index.find("org/one", "main", "tiny.gguf")
     done = bitnet("bundle.import", bundle)
     assert (done.code, "stays it without --force" in done.err) == (0, True)
-    names = Store(settings.cache_dir()).names
+    names = Store(settings.cache_dir()).index
     assert names.find("org/one", "main", "tiny.gguf") == url
     assert bitnet("bundle.import", bundle, "--force").code == 0
     assert names.find("org/one", "main", "tiny.gguf").sha256 != url.sha256
@@ -262,7 +263,7 @@ def _rewritten(bundle, change):
 
 
 def _named(**facts):
-    return lambda document: document["names"][0].update(facts)
+    return lambda document: document["files"][0].update(facts)
 
 
 def _member(index, **facts):
@@ -303,12 +304,15 @@ HOSTILE = {
     "a file upwards": lambda path: _rewritten(path, _named(file="../../../evil")),
     "an absolute file": lambda path: _rewritten(path, _named(file="/etc/evil")),
     "a repository upwards": lambda path: _rewritten(path, _named(repo="../..")),
-    "a key upwards": lambda path: _rewritten(path, _named(kind="tokenizer", key="../../evil")),
+    "a key upwards": lambda path: _rewritten(path, _named(kind="tokenizer", path="../../evil")),
+    "a place elsewhere": lambda path: _rewritten(
+        path, _named(kind="tokenizer", path="models/evil/tokenizer.json")
+    ),
     "a name that steers": lambda path: _rewritten(path, _named(file="\x1b[2Jx")),
     "a kind that is none": lambda path: _rewritten(path, _named(kind="version")),
     "a name without a file": lambda path: _rewritten(path, _named(sha256="0" * 64)),
     "names that are none": lambda path: _rewritten(
-        path, lambda document: document.update(names=[{"repo": 1}])
+        path, lambda document: document.update(files=[{"repo": 1}])
     ),
     "a model upwards": lambda path: _rewritten(
         path,

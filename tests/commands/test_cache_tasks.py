@@ -96,7 +96,7 @@ def test_clean_removes_nothing_where_no_user_can_be_asked(run, cache):
 
 def test_clean_with_yes_removes(run, cache):
     code, out, _ = run("clean-cache", "--yes")
-    assert (code, out.splitlines()[-1]) == (0, "Cache cleanup complete")
+    assert (code, out) == (0, "Cache cleanup complete: removed 1 file, 13 B\n")
     assert list((cache / "tokenizers").iterdir()) == []
 
 
@@ -115,9 +115,15 @@ def test_a_dry_run_shows_and_succeeds(run, cache):
     assert (cache / "tokenizers/gpt2-50k/tokenizer.json").exists()
 
 
+def test_clean_lists_the_files_when_verbose(run, cache):
+    code, out, _ = run("clean-cache", "--yes", "--verbose")
+    assert (code, out.count("tokenizer.json")) == (0, 1)
+
+
 def test_an_empty_cache_is_clean_without_asking(run, tmp_path):
     code, out, _ = run("clean-cache", f"--cache-dir={tmp_path / 'none'}")
-    assert (code, out.splitlines()[-1]) == (0, "Cache cleanup complete")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("Cache cleanup complete: removed 0 files")
 
 
 def test_clean_as_json_prints_one_document(run, cache):
@@ -140,4 +146,4 @@ def test_the_cleanup_script_removes_what_is_old(cache):
     assert path.exists()
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert not path.exists()
-    assert done.stdout.endswith("Cache cleanup complete\n")
+    assert "Cache cleanup complete: removed 1 file" in done.stdout

@@ -135,7 +135,7 @@ def test_options_are_set_and_shown(typed):
     assert "| 2 tokens" in done.err
     assert "max_tokens: 2" in done.err
     assert 'stop: ["zz"]' in done.err
-    assert "temperature is not a number" in done.err
+    assert "temperature is of type str, expected a number" in done.err
     assert "messages is not an option of a conversation" in done.err
     assert "/set needs a name and a value" in done.err
 
@@ -186,3 +186,33 @@ def test_a_model_without_a_template_can_be_given_one(bitnet, tmp_path, monkeypat
     wrong = bitnet("chat", "--model", bare, *words)
     assert wrong.code == 13
     assert f"the chat template of {template} is not valid" in wrong.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of Unix")
+def test_lines_are_recalled_in_the_next_session(model, tmp_path):
+    from terminals import OnTerminal
+
+    history, saved = tmp_path / "state" / "history", tmp_path / "talk.json"
+    words = [sys.executable, "-m", "bitnet", "chat", "--model", model, "--max-tokens", 2]
+    for first in ("b\n", f"\x1b[A\x1b[A\n/save {saved}\n"):
+        terminal = OnTerminal(words, BITNET_HISTORY=str(history))
+        terminal.until("/help lists commands")
+        terminal.until("> ")
+        terminal.type(f"{first}/exit\n")
+        assert terminal.end() == 0, terminal.shown
+    question, _ = json.loads(saved.read_text())
+    assert question["content"] == "b"
+    assert history.read_text().split()[:2] == ["b", "/exit"]
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_a_message_is_written_in_an_editor(typed, tmp_path, monkeypatch):
+    saved, editor = tmp_path / "talk.json", tmp_path / "editor.py"
+    editor.write_text("import sys; open(sys.argv[1], 'w').write('c\\nd\\n')")
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", f"'{sys.executable}' '{editor}'")
+    assert typed("!edit", f"/save {saved}").code == 0
+    assert json.loads(saved.read_text())[0]["content"] == "c\nd"
+    for broken, said in (("false", "failed"), ("true", "the message is empty"), ("", "an editor")):
+        monkeypatch.setenv("EDITOR", broken)
+        assert said in typed("!edit").err

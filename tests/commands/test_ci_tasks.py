@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bitnet.base.installation import extra_command
 from bitnet.ci.lint import LINTERS
-from bitnet.installation import extra_command
+
+IMAGE = f"python:3.12-bookworm@sha256:{'ab' * 32}"
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +62,7 @@ def test_a_changed_file_is_named_and_kept(bitnet):
 
 def test_what_it_wrote_passes_every_linter(bitnet, linters):
     words = [w for name in ("wheels", "release", "docker") for w in ("--with", name)]
+    words += ["--image", IMAGE]
     assert bitnet("ci-init", *SOURCE).code == bitnet("ci-init", *words).code == 0
     done = bitnet("ci-lint")
     assert (done.code, done.out.splitlines()) == (0, [f"✓ {name}" for name in LINTERS])

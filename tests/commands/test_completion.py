@@ -66,7 +66,7 @@ def test_the_word_is_among_those_that_are_offered(place, what):
 @pytest.mark.parametrize("name", load().task_names)
 def test_every_option_of_a_command_is_offered(name):
     command = load()[name]
-    offered = candidates([*command.typed.split(), "--"], load())
+    offered = candidates([*command.command_words.split(), "--"], load())
     assert {f"--{option.names[0]}" for option in command.get_arguments()} <= {*offered}
 
 

@@ -50,11 +50,11 @@ def test_a_cost_that_is_not_measured_is_said_to_be_so(bitnet, folder, tmp_path):
 
 
 def test_engines_that_compute_it_differently_are_named_before_it_is_written(bitnet, tmp_path):
-    model = tiny_folder(tmp_path / "model", "mistral")
+    model = tiny_folder(tmp_path / "model", "mistral", sliding_window=9)
     words = ("--model", model, "--output", tmp_path / "out.gguf", "--no-tokenizer")
     done = bitnet("convert", *words)
     lines = done.err.splitlines()
-    said = "Warning: llama.cpp: ignores the sliding window of llama models: beyond 4 positions"
+    said = "Warning: every engine: ignores the sliding window of llama models: beyond 9 positions"
     (warned,) = [number for number, line in enumerate(lines) if said in line]
     assert any("exactly" in line or "rounded" in line for line in lines[warned:])
     assert done.code == 0

@@ -12,6 +12,7 @@ from hints import (
     CLEAN,
     COMMANDS,
     DISTINCT,
+    EXTRA,
     FILLED,
     NEED_A_REAL_MODEL,
     NEED_AN_ENGINE,
@@ -25,20 +26,19 @@ from hints import (
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 
-from bitnet import settings
+from bitnet.base import settings
 from bitnet.commands import load
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?![\w{-])")
 VARIABLE = re.compile(r"\b(?:BITNET|HF|HUGGING)_[A-Z_]*[A-Z]\b")
-EXTRA = re.compile(r"""extra_command\("([\w-]+)"\)|\bextra = "([\w-]+)\"""")
 # Options of Invoke itself, which have no command, and places for options.
 GENERAL = {"--help", "--list", "--list-format", "--config", "--options"}
 OTHER_PROGRAM = re.compile(r"\b(?:pip|uv|ensurepip|llama-gguf-split) .*|:root\{.*", re.DOTALL)
 SENTENCES = [
     (place, OTHER_PROGRAM.sub("", text))
     for place, text in TEXTS
-    if " " in text and not re.search(r"\.html:|^installation\.py:", place)  # CSS; options of pip
+    if " " in text and not re.search(r"\.html:|^base/installation\.py:", place)  # options of pip
 ]
 
 

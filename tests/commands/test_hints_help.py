@@ -1,47 +1,45 @@
-"""A hint is followed as printed, and then the command that failed works."""
+"""A hint is followed as printed, and then the command that failed works.
+
+``.ci/doors`` follows them in the other doors, and those that need the package index.
+"""
 
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
-from hub_server import HubServer
-from tiny_models import tiny_gguf
+from following import follow_in
+from hint_cases import CASES, EXTRAS, PAGES
+from hints import COMMANDS, EXTRA, SOURCES
 
-# What fails, and the one who offers the way out: the command after ``hint:``.
-FAILING = {
-    "a model of the hub that is not here": ("infer", "hf:org/tiny", "--prompt", "ab", "-n", "2"),
-    "a file of a repository": ("verify", "hf:org/tiny:tiny.gguf"),
-    "a value with a dash": ("infer", "models/model.gguf", "--prompt", "-v", "-n", "2"),
-    "a misspelt option": ("infer", "models/model.gguf", "--promt", "ab"),
-    "a lock file that is not there": ("sync",),
-}
-COMMANDS = ("a model of the hub that is not here", "a file of a repository")
+INSTALLED = f"{shlex.quote(sys.executable)} -m bitnet"
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A working folder with a model, and a hub that has another one."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
-    path = tiny_gguf(tmp_path / "models/model.gguf")
-    with HubServer() as server:
-        server.add("org/tiny", "tiny.gguf", path.read_bytes())
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        yield tmp_path
+def test_every_hint_that_names_a_command_is_followed():
+    """A hint without a row in the table of those that are followed fails here."""
+    written = {words for _, _, words in COMMANDS}
+    followed = {case.hint for case in CASES}
+    assert written - followed - PAGES.keys() == set(), "give each a case in hint_cases.py"
+    assert (followed | PAGES.keys()) - written == set(), "no text has these any more"
+    assert followed & PAGES.keys() == set()
+    assert all(PAGES.values())
 
 
-@pytest.mark.parametrize("what", FAILING)
-def test_what_fails_has_a_hint(bitnet, place, what):
-    failed = bitnet(*FAILING[what])
-    assert failed.code != 0
-    assert "hint: " in failed.err
+def test_every_extra_in_a_hint_is_followed():
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES if path.suffix == ".py"]
+    named = {name or extra for source in sources for name, extra in EXTRA.findall(source)}
+    # Of gigabytes of torch, in a job of its own, and for those without the compiled module.
+    assert named == EXTRAS.keys() | {"parity", "sentencepiece"}
 
 
-@pytest.mark.parametrize("what", COMMANDS)
-def test_the_hint_is_followed_and_then_it_works(bitnet, place, what):
-    failed = bitnet(*FAILING[what])
-    hint = failed.err.partition("hint: ")[2].strip()
-    command = hint[hint.index("bitnet ") :].partition(", or ")[0]
-    followed = bitnet(*shlex.split(command)[1:])
-    assert followed.code == 0, f"{command}\n{followed.err}"
-    again = bitnet(*FAILING[what])
-    assert again.code == 0, f"{hint}\n{again.err}"
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="hints are written for a POSIX shell")
+@pytest.mark.parametrize("case", [c for c in CASES if not c.network], ids=lambda case: case.name)
+def test_the_hint_is_followed_and_then_it_works(case):
+    assert follow_in(case, INSTALLED) == ""
+
+
+def test_each_place_that_runs_the_doors_has_the_table():
+    script = (Path(__file__).parents[2] / ".ci/doors").read_text(encoding="utf-8")
+    assert "following.py" in script
+    assert all(extra in script for extra in EXTRAS)

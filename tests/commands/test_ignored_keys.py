@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_models import tiny_gguf
 
-from bitnet.errors import Unsupported, VerificationFailed
+from bitnet.base.errors import Unsupported, VerificationFailed
 from bitnet.formats.containers import open_checkpoint
 
 KEY = "llama.whatever"

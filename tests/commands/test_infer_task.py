@@ -11,7 +11,7 @@ from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, VOCAB, tiny_gguf
 
 from bitnet.formats.gguf import GGUF
-from bitnet.tokenizer.byte_alphabet import byte_spelling
+from bitnet.tokenizer.spec import byte_spelling
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 

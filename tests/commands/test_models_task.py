@@ -5,6 +5,7 @@ import json
 from tiny_models import tiny_gguf
 
 from bitnet.hub.ref import names
+from bitnet.sheet.plan import OVERHEAD_BYTES
 
 
 def rows(bitnet):
@@ -45,6 +46,25 @@ def test_what_was_fetched_is_listed_by_a_name_that_runs(hub, bitnet, tmp_path, m
     assert (damaged["here"], damaged["runs"]) == (True, False)
     assert damaged["why_not"]
     assert bitnet("run", mine["name"], "a", "--max-tokens", 1, "--offline").code == 0
+
+
+def test_of_a_ternary_model_the_file_that_suits_the_memory_is_run(
+    hub, bitnet, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    for encoding in ("PTQ1_0", "PQ2_0"):
+        path = tmp_path / f"{encoding}.gguf"
+        assert bitnet("convert", "bitnet-tiny", "--output", path, "--type", encoding).code == 0
+        hub.add("org/ternary", f"Ternary-Tiny-{encoding}.gguf", path.read_bytes())
+    done = bitnet("run", "hf:org/ternary", "a", "--max-tokens", 1)
+    assert done.code == 0
+    assert "PQ2_0, PTQ1_0 hold the same weights; Ternary-Tiny-PQ2_0.gguf" in done.err
+    room = (tmp_path / "PTQ1_0.gguf").stat().st_size + OVERHEAD_BYTES
+    monkeypatch.setattr("bitnet.sheet.plan.free_memory", lambda: room)
+    done = bitnet("download-model", "--id", "org/ternary")
+    assert done.code == 0
+    assert "Ternary-Tiny-PTQ1_0.gguf" in done.err
 
 
 def test_the_table_has_a_line_for_each(bitnet):

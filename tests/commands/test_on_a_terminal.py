@@ -44,6 +44,25 @@ def test_nothing_is_wider_than_the_terminal(place, words, columns, lines):
     assert 40 < max(map(len, lines)) <= columns
 
 
+def test_names_are_never_cut_at_60_columns(hub, place):
+    name, revision = "org/a-model-with-a-very-long-name-as-they-are-usual-today", "a" * 64
+    content = tiny_gguf(place / "made.gguf").read_bytes()
+    file = "a-model-with-a-very-long-name-as-they-are-usual-today-Q4_K_M.gguf"
+    hub.add(name, file, content)
+    hub.repos[name].revisions[revision] = hub.repos[name].revisions["main"]
+    ref = f"hf:{name}@{revision}:{file}"
+    environment = {**os.environ, "HF_ENDPOINT": hub.url}
+    words = [*BITNET, "run", ref, "a", "--max-tokens", "1"]
+    subprocess.run(words, cwd=place, env=environment, check=True, capture_output=True)
+    listed = ESCAPE.sub("", shown(place, "models", columns=60)).splitlines()
+    assert {ref, "smollm2-135m", "bitnet-tiny"} <= {line.strip() for line in listed}
+    kept = ESCAPE.sub("", shown(place, "cache", "list", columns=60)).splitlines()
+    assert {f"hf:{name}@{revision}", file} <= {line.strip() for line in kept}
+    names = {ref, file, f"hf:{name}@{revision}", f"hf/{name}@{revision}/.files.json"}
+    rest = [line for line in [*listed, *kept] if line.strip() not in names]
+    assert [line for line in rest if len(line) > 60 and f" in {place}" not in line] == []
+
+
 @pytest.mark.parametrize("words", [("models",), ("cache", "list")])
 def test_a_heading_is_bold_unless_the_environment_says_no(place, words):
     assert "\x1b[1m" in shown(place, *words)

@@ -3,7 +3,7 @@
 import pytest
 from tiny_models import tiny_gguf
 
-from bitnet.errors import TokenizerNotFound
+from bitnet.base.errors import TokenizerNotFound
 from bitnet.formats.gguf import GGUF
 from bitnet.verify import verify_model
 
@@ -43,7 +43,7 @@ def test_serve_opens_the_file_once(bitnet, model, opened, monkeypatch):
     served = []
     monkeypatch.setattr(
         "bitnet.server.run.run",
-        lambda models, *_rest, **_more: served.append(models.default.service.model.path),
+        lambda models, *_rest, **_more: served.append(models.default.worker.model.path),
     )
     assert bitnet("serve", "--model", model, "--port", 0).code == 0
     assert served == opened == [model]

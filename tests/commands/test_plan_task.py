@@ -5,7 +5,7 @@ import pytest
 from builders import f32, gguf_bytes, llama_metadata, vocabulary
 from hub_server import HubServer
 
-from bitnet.hub.package_index import PACKAGED
+from bitnet.sources import PACKAGED
 
 MODEL = gguf_bytes(
     {
@@ -74,7 +74,7 @@ def test_a_packaged_model_is_planned_by_its_size_before_and_its_header_after(
     assert done.code == 0
     assert "Apache-2.0" in done.out
     assert "architecture" not in done.out
-    path = tmp_path / "models" / model.id / model.file
+    path = tmp_path / "models" / model.name / model.file
     path.parent.mkdir(parents=True)
     path.write_bytes(MODEL)
     assert "architecture   llama" in bitnet("plan", "--id", "smollm2-135m", "--offline").out

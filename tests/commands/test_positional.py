@@ -7,7 +7,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.commands import load
 from bitnet.commands.declare import Option
-from bitnet.commands.positional import named
+from bitnet.commands.positional import name_positionals
 
 COMMANDS = load()
 OPTIONS = {
@@ -113,7 +113,7 @@ def test_an_area_is_told_from_a_model(bitnet, model):
 
 def test_several_models_are_several_words():
     contexts = {one.name: one for one in COMMANDS.to_contexts()}
-    words = named(["bundle.export", "a", "--output", "x.tar", "b"], contexts)
+    words = name_positionals(["bundle.export", "a", "--output", "x.tar", "b"], contexts)
     assert words == ["bundle.export", "--model=a", "--output", "x.tar", "--model=b"]
 
 

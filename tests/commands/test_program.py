@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from invoke.collection import Collection
 
-from bitnet import errors
+from bitnet import __version__
+from bitnet.__main__ import inv
+from bitnet.base import errors
+from bitnet.base.options import option
 from bitnet.commands import add, load
 from bitnet.commands.declare import GROUPS, NETWORK, Option, Output, Task, dataclass, task
 from bitnet.commands.program import Program
 from bitnet.commands.usage import command_help
-from bitnet.options import option
 from bitnet.server.options import ServeOptions
 
 CHECKOUT = Path(__file__).parents[1]
@@ -290,7 +292,7 @@ def test_the_help_of_the_program_has_each_command_once_by_group(bitnet):
         command = COMMANDS[name]
         assert command.group in GROUPS
         assert re.search(r"^bitnet \S", command.example, re.MULTILINE)
-        listed = rf"^  {command.typed}(  |$)"
+        listed = rf"^  {command.command_words}(  |$)"
         (found,) = (one for one in groups if re.search(listed, one, re.M))
         assert found.startswith(f"{command.group}:\n")
     assert not any("--prompt-for-sudo" in one for one in groups)
@@ -436,3 +438,24 @@ def test_usage_puts_what_may_be_left_out_in_brackets(run, capsys):
     assert "Usage: bitnet check [--options] PATH\n" in run("check", "--help")[1]
     Program(COMMANDS, "bitnet").run(["bitnet", "doctor", "--help"], exit=False)
     assert "Usage: bitnet doctor [--options] [AREA] [MODEL]\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("door", "another"), [("inv", r"\bbitnet (?!is\b)[a-z-]+"), ("bitnet", r"\binv\b")]
+)
+def test_the_help_of_one_door_names_no_command_of_the_other(door, another, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [f"/nowhere/{door}"])
+    commands = load()
+    for name in ["", *commands.task_names]:
+        with pytest.raises(SystemExit):
+            Program(commands, door).run([door, *filter(None, name.split(".")), "--help"])
+        page = capsys.readouterr().out
+        assert f"{door} " in page
+        assert re.findall(another, page) == []
+
+
+def test_inv_prints_our_version(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["inv", "--version"])
+    with pytest.raises(SystemExit):
+        inv()
+    assert capsys.readouterr().out.startswith(f"bitnet {__version__} (")

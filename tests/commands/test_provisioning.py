@@ -8,9 +8,10 @@ import pytest
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 
-from bitnet import settings
-from bitnet.errors import PermissionDenied
-from bitnet.hub import lockfile, project
+from bitnet.base import settings
+from bitnet.base.errors import PermissionDenied
+from bitnet.hub import project
+from bitnet.store import records
 from bitnet.store.tag import make_cache
 
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
@@ -103,7 +104,7 @@ def test_a_fetched_model_is_attested_beside_it_and_then_pinned(hub, bitnet, tmp_
     words = ("download-model", "--id", "org/tiny", "--file", "tiny.gguf", "--out", "here")
     assert bitnet(*words).code == 0
     model = tmp_path / "work/here/tiny.gguf"
-    (tmp_path / "work" / lockfile.NAME).unlink()
+    (tmp_path / "work" / records.LOCK_FILE).unlink()
     report = json.loads(bitnet("verify", "--model", model, "--json").out)
     assert (report["passed"], report["pinned"]) == (True, True)
     model.unlink()  # the store keeps its own copy
@@ -136,8 +137,8 @@ def test_one_match_is_fetched_into_the_folder_asked_for(hub, bitnet, tmp_path):
         "download-model", "--id", "org/model", "--file", "*Q4*", "--out", "here", "--json"
     )
     assert json.loads(done.out)["path"] == "here/small-Q4_K_M.gguf"
-    (pinned,) = lockfile.read(tmp_path / "work" / lockfile.NAME)
-    assert pinned.path == "here/small-Q4_K_M.gguf"
+    (pinned,) = records.read_lock(tmp_path / "work" / records.LOCK_FILE)
+    assert pinned.place == "here/small-Q4_K_M.gguf"
 
 
 def test_all_parts_of_a_split_model_are_fetched(hub, bitnet):
@@ -231,8 +232,8 @@ def test_pins_that_are_in_no_project_are_not_checked_and_that_is_not_a_success(
     bitnet, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    pin = lockfile.Locked("model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", None)
-    lockfile.write(Path("bitnet.lock.json"), [pin])
+    pin = records.Artifact("model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", None)
+    records.write_lock(Path("bitnet.lock.json"), [pin])
     done = bitnet("sync", "--check")
     assert done.code == 15
     assert "NOT CHECKED: bitnet.lock.json pins no file in this project" in done.err

@@ -7,9 +7,10 @@ import pytest
 from hub_server import Rule
 from tiny_models import tiny_gguf
 
-from bitnet import settings, sources
-from bitnet.hub.package_index import PACKAGED
-from bitnet.progress import human_size
+from bitnet import sources
+from bitnet.base import settings
+from bitnet.base.progress import human_size
+from bitnet.sources import PACKAGED
 from bitnet.store import Store
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
@@ -192,11 +193,11 @@ def test_the_model_of_no_name_goes_to_the_cache(model, bitnet, folder, monkeypat
     known = PACKAGED["smollm2-135m"]
     cache = Store(settings.cache_dir())
     mine = cache.adopt(model, cache.digest_of(model))
-    monkeypatch.setitem(PACKAGED, known.id, replace(known, sha256=mine.sha256, size=mine.size))
+    monkeypatch.setitem(PACKAGED, known.name, replace(known, sha256=mine.sha256, size=mine.size))
     done = bitnet("infer", "--prompt", "a", "--max-tokens", 1, "--offline")
     assert done.code == 0, done.err
     assert list(folder.iterdir()) == []
-    assert (cache.root / "models" / known.id / known.file).read_bytes() == model.read_bytes()
+    assert (cache.root / "models" / known.name / known.file).read_bytes() == model.read_bytes()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from builders import UINT16, Tensor, Typed, write_gguf
 from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, letters, metadata, tiny, tiny_gguf
 
-from bitnet.hub.lockfile import Locked, write
+from bitnet.store.records import Artifact, write_lock
 
 SCRIPTS = Path(__file__).parents[2] / "ci/scripts"
 
@@ -83,10 +83,10 @@ def test_the_model_may_come_from_the_environment(bitnet, model, monkeypatch):
 
 
 def test_what_the_lock_file_pins_is_compared(bitnet, model):
-    entry = Locked(
+    entry = Artifact(
         "model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", "models/tiny.gguf"
     )
-    write(Path("bitnet.lock.json"), [entry])
+    write_lock(Path("bitnet.lock.json"), [entry])
     done = bitnet("verify", "--model", "models/tiny.gguf")
     assert done.code == 15
     assert f"bitnet.lock.json says {'0' * 64}" in done.out
@@ -99,10 +99,10 @@ def test_a_pin_holds_by_whatever_name_the_model_is_called(
 ):
     (tmp_path / "link.gguf").symlink_to(model)
     (tmp_path / "elsewhere").mkdir()
-    pin = Locked(
-        "model", "org/repo", "main", "tiny.gguf", None, "0" * 64, 1, path="models/tiny.gguf"
+    pin = Artifact(
+        "model", "org/repo", "main", "tiny.gguf", None, "0" * 64, 1, place="models/tiny.gguf"
     )
-    write(tmp_path / "bitnet.lock.json", [pin])
+    write_lock(tmp_path / "bitnet.lock.json", [pin])
     monkeypatch.chdir(tmp_path / folder)
     done = bitnet("verify", os.path.relpath(tmp_path / where))
     assert done.code == 15
@@ -124,15 +124,15 @@ def test_each_part_of_a_split_model_has_its_pin(bitnet, model, tmp_path):
         for number in range(2)
     ]
     pins = [
-        Locked("model", "org/repo", "main", part.name, None,
+        Artifact("model", "org/repo", "main", part.name, None,
                hashlib.sha256(part.read_bytes()).hexdigest(), part.stat().st_size,
-               path=f"models/{part.name}")
+               place=f"models/{part.name}")
         for part in parts
     ]  # fmt: skip
-    write(tmp_path / "bitnet.lock.json", pins)
+    write_lock(tmp_path / "bitnet.lock.json", pins)
     done = bitnet("verify", parts[0])
     assert "SHA-256 as bitnet.lock.json says" in done.out
-    write(tmp_path / "bitnet.lock.json", [pins[0], replace(pins[1], sha256="0" * 64)])
+    write_lock(tmp_path / "bitnet.lock.json", [pins[0], replace(pins[1], sha256="0" * 64)])
     assert bitnet("verify", parts[0]).code == 15
 
 

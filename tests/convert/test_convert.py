@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import TOKENS, VOCAB, in_encoding, tiny
 
-from bitnet.convert import ConversionRequest, convert
-from bitnet.errors import (
+from bitnet.base.errors import (
     InvalidFormat,
     Unsupported,
     UsageError,
     VerificationFailed,
 )
+from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.kernels.reference import ReferenceOps

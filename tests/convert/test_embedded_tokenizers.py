@@ -8,8 +8,8 @@ from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
+from bitnet.base.errors import TokenizerNotFound, Unsupported, VocabMismatch
 from bitnet.convert import ConversionRequest, convert
-from bitnet.errors import TokenizerNotFound, Unsupported, VocabMismatch
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import load_tokenizer
 

@@ -10,8 +10,8 @@ from engine_logits import distance, llama_cpp
 from hf_folders import save_tensors, tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, ternary_gguf, tiny_gguf
 
+from bitnet.base.errors import Unsupported
 from bitnet.convert import ConversionRequest, convert, plan_conversion
-from bitnet.errors import Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.inventory import Inventory
 from bitnet.formats.safetensors import read_folder
@@ -82,6 +82,10 @@ CASES = {
 }
 
 
+# GGUF means what llama.cpp makes of it: these say what it does not read.
+LOST = {"phi3-window", "mistral-window", "qwen2-window"}
+
+
 def folder_of(case, path):
     family, keys, _ = CASES[case]
     return tokenizer_folder(tiny_folder(path, family, **keys), TOKENS)
@@ -133,17 +137,19 @@ def test_llama_cpp_computes_the_same_or_is_named(case, tmp_path):
     folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
     done = convert(folder, file, ConversionRequest("F32"))
     said = CASES[case][2]
-    assert [one.subject for one in done.warnings] == ["llama.cpp"] * bool(said)
+    engine = "every engine" if case in LOST else "llama.cpp"
+    assert [one.subject for one in done.warnings] == [engine] * bool(said)
     assert said in "".join(one.text for one in done.warnings)
     (theirs,) = llama_cpp(file, [IDS], tmp_path)
-    assert (not distance(ours(file), theirs) <= SAME) == bool(said)  # NaN is not the same
+    differs = bool(said) and case not in LOST
+    assert (not distance(ours(file), theirs) <= SAME) == differs  # NaN is not the same
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_file_is_read_back_as_the_folder_was(case, tmp_path):
+def test_the_file_is_read_back_as_the_folder_was_or_its_loss_is_named(case, tmp_path):
     folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
     convert(folder, file, ConversionRequest("F32"))
-    assert distance(ours(folder), ours(file)) < 1e-6
+    assert (distance(ours(folder), ours(file)) < 1e-6) == (case not in LOST)
 
 
 @with_llama_cpp

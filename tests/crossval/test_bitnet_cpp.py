@@ -10,10 +10,10 @@ import pytest
 from crossval_evidence import verdict_on_float64
 from tiny_models import ternary_gguf, tiny_gguf
 
+from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.crossval import llama_api
 from bitnet.crossval.llama_api import EngineError, Llama
 from bitnet.crossval.references import BitnetCpp, EngineFailed, Question, choose
-from bitnet.errors import ReferenceUnavailable, UsageError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED
 
@@ -43,7 +43,7 @@ def library(tmp_path, monkeypatch):
 
 
 def test_without_a_build_it_says_what_to_set(ternary):
-    assert not BitnetCpp().installed()
+    assert not BitnetCpp().is_installed()
     with pytest.raises(ReferenceUnavailable, match="BITNET_CPP_DIR is not set") as raised:
         choose("bitnet.cpp", ternary).trace(question(ternary))
     assert "docs/how-to/bitnet-cpp.md" in raised.value.hint

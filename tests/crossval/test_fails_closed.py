@@ -171,7 +171,7 @@ def test_our_own_logits_that_are_not_numbers_are_a_finding(run, monkeypatch):
 
 
 def test_a_prompt_that_cannot_be_encoded_fails_and_shifts_none(run, monkeypatch):
-    from bitnet.errors import InferenceError
+    from bitnet.base.errors import InferenceError
     from bitnet.tokenizer import Tokenizer
 
     encode = Tokenizer.encode

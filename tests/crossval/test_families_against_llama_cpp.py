@@ -11,7 +11,7 @@ from bitnet.crossval.references import LlamaCpp, Question
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine
+from bitnet.runtime.scheduler import Scheduler
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None,
@@ -95,7 +95,7 @@ def written(path, architecture, keys):
 def test_logits_are_those_of_llama_cpp(case, tmp_path):
     checkpoint = written(tmp_path / "tiny.gguf", *CASES[case])
     (theirs,) = LlamaCpp().trace(Question(checkpoint, prompts=(("", IDS),))).prompts
-    ours = Engine(load_model(checkpoint, ops=ReferenceOps()), cache_dtype=np.float32).logits(IDS)
+    ours = Scheduler(load_model(checkpoint, ops=ReferenceOps()), cache_dtype=np.float32).logits(IDS)
     assert len(theirs.positions) == len(IDS)
     for row, position in zip(ours, theirs.positions, strict=True):
         apart = np.abs(row[list(position.ids)] - position.logits).max() / np.ptp(ours)

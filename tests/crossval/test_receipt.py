@@ -154,9 +154,7 @@ def report(path, text, **options):
     checkpoint = open_checkpoint(path)
     reference = choose("float64", checkpoint)
     with load(path, threads=1, **options) as model:
-        return Report.of(
-            cross_validate(model, checkpoint, reference, wanted, texts=[text]).evidence
-        )
+        return Report.of(cross_validate(model, checkpoint, reference, wanted, texts=[text])[0])
 
 
 @needs_native

@@ -13,6 +13,8 @@ import tiny_models
 from crossval_evidence import exact_trace, verdict_on_float64
 from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
+from bitnet.base.errors import ReferenceUnavailable, UsageError
+from bitnet.base.installation import extra_command
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval import exact, references
 from bitnet.crossval.operations import ROWS
@@ -26,9 +28,7 @@ from bitnet.crossval.references import (
     Transformers,
     choose,
 )
-from bitnet.errors import ReferenceUnavailable, UsageError
 from bitnet.formats.containers import open_checkpoint
-from bitnet.installation import extra_command
 from bitnet.shipped import SHIPPED
 
 IDS = (0, 5, 9, 3, 44, 12, 13, 14, 30, 20, 21, 7, 8)
@@ -128,10 +128,10 @@ def test_ternary_models_are_not_given_to_llama_cpp(ternary):
 
 
 def test_the_first_that_is_installed_is_chosen(checkpoint, monkeypatch):
-    monkeypatch.setattr(LlamaCpp, "installed", lambda self: False)
-    monkeypatch.setattr(IkLlamaCpp, "installed", lambda self: True)
+    monkeypatch.setattr(LlamaCpp, "is_installed", lambda self: False)
+    monkeypatch.setattr(IkLlamaCpp, "is_installed", lambda self: True)
     assert choose("", checkpoint).name == "ik_llama.cpp"
-    monkeypatch.setattr(IkLlamaCpp, "installed", lambda self: False)
+    monkeypatch.setattr(IkLlamaCpp, "is_installed", lambda self: False)
     assert choose("", checkpoint).name == "llama.cpp"
     assert choose("float64", checkpoint).name == "float64"
 

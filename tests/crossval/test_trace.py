@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.crossval.trace import (
     Position,
     PromptTrace,
@@ -14,7 +15,6 @@ from bitnet.crossval.trace import (
     spread,
     trace_from,
 )
-from bitnet.errors import InvalidFormat, NotFound
 
 GOOD = {
     "engine": "e",

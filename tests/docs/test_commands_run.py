@@ -11,7 +11,7 @@ from docs_sandbox import MIRROR, OFFICIAL, ROOT, Sandbox, blocks, llama_folder, 
 from hints import NEED_A_REAL_MODEL, those
 from hub_server import HubServer
 
-from bitnet.hub.package_index import PACKAGED
+from bitnet.sources import PACKAGED
 
 LLAMA2 = "meta-llama/Llama-2-7b-hf"
 LLAMA32 = "meta-llama/Llama-3.2-1B"

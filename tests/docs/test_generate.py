@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bitnet import settings
+from bitnet.base import settings
+from bitnet.base.errors import EXIT_CODES
 from bitnet.commands import load
-from bitnet.errors import EXIT_CODES
 
 SCRIPT = Path(__file__).parents[2] / "docs/generate.py"
 
@@ -24,9 +24,9 @@ def test_every_command_and_every_option_is_on_the_page(generate):
     page = generate.commands()
     collection = load()
     for name in collection.task_names:
-        section = page.split(f"\n## {collection[name].typed}\n")[1].split("\n## ")[0]
+        section = page.split(f"\n## {collection[name].command_words}\n")[1].split("\n## ")[0]
         for argument in collection[name].get_arguments():
-            assert argument.spelled().replace("|", "\\|") in section
+            assert argument.spelling().replace("|", "\\|") in section
 
 
 def test_every_variable_is_on_the_page(generate):

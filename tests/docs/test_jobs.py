@@ -46,7 +46,9 @@ def runs():
         packages = {"numpy"}
         programs = set(" ".join(re.findall(r"^ +need (.*)", job, re.MULTILINE)).split())
         for line in job.splitlines():
-            for extras in re.findall(r"environment ([\w,-]+)|\[([a-z][a-z,-]+)\]", line):
+            for extras in re.findall(
+                r"environment ([\w,-]+)|(?<!litellm)\[([a-z][a-z,-]+)\]", line
+            ):
                 packages |= installed("".join(extras).split(","))
             if re.search(r"\binv test\b|\bpytest\b.* tests/", line):
                 paths = re.findall(r" tests/([\w/.]+)", line)
@@ -57,7 +59,9 @@ def runs():
 def texts_of(path):
     """The module at *path*, and the helpers that it uses."""
     text = read(path)
-    helpers = (TESTS / f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", text, re.M))
+    helpers = (
+        TESTS / f"support/{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", text, re.M)
+    )
     beside = path.with_name("conftest.py")
     return [text, *(read(file) for file in (*helpers, beside) if file.exists())]
 

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/architecture/kernels.md").read_text(encoding="utf-8")
 PLACES = (
     *(ROOT / "bitnet/kernels").rglob("*"),
+    *(ROOT / "native").rglob("*"),
     *(ROOT / "tests/native").glob("*"),
     ROOT / "bitnet/_native.pyi",
     ROOT / "CMakeLists.txt",

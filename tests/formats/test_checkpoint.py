@@ -8,7 +8,7 @@ import pytest
 from builders import Tensor, i2_s, write_gguf
 from tiny_models import FAMILIES, tiny
 
-from bitnet.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.families.config_json import describe, gguf_name
 from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint

@@ -21,7 +21,7 @@ from builders import (
     write_gguf,
 )
 
-from bitnet.errors import InvalidFormat, NotFound, PermissionDenied, Unsupported
+from bitnet.base.errors import InvalidFormat, NotFound, PermissionDenied, Unsupported
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
 
 
@@ -238,7 +238,7 @@ def _needed(prefix, size):
     try:
         GGUF.parse(prefix, size=size)
     except NeedMoreBytes as error:
-        return error.needed
+        return error.needs
     return None
 
 

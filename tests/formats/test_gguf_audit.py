@@ -3,7 +3,7 @@ import struct
 import pytest
 from builders import INT32, Tensor, Typed, f32, gguf_bytes, llama_metadata, vocabulary
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import audit
 
@@ -71,7 +71,7 @@ def test_the_reader_refuses_every_layout_that_the_audit_calls_wrong(tmp_path, of
         (
             {"general.architecture": "llama", "llama.attention.sliding_window": 8},
             [f32("a", (1,))],
-            "window",
+            "ignored-key",
             "llama.cpp ignores it",
         ),
         ({"tokenizer.ggml.tokens": ["a"]}, [], "no-tokenizer-model", "tokenizer.ggml.model"),

@@ -7,7 +7,7 @@ from builders import Tensor, Typed, f32, gguf_bytes, i2_s, vocabulary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf_index import Fault, Index, Problem, Section
 

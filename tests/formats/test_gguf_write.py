@@ -17,7 +17,7 @@ from builders import (
 )
 from gguf import GGUFReader
 
-from bitnet.errors import (
+from bitnet.base.errors import (
     IntegrityError,
     InvalidFormat,
     NotFound,

@@ -11,8 +11,8 @@ import waiting
 from tiny_models import tiny_gguf
 
 from bitnet import native
-from bitnet.errors import IntegrityError, InvalidFormat, NotFound
-from bitnet.formats.mapped_file import MappedFile, mapped_files, unchanged
+from bitnet.base.errors import IntegrityError, InvalidFormat, NotFound
+from bitnet.formats.mapped_file import MappedFile, expect_unchanged, files_behind
 
 needs_native = pytest.mark.skipif(
     native.module() is None or sys.platform == "win32", reason="needs the compiled module's guard"
@@ -78,7 +78,7 @@ def test_reads_behind_the_new_end_give_zeros_and_are_told(path):
     array = np.frombuffer(memoryview(mapped), dtype=np.uint8)
 
     def read():
-        with unchanged([array[100:]]):
+        with expect_unchanged([array[100:]]):
             cut(path)
             assert (array[: 1 << 12] == 7).all()
             assert (array[1 << 13 :] == 0).all()  # would be SIGBUS
@@ -95,8 +95,8 @@ TAKEN = """
     import faulthandler, os, signal, sys
     from pathlib import Path
     import numpy as np
-    from bitnet.errors import IntegrityError
-    from bitnet.formats.mapped_file import MappedFile, unchanged
+    from bitnet.base.errors import IntegrityError
+    from bitnet.formats.mapped_file import MappedFile, expect_unchanged
 
     path = Path(sys.argv[1])
     mapped = MappedFile.open(path)
@@ -107,7 +107,7 @@ TAKEN = """
         mapped.check()
     faulthandler.enable()
     try:
-        with unchanged([array]):
+        with expect_unchanged([array]):
             os.truncate(path, 5000)
             sys.exit(int(array[1 << 14]) or None)
     except IntegrityError as error:
@@ -192,18 +192,18 @@ def test_what_is_not_a_file_to_map_is_refused(tmp_path, path):
 def test_arrays_know_their_files(path):
     mapped = MappedFile.open(path)
     whole = np.frombuffer(memoryview(mapped)[8:], dtype=np.uint8)
-    assert mapped_files([whole[4:90], whole[9:].view("<u1"), np.ones(3, np.uint8)]) == [mapped]
-    assert mapped_files([whole.copy()]) == []
+    assert files_behind([whole[4:90], whole[9:].view("<u1"), np.ones(3, np.uint8)]) == [mapped]
+    assert files_behind([whole.copy()]) == []
 
 
 RUN = """
     import os, sys
     from pathlib import Path
-    from bitnet.errors import BitnetError
+    from bitnet.base.errors import BitnetError
     from bitnet.formats.containers import open_checkpoint
     from bitnet.kernels.select import select
     from bitnet.models.load import load_model
-    from bitnet.runtime.engine import Engine
+    from bitnet.runtime.scheduler import Scheduler
 
     path = Path(sys.argv[1])
     def change():
@@ -234,7 +234,7 @@ def test_a_model_whose_file_changes_ends_its_passes_with_an_error(tmp_path, chan
     """Its embedding is looked up in the file; everything else has been copied."""
     path = tiny_gguf(tmp_path / "tiny.gguf")
     script = """
-        engine = Engine(load_model(open_checkpoint(path), ops=select(threads=2)))
+        engine = Scheduler(load_model(open_checkpoint(path), ops=select(threads=2)))
         ids = [5, 9, 33, 2]
         attempt(lambda: engine.logits(ids))
         change()
@@ -267,7 +267,7 @@ def test_a_file_that_changes_before_it_is_loaded_is_not_loaded(tmp_path, change)
 def test_a_model_that_was_copied_does_not_need_its_file(tmp_path):
     path = tiny_gguf(tmp_path / "tiny.gguf", tokenizer=False)
     script = """
-        engine = Engine(load_model(open_checkpoint(path), ops=select(threads=2)))
+        engine = Scheduler(load_model(open_checkpoint(path), ops=select(threads=2)))
         change()
         attempt(lambda: engine.logits([5, 9, 33, 2]))
     """
@@ -281,7 +281,7 @@ def test_metadata_that_is_gone_when_it_is_read_is_told(tmp_path):
     script = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        from bitnet.errors import IntegrityError
+        from bitnet.base.errors import IntegrityError
         from bitnet.formats.gguf import GGUF
 
         gguf = GGUF.open(Path(sys.argv[1]))

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.errors import PermissionDenied
+from bitnet.base.errors import PermissionDenied
 from bitnet.formats.gguf import part_number
 from bitnet.formats.model_files import model_name, models_below
-from bitnet.tokenizer.needs import find_models
+from bitnet.tokenizer.discover import find_models
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.errors import InvalidFormat, NotFound
+from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.formats import safetensors
 from bitnet.formats.inventory import Inventory
 from bitnet.formats.safetensors import INDEX, recognises

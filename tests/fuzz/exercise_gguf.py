@@ -7,11 +7,11 @@ import importlib
 import json
 from contextlib import suppress
 
-from bitnet.errors import BitnetError, InvalidFormat
+from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF, Array
 from bitnet.formats.gguf_index import Fault, Index, KeyEntry, Problem, Section, TensorEntry
-from bitnet.inspect_gguf import examine
+from bitnet.sheet.inspection import examine
 
 try:
     NATIVE = importlib.import_module("bitnet._native")

@@ -13,18 +13,17 @@ from pathlib import Path
 import tekken_files
 from tiny_models import tiny_gguf
 
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.runtime.language_model import load
 from bitnet.runtime.request import Request
 from bitnet.server import prompts, refusals
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
-from bitnet.server.service import Service
 from bitnet.server.worker import Worker, WorkerLimits
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
+from bitnet.tokenizer.engines import engine_of
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
-from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.wire import anthropic, llama_server, ollama, openai, responses, worker
@@ -79,8 +78,8 @@ def chat_template(data):
 
 def server_body(data):
     """A request body of these bytes, for every route that reads one."""
-    service = _served()
-    context = service.model.context
+    inner = _served()
+    context = inner.model.context
     requests = (
         (openai.CHAT, openai.chat_requests),
         (openai.COMPLETION, lambda body: openai.completion_requests(body, Request())),
@@ -97,7 +96,7 @@ def server_body(data):
     for form, requests_of in requests:
         with suppress(BitnetError, refusals.Refused):
             for request in requests_of(form.parse(data)):
-                prompts.sequences_of(request, service)
+                prompts.prepare_sequences(request, inner)
 
 
 @cache
@@ -108,7 +107,8 @@ def _served():
         path = tiny_gguf(Path(folder) / "tiny.gguf", **{"tokenizer.chat_template": template})
         model = load(path)
     narrate = Narrator(lambda line: None, worker_id="w1")
-    return Service(Worker(model, Metrics().of("tiny"), WorkerLimits()), narrate, "tiny", 64)
+    limits = WorkerLimits(max_output_tokens=64)
+    return Worker("tiny", model, Metrics().of("tiny"), limits, narrate)
 
 
 def _opened(data, name, read):
@@ -145,4 +145,4 @@ def _chosen(spec, text):
 
 
 def _portable(spec, text):
-    return PortableEngine(spec).encode(text)
+    return engine_of(spec).encode(text)

@@ -30,7 +30,7 @@ def instrumented(name):
     sys.meta_path[:] = [
         finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")
     ]
-    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
+    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support"), str(HERE)]
     with atheris.instrument_imports(include=["bitnet"]):
         return importlib.import_module("targets").TARGETS[name].load()
 

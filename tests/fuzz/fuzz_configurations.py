@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "support"))
 
 from tokenizer_configurations import differences, random_document  # noqa: E402 - of the tests
 

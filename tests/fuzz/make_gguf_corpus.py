@@ -7,7 +7,7 @@ import struct
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from builders import Tensor, Typed, f32, gguf_bytes, i2_s, llama_metadata, vocabulary
 
 FOLDER = Path(__file__).parent / "corpus" / "gguf"

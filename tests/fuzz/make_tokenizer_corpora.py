@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import tekken_files
 from charsmaps import charsmap
 from sentencepiece_writer import model_from_spec, write_model

@@ -1,16 +1,16 @@
 import pytest
 
-from bitnet.errors import NotFound, UsageError
-from bitnet.hub.candidates import candidates, choose, is_pattern
-from bitnet.hub.repository import RepoFile
+from bitnet.base.errors import NotFound, UsageError
+from bitnet.hub.candidates import candidates, choose, is_pattern, models_in
+from bitnet.sources import Source
 
 FILES = [
-    RepoFile("README.md", 10),
-    RepoFile("m-IQ2_XS.gguf", 2_000_000),
-    RepoFile("m.Q4_K_M.gguf", 4_000_000),
-    RepoFile("big/m-BF16-00002-of-00002.gguf", 8_000_000),
-    RepoFile("big/m-BF16-00001-of-00002.gguf", 9_000_000),
-    RepoFile("ggml-model-i2_s.gguf", 1_000_000),
+    Source("", "", "README.md", size=10),
+    Source("", "", "m-IQ2_XS.gguf", size=2_000_000),
+    Source("", "", "m.Q4_K_M.gguf", size=4_000_000),
+    Source("", "", "big/m-BF16-00002-of-00002.gguf", size=8_000_000),
+    Source("", "", "big/m-BF16-00001-of-00002.gguf", size=9_000_000),
+    Source("", "", "ggml-model-i2_s.gguf", size=1_000_000),
 ]
 
 
@@ -45,3 +45,33 @@ def test_nothing_that_matches_is_not_found():
 def test_a_plain_name_is_not_a_pattern():
     assert not is_pattern("a.gguf")
     assert all(map(is_pattern, ("", "*.gguf", "a?", "[ab]")))
+
+
+TERNARY = [
+    Source("", "", "Ternary-Bonsai-2-27B-PTQ1_0.gguf", size=5_946_648_928),
+    Source("", "", "Ternary-Bonsai-2-27B-PQ2_0.gguf", size=7_206_000_000),
+    Source("", "", "Ternary-Bonsai-2-27B-F16.gguf", size=53_800_000_000),
+    Source("", "", "Ternary-Bonsai-2-27B-mmproj-F16.gguf", size=900_000_000),
+    Source("", "", "Ternary-Bonsai-2-27B-dspark-Q4_0.gguf", size=1_000_000_000),
+]
+
+
+@pytest.mark.parametrize(("room", "file"), [(8e9, "PQ2_0"), (6e9, "PTQ1_0"), (1e12, "PQ2_0")])
+def test_of_a_ternary_model_the_largest_file_that_fits_is_taken_and_said(room, file, caplog):
+    caplog.set_level("INFO", logger="bitnet")
+    chosen = choose("o/r", models_in(TERNARY, ""), "", fits=lambda size: size < room)
+    assert chosen.name == f"Ternary-Bonsai-2-27B-{file}.gguf"
+    assert "PQ2_0, PTQ1_0 hold the same weights" in caplog.text
+    assert f"{file}.gguf" in caplog.text
+
+
+@pytest.mark.parametrize("room", [5e9, None])
+def test_without_room_for_any_file_of_a_ternary_model_none_is_taken(room):
+    with pytest.raises(UsageError, match="none was fetched"):
+        choose("o/r", models_in(TERNARY, ""), "", fits=lambda size: room and size < room)
+
+
+def test_files_of_different_models_are_not_chosen_from():
+    other = Source("", "", "Another-PQ2_0.gguf", size=10)
+    with pytest.raises(UsageError, match="none was fetched"):
+        choose("o/r", models_in([*TERNARY, other], ""), "", fits=lambda _size: True)

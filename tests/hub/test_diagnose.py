@@ -6,7 +6,7 @@ import ssl
 import pytest
 from hub_server import Rule
 
-from bitnet.errors import NetworkError, UsageError
+from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub.diagnose import PROBE, diagnose
 from bitnet.hub.options import FetchOptions
 

@@ -10,8 +10,8 @@ import pytest
 from downloading import download
 from hub_server import PAGE, Rule
 
-from bitnet import settings
-from bitnet.errors import (
+from bitnet.base import settings
+from bitnet.base.errors import (
     HashMismatch,
     InvalidFormat,
     NetworkError,
@@ -63,7 +63,7 @@ def test_a_file_is_fetched_verified_and_alone(hub, session, target):
     done = fetch(hub, session, target)
     assert target.read_bytes() == CONTENT
     assert (done.sha256, done.size, done.cached) == (DIGEST, len(CONTENT), False)
-    assert done.etag == DIGEST
+    assert done.revision == DIGEST
     assert done.commit == hub.repos["org/model"].revisions["main"]
     assert (names(target), left()) == (["model.gguf"], [])
 
@@ -345,7 +345,7 @@ def test_ctrl_c_keeps_what_came(session, hub, target, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Patience, "gained", interrupt)
+        patch.setattr(Patience, "report_bytes", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch(hub, session, target)
     kept = partial().stat().st_size

@@ -1,6 +1,6 @@
 import pytest
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.hub.faults import NetworkFault, parse_faults
 
 

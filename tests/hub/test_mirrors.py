@@ -1,6 +1,6 @@
 import pytest
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.hub.mirrors import mirrors, with_mirror
 from bitnet.hub.options import FetchOptions
 

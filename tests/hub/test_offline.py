@@ -17,9 +17,9 @@ import json, sys
 EVENTS = ("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system")
 seen, results = [], []
 sys.path.insert(0, sys.argv[1])
-from bitnet.hub import package_index
+from bitnet import sources
 from tiny_packages import TINY
-package_index.PACKAGED["tiny"] = TINY
+sources.PACKAGED["tiny"] = TINY
 from bitnet.commands.program import Program
 from bitnet.commands import load
 OWN = "socket.gethostname"  # what this machine is called, for the record of a lock
@@ -37,7 +37,7 @@ print("\\n" + json.dumps(results))
 COMMANDS = [
     ["tokenizer", "--source", "mirror"],
     ["download-model", "--id", "org/model", "--file", "m.gguf"],
-    ["download-model", "--id", TINY.id],
+    ["download-model", "--id", TINY.name],
     ["sync"],
     ["run", "hf:org/tiny", "a", "--max-tokens", "1"],
     ["models"],
@@ -55,7 +55,7 @@ def audited(tmp_path):
     folder.mkdir()
 
     def run(*commands):
-        tests = str(Path(__file__).parents[1])
+        tests = str(Path(__file__).parents[1] / "support")
         done = subprocess.run(
             [sys.executable, "-c", AUDITED, tests, json.dumps(commands)],
             capture_output=True, text=True, cwd=folder, check=True,

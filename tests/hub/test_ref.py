@@ -8,7 +8,7 @@ import pytest
 from tiny_models import tiny_gguf
 
 import bitnet as package
-from bitnet.errors import NotFound, UsageError
+from bitnet.base.errors import NotFound, UsageError
 from bitnet.hub.ref import Ref, parse
 
 

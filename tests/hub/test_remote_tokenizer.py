@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tekken_files import write
 
-from bitnet.errors import InvalidFormat, NotFound, Offline, UsageError
+from bitnet.base.errors import InvalidFormat, NotFound, Offline, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
@@ -105,7 +105,7 @@ def test_a_url_is_kept_with_its_etag(project, hub):
     elsewhere = hub.url.replace("127.0.0.1", "localhost")  # not what the user calls the hub
     url = f"{elsewhere}/{REPO}/resolve/main/tokenizer.json"
     path = provide(parse(url), project, check=read)
-    record = project.store.names.find(url)
+    record = project.store.index.find(url)
     assert record.repo == url
     assert record.revision
     hub.forget()

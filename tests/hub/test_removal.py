@@ -20,7 +20,7 @@ def content(tmp_path, hub, monkeypatch):
 
 
 def test_a_model_is_removed_and_the_other_stays(bitnet, content, hub):
-    from bitnet import settings
+    from bitnet.base import settings
 
     for repo in ("org/one", "org/two"):
         bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
@@ -32,7 +32,7 @@ def test_a_model_is_removed_and_the_other_stays(bitnet, content, hub):
     done = bitnet("rm", "hf:org/one")
     assert done.code == 0, done.err
     assert [blob.size for blob in store.blobs()] == [len(content) + 1]
-    assert [name.repo for name in store.names if name.kind == "model"] == ["org/two"]
+    assert [name.repo for name in store.index if name.kind == "model"] == ["org/two"]
     assert bitnet("infer", "hf:org/one", "--prompt", "a", "--offline").code in (19, 23)
     assert bitnet("rm", "hf:org/one").code == 19
 

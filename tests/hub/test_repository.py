@@ -3,7 +3,7 @@ import hashlib
 import pytest
 from hub_server import Rule
 
-from bitnet.errors import NetworkError, NotFound, UsageError
+from bitnet.base.errors import NetworkError, NotFound, UsageError
 from bitnet.hub.candidates import candidates, choose
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
@@ -41,7 +41,7 @@ def test_a_weak_etag_binds_nothing(hub, options):
 def test_files_are_listed_with_sizes_over_all_pages(hub, options):
     hub.page_size = 1
     files = list_files("org/model", "main", options)
-    assert [(file.path, file.size) for file in files] == [
+    assert [(file.file, file.size) for file in files] == [
         ("config.json", 2),
         ("model.gguf", len(CONTENT)),
     ]

@@ -5,8 +5,8 @@ import responses
 from downloading import download
 from hub_server import PAGE, SECRET_QUERY, Rule
 
-from bitnet import settings
-from bitnet.errors import (
+from bitnet.base import settings
+from bitnet.base.errors import (
     AuthError,
     LicenceNotAccepted,
     NetworkError,
@@ -18,7 +18,7 @@ from bitnet.errors import (
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.patience import Patience, Transient
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_model
+from bitnet.hub.provision import provide
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
@@ -282,7 +282,7 @@ def test_options_out_of_range_are_refused(wrong):
 def test_a_long_wait_ends_when_the_others_have_failed(session, clock):
     broken = Transient(NetworkError("busy"), retry_after_s=3000.0)
     with session() as one:
-        Patience(one).failed("model.gguf", broken, stopped=lambda: len(clock.waits) == 3)
+        Patience(one).report_failure("model.gguf", broken, stopped=lambda: len(clock.waits) == 3)
     assert clock.seconds < 1
 
 
@@ -394,7 +394,7 @@ def project(hub, tmp_path):
 def test_a_server_that_a_project_names_gets_no_token(hub, project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
-    provide_model(Source("m", "org/model", "model.gguf"), project)
+    provide(Source("m", "org/model", "model.gguf"), project)
     assert hub.requests("hub")
     assert not any("Authorization" in seen.headers for seen in hub.requests())
 
@@ -403,7 +403,7 @@ def test_the_same_server_named_by_the_user_gets_it(hub, project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
-    provide_model(Source("m", "org/model", "model.gguf"), project)
+    provide(Source("m", "org/model", "model.gguf"), project)
     assert any("Authorization" in seen.headers for seen in hub.requests("hub"))
 
 
@@ -412,7 +412,7 @@ def test_a_gated_file_of_a_projects_server_says_who_may_name_it(hub, project, mo
     hub.repo("org/model", gated=True)
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
     with pytest.raises(AuthError, match="did not get the access token") as caught:
-        provide_model(Source("m", "org/model", "model.gguf"), project)
+        provide(Source("m", "org/model", "model.gguf"), project)
     assert "BITNET_HUB_HOSTS" in caught.value.hint
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from hub_server import HubServer, Rule
 
-from bitnet.errors import NetworkError, UsageError
+from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub import transfer
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_model
+from bitnet.hub.provision import provide
 from bitnet.sources import Source
 
 WEIGHTS = Source("weights", "org/model", "model.gguf")
@@ -35,7 +35,7 @@ def project(hub, other, tmp_path):
 
 
 def received(project):
-    return provide_model(WEIGHTS, project).path.read_bytes() == CONTENT
+    return provide(WEIGHTS, project).path.read_bytes() == CONTENT
 
 
 def test_a_mirror_is_asked_only_when_the_hub_fails(hub, other, project):
@@ -101,7 +101,7 @@ def test_all_servers_down_is_an_error(hub, other, project):
     other.close()
     options = replace(project.options, retries=2)
     with pytest.raises(NetworkError):
-        provide_model(WEIGHTS, replace(project, options=options))
+        provide(WEIGHTS, replace(project, options=options))
 
 
 def test_a_list_in_the_project_file_names_fallbacks(hub, other, project):

@@ -14,13 +14,14 @@ import pytest
 from hub_server import HubServer, Rule
 from waiting import PATIENCE_S, sizes, until
 
-from bitnet.errors import NetworkError, NotFound, UsageError
-from bitnet.hub import lockfile, together
+from bitnet.base.errors import NetworkError, NotFound, UsageError
+from bitnet.hub import together
 from bitnet.hub.limits import Limits
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.request import ModelRequest, provide
+from bitnet.hub.resolve import download, refs_of
 from bitnet.hub.together import at_once, in_threads
+from bitnet.store import records
 from bitnet.store.links import Prepared
 
 FILES = {
@@ -31,7 +32,7 @@ FILES = {
     "model.safetensors.index.json": b"{}",
     "tokenizer.json": b"[]" * 300,
 }
-ASKED = ModelRequest("org/whole")
+ASKED = refs_of("org/whole")
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_files_come_at_the_same_time(hub, project):
 
     def fetch():
         with contextlib.suppress(NetworkError):
-            provide(ASKED, project, fits=fits)
+            download(ASKED, project, fits=fits)
 
     fetching = threading.Thread(target=fetch)
     fetching.start()
@@ -69,11 +70,11 @@ def test_files_come_at_the_same_time(hub, project):
 
 
 def test_all_files_are_seen_and_pinned_at_once(project):
-    got = provide(ASKED, project, fits=fits)
+    got = download(ASKED, project, fits=fits)
     assert seen(project) == FILES
     assert [entry.path.name for entry in got] == sorted(FILES)
-    assert [entry.file for entry in lockfile.read(project.lock_path)] == sorted(FILES)
-    assert all(entry.cached for entry in provide(ASKED, project, fits=fits))
+    assert [entry.file for entry in records.read_lock(project.lock_path)] == sorted(FILES)
+    assert all(entry.cached for entry in download(ASKED, project, fits=fits))
 
 
 def test_when_one_fails_none_is_seen_and_the_others_are_kept(hub, project):
@@ -83,13 +84,13 @@ def test_when_one_fails_none_is_seen_and_the_others_are_kept(hub, project):
     missing = Rule(where="hub", method="GET", path="tokenizer.json", status=404, when=kept)
     hub.rules += [missing, Rule(where="cdn", method="GET", stall_at=500_000, times=3)]
     with pytest.raises(NotFound):
-        provide(ASKED, project, fits=fits)
+        download(ASKED, project, fits=fits)
     assert seen(project) == {}
-    assert lockfile.read(project.lock_path) == []
+    assert records.read_lock(project.lock_path) == []
     assert [path.name for path in project.folder.joinpath("models").iterdir()] == []
     hub.rules.clear()
     hub.forget()
-    provide(ASKED, project, fits=fits)
+    download(ASKED, project, fits=fits)
     assert seen(project) == FILES
     large = sum(len(content) for content in FILES.values() if len(content) >= 1000)
     assert hub.sent("cdn") == large - 3 * 500_000
@@ -103,7 +104,7 @@ def test_a_folder_that_is_there_gets_its_entry_last(project, monkeypatch):
     monkeypatch.setattr(
         Prepared, "commit", lambda self: (placed.append(self.target.name), real(self))
     )
-    provide(ASKED, project, fits=fits)
+    download(ASKED, project, fits=fits)
     assert placed[-1] == "config.json"
     assert seen(project) == {**FILES, "notes.txt": b"mine"}
 
@@ -113,7 +114,7 @@ def test_a_users_file_in_the_folder_stops_everything(project):
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_text("mine")
     with pytest.raises(UsageError, match="it stays"):
-        provide(ASKED, project, fits=fits)
+        download(ASKED, project, fits=fits)
     assert seen(project) == {"tokenizer.json": b"mine"}
 
 
@@ -121,7 +122,7 @@ def test_connections_of_all_files_together_are_limited(hub, project):
     from dataclasses import replace
 
     one = replace(project, limits=Limits(connections=1))
-    provide(ASKED, one, fits=fits)
+    download(ASKED, one, fits=fits)
     assert seen(project) == FILES
 
 

@@ -13,8 +13,8 @@ from downloading import download
 from hub_server import Rule
 from waiting import PATIENCE_S, sizes, until
 
-from bitnet import settings
-from bitnet.errors import NetworkError
+from bitnet.base import settings
+from bitnet.base.errors import NetworkError
 from bitnet.hub import transfer
 from bitnet.hub.repository import file_url
 
@@ -23,7 +23,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 FETCH = f"""
 import logging, sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from pathlib import Path
 from downloading import download
 from bitnet.hub.options import FetchOptions

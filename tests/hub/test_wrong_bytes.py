@@ -11,8 +11,8 @@ import pytest
 from downloading import download
 from hub_server import Rule
 
-from bitnet import settings
-from bitnet.errors import BitnetError, NetworkError
+from bitnet.base import settings
+from bitnet.base.errors import BitnetError, NetworkError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
 from bitnet.hub.transfer import Transfer, _Piece

@@ -8,8 +8,8 @@ import pytest
 from tiny_models import FAMILIES, in_encoding, tiny
 
 from bitnet import native
-from bitnet.cores import thread_count
-from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.base.cores import thread_count
+from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.kernels import native as native_ops
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps

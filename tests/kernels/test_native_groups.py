@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet import native
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.native import NativeOps
 from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS

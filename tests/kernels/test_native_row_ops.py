@@ -1,9 +1,13 @@
 """Norms, rope, gates and f16 of the compiled module against float64 NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from bitnet import native
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
 
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
@@ -109,3 +113,39 @@ def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():
             expected = exact.astype(np.float32)
             assert (np.abs(got - expected) <= np.spacing(np.abs(expected))).all()
             assert np.count_nonzero(got != expected) < 10
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("value_dim", [128, 37])
+def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped, value_dim):
+    heads, key_heads, key_dim, tokens = 6, 2, 24, 5
+    rng = np.random.default_rng(value_dim)
+    q, k = (rng.standard_normal((tokens, key_heads, key_dim), np.float32) for _ in range(2))
+    v = rng.standard_normal((tokens, heads, value_dim), np.float32)
+    alpha, beta = (rng.standard_normal((tokens, heads), np.float32) for _ in range(2))
+    a, dt = -rng.random(heads, np.float32), rng.standard_normal(heads, np.float32)
+    start = rng.standard_normal((heads, key_dim, value_dim), np.float32)
+    x, weight = rng.standard_normal((tokens, 41), np.float32), rng.random(41 * 4, np.float32)
+
+    def run(ops, cuts):
+        state, before, parts = start.copy(), np.ones((3, 41), np.float32), []
+        for first, last in itertools.pairwise(cuts):
+            its = slice(first, last)
+            rows = (q[its], k[its], v[its], alpha[its], beta[its])
+            read = ops.delta_rule(*rows, a, dt, grouped=grouped, out_state=state)
+            mixed = ops.convolve(x[its], weight, out_state=before)
+            parts.append(np.concatenate([read.reshape(len(read), -1), mixed], axis=1))
+        return np.concatenate([np.concatenate(parts).ravel(), state.ravel(), before.ravel()])
+
+    ops, results, chosen = NativeOps(threads=2), {}, NATIVE.kernel_level()
+    for level in NATIVE.kernel_levels():
+        NATIVE.set_kernel_level(level)
+        count = ops.counters().get(f"delta_rule/{level}", 0)
+        results[level] = run(ops, [0, 5])
+        np.testing.assert_array_equal(run(ops, [0, 1, 4, 5]), results[level])
+        assert ops.counters()[f"delta_rule/{level}"] == count + 4
+        assert f"convolve/{level}" in ops.counters()
+        np.testing.assert_array_equal(results[level], results["scalar"], err_msg=level)
+    NATIVE.set_kernel_level(chosen)
+    expected = run(ReferenceOps(dtype=np.float64), [0, 5])
+    np.testing.assert_allclose(results["scalar"], expected, rtol=2e-4, atol=2e-5)

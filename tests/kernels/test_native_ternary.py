@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bitnet import native
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import types

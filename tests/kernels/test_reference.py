@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.kernels.program import Seen
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import types

@@ -8,8 +8,8 @@ import pytest
 from tiny_models import in_encoding, tiny
 
 from bitnet import native
+from bitnet.base.errors import UsageError
 from bitnet.cache.measurements import measurement_path, read_measurement, write_measurement
-from bitnet.errors import UsageError
 from bitnet.kernels import ternary_choice
 from bitnet.kernels.measured import conditions
 from bitnet.kernels.native import NativeOps

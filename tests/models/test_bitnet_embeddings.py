@@ -6,8 +6,8 @@ from bitnet_embeddings import CONFIGS, DIM, EPS, HEAD, HEADS, LAYERS, folder, gg
 from hf_folders import tiny_folder
 
 from bitnet import native
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
-from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps

@@ -17,12 +17,12 @@ from hf_models import (
     torch,
 )
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine
 from bitnet.runtime.request import Request
+from bitnet.runtime.scheduler import Scheduler
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,7 +46,7 @@ def dynamic(**more):
 def engine(folder, **options):
     """Engine for a folder with default options, in exact arithmetic."""
     model = load_model(open_checkpoint(folder), ops=ReferenceOps())
-    return Engine(model, cache_dtype=np.float32, **options)
+    return Scheduler(model, cache_dtype=np.float32, **options)
 
 
 def expected_logits(model, tokens):
@@ -143,7 +143,7 @@ def test_modules_that_are_not_converted_stay_plain(kept, tmp_path, eager_layers,
         )
         expected = chosen.double()(torch.tensor([TOKENS[:8]]), use_cache=False).logits[0].numpy()
     ours = load_model(open_checkpoint(tmp_path), ops=ReferenceOps(dtype=np.float64))
-    found = Engine(ours, cache_dtype=np.float64).logits(TOKENS[:8])
+    found = Scheduler(ours, cache_dtype=np.float64).logits(TOKENS[:8])
     assert relative_difference(found, expected) < MAX_RELATIVE_DIFFERENCE
 
 
@@ -231,7 +231,7 @@ def test_an_ignored_key_is_as_if_it_were_not_there(tmp_path):
     say(tmp_path, logit_scale=0.1, residual_multiplier=0.5)
     checkpoint = open_checkpoint(tmp_path, ignore_keys=["logit_scale", "residual_multiplier"])
     assert checkpoint.ignored == {"logit_scale": 0.1, "residual_multiplier": 0.5}
-    found = Engine(load_model(checkpoint), cache_dtype=np.float32).logits(TOKENS)
+    found = Scheduler(load_model(checkpoint), cache_dtype=np.float32).logits(TOKENS)
     assert relative_difference(found, expected_logits(model, TOKENS)) < MAX_RELATIVE_DIFFERENCE
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import metadata, tiny, tiny_gguf
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.models.load import config_from, load_model
 

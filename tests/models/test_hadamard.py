@@ -1,6 +1,7 @@
 """Models whose weights are in a rotated basis (Bonsai 2), against the same models without it."""
 
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +11,20 @@ from tiny_models import tiny
 
 import bitnet
 from bitnet import native
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
-from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.families.blocks import State
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_values import Array
-from bitnet.inspect_gguf import inspect_gguf
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.scheduler import PREFILL_CHUNK
+from bitnet.sheet.inspection import inspect_gguf
+from bitnet.sheet.plan import ModelOrigin, Resources, plan_file
 
 TINY = Path(bitnet.__file__).with_name("shipped") / "bitnet-tiny.gguf"
 PROMPT = "It is a truth universally acknowledged, that"
@@ -110,7 +114,7 @@ def test_a_rotated_model_computes_what_the_model_does(block, explicit, embedding
 def test_the_compiled_transform_has_the_bits_of_the_reference(block):
     turned = rotated(tiny("qwen3", **SHAPES[block]), block)
     model = load_model(turned, ops=NativeOps(threads=2))
-    steps = dict(model.traced(IDS, KVCache(model.config, 16)))  # one operation after another
+    steps = dict(model.trace(IDS, KVCache(model.config, 16)))  # one operation after another
     cache = KVCache(model.config, 16)
     found = model.forward(IDS, cache, all_positions=True)
     np.testing.assert_array_equal(found, steps["result_output"])
@@ -167,6 +171,7 @@ WRONG = {
     "inverse_weight_names": ["output.weight"],
     "sign_widths": [768],
     "sign_values": [0] * 768,
+    "gdn_v_grouped": True,
     "another_key": 1,
 }
 
@@ -179,6 +184,18 @@ def test_what_is_not_known_of_a_basis_is_refused(key):
         load_model(replace(turned, metadata=metadata), ops=ReferenceOps())
 
 
+HOSTILE = (None, 0, -1, 2**63, 1.5, "x", [[]], [None], ["a"], [2**63], [-256, 512, 512])
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_hostile_values_of_a_basis_are_refused(key):
+    turned = hybrid(grouped=True)[1]
+    for value in HOSTILE:
+        metadata = dict(turned.metadata) | {f"prism.hadamard.{key}": value}
+        with pytest.raises((Unsupported, InvalidFormat), match=r"prism\.hadamard"):
+            load_model(replace(turned, metadata=metadata), ops=ReferenceOps())
+
+
 @pytest.mark.parametrize("key", ["version", "transform", "axis", "block_size", "weight_names"])
 def test_a_basis_without_one_of_its_keys_is_refused(key):
     turned = rotated(tiny("qwen3", **SHAPES[256]), 256)
@@ -187,12 +204,75 @@ def test_a_basis_without_one_of_its_keys_is_refused(key):
         load_model(replace(turned, metadata=metadata), ops=ReferenceOps())
 
 
-def test_rotated_linear_attention_is_refused():
-    turned = rotated(tiny("qwen3", **SHAPES[256]), 256)
-    name = "blk.0.ssm_out.weight"
-    weights = dict(turned.weights) | {name: turned.weights["blk.0.attn_q.weight"]}
-    names = [*turned.metadata["prism.hadamard.weight_names"], name]
-    metadata = dict(turned.metadata) | {"prism.hadamard.weight_names": names}
-    checkpoint = replace(turned, weights=weights, metadata=metadata)
-    with pytest.raises(Unsupported, match="ssm_out"):
-        load_model(checkpoint, ops=ReferenceOps())
+HYBRID = {
+    "block_count": 3,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 6 * 128,
+    "embedding_length": 256,
+    "feed_forward_length": 512,
+}
+HEADS = np.arange(6).reshape(3, 2).T.reshape(-1)  # those of one key head are neighbours
+
+
+@lru_cache
+def hybrid(grouped):
+    """A model with delta nets, and the same one in a basis: ``ssm_out``, too, and as it is told."""
+    plain = tiny("qwen35", **HYBRID)
+    weights = dict(plain.weights)
+    for name, weight in plain.weights.items():
+        if grouped and name.endswith("ssm_out.weight"):
+            columns = (HEADS[:, None] * 128 + np.arange(128)).reshape(-1)
+            values = np.ascontiguousarray(registry.dequantize(weight)[:, columns])
+            weights[name] = Weight(name, weight.shape, F32, values.reshape(-1).view(np.uint8))
+    turned = rotated(replace(plain, weights=weights), 256)
+    products = [n for n in turned.metadata["prism.hadamard.weight_names"] if "conv1d" not in n]
+    keys = {"prism.hadamard.weight_names": products, "prism.hadamard.gdn_v_grouped": grouped}
+    metadata = dict(turned.metadata) | keys
+    conv = {name: weight for name, weight in plain.weights.items() if "conv1d" in name}
+    return plain, replace(turned, metadata=metadata, weights=dict(turned.weights) | conv)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_rotated_delta_net_computes_what_the_model_does(grouped):
+    plain, turned = hybrid(grouped)
+    ops = ReferenceOps(dtype=np.float64)
+    expected, found = logits(plain, ops), logits(turned, ops)
+    assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)
+    key = "prism.hadamard.gdn_v_grouped"
+    garbage = logits(replace(turned, metadata=dict(turned.metadata) | {key: not grouped}), ops)
+    assert np.abs(garbage - expected).max() > 0.01 * np.ptp(expected)
+
+
+@pytest.mark.skipif(native.module() is None, reason="the compiled module is not built")
+def test_the_compiled_order_of_heads_has_the_bits_of_the_reference():
+    model = load_model(hybrid(grouped=True)[1], ops=NativeOps(threads=2))
+    steps = dict(model.trace(IDS, KVCache(model.config, 16)))
+    found = model.forward(IDS, KVCache(model.config, 16), all_positions=True)
+    np.testing.assert_array_equal(found, steps["result_output"])
+
+
+def test_plan_and_inspect_count_states_and_say_that_weights_are_rotated(tmp_path):
+    path = save(tmp_path / "hybrid.gguf", hybrid(grouped=True)[1])
+    config = load_model(open_checkpoint(path), ops=ReferenceOps()).config
+    memory = inspect_gguf(path).memory
+    one = 4 * sum(its.size for its in config.caches if isinstance(its, State))
+    assert memory.states >= 2 * one > 0
+    assert memory.states % one == 0
+    assert memory.kv_at_context == KVCache(config, 64).cost(64, PREFILL_CHUNK)
+    assert memory.kv_per_token == len(config.attentions) * 2 * 2 * (64 * 2 + 4)
+    plan = plan_file(path, ModelOrigin(local=True), machine=Resources(None, None))
+    assert "rotated: prism.hadamard version 1, blocks of 256, signs explicit" in "".join(
+        plan.lines()
+    )
+    assert "states of layers without keys and values" in "\n".join(inspect_gguf(path).lines())
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_a_rotated_delta_net_says_how_its_heads_are_ordered(value):
+    turned = hybrid(grouped=True)[1]
+    metadata = dict(turned.metadata) | {"prism.hadamard.gdn_v_grouped": value}
+    if value is None:
+        del metadata["prism.hadamard.gdn_v_grouped"]
+    with pytest.raises(InvalidFormat, match=r"prism\.hadamard\.gdn_v_grouped"):
+        load_model(replace(turned, metadata=metadata), ops=ReferenceOps())

@@ -1,12 +1,14 @@
 """Architecture and encoding are independent; what does not fit is listed."""
 
+import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tiny_models import FAMILIES, HYBRIDS, LAYERS, VOCAB, in_encoding, tiny
 
-from bitnet.errors import InferenceError, InvalidFormat, Unsupported, UsageError
+from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import ARCHITECTURES, config_from, load_model
@@ -256,9 +258,56 @@ def test_senseless_sizes_of_a_delta_net_are_refused(key, value):
             config_from(checkpoint)
 
 
+@pytest.mark.parametrize("value", [[3, 3, 2, 1], [11, 11, 10, 0], [8, 0, 0, 0], [], "3320", 3])
+def test_sections_that_leave_pairs_of_a_text_unrotated_are_refused(value):
+    checkpoint = tiny("qwen35")
+    checkpoint.metadata["qwen35.rope.dimension_sections"] = value
+    with pytest.raises(Unsupported, match=r"rope\.dimension_sections"):
+        config_from(checkpoint)
+    checkpoint.metadata["qwen35.rope.dimension_sections"] = [3, 3, 2, 0]
+    config_from(checkpoint)
+
+
 @pytest.mark.parametrize("value", [[True], [True] * 5, 3, "11"])
 def test_kinds_of_layers_for_another_number_of_layers_are_refused(value):
     checkpoint = tiny("qwen35")
     checkpoint.metadata["qwen35.attention.recurrent_layers"] = value
     with pytest.raises(InvalidFormat):
+        config_from(checkpoint)
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "cohere2", "hunyuan-dense", "minicpm"])
+def test_every_tensor_that_is_missing_or_of_another_shape_is_refused_by_name(architecture):
+    whole = tiny(architecture)
+    for name, weight in whole.weights.items():
+        if name == "token_embd.weight":
+            continue
+        halved = (max(weight.shape[0] // 2, 1) + 1, *weight.shape[1:])
+        other = replace(weight, shape=(3, 5) if halved == weight.shape else halved)
+        rest = {key: value for key, value in whole.weights.items() if key != name}
+        for weights in (rest, rest | {name: other}):
+            with pytest.raises(InvalidFormat, match=re.escape(name)):
+                load_model(replace(whole, weights=weights), ops=ReferenceOps())
+
+
+@pytest.mark.parametrize("value", [None, 0, -1.0, math.nan, math.inf, "x", True, [1.0]])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "cohere2.attention.layer_norm_epsilon",
+        "cohere2.logit_scale",
+        "minicpm.embedding_scale",
+        "minicpm.residual_scale",
+        "minicpm.logit_scale",
+    ],
+)
+def test_senseless_scales_of_a_family_are_refused(key, value):
+    checkpoint = tiny(key.partition(".")[0])
+    checkpoint.metadata[key] = value
+    if (key.startswith("cohere2") and value == 0) or (
+        key == "cohere2.logit_scale" and value == -1.0
+    ):
+        assert config_from(checkpoint).architecture == "cohere2"  # numbers like others
+        return
+    with pytest.raises((InvalidFormat, Unsupported)):
         config_from(checkpoint)

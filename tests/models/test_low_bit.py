@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from hf_models import MAX_RELATIVE_DIFFERENCE, torch
-from low_bit_models import TOKENS, as_mlx, unpacked_model
+from hf_models import MAX_RELATIVE_DIFFERENCE, random_model, save, torch
+from low_bit_models import SHAPE, TOKENS, as_mlx, unpacked_model
 
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
-from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
@@ -124,3 +124,31 @@ def test_other_mlx_packings_are_refused(tmp_path, damage):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises((InvalidFormat, Unsupported), match=r"quantization|up_proj"):
         open_checkpoint(folder)
+
+
+# --- TriLM, BitCPM -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Llama", "MiniCPM"])
+@pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
+def test_ternary_weights_with_a_scale_per_shard_are_repacked_without_loss(tmp_path, kind, encoding):
+    """As TriLM has them: each matrix was ternary on several processors, with a scale on each."""
+    own = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64} if kind == "MiniCPM" else {}
+    options = SHAPE | {"intermediate_size": 512} | own
+    del options["head_dim"]
+    model, rng = random_model(kind, options), np.random.default_rng(9)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "layers" in name:
+                scales = rng.uniform(0.02, 0.3, (2, 1)).repeat(len(parameter) // 2, axis=0)
+                ternary = rng.integers(-1, 2, parameter.shape) * scales.astype(np.float16)
+                parameter.copy_(torch.from_numpy(ternary.astype(np.float32)))
+            else:
+                parameter.copy_(parameter.half().float())
+    save(kind, options, model, tmp_path / "model")
+    output = tmp_path / "model.gguf"
+    request = ConversionRequest(encoding, no_tokenizer=True)
+    assert convert(tmp_path / "model", output, request).exact
+    assert encodings(output) == {encoding, "F16"}
+    found, expected = reference_logits(output), transformers_logits(model)
+    assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)

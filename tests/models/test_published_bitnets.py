@@ -19,8 +19,8 @@ from published_bitnets import (
 )
 
 from bitnet import native
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
-from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_checkpoint import INPUTS
 from bitnet.kernels.native import NativeOps

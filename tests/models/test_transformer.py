@@ -5,7 +5,7 @@ import pytest
 from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
 
 from bitnet import native
-from bitnet.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, UsageError
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
@@ -77,7 +77,7 @@ def test_a_batch_without_wanted_rows_only_fills_the_caches():
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_trace_names_every_step_and_ends_in_the_logits(architecture, ops):
     model = load_model(tiny(architecture), ops=ops())
-    steps = [(name, value.copy()) for name, value in model.traced([5, 9], KVCache(model.config, 8))]
+    steps = [(name, value.copy()) for name, value in model.trace([5, 9], KVCache(model.config, 8))]
     marks = BLOCK_MARKS if architecture != "arcee" else BLOCK_MARKS.replace("ffn_gate ", "")
     blocks = [f"{name}-{layer}" for layer in range(LAYERS) for name in marks.split()]
     assert [name for name, _ in steps] == ["embed", *blocks, "result_norm", "result_output"]
@@ -92,7 +92,7 @@ def test_a_trace_of_the_two_backends_agrees_step_by_step():
     checkpoint = tiny("gemma3")
     exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
     model = load_model(checkpoint, ops=NativeOps())
-    traces = (it.traced([5, 9, 33], KVCache(it.config, 8)) for it in (exact, model))
+    traces = (it.trace([5, 9, 33], KVCache(it.config, 8)) for it in (exact, model))
     for (name, expected), (other, found) in zip(*traces, strict=True):
         assert name == other
         # Float32 sums, and what attention multiplies rounded to 16 bits of a vector's length.

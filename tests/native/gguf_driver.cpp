@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "gguf_index.hpp"
+#include "gguf/index.hpp"
 
 namespace {
 

@@ -214,6 +214,9 @@ void run_graph(Results& results, int64_t tokens) {
     graph.norm(h, x, norm.get(), kDim, 1e-5f);
     graph.linear(h, {qkv}, {scaled}, {bias.get()});
     graph.split(qkv, {q, k, v}, 1);
+    graph.center(v, v);
+    graph.transpose(mixed, v, 3, kQ / 3 / 4);
+    graph.transpose(v, mixed, kQ / 3 / 4, 3);
     graph.norm(q, q, head_norm.get(), kHead, 1e-5f);
     graph.rotate(q, rotation, kHead);
     graph.rotate(k, rotation, kHead);

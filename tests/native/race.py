@@ -29,7 +29,7 @@ def instrument(folder):
 def main():
     """Write with both models at once, alone and in batches."""
     instrument(sys.argv[1])
-    sys.path.insert(0, str(HERE.parent))
+    sys.path.insert(0, str(HERE.parent / "support"))
     from tiny_models import tiny_gguf
 
     import bitnet

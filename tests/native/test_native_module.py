@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bitnet import native
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_sub_interpreter_is_refused_with_the_reason():
 
 @pytest.mark.needs("c++")
 def test_kernels_are_not_compiled_with_flags_that_change_results(tmp_path):
-    sources = Path(__file__).parents[2] / "bitnet" / "kernels" / "native"
+    sources = Path(__file__).parents[2] / "native" / "kernels"
     scalar = sources / "isa" / "scalar" / "kernels.cpp"
     for flags, succeeds in (([], True), (["-ffast-math"], False)):
         done = subprocess.run(

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "regex.hpp"
-#include "tokenizer.hpp"
-#include "tokenizer_file.hpp"
+#include "tokenizer/regex.hpp"
+#include "tokenizer/tokenizer.hpp"
+#include "tokenizer/file.hpp"
 
 namespace {
 
@@ -64,7 +64,7 @@ struct Parts {
     uint32_t flags = 0;
     std::vector<std::string> tokens;
     std::vector<uint32_t> merges;
-    std::string steps, charsmap, added, prefix;
+    std::string steps, charsmap, added, prefix, suffix;
 };
 
 std::string step(uint32_t kind, uint32_t a, uint32_t b, const std::string& text, const std::string& other = "") {
@@ -107,7 +107,7 @@ std::string build(const Parts& parts) {
     const std::string offset_bytes = packed(offsets), merge_bytes = packed(parts.merges), score_bytes = packed(scores),
                       id_bytes = packed(bytes_ids);
     return bitnet::build_tokenizer({key, meta, config, offset_bytes, bytes, flags, merge_bytes, score_bytes, id_bytes,
-                                    parts.added, parts.steps, parts.charsmap, parts.prefix});
+                                    parts.added, parts.steps, parts.charsmap, parts.prefix, parts.suffix});
 }
 
 void run(std::string_view content) {
@@ -126,7 +126,8 @@ void run(std::string_view content) {
             bitnet::Ids ids;
             try {
                 engine->encode(input.view(), special, ids);
-                engine->encode_normalized(input.view(), special, special, ids);
+                bitnet::Spans spans;
+                engine->encode(input.view(), special, ids, false, &spans);
                 ++ran;
             } catch (const bitnet::OverBudget&) {
                 ++stopped;

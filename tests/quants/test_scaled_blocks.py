@@ -6,7 +6,7 @@ from builders import Tensor, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS

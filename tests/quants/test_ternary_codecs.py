@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat
 from bitnet.quants import types
 from bitnet.quants.i2_s import pack_i2_s, unpack_i2_s
 from bitnet.quants.iq_bn import pack_iq2_bn, unpack_iq1_bn, unpack_iq2_bn, unpack_iq2_bn_r4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_models import TOKENS, VOCAB, tiny_gguf
 
 import bitnet
-from bitnet.errors import InferenceError, UsageError, VocabMismatch
+from bitnet.base.errors import InferenceError, UsageError, VocabMismatch
 from bitnet.runtime.answer import StopStrings
 from bitnet.runtime.options import SamplingParams
 
@@ -121,7 +121,7 @@ def test_a_full_context_is_a_reason_to_finish(model):
 
 
 def test_metrics_count_what_was_run(model):
-    model.engine.reset()
+    model.engine.forget()
     answer = model.stream(PROMPT, max_tokens=7, sampling=SamplingParams(logit_bias={LETTER: 1e9}))
     "".join(answer)
     stats = answer.stats

@@ -4,7 +4,7 @@ import pytest
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
-from bitnet.errors import InferenceError, Unsupported, UsageError
+from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.runtime.conversation import Conversation
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.request import Request

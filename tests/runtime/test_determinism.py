@@ -119,7 +119,7 @@ print(digest(logits(model_of({encoding!r}, threads={threads}), chunk={chunk})))
 @pytest.mark.parametrize("encoding", ["Q4_K", "I2_S"])
 def test_a_fresh_process(encoding, tmp_path):
     (tmp_path / "test_determinism_here.py").write_text(Path(__file__).read_text())
-    paths = [str(tmp_path), str(Path(__file__).parents[1])]
+    paths = [str(tmp_path), str(Path(__file__).parents[1] / "support")]
     for threads, chunk in ((2, len(IDS)), (1, 6)):
         program = _PROGRAM.format(paths=paths, encoding=encoding, threads=threads, chunk=chunk)
         done = subprocess.run(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny
 
-from bitnet.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, UsageError
 from bitnet.models.load import config_from
 from bitnet.runtime import kv_pages
 from bitnet.runtime.kv_cache import KVCache

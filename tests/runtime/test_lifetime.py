@@ -6,12 +6,12 @@ import weakref
 import pytest
 from tiny_models import FAMILIES, tiny, tiny_gguf
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine
 from bitnet.runtime.language_model import load
+from bitnet.runtime.scheduler import Scheduler
 from bitnet.server.metrics import Metrics
 from bitnet.server.worker import Worker, WorkerLimits
 
@@ -65,7 +65,7 @@ def a_scheduler(model):
 
 
 def a_worker(model):
-    worker = Worker(model, Metrics().of("tiny"), WorkerLimits())
+    worker = Worker("tiny", model, Metrics().of("tiny"), WorkerLimits(), lambda *_: None)
     worker.start()
     worker.stop()
 
@@ -90,7 +90,7 @@ def test_its_file_is_let_go(path, use, closed):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_freed(family):
     model = load_model(tiny(family), ops=select())
-    engine = Engine(model)
+    engine = Scheduler(model)
     if model.config.writes:
         engine.logits([1, 2, 3])
     freed = weakref.ref(model)

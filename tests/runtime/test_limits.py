@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import bitnet
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime import limits
 from bitnet.runtime.request import Request
 
@@ -26,12 +26,12 @@ WRAPS = {
 COMPILE = """
 import json, sys
 import bitnet
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 with bitnet.load("bitnet-tiny") as model:
     for line in sys.stdin:
         name, schema = json.loads(line)
         try:
-            model.grammars.json_schema(schema).start().allowed()
+            model.grammars.json_schema(schema).start().next_ids()
         except BitnetError as error:
             assert error.message
         print(name, flush=True)

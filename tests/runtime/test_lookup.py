@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.errors import UsageError
-from bitnet.runtime.engine import Engine
+from bitnet.base.errors import UsageError
 from bitnet.runtime.lookup import LONGEST_PAUSE, Lookup
 from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import SamplingParams
@@ -15,7 +14,7 @@ REPEATING = [9, 4, 7, 7, 3, 9, 4, 7, 7, 3, 9, 4]
 
 
 def tokens(model, ids, **params):
-    return [piece.token for piece in Engine(model).generate(ids, Request(**params))]
+    return [piece.token for piece in Scheduler(model).generate(ids, Request(**params))]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_drafts_save_passes_and_are_counted(model):
 
 def test_drafts_never_go_beyond_the_context_or_the_answer(model):
     for context, count in ((16, 40), (64, 5)):
-        engine = Engine(model, context=context)
+        engine = Scheduler(model, context=context)
         wanted = [
             [(piece.token, piece.finish_reason) for piece in engine.generate(REPEATING, params)]
             for params in (Request(count), Request(count, lookup=15))

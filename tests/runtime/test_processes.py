@@ -21,12 +21,12 @@ import logging, os, sys, threading
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine
+from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.request import Request
 
 logging.getLogger("bitnet").setLevel(logging.ERROR)
 PROMPT = [5, 9, 33, 2, 17, 40, 21] * 5
-engine = Engine(load_model(open_checkpoint(sys.argv[1]), ops=select(threads=3)))
+engine = Scheduler(load_model(open_checkpoint(sys.argv[1]), ops=select(threads=3)))
 
 def tokens():
     return [piece.token for piece in engine.generate(PROMPT, Request(max_tokens=8))]
@@ -110,7 +110,7 @@ def test_a_graph_that_a_thread_runs_can_be_run_by_a_child(run):
     from bitnet.models.transformer import Segment
     model = engine.model
     def hidden():
-        return model.hidden([Segment(PROMPT, engine._scheduler.new_cache(), "last")])[0].tobytes()
+        return model.hidden([Segment(PROMPT, engine.new_cache(), "last")])[0].tobytes()
     expected = hidden()
     for _ in range(8):
         pid = fork_in_a_pass()
@@ -125,7 +125,7 @@ def test_a_graph_that_a_thread_runs_can_be_run_by_a_child(run):
 @needs_fork
 def test_an_answer_begun_before_a_fork_ends_in_the_child_with_a_reason(run):
     script = """
-    from bitnet.errors import InferenceError
+    from bitnet.base.errors import InferenceError
     answer = engine.generate(PROMPT, Request(max_tokens=8))
     first = next(answer)
     if not (pid := os.fork()):
@@ -241,7 +241,8 @@ def test_a_server_worker_refuses_jobs_in_a_child_that_has_not_its_thread(run):
     from bitnet.server.worker import WorkerLimits, Worker
 
     model = bitnet.load(sys.argv[1])
-    worker = Worker(model, Metrics().of("tiny"), WorkerLimits(max_batch=1, queue=1, deadline_s=9))
+    limits = WorkerLimits(max_batch=1, queue=1, deadline_s=9)
+    worker = Worker("tiny", model, Metrics().of("tiny"), limits, lambda *_: None)
 
     async def one_answer():
         order = await worker.submit(lambda: [worker.prepare([5, 9], Request(max_tokens=1))], 1)

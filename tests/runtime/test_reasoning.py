@@ -5,32 +5,19 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB, letters, tiny_gguf
+from reasoning_models import MARKS, TOKENS, reasoning_gguf
+from tool_models import tool_gguf
 
 import bitnet
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
+from bitnet.runtime.answer import Answer
+from bitnet.runtime.language_model import load
 from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.piece import Piece
 from bitnet.runtime.reasoning import ReasoningReader, ReasoningRules
 from bitnet.runtime.request import Request
 
 ASK = [{"role": "user", "content": "a"}]
-MARKS = ["<think>", "</think>"]
-TOKENS = ["<s>", "</s>", *MARKS, *"abcdefghijklmnopqrstuvwxyz.", "\u0120"]
-TOKENS += [f"Q{at}" for at in range(VOCAB - len(TOKENS))]
-OPEN = "{% for m in messages %}{{ m.content }}.{% endfor %}<think>"
-# The template opens the reasoning, unless it is told not to.
-TEMPLATE = OPEN + "{% if enable_thinking is false %}</think>{% endif %}"
-
-
-def reasoning_gguf(path, template=TEMPLATE, tokens=TOKENS):
-    """A random model whose template has reasoning."""
-    kinds = [3, 3] + [4 if token in MARKS else 1 for token in tokens[2:]]
-    words = letters(tokens) | {
-        "tokenizer.chat_template": template,
-        "tokenizer.ggml.token_type": kinds,
-        "llama.context_length": 128,
-    }
-    return tiny_gguf(path, tokenizer=False, **words)
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +99,23 @@ def test_a_budget_needs_marks_that_are_tokens(tmp_path):
         with pytest.raises(UsageError, match="no limit") as caught:
             model.prepare(request)
     assert caught.value.field == "thinking_budget"
+
+
+def test_channels_are_reasoning_text_and_calls(tmp_path):
+    control = ["<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"]
+    path = tool_gguf(tmp_path / "m.gguf", "harmony", control=control)
+    text = (
+        "<|channel|>analysis<|message|>a b<|end|><|start|>assistant<|channel|>commentary"
+        '<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>it is "x" < "a"'
+    )
+    with load(path) as model:
+        ids, request = model.prepare(
+            Request(messages=[{"role": "user", "content": "a"}], separate_reasoning=True)
+        )
+        answer = Answer(model.tokenizer, model.engine.prepare(ids, request))
+        pieces = [
+            answer.take(Piece(token)) for token in model.tokenizer.encode(text, add_special=False)
+        ]
+        pieces.append(answer.end("stop"))
+    assert (answer.reasoning, answer.text) == ("a b", 'soit is "x" < "a"')
+    assert "".join(piece.text for piece in pieces) == answer.text

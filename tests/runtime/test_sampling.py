@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, UsageError
 from bitnet.runtime.sampling import Sampler, SamplingParams
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], dtype=np.float32))

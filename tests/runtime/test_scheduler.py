@@ -9,7 +9,7 @@ from scheduling import alone, budget, params, prompt, run, sampled
 from tiny_models import VOCAB, tiny
 
 import bitnet
-from bitnet.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, UsageError
 from bitnet.models.load import load_model
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
@@ -95,7 +95,7 @@ def test_a_long_prompt_goes_on_however_many_short_ones_come(reference):
     scheduler = Scheduler(reference, prefill_chunk=8)
     long = scheduler.submit(prompt(40), params(1))
     passes = 0
-    while long.left > 6:
+    while long.remaining > 6:
         passes += 1
         short = scheduler.submit(prompt(6, seed=100 + passes), params(1))
         assert short in dict(scheduler.step())
@@ -111,7 +111,7 @@ def test_who_comes_first_runs_first(reference):
     while scheduler.busy:
         for sequence, piece in scheduler.step():
             ended += [sequence] if piece.finish_reason else []
-        assert scheduler.running <= 2
+        assert len(scheduler.running) <= 2
     assert ended == sequences
 
 
@@ -151,7 +151,7 @@ def test_a_sequence_waits_until_its_memory_is_free(reference):
         for sequence, piece in scheduler.step():
             written[sequence].append(piece.token)
         assert scheduler.kv_bytes <= budget(reference, 2)
-        most = max(most, scheduler.running)
+        most = max(most, len(scheduler.running))
     assert most == 2
     for seed, sequence in enumerate(sequences):
         assert written[sequence] == alone(reference, prompt(10, seed), params(6))
@@ -163,7 +163,7 @@ def test_no_sequence_overtakes_the_one_that_waits_for_memory(roomy):
     large = scheduler.submit(prompt(60, seed=1), params(6))
     small = scheduler.submit(prompt(2, seed=2), params(2))
     scheduler.step()
-    assert (scheduler.running, scheduler.waiting) == (1, 2)
+    assert (len(scheduler.running), len(scheduler.waiting)) == (1, 2)
     while large.lease is None:
         assert small.lease is None
         scheduler.step()
@@ -174,7 +174,7 @@ def test_what_can_never_fit_is_refused_at_once(roomy):
     with pytest.raises(InferenceError, match=r"60 tokens of prompt and 6 of answer take [\d,]+ b"):
         scheduler.submit(prompt(60), params(6))
     scheduler.submit(prompt(60), params(5))
-    assert scheduler.waiting == 1
+    assert len(scheduler.waiting) == 1
 
 
 def test_the_most_a_sequence_takes_is_the_context(roomy):

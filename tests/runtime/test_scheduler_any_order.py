@@ -95,7 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_bounds_hold(self):
         if self.wanted:
-            assert self.scheduler.running <= self.scheduler.max_batch
+            assert len(self.scheduler.running) <= self.scheduler.max_batch
             assert self.budget is None or self.scheduler.kv_bytes <= self.budget
 
     def teardown(self):

@@ -8,7 +8,7 @@ from scheduling import params, prompt, run, sampled
 from tiny_models import in_encoding, tiny
 
 from bitnet import native
-from bitnet.errors import InferenceError
+from bitnet.base.errors import InferenceError
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
@@ -196,7 +196,7 @@ def test_a_pass_that_fails_is_run_again_from_a_state_that_is_whole(model):
         passes = 0
         while scheduler.busy:
             if broken and passes % 5 == 3:  # what an interrupt within a pass leaves
-                for sequence in scheduler._running:
+                for sequence in scheduler.running:
                     sequence.lease.cache.begin()[:] = np.nan
                     sequence.lease.cache.truncate(sequence.lease.cache.length)
             passes += 1

@@ -10,8 +10,8 @@ from builders import vocabulary
 from tiny_models import VOCAB, letters, tiny_gguf
 
 import bitnet
-from bitnet.errors import Unsupported, UsageError
-from bitnet.installation import extra_command
+from bitnet.base.errors import Unsupported, UsageError
+from bitnet.base.installation import extra_command
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.structured import Grammars
 
@@ -171,7 +171,7 @@ def test_the_schema_true_is_any_json(model, schema):
 
 def test_json_object_is_the_schema_of_any_object(model):
     matcher = model.grammars.json_object().start()
-    assert {TOKENS[token] for token in matcher.allowed()} <= {"{", '{"'}
+    assert {TOKENS[token] for token in matcher.next_ids()} <= {"{", '{"'}
 
 
 @pytest.mark.parametrize("pattern", ["[a-c]{2,9}", "(true|false)", r"-?\d{1,4}(\.\d\d)?"])
@@ -193,7 +193,7 @@ def test_an_answer_that_may_end_ends_with_any_stop_id(model):
     for seed in range(8):
         matcher = model.grammars.regex("a+").start()
         matcher.accept(TOKENS.index("a"))
-        ends = {TOKENS[token] for token in matcher.allowed()}
+        ends = {TOKENS[token] for token in matcher.next_ids()}
         answer = model.stream("ab", max_tokens=50, sampling=wild(seed), regex="a+")
         assert re.fullmatch("a+", "".join(answer))
     assert {"</s>", "<end>", "a"} <= ends

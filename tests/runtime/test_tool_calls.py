@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_models import CITIES, CLOCK, SIGNS, WEATHER, tool_gguf
 
-from bitnet.errors import Unsupported, UsageError
+from bitnet.base.errors import Unsupported, UsageError
 from bitnet.runtime.language_model import load
+from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.request import Request
-from bitnet.runtime.tool_calls import CallRules
-from bitnet.runtime.tool_formats import GEMMA, HERMES, format_of
+from bitnet.runtime.tool_calls import call_reader
+from bitnet.runtime.tool_formats import GEMMA, HERMES, CallRules, format_of
 
 ASK = [{"role": "user", "content": "a"}]
 NAMES = frozenset({"weather", "clock"})
@@ -25,16 +26,17 @@ def form(family):
 
 def read(rules, text, cuts=()):
     """Text and calls in *text*, handed over in parts."""
-    reader = rules.reader()
+    reader = call_reader(rules)
     said, calls, begin = "", [], 0
-    for end in [*sorted(cuts), len(text)]:
-        more, deltas = reader.push(text[begin:end])
+    parts = [*sorted(cuts), len(text), None]
+    for end in parts:
+        more, deltas = reader.finish() if end is None else reader.push(text[begin:end])
         said, begin = said + more, end
         for delta in deltas:
             if delta.id:
                 calls.append([delta.name, ""])
             calls[delta.index][1] += delta.arguments
-    return said + reader.finish(), [tuple(call) for call in calls]
+    return said, [tuple(call) for call in calls]
 
 
 def object_of(name, arguments, key="arguments"):
@@ -43,6 +45,24 @@ def object_of(name, arguments, key="arguments"):
 
 ONE = object_of("weather", ROME)
 ODD = object_of("weather", BRACES)
+SEPARATOR = "<｜tool▁sep｜>"
+TO = "<|channel|>commentary to=functions."
+
+
+def coder(name, **parameters):
+    parts = [f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in parameters.items()]
+    return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
+
+
+def gemma(call):
+    return f"<start_function_call>call:{call}<end_function_call>"
+
+
+def deepseek(*calls):
+    parts = [f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>" for call in calls]
+    return f"<｜tool▁calls▁begin｜>{''.join(parts)}<｜tool▁calls▁end｜>"
+
+
 CASES = [
     ("hermes", f"<tool_call>\n{ONE}\n</tool_call>", "", [("weather", ROME)]),
     ("hermes", f"<tool_call>{ODD}</tool_call>", "", [("weather", BRACES)]),
@@ -78,6 +98,24 @@ CASES = [
     ("json", '{"name": "clock", "arguments": [1]}', '{"name": "clock", "arguments": [1]}', []),
     ("json", '{"name": "clock",}', '{"name": "clock",}', []),
     ("json", "  no call", "  no call", []),
+    ("qwen-coder", f"I look.\n{coder('weather', city='rome')}", "I look.", [("weather", ROME)]),
+    ("qwen-coder", coder("clock"), "", [("clock", "{}")]),
+    ("qwen-coder", coder("clock", n="[1, true]", t="a\nb <c>") + "\n" + coder("clock"), "",
+     [("clock", '{"n": [1, true], "t": "a\\nb <c>"}'), ("clock", "{}")]),
+    ("qwen-coder", coder("other"), coder("other"), []),
+    ("qwen-coder", "a <tool_call> b", "a <tool_call> b", []),
+    ("functiongemma", gemma("weather{city:<escape>rome<escape>}"), "", [("weather", ROME)]),
+    ("functiongemma", gemma("clock{a:[1,<escape>},{<escape>],b:{c:true},d:-1.5}"), "",
+     [("clock", '{"a": [1, "},{"], "b": {"c": true}, "d": -1.5}')]),
+    ("functiongemma", gemma("clock{a:"), gemma("clock{a:"), []),
+    ("deepseek", f"So.{deepseek(f'weather{SEPARATOR}{ROME}', f'clock{SEPARATOR}{{}}')}", "So.",
+     [("weather", ROME), ("clock", "{}")]),
+    ("deepseek-v3", deepseek(f"function{SEPARATOR}weather\n```json\n{BRACES}\n```"), "",
+     [("weather", BRACES)]),
+    ("harmony", f"{TO}weather <|constrain|>json<|message|>{ROME}", "", [("weather", ROME)]),
+    ("harmony", "<|channel|>final<|message|>It is <b> 1 < 2", "It is <b> 1 < 2", []),
+    ("harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+     f"{TO}weather<|message|>{ROME}", "I look.", [("weather", ROME)]),
 ]  # fmt: skip
 
 
@@ -96,7 +134,7 @@ def test_only_the_first_call_counts_where_one_is_requested():
 
 
 def test_a_guided_call_is_told_while_it_is_written():
-    reader = CallRules(HERMES, NAMES, guided=True).reader()
+    reader = call_reader(CallRules(HERMES, NAMES, guided=True))
     _, (begun,) = reader.push('<tool_call>\n{"name": "weather", "arguments": ')
     assert (begun.name, begun.arguments) == ("weather", "")
     assert [delta.arguments for delta in reader.push('{"city"')[1]] == ['{"city"']
@@ -104,14 +142,14 @@ def test_a_guided_call_is_told_while_it_is_written():
 
 
 def test_ids_of_calls_are_what_every_template_takes():
-    reader = CallRules(HERMES, NAMES, guided=True).reader()
+    reader = call_reader(CallRules(HERMES, NAMES, guided=True))
     _, deltas = reader.push("".join(f"<tool_call>\n{ONE}\n</tool_call>\n" for _ in range(20)))
     ids = [delta.id for delta in deltas if delta.id]
     assert len(set(ids)) == 20
     assert all(len(one) == 9 and one.isalnum() for one in ids)
 
 
-@pytest.mark.parametrize("sign", ["<function=x>", "<start_function_call>", "<|channel|>"])
+@pytest.mark.parametrize("sign", ["<arg_key>"])
 def test_a_form_that_is_not_read_is_refused_by_name(sign):
     with pytest.raises(Unsupported, match="is not read here"):
         format_of(f"<tool_call> {sign}")
@@ -122,12 +160,20 @@ CONTROL = {
     "mistral": ["[TOOL_CALLS]"],
     "mistral-named": ["[TOOL_CALLS]", "[ARGS]"],
     "phi": ["<|tool_call|>", "<|/tool_call|>"],
-}
+    "qwen-coder": ["<tool_call>", "</tool_call>"],
+    "functiongemma": ["<start_function_call>", "<end_function_call>", "<escape>"],
+    "deepseek": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+                 "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"],
+    "harmony": ["<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"],
+}  # fmt: skip
+CONTROL["deepseek-v3"] = CONTROL["deepseek"]
+# Their marks have characters that a tiny vocabulary cannot spell.
+SPELLED = [family for family in [*SIGNS, "plain"] if not family.startswith("deepseek")]
 
 
 @pytest.mark.parametrize(
     ("family", "control"),
-    [*((family, ()) for family in [*SIGNS, "plain"]), *CONTROL.items()],
+    [*((family, ()) for family in SPELLED), *CONTROL.items()],
 )
 def test_a_wanted_call_is_valid_whatever_the_model(tmp_path, family, control):
     pytest.importorskip("llguidance")
@@ -153,7 +199,7 @@ def test_a_wanted_call_is_valid_whatever_the_model(tmp_path, family, control):
         assert answer.sequence.request.calls is not None
         # The same tokens, read as a free answer, are the same call.
         rules = answer.sequence.request.calls
-        free = CallRules(rules.form, rules.names, shown=rules.shown)
+        free = CallRules(rules.form, rules.names, shown=rules.shown, schemas=rules.schemas)
         text = "".join(
             rules.shown.get(token, model.tokenizer.token_bytes(token).decode())
             for token in answer.ids
@@ -175,6 +221,63 @@ def test_a_schema_with_references_guides_a_call(tmp_path):
         )  # fmt: skip
         list(answer)
         assert [call.arguments for call in answer.calls] == ['{"a": "x"}']
+
+
+@pytest.mark.parametrize("family", ["qwen-coder", "functiongemma"])
+@pytest.mark.parametrize(
+    ("schema", "field"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "a"}}}, "tools"),
+        ({"anyOf": [{"type": "object"}]}, "tools"),
+        ({"type": "object", "required": ["a"]}, "tools"),
+    ],
+)
+def test_a_schema_that_a_form_cannot_guarantee_is_refused(tmp_path, family, schema, field):
+    pytest.importorskip("llguidance")
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with load(tool_gguf(tmp_path / "m.gguf", family)) as model:
+        request = Request(messages=ASK, tools=[function], tool_choice="required")
+        with pytest.raises(UsageError) as error:
+            model.prepare(request)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("family", ["qwen-coder", "functiongemma", "deepseek", "harmony"])
+@pytest.mark.parametrize("seed", range(4))
+def test_arguments_of_every_type_are_valid_in_every_form(tmp_path, family, seed):
+    pytest.importorskip("llguidance")
+    inner = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+             "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["aa", "bb"]},
+            "word": {"enum": ["ab", "cd"]},
+            "flag": {"type": "boolean"},
+            "inner": inner,
+            "left": {"type": "null"},
+        },
+        "required": ["word", "inner"],
+        "additionalProperties": False,
+    }
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with load(tool_gguf(tmp_path / "m.gguf", family, control=CONTROL[family])) as model:
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        request = Request(
+            max_tokens=600, messages=ASK, tools=[function], tool_choice="required",
+            parallel_tool_calls=False, sampling=sampling,
+        )  # fmt: skip
+        answer = model.answer(request)
+        list(answer)
+        (call,) = answer.calls
+    arguments = json.loads(call.arguments)
+    assert arguments["word"] in ("ab", "cd")
+    assert set(arguments["inner"]) == {"x"}
+    assert isinstance(arguments["inner"]["x"], bool)
+    assert set(arguments) <= set(schema["properties"])
+    assert isinstance(arguments.get("flag", True), bool)
+    assert arguments.get("kind", "aa") in ("aa", "bb")
+    assert arguments.get("left") is None
 
 
 def test_tools_are_described_where_the_template_has_no_place_for_them(tmp_path):

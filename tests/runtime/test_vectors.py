@@ -10,7 +10,7 @@ from builders import Tensor, write_gguf
 from tiny_models import TOKENS, letters, tiny, tiny_gguf
 
 from bitnet import load
-from bitnet.errors import InferenceError, InvalidFormat, Unsupported, UsageError
+from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
@@ -18,7 +18,7 @@ from bitnet.models.transformer import Segment
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.language_model import LanguageModel
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.vectors import rounded
+from bitnet.runtime.vectors import round_vectors
 
 TEXTS = ["abc", "zyxwvutsr", "a"]
 END = TOKENS.index("</s>")
@@ -148,11 +148,11 @@ def test_weights_that_give_no_numbers_give_no_vector(tmp_path):
 
 def test_small_numbers_and_bits():
     rows = np.array([[0.5, -1.0, 0.0, 0.25, -0.1, 0.2, 0.3, -0.4]], np.float32)
-    assert rounded(rows, "int8").tolist() == [[64, -127, 0, 32, -13, 25, 38, -51]]
-    assert rounded(rows, "uint8").tolist() == [[192, 1, 128, 160, 115, 153, 166, 77]]
-    assert rounded(rows, "ubinary").tolist() == [[0b10010110]]
-    assert rounded(rows, "binary").tolist() == [[0b10010110 - 128]]
-    assert rounded(np.zeros((1, 8), np.float32), "int8").tolist() == [[0] * 8]
+    assert round_vectors(rows, "int8").tolist() == [[64, -127, 0, 32, -13, 25, 38, -51]]
+    assert round_vectors(rows, "uint8").tolist() == [[192, 1, 128, 160, 115, 153, 166, 77]]
+    assert round_vectors(rows, "ubinary").tolist() == [[0b10010110]]
+    assert round_vectors(rows, "binary").tolist() == [[0b10010110 - 128]]
+    assert round_vectors(np.zeros((1, 8), np.float32), "int8").tolist() == [[0] * 8]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from scheduling import params, prompt, run, sampled
 from tiny_models import in_encoding, seeing, tiny
 
 from bitnet import native
-from bitnet.errors import InferenceError
+from bitnet.base.errors import InferenceError
 from bitnet.families.blocks import KeysValues
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.native import NativeOps

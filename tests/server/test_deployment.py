@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from serve_process import serving
 from waiting import PATIENCE_S, free_port
 
@@ -164,3 +165,25 @@ def test_a_terminal_is_greeted_with_the_address_alone(model_path):
     assert "actor=" not in terminal.shown
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.end() == 0
+
+
+def test_what_kubernetes_starts_has_the_probes_and_metrics_of_the_page(model_path):
+    pod = yaml.safe_load(block("bitnet.yaml"))["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    port, words = free_port(), container["args"]
+    key = {"Authorization": "Bearer change-me"}
+    names = re.findall(r"`((?:bitnet_|vllm:)\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(names) == 3
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
+    with worker(*here(words, model_path, port), BITNET_API_KEY="change-me"), client:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            wanted = container[probe]["httpGet"]
+            assert wanted["port"] == container["ports"][0]["containerPort"] == 9999
+            assert client.get(wanted["path"]).status_code == 200
+        path = pod["metadata"]["annotations"]["prometheus.io/path"]
+        assert client.get(path).status_code == 401
+        text = client.get(path, headers=key).text
+    for name in names:
+        assert f"\n{name}{{" in text, name
+    drain = int(words[words.index("--drain") + 1])
+    assert pod["spec"]["terminationGracePeriodSeconds"] > drain + 10

@@ -6,10 +6,10 @@ import pytest
 from pytest_bdd import given, parsers, scenarios, then, when
 from tiny_models import tiny_gguf
 
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.runtime.language_model import load
-from bitnet.server.loading import narrated
+from bitnet.server.loading import open_and_load
 from bitnet.server.narration import Narrator
 
 scenarios("features/worker.feature")
@@ -71,7 +71,7 @@ def _(serving, told):
 def _(path, told, outcome):
     narrate = Narrator(told.append, worker_id="w1")
     try:
-        narrated(lambda: open_checkpoint(path), load, narrate).close()
+        open_and_load(lambda: open_checkpoint(path), load, narrate).close()
     except BitnetError as error:
         outcome["error"] = error
 

@@ -106,7 +106,7 @@ def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
     reply = worker.post("/v1/chat/completions", schema(3000))
     assert reply.status_code == 400
     assert "grammar" in reply.json()["error"]["message"]
-    assert worker.service.worker.open_jobs == 0
+    assert worker.worker.open_jobs == 0
     assert worker.post("/v1/inference", LONG).status_code == 200
 
 
@@ -128,7 +128,7 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         bad = pool.submit(worker.post, "/v1/inference", LONG | {"temperature": 7.0, "top_k": 0})
-        until(lambda: worker.service.worker.open_jobs == 3)
+        until(lambda: worker.worker.open_jobs == 3)
         slow()
         assert bad.result().status_code == 500
         assert "secret" not in bad.result().text
@@ -139,9 +139,9 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
 
 def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow, monkeypatch):
     worker = serving(max_batch=4)
-    model = worker.service.model.model
+    model = worker.worker.model.model
     hidden = type(model).hidden
-    poison = worker.service.model.tokenizer.encode("zzz", add_special=False)
+    poison = worker.worker.model.tokenizer.encode("zzz", add_special=False)
 
     def breaks(self, segments):
         if any(list(segment.tokens)[-3:] == poison for segment in segments):
@@ -152,7 +152,7 @@ def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow,
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         bad = pool.submit(worker.post, "/v1/inference", LONG | {"prompt": "zzz"})
-        until(lambda: worker.service.worker.open_jobs == 3)
+        until(lambda: worker.worker.open_jobs == 3)
         slow()
         assert bad.result().status_code == 500
         assert [one.result().json()["tokens_generated"] for one in good] == [40, 40]
@@ -162,11 +162,11 @@ def test_a_dead_thread_fails_everything_and_says_so(serving, slow, monkeypatch):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.post, "/v1/inference", LONG)
-        until(lambda: worker.service.worker.open_jobs == 1)
+        until(lambda: worker.worker.open_jobs == 1)
         monkeypatch.setattr(server_worker.Worker, "_step", lambda self: 1 / 0)
         slow()
         assert waiting.result().status_code == 503
-    until(lambda: not worker.service.worker.alive)
+    until(lambda: not worker.worker.alive)
     live = worker.http.get("/health/live")
     assert (live.status_code, live.json()["status"]) == (503, "dead")
     assert worker.http.get("/health/ready").status_code == 503
@@ -212,8 +212,8 @@ def test_a_worker_that_drains_says_so_on_new_connections(serving, slow):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(worker.post, "/v1/inference", LONG)
-        until(lambda: worker.service.worker.open_jobs == 1)
-        worker.service.worker.drain()
+        until(lambda: worker.worker.open_jobs == 1)
+        worker.worker.drain()
         assert worker.http.get("/health/ready").json()["status"] == "draining"
         slow()
         assert running.result().status_code == 200
@@ -221,7 +221,7 @@ def test_a_worker_that_drains_says_so_on_new_connections(serving, slow):
 
 def test_texts_are_prepared_in_threads_of_their_own(worker, monkeypatch):
     names = []
-    tokenizer = type(worker.service.model.tokenizer)
+    tokenizer = type(worker.worker.model.tokenizer)
     encode = tokenizer.encode
 
     def noted(self, *args, **more):
@@ -244,10 +244,10 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
     passes = []
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(worker.post, "/v1/inference", LONG)
-        until(lambda: worker.service.worker._running)
+        until(lambda: worker.worker._running)
         vectors = pool.submit(worker.post, "/v1/embeddings", {"input": inputs})
-        until(lambda: worker.service.worker._inbox)
-        scheduler = worker.service.worker._scheduler
+        until(lambda: worker.worker._inbox)
+        scheduler = worker.worker._scheduler
         run = scheduler._run
         scheduler._run = lambda parts: passes.append(len(parts)) or run(parts)
         slow()
@@ -258,10 +258,10 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
 
 
 def test_vectors_keep_to_the_memory_for_keys_and_values(serving, tmp_path):
-    page = serving().service.worker._scheduler.new_cache().cost(64, 1)
+    page = serving().worker._scheduler.new_cache().cost(64, 1)
     worker = serving(max_batch=2, kv_budget_bytes=page)
     seen = []
-    scheduler = worker.service.worker._scheduler
+    scheduler = worker.worker._scheduler
     step = scheduler.step
     scheduler.step = lambda: (step(), seen.append(scheduler.kv_bytes))[0]
     assert worker.post("/v1/embeddings", {"input": ["ab"] * 5}).status_code == 200

@@ -3,16 +3,15 @@
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
-from server_process import serving_all, source_of
+from server_process import serving_all, slot_of
 from tiny_models import tiny_gguf
 from waiting import until
 
-from bitnet.errors import InferenceError
+from bitnet.base.errors import InferenceError
 from bitnet.runtime.language_model import load
-from bitnet.server.source import memory_of
+from bitnet.server.slot import memory_of
 from bitnet.server.worker import WorkerLimits
 
 ASK = {"prompt": "ab", "max_tokens": 5, "temperature": 0}
@@ -28,12 +27,12 @@ def paths(tmp_path):
 class Gate:
     """Loads of a model wait for the test, and are counted."""
 
-    def __init__(self, source):
+    def __init__(self, slot):
         self.open = threading.Event()
         self.loads = 0
         self.error = None
-        self._load = source.load
-        self.source = replace(source, load=self.load)
+        self._load = slot.load
+        self.slot, slot.load = slot, self.load
 
     def load(self, checkpoint):
         self.loads += 1
@@ -49,7 +48,7 @@ def serve(paths):
     with contextlib.ExitStack() as stack:
 
         def start(*sources, **options):
-            sources = sources or [source_of(path) for path in paths]
+            sources = sources or [slot_of(path) for path in paths]
             return stack.enter_context(serving_all(sources, loaded=False, **options))
 
         yield start
@@ -57,7 +56,7 @@ def serve(paths):
 
 @pytest.fixture
 def gate(paths):
-    gate = Gate(source_of(paths[1]))
+    gate = Gate(slot_of(paths[1]))
     yield gate
     gate.open.set()
 
@@ -98,7 +97,7 @@ def test_the_list_tells_what_is_loaded_and_loads_nothing(serve):
 
 
 def test_the_first_is_the_default_and_an_unknown_name_is_told_what_there_is(serve, paths):
-    sources = [source_of(paths[0]), source_of(paths[1], aliases=("small",))]
+    sources = [slot_of(paths[0]), slot_of(paths[1], aliases=("small",))]
     worker = serve(*sources)
     assert ask(worker).json()["model"] == "a"
     assert ask(worker, "small").json()["model"] == "b"
@@ -108,11 +107,11 @@ def test_the_first_is_the_default_and_an_unknown_name_is_told_what_there_is(serv
 
 
 def test_a_model_is_loaded_once_for_all_that_wait_and_holds_up_no_other(serve, paths, gate):
-    worker = serve(source_of(paths[0]), gate.source)
+    worker = serve(slot_of(paths[0]), gate.slot)
     ask(worker, "a")
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(ask, worker, "b") for _ in range(4)]
-        until(lambda: worker.models.find("b").waiting == 4 and gate.loads)
+        until(lambda: worker.models.find("b").queued == 4 and gate.loads)
         assert states(worker)["b"] == "loading"
         assert ask(worker, "a").status_code == 200
         gate.open.set()
@@ -123,7 +122,7 @@ def test_a_model_is_loaded_once_for_all_that_wait_and_holds_up_no_other(serve, p
 def test_a_load_that_fails_is_told_and_tried_again(serve, paths, gate):
     gate.error = InferenceError("no such luck")
     gate.open.set()
-    worker = serve(source_of(paths[0]), gate.source)
+    worker = serve(slot_of(paths[0]), gate.slot)
     for loads in (1, 2):
         reply = ask(worker, "b")
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "model_load_failed")
@@ -149,10 +148,10 @@ def test_a_broken_file_is_listed_and_takes_no_other_down(serve, paths):
 
 
 def test_more_requests_than_the_queue_has_places_for_are_refused(serve, paths, gate):
-    worker = serve(source_of(paths[0]), gate.source, max_batch=1, queue=1)
+    worker = serve(slot_of(paths[0]), gate.slot, max_batch=1, queue=1)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(ask, worker, "b") for _ in range(2)]
-        until(lambda: worker.models.find("b").waiting == 2)
+        until(lambda: worker.models.find("b").queued == 2)
         reply = ask(worker, "b")
         assert (reply.status_code, reply.headers["Retry-After"]) == (429, "1")
         assert 'bitnet_refused_total{model_name="b"} 1.0' in worker.http.get("/metrics").text
@@ -161,7 +160,7 @@ def test_more_requests_than_the_queue_has_places_for_are_refused(serve, paths, g
 
 
 def test_a_load_that_takes_longer_than_a_request_may_is_a_timeout(serve, paths, gate):
-    worker = serve(source_of(paths[0]), gate.source, deadline_s=0.2)
+    worker = serve(slot_of(paths[0]), gate.slot, deadline_s=0.2)
     assert ask(worker, "b").status_code == 504
     gate.open.set()
     until(lambda: states(worker)["b"] == "loaded")  # for the next one
@@ -194,14 +193,14 @@ def test_one_that_is_used_is_not_unloaded(serve, slow):
 
 def budget_for_one(path):
     """Memory that one of the models takes, and half of it."""
-    source = source_of(path)
+    source = slot_of(path)
     one = memory_of(source.open(), None, WorkerLimits())
     return one + one // 2
 
 
 def test_the_least_recently_used_makes_room(serve, paths):
     third = tiny_gguf(paths[0].with_name("c.gguf"))
-    sources = [source_of(path) for path in (*paths, third)]
+    sources = [slot_of(path) for path in (*paths, third)]
     two = budget_for_one(paths[0]) // 3 * 4
     worker = serve(*sources, memory_bytes=two)
     for name in "aba":
@@ -214,7 +213,7 @@ def test_one_that_is_used_does_not_make_room_until_it_is_not(serve, paths, slow)
     worker = serve(memory_bytes=budget_for_one(paths[0]))
     with ThreadPoolExecutor(2) as pool:
         using = pool.submit(ask, worker, "a")
-        until(lambda: worker.models.find("a").loaded)
+        until(lambda: worker.models.find("a").worker)
         waiting = pool.submit(ask, worker, "b")
         until(lambda: states(worker)["b"] == "waiting")
         assert states(worker)["a"] == "loaded"

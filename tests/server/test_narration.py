@@ -3,7 +3,7 @@
 import json
 import sys
 
-from bitnet.progress import Progress
+from bitnet.base.progress import Progress
 from bitnet.server.narration import Narrator, stderr_as_events
 
 

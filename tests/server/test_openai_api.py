@@ -357,6 +357,7 @@ def test_the_description_lists_every_route(worker):
         "/v1/inference",
         "/completion",
         "/embedding",
+        "/infill",
         "/props",
         "/slots",
         "/apply-template",

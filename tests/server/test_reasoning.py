@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from runtime.test_reasoning import reasoning_gguf
+from reasoning_models import reasoning_gguf
 from server_process import listening
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}

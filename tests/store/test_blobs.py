@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bitnet.errors import PermissionDenied
+from bitnet.base.errors import PermissionDenied
 from bitnet.store import Partial, Store, Version, blobs, links
 from bitnet.store.verified import VerifiedFiles
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitnet import locks
+from bitnet.base import locks
 from bitnet.store import Partial, Version
 from bitnet.store.partial import sweep
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet import settings
+from bitnet.base import settings
 from bitnet.cache.prune import Selection, plan, prune
 from bitnet.store.tag import has_tag, is_marked, make_cache
 
@@ -37,7 +37,7 @@ def test_the_default_cache_of_an_earlier_version_is_marked():
     assert has_tag(root)
 
 
-@pytest.mark.parametrize("folder", ["models", "reports", "tokenizers", "exact-heads", "store"])
+@pytest.mark.parametrize("folder", ["models", "tokenizers", "exact-heads", "store"])
 def test_what_merely_lies_in_a_folder_of_that_name_is_never_removed(tmp_path, folder):
     precious = put(tmp_path / folder / "own/precious.gguf")
     also = put(tmp_path / folder / "2026.pdf")
@@ -54,13 +54,12 @@ def test_what_only_we_name_so_is_removed_from_an_unmarked_cache(tmp_path):
         put(tmp_path / "tokenizers/compiled" / f"{'ab' * 32}.tok"),
         put(tmp_path / "models/hf/org/model@main/SmolLM2.gguf"),
         put(tmp_path / "exact-heads" / f"{'cd' * 16}.copy"),
-        put(tmp_path / "reports" / f"float64-{'cd' * 12}.json"),
     ]
     theirs = put(tmp_path / "models/mine.gguf")
     planned = plan(tmp_path, ALL)
     assert [entry.path for entry in planned.foreign] == [theirs]
     prune(planned)
-    assert [path.exists() for path in (*ours, theirs)] == [False] * 5 + [True]
+    assert [path.exists() for path in (*ours, theirs)] == [False] * 4 + [True]
 
 
 def test_a_mark_of_another_program_is_not_ours(tmp_path):
@@ -72,7 +71,7 @@ def test_a_mark_of_another_program_is_not_ours(tmp_path):
 def test_a_mark_that_was_copied_into_a_project_makes_nothing_in_it_ours(tmp_path):
     make_cache(tmp_path / "cache")
     project = tmp_path / "project"
-    theirs = [put(project / "models/mine.gguf"), put(project / "reports/2026.pdf")]
+    theirs = [put(project / "models/mine.gguf"), put(project / "exact-heads/2026.pdf")]
     put(project / "src/main.py")
     put(project / "CACHEDIR.TAG", (tmp_path / "cache/CACHEDIR.TAG").read_bytes())
     ours = put(project / "tokenizers/compiled" / f"{'ab' * 32}.tok")
@@ -88,7 +87,7 @@ def test_links_in_a_cache_go_and_what_they_point_at_stays(tmp_path):
     (root / "models/link.gguf").symlink_to(mine)
     (root / "models/hard.gguf").hardlink_to(mine)
     (root / "models/folder").symlink_to(mine.parent)
-    (root / "reports").symlink_to(mine.parent)
+    (root / "exact-heads").symlink_to(mine.parent)
     prune(plan(root, ALL))
     assert mine.read_bytes() == b"x"
     assert mine.stat().st_nlink == 1

@@ -1,6 +1,6 @@
 import json
 
-from bitnet.tokenizer.approximate import approximate
+from bitnet.tokenizer.comparison import approximate
 from bitnet.tokenizer.load import load_tokenizer
 
 

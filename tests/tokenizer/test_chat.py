@@ -3,7 +3,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.tokenizer.chat import ChatTemplate, chat_template
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer

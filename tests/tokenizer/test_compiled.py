@@ -1,13 +1,16 @@
 """The compiled form: written once, checked always, written again when it is damaged."""
 
+import base64
+
 import pytest
+from charsmaps import charsmap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_specs import byte_level
 
 from bitnet import native
 from bitnet.tokenizer import Tokenizer, compiled
-from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.merges import LazySequence
 from bitnet.tokenizer.spec import Step
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
@@ -24,7 +27,7 @@ def spec():
 @pytest.fixture
 def file(spec):
     Tokenizer.from_spec(spec)
-    return compiled.compiled_path(KEY)
+    return compiled.path_of_compiled(KEY)
 
 
 def _never():
@@ -93,12 +96,15 @@ def test_a_chat_template_is_never_that_of_another_file(spec, file):
     assert Tokenizer.from_spec(changed).chat_template == "{{ messages }}"
 
 
+MAP = {"precompiled_charsmap": base64.b64encode(charsmap({b"a": b"b"})).decode()}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"pre_tokenizer": ()},
-        {"pre_tokenizer": (Step("UnicodeScripts", {}), *byte_level().pre_tokenizer)},
-        {"normalizer": (Step("ByteLevel", {}),)},
+        {"pre_tokenizer": (Step("Sorcery", {}), *byte_level().pre_tokenizer)},
+        {"normalizer": (Step("Replace", {"pattern": {"Regex": "(?<=a)b"}, "content": "c"}),)},
+        {"normalizer": (Step("Precompiled", MAP), Step("Precompiled", MAP))},
         {"merges": [(0, 1)]},
     ],
 )

@@ -9,11 +9,11 @@ import pytest
 import sentencepiece
 import tokenizers
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.compiled import meta_of
-from bitnet.tokenizer.engines import portable_engine
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 SPACE = "\u2581"
@@ -92,7 +92,7 @@ def _document(rng, decoder):
 
 
 def _engines(spec):
-    return Tokenizer.from_spec(spec), Tokenizer(portable_engine(spec), meta_of(spec))
+    return Tokenizer.from_spec(spec), Tokenizer(library_engine(spec), meta_of(spec))
 
 
 def _streamed(tokenizer, ids, skip):
@@ -181,13 +181,15 @@ def test_code_of_a_sentencepiece_model_comes_back_as_it_was(trained):
                 assert tokenizer.decode(ids, skip_special=True) == code
 
 
-def test_a_decoder_for_speech_is_refused(tmp_path):
-    ctc = {
-        "type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True
-    }  # fmt: skip
+def test_a_decoder_with_an_expression_needs_an_engine_that_counts(tmp_path, monkeypatch):
+    replaced = {"type": "Replace", "pattern": {"Regex": "(a)\\1"}, "content": "b"}
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(_document(random.Random(0), ctc)))
-    with pytest.raises(Unsupported, match="decoder CTC is not supported"):
+    path.write_text(json.dumps(_document(random.Random(0), replaced)))
+    with pytest.raises(Unsupported, match="a decoder replaces"):
+        spec_from_tokenizer_json(path)
+    monkeypatch.setenv("BITNET_BACKEND", "reference")
+    path.write_text(json.dumps(_document(random.Random(0), replaced | {"pattern": {"Regex": "a"}})))
+    with pytest.raises(Unsupported, match="needs the compiled module"):
         spec_from_tokenizer_json(path)
 
 

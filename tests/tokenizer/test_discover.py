@@ -8,10 +8,14 @@ from builders import Tensor, write_gguf
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
-from bitnet.errors import NotFound, TokenizerNotFound, VocabMismatch
-from bitnet.tokenizer.discover import Search, TokenizerDiscovery, resolve_tokenizer
+from bitnet.base.errors import NotFound, TokenizerNotFound, VocabMismatch
+from bitnet.tokenizer.discover import (
+    Search,
+    TokenizerDiscovery,
+    TokenizerStrategy,
+    resolve_tokenizer,
+)
 from bitnet.tokenizer.model_facts import model_facts
-from bitnet.tokenizer.strategy import TokenizerStrategy
 
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b"]
 WORDS = ["<unk>", "a", "b", "ab"]

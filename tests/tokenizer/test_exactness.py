@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 
 from bitnet import native
+from bitnet.base.errors import Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_vocab_merges
@@ -50,6 +51,10 @@ def _tokenizer(path, engine):
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_all_recorded_cases_of_a_gguf_vocabulary_pass(test_data, name, engine):
     path = test_data / f"vocab/ggml-vocab-{name}.gguf"
+    if (name, engine) == ("deepseek-llm", "portable"):
+        with pytest.raises(Unsupported, match="time without a bound"):
+            _tokenizer(path, engine)
+        return
     texts = path.with_suffix(".gguf.inp").read_bytes().decode().split(SEPARATOR)
     lines = path.with_suffix(".gguf.out").read_text().split("\n")
     expected = [[int(word) for word in line.split()] for line in lines]

@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer as Library
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.tokenizer.comparison import compare
 from bitnet.tokenizer.export import export_tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_metadata

@@ -12,7 +12,7 @@ from sentencepiece_writer import model_from_spec, write_model
 from small_specs import pieces
 
 from bitnet import native
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json

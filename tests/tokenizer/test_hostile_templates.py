@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bitnet.errors import InvalidFormat, UsageError
+from bitnet.base.errors import InvalidFormat, UsageError
 from bitnet.tokenizer import chat_child, chat_process
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.limits import TEMPLATE_CHARS

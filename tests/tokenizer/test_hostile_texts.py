@@ -1,18 +1,19 @@
 """Texts made to take long: every built-in pattern stays within its steps, and the bound holds."""
 
+import json
 import threading
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_specs import byte_level, pieces, split, words
-from tokenizers import Regex, pre_tokenizers
 
 from bitnet import native
-from bitnet.errors import Unsupported
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer
-from bitnet.tokenizer.library_patterns import _TWINS, _explosive
-from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.document import tokenizer_json
+from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.spec import AddedToken
 from bitnet.tokenizer.steps import GPT2_PATTERN
@@ -27,7 +28,6 @@ UNITS = [
     *(" a", "a1", "1a", "1 ", " \n", "a\u0301", "AAAa", "IMGIMG", "\u5b57a", "\U0001f468\u200d"),
 ]
 ENDS = ["", "x", "\u5b57", "!", "\n", "1", "\u0301"]
-REFUSED = {r"\d{1,3}(?=(?:\d{3})*\b)", r"(?=(\d{3})+(?!\d))"}  # run by the library
 
 
 def _patterns():
@@ -37,7 +37,7 @@ def _patterns():
             pattern = step.options.get("pattern")
             if isinstance(pattern, dict):
                 found.add(pattern["Regex"])
-    return sorted(found - REFUSED)
+    return sorted(found)
 
 
 @needs_native
@@ -88,23 +88,7 @@ def test_matching_lets_other_threads_run():
     assert rounds
 
 
-digits = st.text(st.sampled_from("0123456789\u00b2\u0663 \n\t\u00a0a_\u5b57.x"), max_size=60)
-runs = st.lists(
-    st.tuples(st.sampled_from("1\u00b2\u0663 \n\u00a0ax\u0301"), st.integers(1, 12)), max_size=8
-).map(lambda parts: "".join(unit * count for unit, count in parts))
-
-
-@pytest.mark.parametrize("pattern", _TWINS)
-@settings(max_examples=300)
-@given(text=st.one_of(digits, runs))
-def test_the_linear_twin_of_a_pattern_finds_the_same(pattern, text):
-    original, twin = (
-        pre_tokenizers.Split(Regex(regex), "isolated").pre_tokenize_str(text)
-        for regex in (pattern, _TWINS[pattern])
-    )
-    assert twin == original
-
-
+@needs_native
 @pytest.mark.parametrize("name", ["afmoe", "superbpe", "tiny_aya", "deepseek-llm"])
 @pytest.mark.parametrize("count", [599, 600, 601, 1000, 3001])
 @pytest.mark.parametrize(
@@ -112,30 +96,26 @@ def test_the_linear_twin_of_a_pattern_finds_the_same(pattern, text):
 )
 def test_long_runs_are_cut_as_the_library_cuts_them(name, count, before, after):
     spec = byte_level(pre_tokenizer=PRE_TOKENIZERS[name].steps, added=())
-    from bitnet.tokenizer.library import library_for
-    from bitnet.tokenizer.portable import _model
-
-    library = library_for("a test", (), spec.pre_tokenizer)
-    library.model = _model(spec)
+    library = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(spec)))
     for unit in ("1", " "):
         text = before + unit * count + after
         expected = library.encode(text, add_special_tokens=False).ids
-        assert PortableEngine(spec).encode(text) == expected
+        assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
 
 
-@pytest.mark.parametrize(
-    "pattern", ["(a+)+", "(a|b)*", "(?:a*)*", "(a{1,50}){1,50}", "((a{1000}){1000})"]
-)
-def test_a_pattern_that_may_explode_is_not_given_to_the_library(pattern):
-    assert _explosive(pattern)
-    with pytest.raises(Unsupported, match="pattern"):
-        PortableEngine(split(pattern + "x"))
+@pytest.mark.parametrize("pattern", ["(a+)+x", r"\s+$", r"a*b*c"])
+def test_a_pattern_of_unknown_cost_is_not_given_to_the_library(pattern):
+    with pytest.raises(Unsupported, match="time without a bound"):
+        library_engine(split(pattern))
 
 
-def test_patterns_of_real_tokenizers_are_given_to_the_library():
-    plain = [p for p in _patterns() if p.count(")*") + p.count(")+") == 0]
-    assert len(plain) > 25
-    assert not [pattern for pattern in plain if _explosive(pattern)]
+def test_patterns_of_published_tokenizers_are_given_to_the_library():
+    slow = {"afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe"}
+    for name in set(PRE_TOKENIZERS) - slow:
+        library_engine(byte_level(pre_tokenizer=PRE_TOKENIZERS[name].steps, added=()))
+    for name in slow:
+        with pytest.raises(Unsupported, match="time without a bound"):
+            library_engine(byte_level(pre_tokenizer=PRE_TOKENIZERS[name].steps, added=()))
 
 
 def _one_piece(size):
@@ -167,11 +147,15 @@ SPACED = (
 @given(text=st.text(st.sampled_from(" \u3000\n<m>ab"), max_size=40))
 def test_spaces_around_added_tokens_are_swallowed_alike(text):
     spec = byte_level(added=SPACED)
-    expected = PortableEngine(spec).encode(text)
+    try:
+        expected = library_engine(spec).encode(text)
+    except InvalidFormat:  # the library fails where two of them take in the same spaces
+        return
     assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
 
 
-def test_many_added_tokens_in_one_run_of_spaces_do_not_walk_it_again(engine):
+@needs_native  # the library walks the run from each of them
+def test_many_added_tokens_in_one_run_of_spaces_do_not_walk_it_again():
     run = " " * 300_000
     swallows = Tokenizer.from_spec(byte_level(added=SPACED))
     assert swallows.encode(run, add_special=False) == [0]  # rstrip, as in the library
@@ -185,7 +169,7 @@ def test_many_added_tokens_in_one_run_of_spaces_do_not_walk_it_again(engine):
 @given(text=st.text(st.sampled_from("ab\u00e9\u5b57\U0001f600\u2581 "), max_size=30))
 def test_unigram_pieces_are_found_alike(text):
     spec = pieces(tokens=["<unk>", "\u2581", "a", "\u5b57a", "aab", "ab\u00e9", "\u00e9"])
-    expected = PortableEngine(spec).encode(text)
+    expected = library_engine(spec).encode(text)
     assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
 
 
@@ -193,5 +177,5 @@ def test_unigram_pieces_are_found_alike(text):
 @given(text=st.text(st.sampled_from("helo a\u5b57\U0001f600"), max_size=30))
 def test_words_at_the_edge_of_their_bound_are_cut_alike(text):
     spec = words(max_chars_per_word=5)
-    expected = PortableEngine(spec).encode(text)
+    expected = library_engine(spec).encode(text)
     assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected

@@ -9,8 +9,8 @@ import shutil
 import pytest
 from builders import vocabulary, write_gguf
 
-from bitnet import settings
-from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.base import settings
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.store import verified
 from bitnet.tokenizer import (
     detect_architecture_from_gguf,

@@ -9,7 +9,7 @@ from small_specs import BYTE_LEVEL_STEP, byte_level
 from bitnet import native
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_files import spec_from_file
-from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
@@ -67,7 +67,7 @@ PARTS = [*CORPUS, "<sep>", "ell", "  "]
 def _same(spec, text, *, parse_special=True):
     tokenizer = Tokenizer.from_spec(spec)
     assert tokenizer.engine == "native"
-    portable = PortableEngine(spec)
+    portable = library_engine(spec)
     found = tokenizer.encode(text, add_special=False, parse_special=parse_special)
     assert found == portable.encode(text, parse_special=parse_special)
 

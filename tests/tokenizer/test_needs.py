@@ -3,8 +3,8 @@ import json
 import pytest
 from builders import f32, llama_metadata, vocabulary, write_gguf
 
-from bitnet.errors import InvalidFormat, NotFound
-from bitnet.tokenizer.needs import find_models, need_of
+from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.tokenizer.discover import find_models, need_of
 
 PIECES = ["<unk>", "a", "b", "ab"]
 EMBEDDED = vocabulary(PIECES, model="llama", scores=[0.0] * 4, token_types=[2, 1, 1, 1])

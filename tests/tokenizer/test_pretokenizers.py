@@ -3,10 +3,9 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
-from bitnet.errors import Unsupported
-from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER
+from bitnet.base.errors import Unsupported
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
-from bitnet.tokenizer.spec import TokenizerSpec
+from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, TokenizerSpec
 
 FROM_BYTE_SPELLING = {char: byte for byte, char in enumerate(BYTE_TO_CHARACTER)}
 
@@ -49,6 +48,8 @@ def test_every_pre_tokenizer_runs_and_loses_nothing(name):
     text = "Hello WORLD's  1234567 foo\n\n漢字 ひら\tÄß (x_y)|.,!?\u00a0end 1/2"
     joined = plain(name, "".join(spelled(name, text)))
     kept = text.replace(" ", "\u2581") if pre_tokenizer(name).normalizer == SPM else text
+    if name == "mmbert":
+        kept = "\n\n".join("\u2581" + line for line in text.replace(" ", "\u2581").split("\n\n"))
     if name == "whitespace":
         kept = "".join(text.split())
     assert joined == kept
@@ -78,6 +79,7 @@ SPM = pre_tokenizer("gemma4").normalizer
         ("ufakzeka", "Ali'nin", ["Ali", "'nin"]),
         ("exaone-moe", "two words", ["two words"]),
         ("gemma4", "a b\n\nc", ["a\u2581b", "\n\n", "c"]),
+        ("mmbert", "a b\n\nc  d", ["\u2581a", "\u2581b", "\n\n", "\u2581c", "\u2581", "\u2581d"]),
     ],
 )
 def test_known_cuts(name, text, expected):

@@ -5,7 +5,7 @@ import random
 import pytest
 from small_specs import pieces
 
-from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.engines import engine_of
 
 NORMAL, UNUSED = 1, 5
 LETTERS = "ab\u2581"
@@ -67,7 +67,7 @@ def test_joins_come_in_the_order_of_their_scores(seed):
         )
         by_token = dict(zip(tokens, scores, strict=True))
         unused = {token for token, kind in zip(tokens, types, strict=True) if kind == UNUSED}
-        engine = PortableEngine(spec)
+        engine = engine_of(spec)
         for _ in range(4):
             text = "".join(rng.choices(LETTERS, k=rng.randint(0, 50)))
             found = [spec.tokens[id] for id in engine.encode(text)]
@@ -79,5 +79,5 @@ def test_long_runs_join_alike_whether_longer_pieces_score_more_or_less(step):
     runs = ["a" * 2**i for i in range(9)]
     scores = [step * i for i in range(len(runs))]
     spec = pieces("spm", tokens=["<unk>", *runs], scores=[0.0, *scores], token_types=[2] + [1] * 9)
-    ids = PortableEngine(spec).encode("a" * (1000 * 256 + 64))
+    ids = engine_of(spec).encode("a" * (1000 * 256 + 64))
     assert ids == [9] * 1000 + [7]

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece_writer import model_from_spec, write_model
 
-from bitnet.errors import BitnetError, InvalidFormat, Unsupported
-from bitnet.tokenizer.charsmap import CharsMap
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
-from bitnet.tokenizer.portable import PortableEngine
-from bitnet.tokenizer.sentencepiece_model import parse_model
+from bitnet.tokenizer.library import library_engine
+from bitnet.tokenizer.sentencepiece_model import check_charsmap, parse_model
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 TINY = Path(__file__).parents[1] / "fixtures" / "spm" / "tiny.model"
@@ -65,7 +64,7 @@ def trained(request, tmp_path_factory):
     spec = spec_from_tokenizer_model(path)
     return (
         sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()),
-        PortableEngine(spec),
+        library_engine(spec),
         spec,
     )
 
@@ -122,8 +121,8 @@ def test_a_model_without_pieces_is_damaged():
 
 @pytest.mark.parametrize("blob", [b"", b"abc", b"\xff\xff\xff\xff" + bytes(8), bytes(8)])
 def test_a_damaged_normalization_table_is_refused(blob):
-    with pytest.raises(InvalidFormat, match="precompiled_charsmap"):
-        CharsMap(blob)
+    with pytest.raises(InvalidFormat, match="character map"):
+        check_charsmap(blob)
 
 
 def test_what_is_unknown_follows_from_the_type_of_its_piece():

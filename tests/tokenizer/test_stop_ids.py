@@ -1,4 +1,4 @@
-from bitnet.tokenizer.stop_ids import stop_ids
+from bitnet.tokenizer.spec import stop_ids
 
 
 def test_declared_and_known_ends_are_joined():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet.errors import Unsupported, VocabMismatch
+from bitnet.base.errors import Unsupported, VocabMismatch
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 from bitnet.tokenizer.to_gguf import gguf_keys, pre_name

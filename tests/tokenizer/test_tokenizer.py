@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_specs import byte_level
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 

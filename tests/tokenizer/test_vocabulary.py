@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bitnet.errors import InvalidFormat, VocabMismatch
+from bitnet.base.errors import InvalidFormat, VocabMismatch
 from bitnet.tokenizer.vocabulary import (
     check_vocabulary,
     read_tokenizer_json,

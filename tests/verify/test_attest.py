@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import letters, tiny, tiny_gguf
 
-from bitnet.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.verify import verify_model
-from bitnet.verify.attest import attest, attestation_of, compare, pinned, recognise
+from bitnet.verify.attest import attest, attestation_of, attestations_by_name, compare, recognise
 from bitnet.verify.attestation import Attestation
 from bitnet.verify.content import Items, content_of
 from bitnet.verify.locate import grid_of, locate
@@ -191,9 +191,9 @@ def test_a_file_of_an_attestation_gives_it_back(original, tmp_path):
     assert Attestation.read(tmp_path / "a.json") == made
 
 
-@pytest.mark.parametrize("name", sorted(pinned()))
+@pytest.mark.parametrize("name", sorted(attestations_by_name()))
 def test_what_the_package_carries_is_valid(name):
-    facts = pinned()[name].facts()
+    facts = attestations_by_name()[name].facts()
     jsonschema.validate(facts, SCHEMA)
     assert set(facts["trace"]) == {"ids", "reference", "native"}
 
@@ -248,7 +248,7 @@ def test_a_file_that_bears_a_pinned_name_must_be_that_model(original):
 def known(original, monkeypatch):
     """The tiny model as one that the package knows."""
     made = attest(open_checkpoint(original), name="tiny", trace=False)
-    monkeypatch.setattr("bitnet.verify.attest.pinned", lambda: {"tiny": made})
+    monkeypatch.setattr("bitnet.verify.attest.attestations_by_name", lambda: {"tiny": made})
 
 
 def test_a_known_model_is_recognised_by_content(known, original, tmp_path):

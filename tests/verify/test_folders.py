@@ -9,13 +9,15 @@ from contextlib import suppress
 import pytest
 from damages import small, write_folder
 
-from bitnet.errors import BitnetError, IntegrityError
+from bitnet.base.errors import BitnetError, IntegrityError
+from bitnet.base.files import digest_of
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.safetensors import INDEX
 from bitnet.tokenizer.discover import resolve_tokenizer
+from bitnet.tokenizer.load import read_files
 from bitnet.verify import Pin, verify_model
 from bitnet.verify.attest import attest, compare
-from bitnet.verify.content import files_of
+from bitnet.verify.attestation import Attestation
 
 FILES = {
     "generation_config.json": {"eos_token_id": [1, 2], "temperature": 0.6, "do_sample": True},
@@ -322,7 +324,7 @@ def test_every_file_that_is_read_is_in_the_inventory(original, tmp_path, opened,
         resolve_tokenizer(checkpoint)
     inside = {os.path.relpath(path, folder) for path in opened if path.startswith(f"{folder}/")}
     assert {"config.json", "model.safetensors"} < inside
-    assert inside <= {*files_of(checkpoint).names}
+    assert inside <= {*read_files(checkpoint).names}
 
 
 def findings(folder, **options):
@@ -333,11 +335,51 @@ def test_what_is_not_read_is_named(original, attestation):
     identity = findings(original, against=attestation)["identity"]
     assert identity.severity == "ok"
     assert "not read: README.md" in identity.text
+    assert "not read: README.md" in findings(original)["identity"].text
+
+
+UNCOVERED = {
+    "notes.txt": lambda folder: (folder / "notes.txt").write_text("more"),
+    "README.md": lambda folder: (folder / "README.md").write_text("other"),
+    "modeling_x.py": lambda folder: (folder / "modeling_x.py").write_text("import os"),
+    "2_Dense/config.json": lambda folder: shutil.copytree(folder / "1_Pooling", folder / "2_Dense"),
+}
+
+
+@pytest.mark.parametrize("name", UNCOVERED)
+def test_what_the_attestation_does_not_cover_is_named_and_does_not_pass(
+    name, original, attestation, tmp_path
+):
+    folder = copy(original, tmp_path)
+    proof = folder / "attestation.json"
+    attestation.write(proof)
+    covered = findings(folder, against=Attestation.read(proof), proof=proof)
+    assert covered["identity"].severity == "ok", covered["identity"]
+    UNCOVERED[name](folder)
+    identity = findings(folder, against=attestation, proof=proof)["identity"]
+    assert identity.severity == "failed"
+    assert name in identity.text
+
+
+def test_a_tokenizer_from_elsewhere_is_covered_by_its_pin_alone(original, tmp_path):
+    folder = copy(original, tmp_path)
+    for name in ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"):
+        (folder / name).unlink()
+    own = tmp_path / "tokenizer.json"  # one folder up, where it is looked for
+    shutil.copy(original / "tokenizer.json", own)
+    options = {"against": attest(open_checkpoint(folder), trace=False), "proof": tmp_path / "a"}
+    finding = findings(folder, **options)["tokenizer"]
+    assert (finding.severity, "is not covered" in finding.text) == ("failed", True)
+    pin = Pin(digest_of(own), "the lock file")
+    pins = {own: pin}
+    assert findings(folder, find_pin=pins.get, **options)["tokenizer"].severity == "ok"
+    own.write_text(own.read_text() + " ")
+    assert findings(folder, find_pin=pins.get, **options)["tokenizer"].severity == "failed"
 
 
 def test_a_folder_is_pinned_when_each_of_its_files_is(original):
     sums = {
-        original / name: sha for name, sha in files_of(open_checkpoint(original)).sha256.items()
+        original / name: sha for name, sha in read_files(open_checkpoint(original)).sha256.items()
     }
     pins = {path: Pin(sha256, "the lock file") for path, sha256 in sums.items()}
     assert findings(original, find_pin=pins.get)["identity"].severity == "ok"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.request import Request
 from bitnet.wire import anthropic, llama_server, ollama, openai, responses, worker

@@ -13,6 +13,6 @@ product. Where that does not decide the token, or does not save time, the whole 
     costs.py        counts the bytes read, which tell if the copy saves time
     reference.py    the copy in NumPy: what its bytes mean
 
-Callers know ``Head.logits`` and ``logits.py``. The kernels are in ``kernels/native/head``, kept
+Callers know ``Head.logits`` and ``logits.py``. The kernels are in ``native/kernels/head``, kept
 copies in ``bitnet.cache.exact_heads``.
 """

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.base.errors import Unsupported
 from bitnet.cache.exact_heads import content_digest, copy_path, read_copy, write_copy
-from bitnet.errors import Unsupported
 from bitnet.kernels.file_pages import give_back_pages, open_again
 from bitnet.kernels.native import NativeOps
 from bitnet.models.exact_head.logits import Found
-from bitnet.models.exact_head.premises import FACTOR_BITS, broken_premise, sampled_tiles
+from bitnet.models.exact_head.premises import FACTOR_BITS, broken_premise, sample_tiles
 from bitnet.models.exact_head.reference import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class HeadCopy:
         if matrix.data.nbytes >= SMALLEST:
             path = copy_path(_fingerprint(ops.module, matrix, importance))
             if read_copy(path, memory):
-                problem = broken_premise(ops, matrix, arrays, sampled_tiles(matrix.rows))
+                problem = broken_premise(ops, matrix, arrays, sample_tiles(matrix.rows))
                 if not problem:
                     return cls(ops.module, matrix, arrays)
                 logger.warning("%s cannot be used, made again: %s", path, problem)
@@ -137,7 +137,7 @@ class HeadCopy:
             ``None`` for a hidden state that is not finite or too long to be bounded.
         """
         x = np.ascontiguousarray(hidden, dtype=np.float32)
-        found: list[Found | None] = []
+        candidates: list[Found | None] = []
         # Seeds are shared by all, so that one pass serves sequences sampled in different ways.
         parts = self._native.find(
             x,
@@ -147,13 +147,13 @@ class HeadCopy:
         )
         for part in parts:
             if part is None:
-                found.append(None)
+                candidates.append(None)
                 continue
             ids, logits, bound, tail, refined = part
             self.steps += 1
             self.computed += len(ids)
-            found.append(Found(ids, logits, bound, tail, self._matrix.rows, refined))
-        return found
+            candidates.append(Found(ids, logits, bound, tail, self._matrix.rows, refined))
+        return candidates
 
     def rows(self, hidden: Array, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits of *ids* for one hidden state ``(dim,)``, the same bits as in the full product."""

@@ -6,8 +6,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from bitnet.errors import Unsupported
-from bitnet.formats.mapped_file import mapped_files
+from bitnet.base.errors import Unsupported
+from bitnet.formats.mapped_file import files_behind
 from bitnet.models.exact_head.copy import HeadCopy, reason_against, refusal, saves_time
 from bitnet.models.exact_head.costs import Costs
 from bitnet.models.exact_head.logits import Logits
@@ -93,14 +93,16 @@ class Head:
         """
         if self._costs and self._costs.too_high:
             self._drop_copy()
-        found = self._find(hidden, needed)
-        if self._costs and found:
-            self._costs.add(found)
-        rest = [at for at, one in enumerate(found) if one is None]
-        whole = iter(self(hidden if len(rest) == len(found) else hidden[rest]) if rest else ())
+        candidates = self._find(hidden, needed)
+        if self._costs and candidates:
+            self._costs.add(candidates)
+        rest = [at for at, candidate in enumerate(candidates) if candidate is None]
+        whole = iter(self(hidden if len(rest) == len(candidates) else hidden[rest]) if rest else ())
         return [
-            Logits(next(whole)) if one is None else Logits(one, partial(self._undecided, state))
-            for one, state in zip(found, hidden, strict=True)
+            Logits(next(whole))
+            if candidate is None
+            else Logits(candidate, partial(self._compute_all, state))
+            for candidate, state in zip(candidates, hidden, strict=True)
         ]
 
     def _copy(self, model: str, norm: Prepared, mode: HeadMode) -> HeadCopy | None:
@@ -115,17 +117,17 @@ class Head:
 
     def _find(self, hidden: Array, needed: Sequence[Needed | None]) -> list[Found | None]:
         """Logits that the copy finds; ``None`` where all have to be computed."""
-        found: list[Found | None] = [None] * len(hidden)
-        places = [at for at, one in enumerate(needed) if one is not None]
+        candidates: list[Found | None] = [None] * len(hidden)
+        places = [at for at, need in enumerate(needed) if need is not None]
         if self.copy is None or not 0 < len(places) <= MOST_AT_ONCE:
-            return found
-        some = self.copy.find(hidden[places], [one for one in needed if one is not None])
+            return candidates
+        some = self.copy.find(hidden[places], [need for need in needed if need is not None])
         self._check_files()
-        for at, one in zip(places, some, strict=True):
-            found[at] = one
-        return found
+        for at, candidate in zip(places, some, strict=True):
+            candidates[at] = candidate
+        return candidates
 
-    def _undecided(self, state: Array) -> Array:
+    def _compute_all(self, state: Array) -> Array:
         """All logits of one hidden state, since those that the copy found did not decide."""
         if self._costs:
             self._costs.add_whole()
@@ -149,7 +151,7 @@ class Head:
 
     def _use(self, weight: Prepared) -> None:
         self._weight = weight
-        self._files = mapped_files(self._ops.reads(weight))
+        self._files = files_behind(self._ops.reads(weight))
 
     def _check_files(self) -> None:
         for file in self._files:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from bitnet.kernels.native import NativeOps
     from bitnet.kernels.packing import Matrix
 
-__all__ = ["FACTOR_BITS", "broken_premise", "sampled_tiles"]
+__all__ = ["FACTOR_BITS", "broken_premise", "sample_tiles"]
 
 FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
 _TILES = 4  # that are compared with the head
 _SMALLEST_NORM, _LARGEST_NORM = 1e-17, 1e15  # norm_up and kHeadLimit of the compiled module
 
 
-def sampled_tiles(rows: int) -> list[int]:
+def sample_tiles(rows: int) -> list[int]:
     """Numbers of some tiles of a head with *rows* rows, others each time."""
     tiles = -(-rows // TILE_ROWS)
     return random.sample(range(tiles), min(_TILES, tiles))

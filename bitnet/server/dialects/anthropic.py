@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request, Response
 
-from bitnet.errors import UsageError
+from bitnet.base.errors import UsageError
 from bitnet.server.bodies import body_of, taking
-from bitnet.server.models import service_of
-from bitnet.server.prompts import prepared
+from bitnet.server.models import worker_of
+from bitnet.server.prompts import prepare
 from bitnet.server.streams import NAMED, Exchange
 from bitnet.wire.anthropic import (
     COUNT,
     MESSAGE,
-    MessageEvents,
+    MessageReply,
     message_head,
-    message_reply,
     message_requests,
 )
 
@@ -32,14 +30,9 @@ router = APIRouter(tags=["Anthropic"])
 async def messages(request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends Anthropic's events."""
     body = await body_of(request, MESSAGE)
-    service = await service_of(request, body["model"])
-    exchange = Exchange(service, request, partial(message_requests, body), body, form=MESSAGE)
-    head = message_head(service.name)
-    if not body["stream"]:
-        (answer,) = await exchange.collect()
-        return JSONResponse(head | message_reply(answer))
-    events = MessageEvents(head)
-    return await exchange.stream(events.of, events.end, wire=NAMED)
+    worker = await worker_of(request, body["model"])
+    exchange = Exchange(worker, request, partial(message_requests, body), body, form=MESSAGE)
+    return await exchange.reply(MessageReply(message_head(worker.name)), wire=NAMED)
 
 
 @router.post(
@@ -50,14 +43,14 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> dict[str, int]:
     """Number of tokens in the prompt of the same request to ``/v1/messages``."""
     body = await body_of(request, COUNT)
-    service = await service_of(request, body["model"])
+    worker = await worker_of(request, body["model"])
 
-    def counted() -> int:
+    def count() -> int:
         (asked,) = message_requests(body)
-        return len(prepared(asked, service)[0])
+        return len(prepare(asked, worker)[0])
 
     try:
-        with service.worker.place():
-            return {"input_tokens": await service.worker.prepared(counted)}
+        with worker.place():
+            return {"input_tokens": await worker.run_in_thread(count)}
     except UsageError as error:
         raise COUNT.rename(error) from error

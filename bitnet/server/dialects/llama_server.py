@@ -16,7 +16,7 @@ from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.bodies import body_of, taking
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.models import entry_of, service_of
+from bitnet.server.models import slot_of, worker_of
 from bitnet.server.refusals import Refused
 from bitnet.server.streams import UNNAMED, Exchange
 from bitnet.wire.fields import without_nulls
@@ -24,10 +24,11 @@ from bitnet.wire.llama_server import (
     COMPLETION,
     DEFAULTS,
     EMBED,
+    INFILL,
     TEMPLATE,
-    LlamaEvents,
-    completion_reply,
+    CompletionLines,
     completion_requests,
+    infill_requests,
 )
 from bitnet.wire.openai import EMBEDDING
 
@@ -45,14 +46,25 @@ router = APIRouter(tags=["llama-server"])
 async def completion(request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends events without a last word."""
     body = await body_of(request, COMPLETION)
-    service = await service_of(request, body["model"])
+    worker = await worker_of(request, body["model"])
     make = partial(completion_requests, body)
-    exchange = Exchange(service, request, make, body, form=COMPLETION)
-    if not body["stream"]:
-        (answer,) = await exchange.collect()
-        return JSONResponse(completion_reply(body, answer, service.name, answer.text))
-    events = LlamaEvents(body, service.name)
-    return await exchange.stream(events.of, events.end, wire=UNNAMED)
+    reply = CompletionLines(body, worker.name)
+    exchange = Exchange(worker, request, make, body, form=COMPLETION)
+    return await exchange.reply(reply, wire=UNNAMED)
+
+
+@router.post(
+    "/infill",
+    summary="The text of a gap, as llama.cpp's server has it",
+    openapi_extra=taking(INFILL),
+)
+async def infill(request: Request) -> Response:
+    """Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can."""
+    body = await body_of(request, INFILL)
+    worker = await worker_of(request, body["model"])
+    make = partial(infill_requests, body, worker.model.tokenizer)
+    exchange = Exchange(worker, request, make, body, form=INFILL)
+    return await exchange.reply(CompletionLines(body, worker.name), wire=UNNAMED)
 
 
 @router.post(
@@ -63,31 +75,31 @@ async def completion(request: Request) -> Response:
 async def apply_template(request: Request) -> dict[str, str]:
     """The prompt of a chat, without answering it."""
     body = await body_of(request, TEMPLATE)
-    worker = (await service_of(request, body["model"])).worker
+    worker = await worker_of(request, body["model"])
 
-    def rendered() -> str:
+    def render() -> str:
         asked = ModelRequest(messages=without_nulls(body["messages"]), tools=body["tools"])
         asked.check()
         return conversation_text(worker.model.tokenizer, asked)[0]
 
     with worker.place():
-        return {"prompt": await worker.prepared(rendered)}
+        return {"prompt": await worker.run_in_thread(render)}
 
 
 @router.get("/props", summary="Facts about a model, which is loaded")
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """Chat template, context length and number of slots."""
-    service = await service_of(request, model)
-    tokenizer = service.model.tokenizer
+    worker = await worker_of(request, model)
+    tokenizer = worker.model.tokenizer
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     return {
-        "default_generation_settings": {"n_ctx": service.model.context, "params": DEFAULTS},
-        "total_slots": service.worker.limits.max_batch,
-        "model_alias": service.name,
-        "model_path": service.model.path.name,
+        "default_generation_settings": {"n_ctx": worker.model.context, "params": DEFAULTS},
+        "total_slots": worker.limits.max_batch,
+        "model_alias": worker.name,
+        "model_path": worker.model.path.name,
         "chat_template": tokenizer.chat_template or "",
         "bos_token": text(tokenizer.bos_id),
         "eos_token": text(tokenizer.eos_id),
@@ -102,12 +114,11 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
 
     There is none while the model is not loaded.
     """
-    service = entry_of(request, model).service
-    if service is None:
+    worker = slot_of(request, model).worker
+    if worker is None:
         return []
-    worker = service.worker
     return [
-        {"id": slot, "n_ctx": service.model.context, "is_processing": slot < worker.open_jobs}
+        {"id": slot, "n_ctx": worker.model.context, "is_processing": slot < worker.open_jobs}
         for slot in range(worker.limits.max_batch)
     ]
 
@@ -129,7 +140,7 @@ async def health(request: Request) -> JSONResponse:
 async def embedding(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in the form of llama.cpp's server."""
     body = await body_of(request, EMBED)
-    service = await service_of(request, body["model"])
-    reply = await embed_body(EMBEDDING.read({"input": body["content"]}), service, request)
+    worker = await worker_of(request, body["model"])
+    reply = await embed_body(EMBEDDING.read({"input": body["content"]}), worker, request)
     rows = [{"index": row["index"], "embedding": [row["embedding"]]} for row in reply["data"]]
     return JSONResponse(rows)

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bitnet import __version__
-from bitnet.errors import BitnetError
+from bitnet.base.errors import BitnetError
 from bitnet.server.bodies import body_of, taking
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.models import entry_of, service_of
+from bitnet.server.models import slot_of, worker_of
 from bitnet.server.streams import LINES, Exchange
 from bitnet.wire.ollama import (
     CHAT,
@@ -32,9 +32,9 @@ from bitnet.wire.ollama import (
 from bitnet.wire.openai import EMBEDDING
 
 if TYPE_CHECKING:
-    from bitnet.server.entry import ServedModel
     from bitnet.server.models import Models
-    from bitnet.server.service import Service
+    from bitnet.server.slot import Slot
+    from bitnet.server.worker import Worker
     from bitnet.wire.fields import Form
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -50,7 +50,7 @@ NEVER = "9999-12-31T23:59:59+00:00"
 async def chat(request: Request) -> Response:
     """Answer in the model's own chat template; JSON lines unless ``stream`` is false."""
     body = await body_of(request, CHAT)
-    return await _answered(body, request, CHAT, is_empty=not body["messages"])
+    return await _answer(body, request, CHAT, is_empty=not body["messages"])
 
 
 @router.post(
@@ -59,10 +59,10 @@ async def chat(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Answer ``prompt`` in the model's chat template, or continue it if ``raw`` is true."""
     body = await body_of(request, GENERATE)
-    return await _answered(body, request, GENERATE, is_empty=not body["prompt"])
+    return await _answer(body, request, GENERATE, is_empty=not body["prompt"])
 
 
-async def _answered(
+async def _answer(
     body: dict[str, Any], request: Request, form: Form, *, is_empty: bool
 ) -> Response:
     idle_s = seconds_of(body["keep_alive"])
@@ -70,18 +70,14 @@ async def _answered(
     if is_empty and idle_s == 0:  # Ollama's way to unload a model
         request.app.state.models.keep(_entry(request, body["model"]), idle_s)
         return JSONResponse(lines.empty("unload"))
-    service = await _service(request, body["model"], idle_s)
+    worker = await _worker(request, body["model"], idle_s)
     if is_empty:  # Ollama's way to load a model
         return JSONResponse(lines.empty("load"))
-    context, chats = service.model.context, bool(service.model.tokenizer.chat_template)
+    context, chats = worker.model.context, bool(worker.model.tokenizer.chat_template)
     make = partial(chat_requests, body, context)
     if form is GENERATE:
         make = partial(generate_requests, body, context, chats=chats)
-    exchange = Exchange(service, request, make, body, form=form)
-    if body["stream"] is False:
-        (answer,) = await exchange.collect()
-        return JSONResponse(lines.whole(answer))
-    return await exchange.stream(lines.of, lines.end, wire=LINES)
+    return await Exchange(worker, request, make, body, form=form).reply(lines, wire=LINES)
 
 
 @router.post("/embed", summary="Vectors of texts, as Ollama has it", openapi_extra=taking(EMBED))
@@ -107,16 +103,16 @@ async def _vectors(
     body: dict[str, Any], given: str | list[str], request: Request
 ) -> tuple[list[list[float]], int]:
     """Vectors of the texts *given*, and the number of their tokens."""
-    service = await _service(request, body["model"], seconds_of(body["keep_alive"]))
-    check_options(body["options"] or {}, service.model.context)
+    worker = await _worker(request, body["model"], seconds_of(body["keep_alive"]))
+    check_options(body["options"] or {}, worker.model.context)
     texts: list[Any] = [given] if isinstance(given, str) else given
     if body.get("truncate") is not False:
-        ids_of = partial(service.model.embedding_ids, truncate=True)
+        ids_of = partial(worker.model.embedding_ids, truncate=True)
         whole = texts
-        with service.worker.place():
-            texts = await service.worker.prepared(lambda: [*map(ids_of, whole)])
+        with worker.place():
+            texts = await worker.run_in_thread(lambda: [*map(ids_of, whole)])
     asked = EMBEDDING.read({"input": texts, "dimensions": body.get("dimensions")})
-    reply = await embed_body(asked, service, request)
+    reply = await embed_body(asked, worker, request)
     return [row["embedding"] for row in reply["data"]], reply["usage"]["prompt_tokens"]
 
 
@@ -124,39 +120,40 @@ async def _vectors(
 async def tags(request: Request) -> dict[str, Any]:
     """Names, sizes and kinds."""
     models: Models = request.app.state.models
-    return {"models": [await _listed(entry) for entry in models.entries.values()]}
+    return {"models": [await _describe(slot) for slot in models.slots.values()]}
 
 
 @router.get("/ps", summary="The models that are loaded, as Ollama lists them")
 async def running(request: Request) -> dict[str, Any]:
     """As ``/api/tags``, with when each is unloaded if it is not used until then."""
     models: Models = request.app.state.models
-    found = []
-    for entry in models.entries.values():
-        if entry.service is not None:
-            until = entry.expires_at
+    listing = []
+    for slot in models.slots.values():
+        if slot.worker is not None:
+            until = slot.expires_at
             expires = NEVER if until is None else timestamp(until)
-            context = entry.service.model.context
+            context = slot.worker.model.context
             more = {"size_vram": 0, "expires_at": expires, "context_length": context}
-            found.append(await _listed(entry) | more)
-    return {"models": found}
+            listing.append(await _describe(slot) | more)
+    return {"models": listing}
 
 
 @router.post("/show", summary="A model, as Ollama describes it", openapi_extra=taking(SHOW))
 async def show(request: Request) -> dict[str, Any]:
     """Its chat template, its kind and what it can; it is not loaded for that."""
     body = await body_of(request, SHOW)
-    entry = _entry(request, body["model"] or body["name"] or "")
-    facts, listed = await entry.facts(), await _listed(entry)
-    can = ["completion", *(["tools"] if facts.template else [])] if facts.writes else []
+    slot = _entry(request, body["model"] or body["name"] or "")
+    facts, listed = await slot.header(), await _describe(slot)
+    name = facts["architecture"]
+    can = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []
     return {
-        "template": facts.template,
+        "template": facts["template"],
         "details": listed["details"],
         "modified_at": listed["modified_at"],
         "model_info": {
-            "general.architecture": facts.architecture,
-            f"{facts.architecture}.context_length": facts.context,
-            f"{facts.architecture}.embedding_length": facts.dim,
+            "general.architecture": name,
+            f"{facts['architecture']}.context_length": facts["context"],
+            f"{facts['architecture']}.embedding_length": facts["dim"],
         },
         "capabilities": [*can, "embedding"],
     }
@@ -168,48 +165,48 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-def _entry(request: Request, name: str) -> ServedModel:
+def _entry(request: Request, name: str) -> Slot:
     """The model *name*, whose tag may be left out.
 
     Raises:
         Refused: the model does not exist here.
     """
-    return entry_of(request, name.removesuffix(":latest"))
+    return slot_of(request, name.removesuffix(":latest"))
 
 
-async def _service(request: Request, name: str, idle_s: float | None) -> Service:
-    """Service of the model *name*, which is kept for *idle_s* seconds after its last request.
+async def _worker(request: Request, name: str, idle_s: float | None) -> Worker:
+    """Worker of the model *name*, which is kept for *idle_s* seconds after its last request.
 
     Raises:
-        Refused: as :func:`bitnet.server.models.service_of`.
+        Refused: as :func:`bitnet.server.models.worker_of`.
     """
-    service = await service_of(request, name.removesuffix(":latest"))
+    worker = await worker_of(request, name.removesuffix(":latest"))
     request.app.state.models.keep(_entry(request, name), idle_s)
-    return service
+    return worker
 
 
-async def _listed(entry: ServedModel) -> dict[str, Any]:
-    path = entry.source.path
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    stats = [one.stat() for one in files]
+async def _describe(slot: Slot) -> dict[str, Any]:
+    path = slot.path
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    stats = [file.stat() for file in files]
     form = "gguf" if path.suffix == ".gguf" else "safetensors"
     details: dict[str, Any] = {"format": form}
     digest = ""
     with suppress(BitnetError):  # a broken one is said to be so when it is asked
-        facts = await entry.facts()
+        facts = await slot.header()
         details |= {
             "parent_model": "",
-            "family": facts.architecture,
-            "families": [facts.architecture],
-            "parameter_size": parameter_size(facts.parameters),
-            "quantization_level": facts.encoding,
+            "family": facts["architecture"],
+            "families": [facts["architecture"]],
+            "parameter_size": parameter_size(facts["parameters"]),
+            "quantization_level": facts["encoding"],
         }
-        digest = await entry.digest()
+        digest = await slot.digest()
     return {
-        "name": entry.name,
-        "model": entry.name,
-        "modified_at": timestamp(max((one.st_mtime for one in stats), default=0.0)),
-        "size": sum(one.st_size for one in stats),
+        "name": slot.name,
+        "model": slot.name,
+        "modified_at": timestamp(max((status.st_mtime for status in stats), default=0.0)),
+        "size": sum(status.st_size for status in stats),
         "digest": digest,
         "details": details,
     }

@@ -10,13 +10,12 @@ from fastapi.responses import JSONResponse, Response
 
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.bodies import body_of, taking
-from bitnet.server.models import service_of
+from bitnet.server.models import worker_of
 from bitnet.server.streams import NAMED, Exchange
 from bitnet.wire import openai, openai_reply, responses
 
 if TYPE_CHECKING:
-    from bitnet.server.refusals import Refused
-    from bitnet.server.service import Service
+    from bitnet.server.worker import Worker
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -30,14 +29,10 @@ router = APIRouter(tags=["OpenAI"])
 async def chat(request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends server-sent events."""
     body = await body_of(request, openai.CHAT)
-    service = await service_of(request, body["model"])
+    worker = await worker_of(request, body["model"])
     make = partial(openai.chat_requests, body)
-    exchange = Exchange(service, request, make, body, form=openai.CHAT)
-    head = openai_reply.reply_head("chatcmpl-", service.name)
-    if not body["stream"]:
-        return JSONResponse(openai_reply.chat_reply(body, head, await exchange.collect()))
-    events = openai_reply.ChatEvents(head, body)
-    return await exchange.stream(events.of, events.end)
+    reply = openai_reply.ChatReply(openai_reply.reply_head("chatcmpl-", worker.name), body)
+    return await Exchange(worker, request, make, body, form=openai.CHAT).reply(reply)
 
 
 @router.post("/completions", include_in_schema=False)
@@ -49,15 +44,11 @@ async def chat(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends server-sent events."""
     body = await body_of(request, openai.COMPLETION)
-    service = await service_of(request, body["model"])
-    most = min(openai.DEFAULT_COMPLETION_TOKENS, service.max_output_tokens)
+    worker = await worker_of(request, body["model"])
+    most = min(openai.DEFAULT_COMPLETION_TOKENS, worker.limits.max_output_tokens)
     make = partial(openai.completion_requests, body, ModelRequest(max_tokens=most))
-    exchange = Exchange(service, request, make, body, form=openai.COMPLETION)
-    head = openai_reply.reply_head("cmpl-", service.name)
-    if not body["stream"]:
-        return JSONResponse(openai_reply.completion_reply(body, head, await exchange.collect()))
-    events = openai_reply.CompletionEvents(head, body)
-    return await exchange.stream(events.of, events.end)
+    reply = openai_reply.CompletionReply(openai_reply.reply_head("cmpl-", worker.name), body)
+    return await Exchange(worker, request, make, body, form=openai.COMPLETION).reply(reply)
 
 
 @router.post(
@@ -68,23 +59,14 @@ async def completions(request: Request) -> Response:
 async def respond(request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends OpenAI's events of responses."""
     body = await body_of(request, responses.RESPONSE)
-    service = await service_of(request, body["model"])
+    worker = await worker_of(request, body["model"])
     make = partial(responses.response_requests, body)
-    exchange = Exchange(service, request, make, body, form=responses.RESPONSE)
-    items = responses.ResponseItems(body, openai_reply.reply_head("resp_", service.name))
-    if not body["stream"]:
-        (answer,) = await exchange.collect()
-        return JSONResponse(items.whole(answer))
-
-    def fault(refused: Refused) -> dict[str, Any]:
-        code = refused.code or refused.kind
-        return items.event("error", code=code, message=refused.message, param=refused.param)
-
-    return await exchange.stream(
-        lambda _index, piece, _answer: items.of(piece),
-        lambda answers: items.end(answers[0]),
+    exchange = Exchange(worker, request, make, body, form=responses.RESPONSE)
+    reply = responses.ResponseItems(body, openai_reply.reply_head("resp_", worker.name))
+    return await exchange.reply(
+        reply,
         wire=NAMED,
-        fault=fault,
+        fault=lambda error: reply.fault(error.message, error.code or error.kind, error.param),
     )
 
 
@@ -93,19 +75,18 @@ async def respond(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """Embeddings of texts, pooled as the model says and normalized to length one."""
     body = await body_of(request, openai.EMBEDDING)
-    service = await service_of(request, body["model"])
-    return JSONResponse(await embed_body(body, service, request))
+    return JSONResponse(await embed_body(body, await worker_of(request, body["model"]), request))
 
 
-async def embed_body(body: dict[str, Any], service: Service, request: Request) -> dict[str, Any]:
+async def embed_body(body: dict[str, Any], worker: Worker, request: Request) -> dict[str, Any]:
     """The reply to *body*, as :data:`EMBEDDING` reads it.
 
     Raises:
         Refused: something in it cannot be, or the worker stops.
     """
-    precision = openai_reply.vector_precision(body, service.model.config.dim)
+    precision = openai_reply.vector_precision(body, worker.model.config.dim)
     make = partial(openai.embedding_requests, body)
-    answers = await Exchange(service, request, make, body, form=openai.EMBEDDING).collect()
+    answers = await Exchange(worker, request, make, body, form=openai.EMBEDDING).collect()
     rows = openai_reply.vectors_of(body, answers, precision)
     tokens = sum(answer.stats.prompt_tokens for answer in answers)
-    return openai_reply.embeddings_reply(body, rows, service.name, tokens)
+    return openai_reply.embeddings_reply(body, rows, worker.name, tokens)

@@ -26,6 +26,7 @@ export async function* chat(body, key, signal) {
     if (event.error) throw new Failure(event.error.message, event.error.code);
     if (event.usage) yield { usage: event.usage };
     const choice = event.choices?.[0];
+    if (choice?.delta?.reasoning_content) yield { thought: choice.delta.reasoning_content };
     if (choice?.delta?.content) yield { text: choice.delta.content };
     if (choice?.finish_reason) yield { end: choice.finish_reason };
   }

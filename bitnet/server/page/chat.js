@@ -68,7 +68,10 @@ async function openConversation(id) {
   isNew = !kept;
   history.replaceState(null, "", kept ? `#${id}` : location.pathname);
   show();
-  if (isOther) talk.toEnd();
+  if (isOther) {
+    problem(""); // that of another conversation
+    talk.toEnd();
+  }
   await list.show(conversation.id);
 }
 
@@ -152,7 +155,7 @@ async function choose(node) {
 async function answer(question, undo) {
   const asked = conversation;
   const model = at("model").value;
-  const fields = { role: "assistant", content: "", model, end: "", detail: "", tokens: 0, seconds: 0 };
+  const fields = { role: "assistant", content: "", thought: "", model, end: "", detail: "", tokens: 0, seconds: 0 };
   const node = add(asked, question.id, fields);
   let end;
   const over = new Promise((resolve) => { end = resolve; });
@@ -167,7 +170,7 @@ async function answer(question, undo) {
   await kept;
   running = null;
   const isShown = asked === conversation;
-  const isNothing = !node.content && ["deadline", "error", "stopped"].includes(node.end);
+  const isNothing = !node.content && !node.thought && ["deadline", "error", "stopped"].includes(node.end);
   if (isNothing) {
     remove(asked, node, question.id);
     if (isShown) undo();
@@ -178,7 +181,7 @@ async function answer(question, undo) {
     speech.update(divided(node.content).said ?? "", true);
     if (!isNothing) speech.say(cut(node) || "End of the answer.");
   }
-  if (isNothing && node.detail) problem(node.detail);
+  if (isNothing && node.detail && isShown) problem(node.detail);
   busy(false);
   if (isShown && document.activeElement === document.body) at("text").focus();
   if (asked.nodes.length) await keep(asked);
@@ -194,10 +197,12 @@ async function write(asked, question, node, signal) {
     for await (const part of chat(body, settings.key, signal)) {
       if (part.usage) node.tokens = part.usage.completion_tokens;
       if (part.end) node.end = part.end;
-      if (!part.text) continue;
+      if (!part.text && !part.thought) continue;
       const now = performance.now();
       first ||= now;
-      node.content += part.text;
+      node.content += part.text ?? "";
+      node.thought += part.thought ?? "";
+      node.tokens += 1; // about; the exact number comes at the end
       node.seconds = (now - first) / 1000;
       if (asked === conversation) {
         talk.progress(node);

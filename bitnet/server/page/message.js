@@ -37,7 +37,8 @@ export class Message {
       this.element.append(this.body, this.tools);
     } else {
       this.note = make("p", { class: "cut", hidden: true });
-      this.element.append(this.note, this.tools);
+      this.rate = make("p", { class: "quiet", "aria-hidden": "true", hidden: true });
+      this.element.append(this.note, this.rate, this.tools);
       this.parts = {};
     }
   }
@@ -45,11 +46,14 @@ export class Message {
   /** Show the text as it is now; *isWriting*: more may come. */
   draw(isWriting) {
     if (this.node.role === "user") return;
-    const { thought, said } = divided(this.node.content);
+    const { thought, said } = this.node.thought
+      ? { thought: this.node.thought, said: this.node.content || null } : divided(this.node.content);
     if (thought !== null) this.part("thinking", thought, isWriting && said === null);
     this.part("answer", said ?? "", isWriting);
     if (isWriting) this.element.setAttribute("aria-busy", "true");
     else this.element.removeAttribute("aria-busy");
+    this.rate.hidden = !isWriting || !this.node.tokens;
+    this.rate.textContent = metricsOf(this.node);
     const reason = isWriting ? "" : cut(this.node);
     this.note.hidden = !reason;
     this.note.textContent = reason;

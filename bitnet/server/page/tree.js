@@ -116,7 +116,7 @@ export function fromJSON(text) {
     }
     const { role, content } = node;
     const fields = role === "user" ? { role, content } : {
-      role, content, model: String(node.model ?? ""), end: String(node.end || "stop"), detail: String(node.detail ?? ""),
+      role, content, thought: String(node.thought ?? ""), model: String(node.model ?? ""), end: String(node.end || "stop"), detail: String(node.detail ?? ""),
     };
     ids.set(node.id, add(made, ids.get(node.parent), fields).id);
   }

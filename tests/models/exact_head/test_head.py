@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny
 
 from bitnet import native
-from bitnet.errors import Unsupported
+from bitnet.base.errors import Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
@@ -25,10 +25,10 @@ from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
-from bitnet.runtime.engine import Engine
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import Sampler
+from bitnet.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +96,7 @@ def steps(params: SamplingParams, count: int, sureness: float) -> tuple[int, int
     for seed in range(count):
         x = HEAD.state(seed, sureness)
         full = HEAD.ops.linear(x, HEAD.matrix)[0]
-        needed = ours.needed()
+        needed = ours.needs()
         assert needed is not None
         (found,) = HEAD.copy.find(x, [needed])
         assert found is not None
@@ -164,16 +164,16 @@ def test_found_logits_whose_bound_is_too_low_give_other_tokens() -> None:
 
 
 def test_samplers_without_bounded_support_need_all_logits() -> None:
-    assert Sampler(SamplingParams(seed=42, temperature=1.0)).needed() is None
-    assert Sampler(SamplingParams(seed=42, temperature=1.0, top_k=10**6)).needed() is None
+    assert Sampler(SamplingParams(seed=42, temperature=1.0)).needs() is None
+    assert Sampler(SamplingParams(seed=42, temperature=1.0, top_k=10**6)).needs() is None
 
 
 def test_touched_tokens_are_needed_whatever_their_logits() -> None:
     params = SamplingParams(repetition_penalty=1.1, logit_bias={9: 1.0})
-    needed = Sampler(params, [4, 2]).needed([7])
+    needed = Sampler(params, [4, 2]).needs([7])
     assert needed is not None
     assert needed.ids.tolist() == [2, 4, 7, 9]
-    plain = Sampler(SamplingParams(), [4, 2]).needed([7])
+    plain = Sampler(SamplingParams(), [4, 2]).needs([7])
     assert plain is not None
     assert not len(plain.ids)
 
@@ -204,7 +204,7 @@ def test_answers_are_those_of_the_full_head(
     sampling = replace(SAMPLERS[name], logit_bias=bias)
     params = Request(max_tokens=40, sampling=sampling, lookup=lookup)
     answers = [
-        [piece.token for piece in Engine(model).generate([5, 9, 5, 9, 33, 2], params)]
+        [piece.token for piece in Scheduler(model).generate([5, 9, 5, 9, 33, 2], params)]
         for model in models
     ]
     assert answers[0] == answers[1]
@@ -222,7 +222,8 @@ def test_a_real_model_writes_what_the_full_head_writes(name: str, test_models: P
     as_f16 = replace(checkpoint, weights={**checkpoint.weights, head.name: weight})
     ops = NativeOps(threads=2)
     engines = [
-        Engine(load_model(as_f16, ops=ops, exact_head=mode), context=128) for mode in ("off", "on")
+        Scheduler(load_model(as_f16, ops=ops, exact_head=mode), context=128)
+        for mode in ("off", "on")
     ]
     params = Request(max_tokens=60, sampling=SAMPLERS[name])
     full, exact = (
@@ -256,7 +257,7 @@ def test_every_position_gets_the_logits_it_needs_with_the_bits_of_the_whole_head
 
 def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None:
     params = Request(max_tokens=5, logprobs=2)
-    full, exact = (list(Engine(model).generate([5, 9], params)) for model in models)
+    full, exact = (list(Scheduler(model).generate([5, 9], params)) for model in models)
     assert full == exact
 
 
@@ -287,7 +288,7 @@ def test_a_copy_that_does_not_save_time_is_dropped_and_changes_no_token(
     prompt = [5, 9, 5, 9, 33, 2]
     with caplog.at_level("INFO", logger="bitnet"):
         answers = [
-            [piece.token for piece in Engine(each).generate(prompt, params)]
+            [piece.token for piece in Scheduler(each).generate(prompt, params)]
             for each in (models[0], model)
         ]
     assert len(answers[0]) > 16
@@ -299,7 +300,7 @@ def test_a_copy_that_does_not_save_time_is_dropped_and_changes_no_token(
 
 def test_a_copy_that_was_asked_for_is_never_dropped(models: tuple[Any, Any]) -> None:
     params = Request(max_tokens=100, sampling=SamplingParams(seed=42, temperature=1.0))
-    list(Engine(models[1]).generate([5, 9], params))
+    list(Scheduler(models[1]).generate([5, 9], params))
     assert models[1].head.copy is not None
     assert not models[1].head.stopped
 

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from tool_models import WEATHER
+from server_process import listening
+from tool_models import WEATHER, tool_gguf
 
 from bitnet.runtime.language_model import load
 
@@ -54,7 +55,7 @@ def test_the_worker_is_described(worker):
     assert props["default_generation_settings"]["n_ctx"] == 2048
     assert [slot["is_processing"] for slot in worker.http.get("/slots").json()] == [False] * 3
     assert worker.http.get("/health").json() == {"status": "ok"}
-    worker.service.worker.drain()
+    worker.worker.drain()
     reply = worker.http.get("/health")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, 503)
 
@@ -106,3 +107,31 @@ def test_what_is_not_served_is_refused_in_its_form(worker, fields, words):
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, 400)
     assert error["message"].startswith(words)
+
+
+MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|repo_name|>"]
+
+
+def test_a_gap_is_filled_between_its_tokens(tmp_path):
+    path = tool_gguf(tmp_path / "gaps.gguf", control=MARKS)
+    more = {"n_predict": 4, "ignore_eos": True}
+    asked = GREEDY | {"input_prefix": "def a", "input_suffix": "c", "prompt": "b", **more}
+    asked |= {"input_extra": [{"filename": "d.c", "text": "e"}]}
+    with listening(path) as worker, load(path) as model:
+        facts = worker.post("/infill", asked).json()
+        ids = model.tokenizer.encode(
+            "<|repo_name|>project\n<|file_sep|>d.c\ne<|file_sep|>file\n<|fim_prefix|>def ab"
+            "<|fim_suffix|>c<|fim_middle|>"
+        )
+        same = worker.post("/completion", GREEDY | {"prompt": ids, **more}).json()
+        assert facts["content"] == same["content"] != ""
+        assert facts["tokens_evaluated"] == len(ids)
+        # Marks in the text of a file are text.
+        plain = asked | {"input_prefix": "<|fim_suffix|>", "input_extra": []}
+        assert worker.post("/infill", plain).json()["tokens_evaluated"] > len("<|fim_suffix|>")
+
+
+def test_a_model_without_tokens_for_gaps_is_refused(worker):
+    reply = worker.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, 400)
+    assert "no tokens for the text before and after a gap" in reply.json()["error"]["message"]

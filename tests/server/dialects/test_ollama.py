@@ -168,7 +168,7 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"options": {"num_ctx": 4096}}, "options.num_ctx is 4,096"),
         ("/api/chat", {"options": {"top_p": 3.0}}, "options.top_p is 3.0"),
         ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict is 0"),
-        ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict is not a whole"),
+        ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict is of type str"),
         ("/api/chat", {"options": {"stop": ["a"] * 17}}, "options.stop has more than 16"),
         ("/api/chat", {"format": "yaml"}, "format is neither"),
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["x"]}]},

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import VOCAB
 from waiting import PATIENCE_S
 
-from bitnet.tokenizer.byte_alphabet import byte_spelling
+from bitnet.tokenizer.spec import byte_spelling
 
 
 def pytest_collection_modifyitems(items):

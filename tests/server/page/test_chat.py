@@ -1,10 +1,11 @@
 """The chat page in a real browser: questions, answers, and how they end."""
 
+import json
 import time
 from types import SimpleNamespace
 
 import pytest
-from server_process import serving_all, source_of
+from server_process import serving_all, slot_of
 from waiting import PATIENCE_S, until
 
 from bitnet.runtime.scheduler import Scheduler
@@ -48,7 +49,7 @@ def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, s
     person.expect(note(person)).to_have_text("You stopped this answer.")
     assert cancelled.wait(PATIENCE_S)
     slow()
-    until(lambda: not worker.service.worker.open_jobs)
+    until(lambda: not worker.worker.open_jobs)
     assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
@@ -100,7 +101,7 @@ def test_an_answer_of_a_worker_that_had_to_stop_says_so(serving, person, slow):
     slow(4)
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
-    worker.service.worker.drain(0)
+    worker.worker.drain(0)
     slow()
     person.expect(note(person)).to_contain_text("the worker had to stop")
 
@@ -257,7 +258,7 @@ def test_the_model_that_is_picked_is_asked(serving, person):
 
 
 def test_of_several_models_the_one_that_is_picked_answers_also_after_a_reload(model_path, person):
-    sources = [source_of(model_path, name) for name in ("tiny", "other")]
+    sources = [slot_of(model_path, name) for name in ("tiny", "other")]
     with serving_all(sources, loaded=False) as worker:
         person.goes_to(worker.address)
         picker = person.page.get_by_role("combobox", name="Model")
@@ -310,6 +311,28 @@ def test_what_a_model_thinks_is_folded_away(writer, person, dictated):
     person.expect(person.answers.nth(0)).to_be_hidden()
     person.page.get_by_text("Thinking").click()
     person.expect(person.answers.nth(0)).to_have_text("so")
+
+
+def test_reasoning_that_is_separate_is_folded_away_and_not_sent_again(writer, person):
+    deltas = [{"reasoning_content": "so "}, {"reasoning_content": "on"}, {"content": "yes"}]
+    chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    person.goes_to(writer.address)
+    person.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    person.says("abc")
+    person.expect(person.answers.nth(1)).to_have_text("yes")
+    person.expect(person.answers.nth(0)).to_be_hidden()
+    person.page.get_by_text("Thinking").click()
+    person.expect(person.answers.nth(0)).to_have_text("so on")
+    person.reloads()
+    person.expect(person.answers.nth(1)).to_have_text("yes")
+    person.says("d")
+    person.expect(person.answers).to_have_count(4)
+    assert [message["content"] for message in person.sent[-1]["messages"]] == ["abc", "yes", "d"]
 
 
 def test_the_description_page_lists_the_routes(worker, person):

@@ -1,0 +1,98 @@
+"""Gaps of an innocent stream while hostile bodies arrive at every route.
+
+    python benchmarks/serve_hostile.py MODEL [--seed 1] [--count 40]
+
+Prints the statuses of the bodies, and the largest gap between two events of a stream beside them
+and of one alone, in seconds. Run it on an idle machine: other load distorts the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from hostile_bodies import VALID, bodies
+from waiting import free_port, until
+
+import bitnet.server.app  # noqa: F401 - its routes name their forms
+from bitnet.server.bodies import FORMS
+
+STREAM = {"prompt": "A neighbour", "max_tokens": 200, "stream": True, "ignore_eos": True}
+JSON = {"Content-Type": "application/json"}
+PATIENCE_S = 120
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=40)
+    options = parser.parse_args()
+    port = free_port()
+    words = [sys.executable, "-m", "bitnet", "serve", options.model, "--port", str(port)]
+    worker = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+            until(lambda: _is_ready(client), worker)
+            alone = max(_gaps(client, lambda: True))
+            statuses, done = Counter(), threading.Event()
+            attack = threading.Thread(target=_attack, args=(client, options, statuses, done))
+            attack.start()
+            beside = max(_gaps(client, done.is_set))
+            attack.join()
+    finally:
+        worker.terminate()
+        worker.wait()
+    print(json.dumps({"statuses": statuses, "alone_s": alone, "beside_s": beside}))
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _gaps(client: httpx.Client, is_over) -> list[float]:
+    """Seconds between the events of streams, the first of each left out, until *is_over*."""
+    gaps = []
+    while True:
+        with client.stream("POST", "/v1/completions", json=STREAM) as reply:
+            last = None
+            for line in reply.iter_lines():
+                now = time.perf_counter()
+                if line.startswith("data:"):
+                    gaps += [] if last is None else [now - last]
+                    last = now
+        if is_over():
+            return gaps
+
+
+def _attack(client, options, statuses, done) -> None:
+    page = client.get("/openapi.json").json()
+    model = {"model": client.get("/v1/models").json()["data"][0]["id"]}
+    try:
+        for path, methods in page["paths"].items():
+            content = methods.get("post", {}).get("requestBody", {}).get("content")
+            if content:
+                name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                for body in bodies(FORMS[name], VALID[name] | model, options.seed, options.count):
+                    reply = client.post(path, content=body, headers=JSON)
+                    statuses[reply.status_code] += 1
+    finally:
+        done.set()
+
+
+if __name__ == "__main__":
+    main()

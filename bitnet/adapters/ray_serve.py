@@ -1,0 +1,284 @@
+"""The worker as a Ray Serve application: replicas on the nodes of a cluster, behind one address.
+
+    ray start --head
+    serve run bitnet.adapters.ray_serve:app model=smollm2-135m max_replicas=4
+
+Each replica is a worker with its own copy of the model. Ray places replicas, adds and removes them
+by the length of their queues, and lets one finish its answers before it is removed. The door below
+sends a request to the replica that answered the beginning of its conversation last, whose cache
+holds that prefix, and repeats a request whose replica was lost before anything of the answer was
+sent on: a client gets one answer, or one error in the middle of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+from ray.serve.exceptions import BackPressureError
+
+from bitnet.base import settings
+from bitnet.base.errors import UsageError
+from bitnet.commands.context import Context
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from bitnet.server.asgi import Event, Receive, Scope, Send
+
+__all__ = ["Door", "Replica", "app", "prefix_of"]
+
+PREFIX_CHARACTERS = 256  # of a conversation's beginning, which decides where it goes
+TRIES = 4  # replicas that a request is given to
+# The door waits for replicas, and is lost only with the head, with which all is lost.
+ON_HEAD = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+_NUMBERS = {
+    "min_replicas": 1, "max_replicas": 1, "max_batch": 8, "queue": 64, "threads": 0, "drain": 30,
+    "max_output_tokens": 4096, "cpus": 1,
+}  # fmt: skip
+_LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, BackPressureError)
+
+
+class Replica:
+    """A worker in a process of the cluster."""
+
+    def __init__(self, model: str, options: Mapping[str, int], api_key: str) -> None:
+        """Load *model*, a name or a path that this node knows.
+
+        Args:
+            model: as for ``bitnet serve``.
+            options: numbers of :func:`app`.
+            api_key: that clients must send; empty: none.
+
+        Raises:
+            BitnetError: it cannot be loaded.
+        """
+        from bitnet.formats.containers import open_checkpoint
+        from bitnet.formats.model_files import model_name
+        from bitnet.runtime.language_model import load
+        from bitnet.server.app import create_app
+        from bitnet.server.metrics import Metrics
+        from bitnet.server.models import Models
+        from bitnet.server.narration import Narrator
+        from bitnet.server.slot import Slot
+        from bitnet.server.worker import WorkerLimits
+
+        path, threads = Context().model(model), options["threads"]
+        slot = Slot(
+            model_name(path),
+            path,
+            lambda: open_checkpoint(path),
+            lambda checkpoint: load(checkpoint, threads=threads),
+            aliases=(model,),
+        )
+        limits = WorkerLimits(
+            max_batch=options["max_batch"],
+            queue=options["queue"],
+            max_output_tokens=options["max_output_tokens"],
+        )
+        worker_id = ray.get_runtime_context().get_actor_id() or "worker"
+        narrate = Narrator(_write, worker_id=worker_id, as_json=True)
+        metrics = Metrics()
+        self._models = Models([slot], metrics, narrate, limits)
+        self._models.load_first()
+        self._models.start()
+        self._app = create_app(self._models, metrics, narrate, api_key=api_key)
+
+    @serve.multiplexed(max_num_models_per_replica=256)
+    async def remember(self, prefix: str) -> str:
+        """Note that this replica holds *prefix*; Ray tells the doors, which send more of it here.
+
+        A conversation that was not heard of for long is forgotten, as in the cache of prefixes.
+        """
+        return prefix
+
+    async def respond(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Event]:
+        """The events of the response to the request *scope* with *body*, as ASGI has them."""
+        if prefix := serve.get_multiplexed_model_id():
+            await self.remember(prefix)
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        left = asyncio.Event()
+        parts = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Event:
+            if parts:
+                return parts.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            try:
+                await self._app({**scope, "app": self._app}, receive, events.put)
+            finally:
+                await events.put(None)
+
+        running = asyncio.ensure_future(run())
+        try:
+            while (event := await events.get()) is not None:
+                yield dict(event)
+            await running
+        finally:
+            left.set()  # the client has gone, or everything is sent
+            await asyncio.wait([running])
+
+    def check_health(self) -> None:
+        """Have Ray replace a replica whose model's thread has ended.
+
+        Raises:
+            RuntimeError: it has.
+        """
+        if self._models.dead is not None:
+            raise RuntimeError("the model's thread has ended")
+
+    def __del__(self) -> None:
+        """End what runs, once Ray has let the answers finish."""
+        if models := getattr(self, "_models", None):
+            models.close()
+
+
+async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+    """Pass a request on to the door of this process."""
+    if scope["type"] == "lifespan":
+        for ended in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{ended}.complete"})
+        return
+    await serve.get_replica_context().servable_object.answer(scope, receive, send)
+
+
+@serve.ingress(lambda: forward)  # a function is called for what it returns
+class Door:
+    """Sends each request to a replica, and again to another one if that is lost."""
+
+    def __init__(self, replicas: Any, max_body: int = 1 << 20) -> None:
+        """A door to *replicas*, a handle of Ray Serve's, for bodies up to *max_body* bytes."""
+        self._replicas = replicas.options(stream=True)
+        self._max_body = max_body
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        body = b""
+        while True:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return
+            body += event.get("body", b"")
+            if len(body) > self._max_body:
+                await _refuse(send, 413, f"the body has more than {self._max_body:,} bytes")
+                return
+            if not event.get("more_body"):
+                break
+        names = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string",
+                 "headers", "client", "server")  # fmt: skip
+        facts = {name: scope[name] for name in names if name in scope}
+        facts.setdefault("raw_path", scope["path"].encode())
+        replicas = self._replicas.options(multiplexed_model_id=prefix_of(body))
+        for attempt in range(TRIES):
+            begun, held = False, []  # the status is sent with the first part of the answer
+            try:
+                async for event in replicas.respond.remote({**facts, "root_path": ""}, body):
+                    held.append(event)
+                    while held and event["type"] == "http.response.body":
+                        begun = True
+                        await send(held.pop(0))
+                return
+            except _LOST as error:
+                if begun:
+                    raise  # part of the answer has been sent: the connection is cut
+                if attempt + 1 == TRIES:
+                    busy = isinstance(error, BackPressureError)
+                    message = "every replica is busy" if busy else "the replicas were lost"
+                    await _refuse(send, 429 if busy else 503, message)
+                    return
+                await asyncio.sleep(0.1 * 2**attempt)
+
+
+def prefix_of(body: bytes) -> str:
+    """Name of what *body* has in common with the next ones of its conversation; empty: nothing.
+
+    That is the model with the instructions and the first two messages, or with the first
+    characters of a long prompt.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(fields, dict):
+        return ""
+    begun = [fields.get("system")]
+    for turns in (fields.get("messages"), fields.get("input"), fields.get("prompt")):
+        if isinstance(turns, list):
+            begun += turns[:2]
+        elif isinstance(turns, str) and len(turns) >= PREFIX_CHARACTERS:
+            begun.append(turns[:PREFIX_CHARACTERS])
+    if not any(begun):
+        return ""
+    named = json.dumps([fields.get("model"), begun])
+    return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+
+def app(args: Mapping[str, str]) -> Any:
+    """The application that ``serve run bitnet.adapters.ray_serve:app model=NAME`` deploys.
+
+    Args:
+        args: ``model``, a name that ``bitnet serve`` takes, or a path that exists on every node;
+            and as far as they are given ``min_replicas`` and ``max_replicas`` (1), ``cpus`` and
+            ``threads`` of a replica (1; 0: as many as *cpus*), its ``max_batch`` (8) and ``queue``
+            (64), ``max_output_tokens`` (4096), and ``drain``, seconds for the answers of a replica
+            that is removed (30). The key of clients is ``BITNET_API_KEY``.
+
+    Raises:
+        UsageError: one is unknown, or not a number.
+    """
+    if unknown := sorted({*args} - {*_NUMBERS, "model"}):
+        raise UsageError(f"{unknown[0]} is not an option", hint=", ".join(["model", *_NUMBERS]))
+    if "model" not in args:
+        raise UsageError("model is missing", hint="serve run bitnet.adapters.ray_serve:app model=M")
+    options = dict(_NUMBERS)
+    for name, text in args.items():
+        if name != "model":
+            options[name] = _number(name, text)
+    options["threads"] = options["threads"] or options["cpus"]
+    places = options["max_batch"] + options["queue"]
+    replicas = serve.deployment(
+        Replica,
+        name="Replica",
+        ray_actor_options={"num_cpus": options["cpus"]},
+        max_ongoing_requests=places,
+        graceful_shutdown_timeout_s=options["drain"],
+        health_check_period_s=2,
+        autoscaling_config={
+            "min_replicas": options["min_replicas"],
+            "max_replicas": max(options["max_replicas"], options["min_replicas"]),
+            "target_ongoing_requests": options["max_batch"],
+        },
+    ).bind(args["model"], options, settings.api_key() or "")
+    return serve.deployment(Door, max_ongoing_requests=4096, ray_actor_options=ON_HEAD).bind(
+        replicas
+    )
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}, expected a number", field=name) from None
+
+
+async def _refuse(send: Send, status: int, message: str) -> None:
+    from bitnet.wire.openai_reply import error_reply
+
+    body = json.dumps(error_reply(message, "server_error")).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"retry-after", b"1")] if status in (429, 503) else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")

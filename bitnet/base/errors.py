@@ -1,0 +1,303 @@
+"""Every exception that crosses a package border, with the exit code of the program.
+
+    BitnetError                    1   a bug of ours when raised itself
+    |- UsageError                  2   wrong command line, wrong value of a setting
+    |  `- WrongType                    a value of another type; a TypeError as well
+    |- NoSpace                    10   disk full or over quota
+    |- AuthError                  11
+    |  |- TokenMissing                 the hub wants an access token and none is set
+    |  |- TokenInvalid                 the hub does not accept the token
+    |  `- LicenceNotAccepted           the token is fine, the model's terms are not accepted yet
+    |- RateLimited                12   the server replied 429 too often
+    |- IntegrityError             13   bytes are not as expected
+    |  |- HashMismatch                 the SHA-256 or the size differs
+    |  |- UpstreamChanged              the pinned file has been replaced on the server
+    |  `- InvalidFormat                a damaged or malformed file
+    |- NetworkError               14   no connection, time-out, broken transfer, unexpected reply
+    |- VerificationFailed         15   a check or a parity comparison failed
+    |  `- VocabMismatch                tokenizer and model do not belong together
+    |- InferenceError             16
+    |- BenchmarkError             17
+    |- PermissionDenied           18   unreadable, read-only or missing folder
+    |- NotFound                   19   a file, repository, revision, task or key does not exist
+    |  `- TokenizerNotFound            no exact tokenizer for this model
+    |- Unsupported                20   recognised, but not supported
+    |- CacheBusy                  21   another process holds the cache entry
+    |- ReferenceUnavailable       22   the engine to compare with is not installed
+    |- Offline                    23   the network is needed and switched off
+    |- RowsFailed                 24    rows of a batch failed
+    `- Interrupted               130   Ctrl-C or SIGTERM
+
+Exit code 0 is success. ``inv exit-codes`` prints the same table.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from bitnet.base.invocation import as_started
+
+__all__ = [
+    "EXIT_CODES",
+    "AuthError",
+    "BenchmarkError",
+    "BitnetError",
+    "CacheBusy",
+    "HashMismatch",
+    "InferenceError",
+    "IntegrityError",
+    "Interrupted",
+    "InvalidFormat",
+    "LicenceNotAccepted",
+    "NetworkError",
+    "NoSpace",
+    "NotFound",
+    "Offline",
+    "PermissionDenied",
+    "RateLimited",
+    "ReferenceUnavailable",
+    "RowsFailed",
+    "TokenInvalid",
+    "TokenMissing",
+    "TokenizerNotFound",
+    "Unsupported",
+    "UpstreamChanged",
+    "UsageError",
+    "VerificationFailed",
+    "VocabMismatch",
+    "WrongType",
+    "from_os_error",
+    "is_panic",
+]
+
+
+class BitnetError(Exception):
+    """Base class; the message says what failed, on what, and what was expected.
+
+    *hint* is the command or step that helps; the text of the exception ends with it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {as_started(self.hint)}" if self.hint else self.message
+
+
+class UsageError(BitnetError):
+    """The command line, a request or a setting is wrong; nothing was done.
+
+    *field* is the name of the wrong value, as in the message.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+
+class WrongType(UsageError, TypeError):
+    """A value of a type that the parameter does not take."""
+
+
+class NoSpace(BitnetError):
+    """The disk is full or a quota is used up; bytes written so far are kept."""
+
+    exit_code = 10
+
+
+class AuthError(BitnetError):
+    """The hub refused access."""
+
+    exit_code = 11
+
+
+class TokenMissing(AuthError):
+    """The file needs an access token and none is set."""
+
+
+class TokenInvalid(AuthError):
+    """The hub does not accept the access token."""
+
+
+class LicenceNotAccepted(AuthError):
+    """The account behind the token has not accepted the model's terms."""
+
+
+class RateLimited(BitnetError):
+    """The server keeps answering 429."""
+
+    exit_code = 12
+
+
+class IntegrityError(BitnetError):
+    """Bytes are not as expected."""
+
+    exit_code = 13
+
+
+class HashMismatch(IntegrityError):
+    """Size or SHA-256 differs from what was pinned or announced."""
+
+
+class UpstreamChanged(IntegrityError):
+    """The file on the server is not the one in the lock file."""
+
+
+class InvalidFormat(IntegrityError):
+    """A damaged, truncated or malformed file."""
+
+
+class NetworkError(BitnetError):
+    """No connection, a time-out, a broken transfer, or an invalid reply."""
+
+    exit_code = 14
+
+
+class VerificationFailed(BitnetError):
+    """A check or a parity comparison failed."""
+
+    exit_code = 15
+
+
+class VocabMismatch(VerificationFailed):
+    """Tokenizer and model do not have the same vocabulary."""
+
+
+class InferenceError(BitnetError):
+    """The model could not be run."""
+
+    exit_code = 16
+
+
+class BenchmarkError(BitnetError):
+    """A benchmark could not be run."""
+
+    exit_code = 17
+
+
+class PermissionDenied(BitnetError):
+    """A file or folder is not readable or writable."""
+
+    exit_code = 18
+
+
+class NotFound(BitnetError):
+    """A file, repository, revision or key does not exist."""
+
+    exit_code = 19
+
+
+class TokenizerNotFound(NotFound):
+    """No tokenizer was found that matches the model exactly."""
+
+
+class Unsupported(BitnetError):
+    """Recognised, but not supported."""
+
+    exit_code = 20
+
+
+class CacheBusy(BitnetError):
+    """Another process holds the cache entry."""
+
+    exit_code = 21
+
+
+class ReferenceUnavailable(BitnetError):
+    """The reference engine is not installed."""
+
+    exit_code = 22
+
+
+class Offline(BitnetError):
+    """The network is needed and switched off."""
+
+    exit_code = 23
+
+
+class RowsFailed(BitnetError):
+    """Rows of a batch failed; the others are answered."""
+
+    exit_code = 24
+
+
+class Interrupted(BitnetError):
+    """Stopped by the user or by a signal."""
+
+    exit_code = 130
+
+
+EXIT_CODES: dict[int, str] = {
+    0: "success",
+    1: "internal error: please report it",
+    2: "wrong usage: unknown option, bad value, missing argument",
+    10: "no space left on the device, or over quota",
+    11: "authentication: token missing, token not accepted, or licence not accepted",
+    12: "rate limited by the server",
+    13: "integrity: wrong hash or size, damaged file, another kind of file, upstream file replaced",
+    14: "network: no connection, time-out, broken transfer",
+    15: "verification or parity failed",
+    16: "inference failed",
+    17: "benchmark failed",
+    18: "permission denied, read-only or missing folder",
+    19: "not found: file, model in a folder, repository, revision, tokenizer",
+    20: "unsupported architecture, encoding, tokenizer or file version",
+    21: "cache entry busy: another process holds its lock",
+    22: "reference engine unavailable: comparison not run",
+    23: "offline: the network is needed and switched off",
+    24: "rows of a batch failed; the others are answered",
+    130: "interrupted",
+}
+
+
+_CACHE_IS_FULL = (
+    "free some space (`bitnet cache clean --dry-run` shows what of the cache can go), "
+    "or choose another disk: BITNET_CACHE_DIR=DIR"
+)
+_DISK_IS_FULL = "free some space, or choose another disk"
+_CACHE_IS_CLOSED = "choose a folder you may write to: BITNET_CACHE_DIR=DIR"
+_PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one"
+
+
+def is_panic(error: BaseException) -> bool:
+    """True if a library in Rust gave up: its exception ends one call only.
+
+    Other exceptions of that kind, such as those of Ctrl-C and signals, end the program.
+    """
+    return type(error).__name__ == "PanicException"
+
+
+def from_os_error(
+    error: OSError, path: str | os.PathLike[str], *, in_cache: bool = False
+) -> BitnetError:
+    """The error of this module for an operating-system error on *path*.
+
+    The texts keep the form ``Permission denied (os error 13)``, which scripts search for.
+
+    Args:
+        error: the system's error.
+        path: the file or folder.
+        in_cache: it is in the cache, so another cache folder helps.
+    """
+    code = error.errno
+    text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(text, hint=_CACHE_IS_FULL if in_cache else _DISK_IS_FULL)
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PermissionDenied(text, hint=_CACHE_IS_CLOSED if in_cache else _PATH_IS_CLOSED)
+    if code == errno.ENOMEM:
+        return InferenceError(text, hint="free some memory, or choose a smaller model")
+    if code == errno.EISDIR:
+        return UsageError(text, hint="a folder is where a file belongs: move it, or choose another")
+    if code == errno.EEXIST:
+        return UsageError(text, hint="a file is where a folder belongs: move it, or choose another")
+    if code in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+        return NotFound(text, hint="check the path")
+    return BitnetError(text)

@@ -1,0 +1,196 @@
+"""Atomic operations on whole files: digests, copies, new contents, free space."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+
+from bitnet.base.errors import NoSpace, PermissionDenied, from_os_error
+
+__all__ = [
+    "check_writable",
+    "digest_of",
+    "free_space",
+    "git_oid",
+    "keep",
+    "matches",
+    "path_of",
+    "place",
+    "sha256_of",
+    "text_of",
+    "write_text",
+]
+
+_READ_BYTES = 1 << 18  # fits into a core's cache
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of the file *path*, hexadecimal.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    buffer = bytearray(_READ_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
+
+
+def git_oid(path: Path) -> str:
+    """Name that git gives to the content of the file *path*.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of the file at *path*, with errors that name it."""
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free on the file system of *folder*."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+
+
+def matches(path: Path, *, sha256: str, size: int | None = None) -> bool:
+    """True if *path* is a file with that digest; the size is checked first."""
+    try:
+        if not path.is_file() or (size is not None and path.stat().st_size != size):
+            return False
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    return digest_of(path) == sha256
+
+
+def place(source: Path, target: Path) -> None:
+    """Make *target* a hard link to *source*, or a copy if that is impossible.
+
+    An existing *target* is replaced atomically; a reader sees the old or the new file. Folders are
+    created. Nothing happens if both are the same file already.
+
+    Raises:
+        NoSpace: there is not enough room for the copy.
+        PermissionDenied: the folder is not writable.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and target.samefile(source):
+            return
+        fresh = target.with_name(f"{target.name}.partial.{os.getpid()}-{token_hex(4)}")
+        try:
+            try:
+                fresh.hardlink_to(source)
+            except OSError:
+                shutil.copyfile(source, fresh)
+                _sync(fresh)
+            fresh.replace(target)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        problem = from_os_error(error, target)
+        if isinstance(problem, NoSpace | PermissionDenied):
+            problem = type(problem)(problem.message, hint="choose another folder: --output")
+        raise problem from error
+
+
+def check_writable(folder: Path) -> None:
+    """Create *folder*, and test it with a file that has no name where the system can do so.
+
+    Raises:
+        BitnetError: that failed, as :func:`from_os_error` says.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """*path* as text with the same meaning in every locale: its bytes read as UTF-8."""
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
+def path_of(text: str) -> Path:
+    """The path for which :func:`text_of` returns *text*, in this process's locale."""
+    return Path(os.fsdecode(text.encode("utf-8", "surrogateescape")))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write *text* as UTF-8 with :func:`write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write *data* to *path* atomically; folders are created.
+
+    An existing file keeps its permissions, a link its target, and a device or pipe is written
+    to.
+    """
+    try:
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name[:99]}.{os.getpid()}-{token_hex(4)}")
+        try:
+            with temporary.open("xb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            if target.exists():
+                temporary.chmod(target.stat().st_mode & 0o777)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def keep(path: Path, *parts: bytes | memoryview) -> str:
+    """Write *parts* to *path* atomically, for a cache that is only slower without them.
+
+    Returns:
+        The reason why they could not be written; empty on success.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            for part in parts:
+                file.write(part)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        return str(error)
+    return ""
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

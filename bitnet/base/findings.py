@@ -1,0 +1,108 @@
+"""Findings and their presentation, shared by all commands that check something.
+
+✓ tensors: all 272 of architecture llama with its shapes
+! weights: blk.3.ffn_up.weight: 1 negative scales
+compare with another engine: bitnet crossval MODEL, or fetch it again
+✗ tensor-overlap: tensors a and b share 32 bytes
+- forward pass: not run: the file cannot be read
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from bitnet.base.invocation import as_started
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from bitnet.base.errors import BitnetError
+
+__all__ = ["SEVERITIES", "Finding", "Severity", "Status", "render", "status_of", "worst"]
+
+Severity = Literal["failed", "skipped", "warning", "note", "ok"]
+Status = Literal["passed", "failed", "not run"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the worst first: it is the verdict
+
+_MARKS: dict[Severity, str] = {
+    "failed": "✗",
+    "warning": "!",
+    "note": "·",
+    "skipped": "-",
+    "ok": "✓",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        severity: ``failed`` (wrong), ``warning`` (unusual, but may be right), ``note``
+            (harmless), ``skipped`` (not run; the text gives the reason) or ``ok``.
+        subject: what was checked, or the kind of finding for scripts: ``tensor-overlap``.
+        text: the result, with names and numbers; never contains a secret.
+        hint: what helps; empty if there is no problem.
+        exit_code: of a command that ends because of it; 0 leaves it to the command.
+        duration_s: time the check took, ``None`` if irrelevant.
+    """
+
+    severity: Severity
+    subject: str
+    text: str
+    hint: str = ""
+    exit_code: int = 0
+    duration_s: float | None = None
+
+    @classmethod
+    def of(cls, subject: str, error: BitnetError) -> Finding:
+        """The failure *error* as a finding."""
+        return cls("failed", subject, error.message, error.hint, error.exit_code)
+
+    @classmethod
+    def from_check(cls, subject: str, right: bool, text: str) -> Finding:
+        """``ok`` if *right*, else ``failed``."""
+        return cls("ok" if right else "failed", subject, text)
+
+    @property
+    def failed(self) -> bool:
+        """True if it is a failure."""
+        return self.severity == "failed"
+
+    def __str__(self) -> str:
+        took = "" if self.duration_s is None else f" ({self.duration_s * 1000:.0f} ms)"
+        return f"{_MARKS[self.severity]} {self.subject}: {self.text}{took}"
+
+    def facts(self) -> dict[str, Any]:
+        """The finding as JSON values."""
+        return {
+            "severity": self.severity,
+            "subject": self.subject,
+            "text": self.text,
+            "hint": as_started(self.hint),
+            "duration_s": self.duration_s,
+        }
+
+
+def status_of(findings: Iterable[Finding]) -> Status:
+    """The worst of *findings* as a verdict: a check that was not made has not passed.
+
+    Without any finding nothing was checked.
+    """
+    first = worst(findings)[:1]
+    severity = first[0].severity if first else "skipped"
+    return "failed" if severity == "failed" else "not run" if severity == "skipped" else "passed"
+
+
+def worst(findings: Iterable[Finding]) -> list[Finding]:
+    """*findings* sorted by severity, the worst first."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def render(findings: Iterable[Finding]) -> Iterator[str]:
+    """Findings as text, one per line, with hints below problems and warnings."""
+    for finding in findings:
+        yield str(finding)
+        if finding.hint and finding.severity in ("failed", "warning"):
+            yield f"  {as_started(finding.hint)}"

@@ -1,0 +1,436 @@
+"""Locks between processes: kernel locks with a bounded wait that names their holder.
+
+A lock file is kept, or deleted with the lock if it is next to a user's files. Only its holder
+deletes it, and a process that locks a deleted file takes the one of the same name instead. The
+holder writes its identity into the file; the record of a dead process has no effect, since the
+kernel released its lock.
+
+Some shared file systems refuse kernel locks, and some grant one to every process at once. This is
+tested once per file system. There a lock has no effect: callers stay correct without locks, which
+only save work.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from bitnet.base.errors import CacheBusy, from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Lock", "Owner", "hold", "hold_shared", "is_held", "kernel_locks_work", "owner_of"]
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 10.0
+POLL_INTERVAL_S = 0.05
+_PROCESS = uuid.uuid4().hex[:12]  # distinguishes this process from an earlier one with its pid
+# Errors of flock where a file system has no locks, or its lock server does not run.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process and its work.
+
+    Attributes:
+        pid: its process id.
+        host: name of its machine, or container.
+        since: start of its work, in seconds since the epoch.
+        progress: of the work, in words.
+        process: distinguishes processes with the same pid.
+        boot: id of the machine's boot; empty if unknown.
+        namespace: namespace of the pid; containers have their own.
+        started: start of the process, in ticks since the boot.
+    """
+
+    pid: int
+    host: str
+    since: float
+    progress: str = ""
+    process: str = ""
+    boot: str = ""
+    namespace: str = ""
+    started: str = ""
+
+    @classmethod
+    def me(cls, *, since: float | None = None, progress: str = "") -> Owner:
+        """This process."""
+        moment = time.time() if since is None else since
+        return cls(
+            os.getpid(),
+            socket.gethostname(),
+            moment,
+            progress,
+            _PROCESS,
+            *_place(),
+            _start_of(os.getpid()),
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        """The owner described by *text*; ``None`` if it is invalid."""
+        try:
+            fields = json.loads(text)
+            names = ("progress", "process", "boot", "namespace", "started")
+            return cls(
+                int(fields["pid"]),
+                str(fields["host"]),
+                float(fields["since"]),
+                *(str(fields.get(name, "")) for name in names),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    @property
+    def is_me(self) -> bool:
+        """True if it is this process."""
+        return self.pid == os.getpid() and self.process == _PROCESS
+
+    @property
+    def is_dead(self) -> bool:
+        """True if it certainly does not run; a process elsewhere is never certainly dead.
+
+        Elsewhere means another host, or another container or boot under the same host name.
+        """
+        if self.is_me or self.host != socket.gethostname():
+            return False
+        if (self.boot, self.namespace) not in (("", ""), _place()):
+            return False
+        if self.pid == os.getpid():
+            return True  # our pid, used before by another process
+        if not _exists(self.pid):
+            return True
+        return bool(self.started) and _start_of(self.pid) not in ("", self.started)
+
+    def text(self) -> str:
+        """The record that :meth:`parse` reads."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(self.since))
+        progress = f", {self.progress}" if self.progress else ""
+        state = " (not running any more)" if self.is_dead else ""
+        return f"process {self.pid} on {self.host} since {since}{progress}{state}"
+
+
+def _exists(pid: int) -> bool:
+    """True if a process with this pid runs."""
+    if os.name == "nt":  # pragma: no cover  # there, signal 0 is Ctrl-C
+        import ctypes
+
+        handle = ctypes.windll.kernel32.OpenProcess(0x1000, False, pid)  # type: ignore[attr-defined]
+        if handle:
+            ctypes.windll.kernel32.CloseHandle(handle)  # type: ignore[attr-defined]
+        return bool(handle)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+@cache
+def _place() -> tuple[str, str]:
+    """This boot of the machine, and the pid namespace; empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return boot, os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    except OSError:
+        return "", ""
+
+
+def _start_of(pid: int) -> str:
+    """Start of process *pid*, in ticks since the boot; empty if unknown."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    fields = status.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else ""  # proc(5), field 22
+
+
+class Lock:
+    """A lock in use; :func:`hold` creates it.
+
+    Attributes:
+        path: the lock file.
+        is_kernel: the kernel excludes all other processes of this machine; otherwise nothing does.
+    """
+
+    def __init__(self, path: Path, *, is_kernel: bool) -> None:
+        self.path = path
+        self.is_kernel = is_kernel
+        self._owner = Owner.me()
+        self.report("")
+
+    def report(self, progress: str) -> None:
+        """Tell waiting processes the progress of the work."""
+        record = Owner.me(since=self._owner.since, progress=progress).text()
+        # If the record cannot be written, only the waiters' messages are affected.
+        with suppress(OSError), open(self.path, "r+", encoding="utf-8") as file:
+            file.write(record)
+            file.truncate()
+
+
+@contextmanager
+def hold(
+    path: Path,
+    *,
+    timeout_s: float,
+    what: str = "",
+    hint: str = "",
+    leave: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Lock]:
+    """Hold the lock file *path*.
+
+    Args:
+        path: the lock file; created if missing.
+        timeout_s: longest wait in seconds.
+        what: name of the work, for messages; the file's name when empty.
+        hint: what helps after too long a wait.
+        leave: keep the file; otherwise it is deleted with the lock, and a killed process's file by
+            the next one.
+        clock: monotonic seconds.
+        sleep: waits this many seconds.
+
+    Raises:
+        CacheBusy: the wait was too long; names the owner.
+        PermissionDenied: the lock file cannot be created.
+    """
+    try:
+        is_kernel = kernel_locks_work(path.parent)
+        lock = _kernel_lock(path)
+        if is_kernel:
+            _wait_for(lock, path, timeout_s, what or path.name, hint, clock, sleep)
+        else:
+            lock.create()
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        yield Lock(path, is_kernel=is_kernel)
+    finally:
+        if not leave:
+            lock.delete()
+        lock.release()
+
+
+@contextmanager
+def hold_shared(path: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold the lock file *path* together with others that do the same; :func:`hold` excludes it.
+
+    Raises:
+        CacheBusy: the wait was too long; names the owner.
+        PermissionDenied: the lock file cannot be created.
+    """
+    try:
+        if os.name == "nt" or not kernel_locks_work(path.parent):
+            yield
+            return
+        lock = _KernelLock(path, is_shared=True)
+        _wait_for(lock, path, timeout_s, path.name, "", time.monotonic, time.sleep)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _wait_for(
+    lock: _KernelLock | _WindowsLock,
+    path: Path,
+    timeout_s: float,
+    what: str,
+    hint: str,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Acquire *lock*, or raise :class:`CacheBusy` when the time is over."""
+    started = last_report = clock()
+    while not lock.acquire():
+        waited = clock() - started
+        if waited >= timeout_s:
+            raise CacheBusy(
+                f"{what} is held by {_name(owner_of(path))}; gave up after {waited:.0f} s",
+                hint=hint or "wait for it to finish, or allow more with BITNET_LOCK_TIMEOUT",
+            )
+        if clock() - last_report >= REPORT_INTERVAL_S:
+            last_report = clock()
+            owner = _name(owner_of(path))
+            logger.warning("waiting for %s: held by %s; %.0f s so far", what, owner, waited)
+        sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
+
+
+def _kernel_lock(path: Path) -> _KernelLock | _WindowsLock:
+    return _WindowsLock(path) if os.name == "nt" else _KernelLock(path)
+
+
+class _WindowsLock:  # pragma: no cover
+    """A lock of ``filelock``, which knows how on Windows."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path, thread_local=False)
+
+    def acquire(self) -> bool:
+        """Try once; true on success."""
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        return True
+
+    def create(self) -> None:
+        """Do nothing: locks work here."""
+
+    def delete(self) -> None:
+        """Do nothing: an open file cannot be deleted here."""
+
+    def release(self) -> None:
+        """Release it."""
+        self._lock.release()
+
+
+class _KernelLock:
+    """``flock`` on a file whose content stays; older versions of ``filelock`` empty it."""
+
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+        self._path = path
+        self._is_shared = is_shared
+        self._fd = -1
+
+    def create(self) -> None:
+        """Create the file, for the records of its owners."""
+        self._fd = self._open()
+
+    def acquire(self) -> bool:
+        """Try once, and again if the file was deleted meanwhile."""
+        import fcntl
+
+        while True:
+            fd = self._open()
+            try:
+                how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    self._fd, fd = fd, -1
+                    return True
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                return False
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+
+    def delete(self) -> None:
+        """Delete the file while it is held, unless another one is in its place."""
+        with suppress(OSError):
+            if os.path.samestat(self._path.lstat(), os.fstat(self._fd)):
+                self._path.unlink()
+
+    def _open(self) -> int:
+        nofollow = getattr(os, "O_NOFOLLOW", 0)
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
+        except PermissionError:  # another user's file in a shared cache; it can still be locked
+            return os.open(self._path, os.O_RDONLY | nofollow)
+
+    def release(self) -> None:
+        """Release it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def is_held(path: Path) -> bool:
+    """True if a process holds the lock file *path* at this moment."""
+    if not path.exists():
+        return False
+    lock = _kernel_lock(path)
+    try:
+        if not lock.acquire():
+            return True
+    except OSError:
+        return False
+    lock.release()
+    return False
+
+
+def owner_of(path: Path) -> Owner | None:
+    """Last recorded owner of the lock file; it need not hold the lock any more."""
+    return _read_owner(path)
+
+
+def kernel_locks_work(folder: Path) -> bool:
+    """True if a lock on a file in *folder* excludes a second one; tested once per file system.
+
+    Raises:
+        OSError: a file cannot be created in *folder*.
+    """
+    if os.name == "nt":  # pragma: no cover
+        return True
+    device = folder.stat().st_dev
+    if device not in _working:
+        _working[device] = _try_locks(folder)
+        if not _working[device]:
+            logger.info("locks have no effect in %s", folder)
+    return _working[device]
+
+
+_working: dict[int, bool] = {}  # by device
+
+
+def _try_locks(folder: Path) -> bool:
+    import fcntl
+
+    probe = folder / f".lock-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    first = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        second = os.open(probe, os.O_RDWR)
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False  # granted twice
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+        finally:
+            os.close(second)
+    finally:
+        os.close(first)
+        with suppress(OSError):
+            probe.unlink()
+
+
+def _read_owner(path: Path) -> Owner | None:
+    try:
+        return Owner.parse(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _name(owner: Owner | None) -> str:
+    return str(owner) if owner is not None else "another process"

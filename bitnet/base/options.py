@@ -1,0 +1,131 @@
+"""Fields of frozen dataclasses that are command-line options.
+
+Each layer declares its part of the command line; :mod:`bitnet.commands.declare` makes options of
+the fields.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bitnet.base import settings
+from bitnet.base.arguments import check_type
+from bitnet.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["CacheOptions", "check_bounds", "option", "parse_duration"]
+
+_DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] = (),
+    synonyms: Iterable[str] = (),
+    formerly: Iterable[str] = (),
+    positional: bool = False,
+    short: str = "",
+    count: bool = False,
+    metavar: str = "",
+    hidden: bool = False,
+    bounds: tuple[float, float | None] | None = None,
+) -> Any:
+    """A dataclass field that is a command-line option; read by :mod:`bitnet.commands.declare`.
+
+    Args:
+        default: value when the option is not given; its type is the option's type.
+        help: one sentence, with the unit where there is one.
+        choices: the only values allowed.
+        synonyms: other long names, dashed.
+        formerly: long names that it had; they work, and help does not show them.
+        positional: its value may stand without its name.
+        short: a one-letter name.
+        count: the option has no value; its occurrences are counted.
+        metavar: placeholder of the value in help.
+        hidden: accepted but not shown, because a setting does the same.
+        bounds: lowest and highest value, enforced by :func:`check_bounds`.
+    """
+    metadata = {
+        "help": help,
+        "choices": tuple(choices),
+        "synonyms": tuple(synonyms),
+        "formerly": tuple(formerly),
+        "positional": positional,
+        "short": short,
+        "count": count,
+        "metavar": metavar,
+        "hidden": hidden,
+        "bounds": bounds,
+    }
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check_bounds(record: Any) -> None:
+    """Check that the numbers of a dataclass are within their bounds.
+
+    Raises:
+        UsageError: one is not; it names the field.
+        WrongType: one is not a number, or has a fraction where the field is an ``int``.
+    """
+    for entry in fields(record):
+        bounds, value = entry.metadata.get("bounds"), getattr(record, entry.name)
+        if not bounds:
+            continue
+        whole, optional = str(entry.type).startswith("int"), "None" in str(entry.type)
+        expected = f"{'a whole' if whole else 'a'} number{' or None' * optional}"
+        kind = Integral if whole else Real
+        check_type(entry.name, value, expected, kind, *[None] * optional)
+        if value is None:
+            continue
+        low, high = bounds
+        if not low <= value <= (float("inf") if high is None else high):  # also false for NaN
+            most = "at least" if high is None else ""
+            end = "" if high is None else f" to {high:,}" if type(high) is int else f" to {high:g}"
+            raise UsageError(
+                f"{entry.name} is {value}, expected {most}{' ' * bool(most)}{low:g}{end}",
+                field=entry.name,
+            )
+
+
+def parse_duration(text: str, flag: str) -> float:
+    """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``, the value of *flag*.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(
+            f"{flag} expects a number and a unit, got {text!r}",
+            hint="for example 30d; the units are s, m, h, d, w",
+        )
+    return float(match["count"]) * _UNIT_S[match["unit"]]
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The cache folder a command works on."""
+
+    SECTION: ClassVar = "Cache"
+
+    cache_dir: str = option(
+        "", "cache folder, instead of BITNET_CACHE_DIR or ~/.cache/bitnet", metavar="DIR"
+    )
+
+    @property
+    def root(self) -> Path:
+        """The effective cache folder; it need not exist."""
+        if self.cache_dir:
+            return settings.expand_home(Path(self.cache_dir)).absolute()
+        return settings.cache_dir()

@@ -1,0 +1,499 @@
+"""Every environment variable the project reads; each is read when it is called, never at import.
+
+A setting is a callable: ``settings.offline()`` gives the value that holds now.
+
+    >>> import os
+    >>> os.environ["BITNET_OFFLINE"] = "yes"
+    >>> from bitnet import settings
+    >>> settings.offline()
+    True
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlsplit
+
+from bitnet.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+MAX_CONNECTIONS = 64
+MAX_THREADS = 1024  # more only take time to start, and hold each other up
+
+BACKENDS = ("auto", "native", "reference")
+DRILL_ENTRY = re.compile(  # of a fault drill, see bitnet.hub.faults
+    r"(?P<kind>(?:timeout|reset)(?![^@:])|(?:html|[45]\d\d)(?!@))"
+    r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
+    re.IGNORECASE,
+)
+
+_RATE = re.compile(r"(?P<count>[0-9]{1,15}(\.[0-9]+)?)(?P<unit>[kmg]?)(b?(/s)?)", re.IGNORECASE)
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError("expected 1, true, yes, on or 0, false, no, off")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError("expected a positive number of seconds")
+    return value
+
+
+def _wait(text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else _seconds(text)
+
+
+def _connections(text: str) -> int:
+    value = _count(text)
+    if value > MAX_CONNECTIONS:
+        raise ValueError(f"expected a whole number, 0 to {MAX_CONNECTIONS}")
+    return value
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second in *text*, such as ``500k``, ``10M`` or ``1.5MB/s``; 0: no limit.
+
+    Raises:
+        ValueError: it is not a rate.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("expected bytes per second, such as 500k or 10M; 0: no limit")
+    return float(match["count"]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match["unit"].lower()]
+
+
+def _addresses(text: str) -> str:
+    parts = [urlsplit(part.strip()) for part in text.split(",")]
+    if not all(part.scheme in ("http", "https") and part.hostname for part in parts):
+        raise ValueError("expected an address, such as https://hub.example.org")
+    return text.rstrip("/")
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    return tuple(host.strip().lower() for host in text.split(",") if host.strip())
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise ValueError("expected a whole number, 0 or more")
+    return value
+
+
+def _threads(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= MAX_THREADS:
+        raise ValueError(f"expected a whole number, 0 to {MAX_THREADS}")
+    return value
+
+
+def _backend(text: str) -> str:
+    if text.lower() not in BACKENDS:
+        raise ValueError(f"expected one of {', '.join(BACKENDS)}")
+    return text.lower()
+
+
+def _drill(text: str) -> str:
+    entries = [] if _is_switch(text) else text.strip().split(",")
+    if not all(DRILL_ENTRY.fullmatch(entry.strip()) for entry in entries):
+        raise ValueError("expected 1, or a list such as timeout:2,503,reset@1MB,429:3,html")
+    return text
+
+
+def _is_switch(text: str) -> bool:
+    return text.strip().lower() in _TRUE | _FALSE
+
+
+def _layout(text: str) -> str:
+    if text not in ("auto", "2bit", "dense"):
+        raise ValueError("expected auto, 2bit or dense")
+    return text
+
+
+class Setting(Generic[T]):
+    """One environment variable: names in order of precedence, type, default and help.
+
+    Args:
+        names: the variable and its synonyms; the first one that is set wins, except for
+            booleans, where any synonym that is on wins.
+        parse: turns the text into a value or raises ``ValueError`` with what it expected.
+        default: value when no variable is set, or when its text is empty and *keep_empty* is off.
+        help: one sentence for the reference page.
+        secret: the value never appears in any output.
+        keep_empty: an empty text is parsed instead of counting as unset.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        parse: Callable[[str], T],
+        default: T,
+        help: str,
+        secret: bool = False,
+        keep_empty: bool = False,
+    ) -> None:
+        self.names = names
+        self.parse = parse
+        self.default = default
+        self.help = help
+        self.secret = secret
+        self.keep_empty = keep_empty
+        ALL.append(self)
+
+    def __call__(self) -> T:
+        """The value that holds now.
+
+        Raises:
+            UsageError: a variable is set to something that cannot be its value.
+        """
+        values: list[T] = []
+        for name in self.names:
+            text = os.environ.get(name)
+            if text is None or (text == "" and not self.keep_empty):
+                continue
+            try:
+                values.append(self.parse(text))
+            except ValueError as error:
+                shown = "a value that is not valid" if self.secret else repr(without_login(text))
+                raise UsageError(
+                    f"environment variable {name} is {shown}: {error}",
+                    hint=f"unset {name}, or set it to a valid value: {self.help}",
+                ) from None
+        if isinstance(self.default, bool):
+            return next((value for value in values if value), values[0] if values else self.default)
+        return values[0] if values else self.default
+
+
+ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
+
+cache_dir_override = Setting(
+    "BITNET_CACHE_DIR",
+    parse=Path,
+    default=None,
+    help="cache folder; else $XDG_CACHE_HOME/bitnet, else ~/.cache/bitnet",
+)
+offline = Setting(
+    "BITNET_OFFLINE",
+    "HF_HUB_OFFLINE",
+    parse=_boolean,
+    default=False,
+    help="1: never open a connection; everything must come from disk",
+)
+hf_token = Setting(
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    parse=lambda text: text.strip() or None,
+    default=None,
+    help="access token for gated models; sent to the hub's own host only",
+    secret=True,
+)
+hf_token_path = Setting(
+    "HF_TOKEN_PATH",
+    parse=Path,
+    default=None,
+    help="file with the access token, when HF_TOKEN is not set; else token below HF_HOME",
+)
+hf_endpoint = Setting(
+    "HF_ENDPOINT",
+    parse=_addresses,
+    default="https://huggingface.co",
+    help="address of the hub or of a mirror that speaks its protocol",
+)
+hf_hub_cache = Setting(
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    parse=Path,
+    default=None,
+    help="cache of huggingface_hub, read (never written) when a tokenizer is looked for",
+)
+hf_home = Setting(
+    "HF_HOME",
+    parse=Path,
+    default=Path("~/.cache/huggingface"),
+    help="home of Hugging Face's tools; its folder hub is the cache when HF_HUB_CACHE is not set",
+)
+download_timeout = Setting(
+    "BITNET_DOWNLOAD_TIMEOUT",
+    parse=_seconds,
+    default=300.0,
+    help="seconds a download may go without progress before it fails",
+)
+stall_timeout = Setting(
+    "BITNET_STALL_TIMEOUT",
+    parse=_seconds,
+    default=30.0,
+    help="seconds of silence before a connection is replaced",
+)
+lock_timeout = Setting(
+    "BITNET_LOCK_TIMEOUT",
+    parse=_wait,
+    default=600.0,
+    help="seconds to wait for a process that fetches the same file",
+)
+retry_after_max = Setting(
+    "BITNET_RETRY_AFTER_MAX",
+    parse=_wait,
+    default=3600.0,
+    help="longest wait in seconds a server may ask for",
+)
+connections = Setting(
+    "BITNET_CONNECTIONS",
+    parse=_connections,
+    default=0,
+    help="parallel connections; 0: one, and 4 above 64 MB where one is slow and ranges work",
+)
+limit_rate = Setting(
+    "BITNET_LIMIT_RATE",
+    parse=parse_rate,
+    default=0.0,
+    help="bytes per second of all connections together, such as 500k or 10M; 0: no limit",
+)
+hub_hosts: Setting[tuple[str, ...]] = Setting(
+    "BITNET_HUB_HOSTS",
+    parse=_hosts,
+    default=(),
+    help="further hosts of the hub, with commas between them; they get the access token as well",
+)
+simulate_network_error = Setting(
+    "BITNET_SIMULATE_NETWORK_ERROR",
+    parse=_drill,
+    default="",
+    help="fault drill: 1, or a list such as timeout:2,503,reset@1MB,429:3",
+)
+strict_tokenizers = Setting(
+    "BITNET_STRICT_TOKENIZERS",
+    parse=_boolean,
+    default=None,
+    keep_empty=True,
+    help="1: refuse a mock tokenizer even with --allow-mock; 0: a vocabulary mismatch only warns",
+)
+allow_mock = Setting(
+    "BITNET_ALLOW_MOCK",
+    parse=_boolean,
+    default=False,
+    help="1: same as --allow-mock",
+)
+deterministic = Setting(
+    "BITNET_DETERMINISTIC",
+    parse=_boolean,
+    default=False,
+    keep_empty=True,
+    help="1: the same draws on every run, with seed 42 where none is given; 0: other draws each "
+    "time; logits are the same bits either way",
+)
+seed = Setting(
+    "BITNET_SEED",
+    parse=_count,
+    default=None,
+    help="seed of the random draws where a command or a request gives none",
+)
+force_cpu = Setting(
+    "BITNET_FORCE_CPU", parse=_boolean, default=False, help="1: use the CPU even if a GPU is there"
+)
+api_key = Setting(
+    "BITNET_API_KEY",
+    parse=lambda text: text.strip() or None,
+    default=None,
+    help="key that clients of `bitnet serve` must send",
+    secret=True,
+)
+gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model used where a command gets none")
+editor = Setting(
+    "VISUAL", "EDITOR", parse=str.strip, default="", help="editor that `!edit` opens in `chat`"
+)
+history = Setting(
+    "BITNET_HISTORY",
+    parse=lambda text: Path(text) if text else Path(os.devnull),
+    default=None,
+    help="file with the lines typed in `chat`; empty: none is kept; else "
+    "$XDG_STATE_HOME/bitnet/history, else ~/.local/state/bitnet/history",
+)
+backend = Setting(
+    "BITNET_BACKEND",
+    parse=_backend,
+    default="auto",
+    help="auto, native (an error if the compiled module is missing) or reference (NumPy)",
+)
+threads = Setting(
+    "BITNET_THREADS",
+    "RAYON_NUM_THREADS",
+    parse=_threads,
+    default=0,
+    help="compute threads; 0: one per core, within the quota of a container",
+)
+bitnet_cpp_dir = Setting(
+    "BITNET_CPP_DIR",
+    parse=Path,
+    default=None,
+    help="folder where bitnet.cpp was built, for `crossval --against bitnet.cpp`",
+)
+ternary_layout = Setting(
+    "BITNET_TERNARY_LAYOUT",
+    parse=_layout,
+    default="auto",
+    help="ternary weights in memory: auto (measured once per machine), 2bit or dense (1.6 bits)",
+)
+log = Setting(
+    "BITNET_LOG",
+    "RUST_LOG",
+    parse=str,
+    default="",
+    help="log filter: debug, or area=level pairs such as bitnet_tokenizers::download=info",
+)
+spm_model = Setting(
+    "SPM_MODEL", parse=Path, default=None, help="SentencePiece model the contract test loads"
+)
+debug = Setting(
+    "BITNET_DEBUG", parse=_boolean, default=False, help="1: show tracebacks of internal errors"
+)
+step_summary = Setting(
+    "GITHUB_STEP_SUMMARY",
+    parse=Path,
+    default=None,
+    help="file that reports are appended to; GitHub Actions sets it and shows it with the job",
+)
+otel_endpoint = Setting(
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    parse=str.strip,
+    default="",
+    help="OpenTelemetry collector that a worker sends traces to over HTTP, with the extra "
+    "otel; how, the other variables of OpenTelemetry say",
+)
+otel_traces_exporter = Setting(
+    "OTEL_TRACES_EXPORTER",
+    parse=str.strip,
+    default="",
+    help="otlp: traces are sent, also where no collector is named; none: they are not",
+)
+otel_protocol = Setting(
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    parse=str.strip,
+    default="",
+    help="only http/protobuf; with another one no traces are sent, and a warning says so",
+)
+otel_disabled = Setting(
+    "OTEL_SDK_DISABLED", parse=str.strip, default="", help="true: no traces are sent"
+)
+no_color = Setting(
+    "NO_COLOR", parse=bool, default=False, help="any value: no bold text on the terminal"
+)
+
+
+def history_file() -> Path:
+    """File with the lines typed in earlier sessions."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    default = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return history() or default / "bitnet" / "history"
+
+
+def check() -> None:
+    """Refuse an environment in which one of the variables cannot be what it says.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    for setting in ALL:
+        setting()
+
+
+def as_set(setting: Setting[Any]) -> str | None:
+    """The text *setting* is set to in the environment, for people; a secret is not shown."""
+    for name in setting.names:
+        text = os.environ.get(name)
+        if text is not None:
+            return "(set, not shown)" if setting.secret else repr(without_login(text))
+    return None
+
+
+def without_login(text: str) -> str:
+    """*text* with the user part of each address in it replaced."""
+    return _LOGIN.sub("***@", text)
+
+
+def dumb_terminal() -> bool:
+    """True if the terminal says that it knows no escapes."""
+    return os.environ.get("TERM") == "dumb"
+
+
+def cache_dir() -> Path:
+    """The cache folder that holds now; it need not exist.
+
+    Raises:
+        UsageError: there is no home folder, and nothing else is set.
+    """
+    override = cache_dir_override()
+    if override is not None:
+        return expand_home(override).absolute()
+    if sys.platform == "win32":  # pragma: no cover
+        local = os.environ.get("LOCALAPPDATA")
+        return Path(local) / "bitnet" if local else Path.home() / "AppData/Local/bitnet"
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    # The XDG specification says a relative path must be ignored.
+    if xdg and Path(xdg).is_absolute():
+        return Path(xdg) / "bitnet"
+    try:
+        return Path.home() / ".cache/bitnet"
+    except RuntimeError:
+        raise UsageError(
+            "this user has no home folder for a cache",
+            hint="set BITNET_CACHE_DIR to a folder that can be written to",
+        ) from None
+
+
+def expand_home(path: Path) -> Path:
+    """*path* with ``~`` replaced; unchanged if that user's home folder is unknown."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def access_token() -> str | None:
+    """The hub's access token: ``HF_TOKEN``, else what ``hf auth login`` wrote.
+
+    That is in the file ``HF_TOKEN_PATH``, or ``token`` below ``HF_HOME``.
+    """
+    token = hf_token()
+    if token is None:
+        try:
+            path = hf_token_path() or hf_home() / "token"
+            text = expand_home(path).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        token = text if text and text.isprintable() and " " not in text else None
+    return token
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment for a program we start: ours without secrets, with *changes*."""
+    secrets = {name for setting in ALL if setting.secret for name in setting.names}
+    return {name: text for name, text in os.environ.items() if name not in secrets} | changes

@@ -1,0 +1,219 @@
+"""Trust boundary: what text from outside may decide, and what only the user may.
+
+Servers, lock files, bundles and a project's own files are untrusted. They may name a file of a
+repository and a place below the project; they may not receive the access token, leave the project,
+replace a file of the user, or create one that another program would run. The user decides with
+the command line, the environment and the user's own configuration.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+from bitnet.base import settings
+from bitnet.base.errors import UsageError, from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "COMMIT",
+    "REPOSITORY",
+    "SHA256",
+    "address",
+    "is_hub",
+    "is_plain_text",
+    "is_token_host",
+    "open_folder",
+    "origin",
+    "place_problem",
+    "printable",
+    "redact_url",
+    "refuse_links",
+]
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+_LONGEST_LINE = 300
+_LONGEST_NAME = 255  # bytes of a file name, on every usual file system
+_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")  # one hub under several names
+_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+_OUR_FILES = ("bitnet.lock.json", "bitnet.toml")
+# Programs run these by their name alone: a shell, Python, make, a desktop, an editor.
+_PROGRAMS = re.compile(
+    r"(gnu)?makefile|dockerfile|[jr]ustfile|rakefile|jenkinsfile|procfile|vagrantfile|pipfile"
+    r"|cmakelists\.txt|requirements\.txt|(package|package-lock|deno|composer)\.json"
+    r"|.*\.(py[cdw]?|so|dylib|dll|exe|com|msi|bat|cmd|ps1|(ba|z|fi|c)?sh|pl|php|rb|[mc]?js|ts"
+    r"|lua|r|jar|class|app|desktop|mk|cmake|toml|cfg|ini|ya?ml|service|vbs|lnk|url|whl|egg|deb|rpm)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+# --- addresses -------------------------------------------------------------------------------
+
+
+def address(text: str, base: str = "") -> str:
+    """The HTTP address in *text*, relative to *base*, if a connection can be made to it.
+
+    Raises:
+        ValueError: it is not one; the message does not repeat it.
+    """
+    if len(text) > 8192 or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("characters that no address has")
+    target = urljoin(base, text)
+    parts = urlsplit(target)
+    host = parts.hostname or ""
+    if parts.scheme not in _PORTS or not host or parts.port == 0:  # port: may raise, too
+        raise ValueError("not an HTTP address")
+    if ":" in host:
+        ipaddress.ip_address(host.partition("%")[0])
+    elif not _HOST.fullmatch(host) or any(len(label) > 63 for label in host.split(".")):
+        raise ValueError("not a host name")
+    return target
+
+
+def redact_url(url: str) -> str:
+    """*url* as one line without possible secrets: user, password, query, fragment."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return printable(settings.without_login(url).partition("?")[0])
+    place = parts.netloc.rpartition("@")[2]
+    return printable(urlunsplit((parts.scheme, place, parts.path, "", "")), longest=2000)
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port of *url*."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def is_token_host(url: str, endpoint: str) -> bool:
+    """True if the access token may be sent to *url*.
+
+    Args:
+        url: the address of a request.
+        endpoint: the hub as the user named it, never as a project does.
+    """
+    scheme, host, _ = origin(url)
+    return (scheme == "https" or _is_loopback(host or "")) and is_hub(url, endpoint)
+
+
+def is_hub(url: str, endpoint: str) -> bool:
+    """True if *url* is on the hub at *endpoint*, under any of its names."""
+    scheme, host, port = origin(url)
+    if origin(url) == origin(endpoint):
+        return True
+    _, hub_host, _ = origin(endpoint)
+    if host == hub_host and (scheme, port) == ("https", 443):
+        return True
+    if (scheme, port) == ("https", 443) and hub_host in _HUB_HOSTS and host in _HUB_HOSTS:
+        return True
+    named = bool({host, f"{host}:{port}"} & set(settings.hub_hosts()))
+    return named and scheme in ("https", origin(endpoint)[0])
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+def printable(text: str, *, longest: int = _LONGEST_LINE) -> str:
+    """*text* from outside as one line without control characters."""
+    line = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text[: longest + 1].strip()
+    )
+    return line if len(line) <= longest else f"{line[:longest]}..."
+
+
+def is_plain_text(value: object, longest: int = 4096) -> bool:
+    """True if *value* is a text with a form in UTF-8, of one line and not too long."""
+    return isinstance(value, str) and 0 < len(value) <= longest and value.isprintable()
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def place_problem(text: str) -> str:
+    """Reason against *text* as a place of a lock file below its project; empty if it is good."""
+    path = PurePosixPath(text)
+    if not is_plain_text(text) or path.as_posix() != text or text == ".":
+        return "it is not a plain relative path"
+    if path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text:
+        return "it leaves the folder, or would on another system"
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        return "its name is too long"
+    if any(part.startswith(".") for part in path.parts):
+        return "it is hidden"
+    name = path.name.lower()
+    if name in _OUR_FILES:
+        return "it is a file of this program"
+    if _PROGRAMS.fullmatch(name):
+        return "other programs run or obey files of that name"
+    return ""
+
+
+def refuse_links(root: Path, folder: Path) -> Path:
+    """The real path of *folder*, which is at or below *root*, also through links.
+
+    Raises:
+        UsageError: a link leads out of *root*, or in a circle.
+    """
+    try:
+        real_root, real = root.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{folder}: links in a circle", hint="remove them") from error
+    if real != real_root and real_root not in real.parents:
+        raise UsageError(
+            f"{folder} is, through a link, {real}: outside of {root}",
+            hint="remove the link, or choose the folder yourself: --output DIR",
+        )
+    return real
+
+
+@contextmanager
+def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
+    """A descriptor of *folder*, which is created, at or below *root*, for ``dir_fd``.
+
+    A link that leaves *root* is refused, also one that appears meanwhile. Yields ``None`` on
+    systems without such descriptors, after the same check.
+
+    Raises:
+        UsageError: a part of the path is a link that leaves *root*, or not a folder.
+        BitnetError: a folder cannot be created or opened.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        real_root, real = root.resolve(), refuse_links(root, folder)
+        if os.open not in os.supports_dir_fd or not hasattr(os, "O_DIRECTORY"):  # Windows
+            real.mkdir(parents=True, exist_ok=True)
+            yield None
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(real_root, flags)
+        try:
+            for part in real.relative_to(real_root).parts:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=fd)
+                inner = os.open(part, flags, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise from_os_error(error, folder) from error

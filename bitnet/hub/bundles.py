@@ -1,0 +1,318 @@
+"""Bundles: collect files that are here for one, and take in the files of one.
+
+Only local files are bundled, and no connection is opened. Their names are included, so that a name
+has the same meaning on the other machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet import sources
+from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Offline, UsageError
+from bitnet.base.files import path_of, write_text
+from bitnet.hub.known import list_models
+from bitnet.hub.named import provide, provide_here, remember
+from bitnet.hub.provision import notices
+from bitnet.hub.ref import Ref, parse
+from bitnet.hub.repository import file_url
+from bitnet.store.bundle import Bundle, read_bundle, unpack
+from bitnet.store.records import (
+    LOCK_FILE,
+    Artifact,
+    lock_text,
+    parse_lock,
+    read_lock,
+    relative,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from bitnet.hub.project import Project
+    from bitnet.hub.resolve import Fits
+    from bitnet.store.bundle import Report
+
+__all__ = ["Collection", "import_bundle"]
+
+logger = logging.getLogger(__name__)
+
+_TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
+
+
+@dataclass
+class Collection:
+    """The files for a bundle, added one by one.
+
+    Attributes:
+        project: the working folder and the cache; offline.
+        files: those added, by name.
+    """
+
+    project: Project
+    files: dict[tuple[str, ...], Artifact] = field(default_factory=dict)
+    _models: list[dict[str, Any]] = field(default_factory=list)
+
+    def add_model(self, text: str, fits: Fits) -> Path:
+        """Add the model *text* with its notices; return its path.
+
+        Raises:
+            NotFound: it is not on this machine.
+            UsageError: *text* is a path, or matches several models.
+        """
+        model = parse(text)
+        if model.path is not None or model.url:
+            raise UsageError(
+                f"{text!r} is not the name of a model; a bundle holds models by name",
+                hint="`bitnet models` lists the names; a file of your own is copied as it is",
+            )
+        if model.shipped:
+            raise UsageError(
+                f"{text} is part of this program: every installation has it",
+                hint="leave it out of the bundle",
+            )
+        try:
+            files = provide_here(model, self.project, fits)
+        except Offline:
+            raise NotFound(
+                f"{text} is not on this machine", hint=f"fetch it first: {model.command}"
+            ) from None
+        for file in files:
+            self._add(file)
+        if model.packaged:
+            self._add_notices(model.packaged, files[0])
+        else:
+            self._means(model.repo, model.revision, model.file, [file.file for file in files])
+        return provide(model, self.project, fetch=False, announce=logger.info, fits=fits)
+
+    def add_tokenizer(self, repo: str, file: str, key: str, revision: str = "main") -> None:
+        """Add the tokenizer *file* of *repo*, which the cache keeps under *key*.
+
+        Raises:
+            NotFound: it is not on this machine.
+        """
+        store = self.project.store
+        entry = self.project.cache / "tokenizers" / key / path_of(file).name
+        known = store.index.find(repo, revision, file)
+        blob = store.find(known.sha256) if known is not None else None
+        if blob is None and not entry.is_file():
+            source = next((n for n, s in sources.TOKENIZERS.items() if s.repo == repo), "mirror")
+            raise NotFound(
+                f"the tokenizer {repo}/{file} is not on this machine",
+                hint=f"fetch it first: bitnet tokenizer --source {source}",
+            )
+        place = relative(entry, self.project.cache)
+        name = replace(self._artifact_in_cache("tokenizer", repo, revision, file), place=place)
+        self._add(replace(name, path=blob.path if blob is not None else entry))
+
+    def add_cached_tokenizer(self, path: Path) -> None:
+        """Add the tokenizer at *path*, if it is one that the cache keeps for models."""
+        if path.parent.parent != self.project.cache / "tokenizers":
+            return
+        place, digest = relative(path, self.project.cache), self.project.store.digest_of(path)
+        for known in self.project.store.index.of(digest):
+            if known.kind == "tokenizer" and known.place == place:
+                self._add(replace(known, path=path))
+                return
+        logger.warning("%s is not in the bundle: where it is from is not known", path)
+
+    def add_locked(self, entries: Iterable[Artifact]) -> list[Path]:
+        """Add the files that a lock file pins; return the project's paths of its models.
+
+        Raises:
+            NotFound: one of them is not on this machine.
+        """
+        folders: dict[tuple[str, str], list[str]] = {}
+        models: list[Path] = []
+        for entry in entries:
+            self._add_pinned(entry)
+            place = self.project.folder / path_of(entry.place) if entry.place is not None else None
+            if place is not None and place.suffix == ".gguf" and place.is_file():
+                models.append(place)
+            if entry.kind == "model":
+                folders.setdefault((entry.repo, entry.revision), []).append(entry.file)
+        for (repo, revision), files in folders.items():
+            if "config.json" in files and any(file.endswith(".safetensors") for file in files):
+                self._means(repo, revision, "", files)
+        return models
+
+    def contents(self, attestations: dict[str, bytes]) -> Bundle:
+        """All files added, and their entries in the lock file."""
+        digests = {file.sha256 for file in self.files.values()}
+        pinned = [entry for entry in self.project.pins() if entry.sha256 in digests]
+        lock = lock_text(pinned).encode() if pinned else None
+        return Bundle(tuple(self.files.values()), tuple(self._models), lock, attestations)
+
+    def _add_pinned(self, entry: Artifact) -> None:
+        store = self.project.store
+        place = self.project.folder / path_of(entry.place) if entry.place is not None else None
+        if (blob := store.find(entry.sha256)) is not None:
+            place = blob.path
+        if place is None or not store.is_intact(place, entry.sha256, entry.size):
+            raise NotFound(
+                f"{entry.repo}/{entry.file}, which {LOCK_FILE} pins, is not on this machine",
+                hint="fetch it first: bitnet sync",
+            )
+        known = store.index.find(entry.repo, entry.revision, entry.file)
+        in_cache = known.place if known is not None else None
+        if entry.kind == "tokenizer" and in_cache is None:
+            keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
+            in_cache = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
+        entry = replace(entry, path=place, place=in_cache if entry.kind == "tokenizer" else None)
+        self._add(entry)
+        if entry.kind == "package" and entry.repo in sources.PACKAGED:
+            self._add_notices(entry.repo, entry)
+
+    def _add_notices(self, name: str, model: Artifact) -> None:
+        for file, blob in notices(sources.PACKAGED[name], self.project.store).items():
+            self._add(replace(model, file=file, path=blob.path))
+
+    def _means(self, repo: str, revision: str, asked: str, files: list[str]) -> None:
+        """Record the *files* that a model name means."""
+        meaning = {"repo": repo, "revision": revision, "asked": asked, "files": sorted(files)}
+        if meaning not in self._models:
+            self._models.append(meaning)
+
+    def _artifact_in_cache(self, kind: Any, repo: str, revision: str, file: str) -> Artifact:
+        known = self.project.store.index.find(repo, revision, file)
+        return known or Artifact(kind, repo, revision, file)
+
+    def _add(self, file: Artifact) -> None:
+        """Add *file* with the digest of the content at its path, and the commit that is known."""
+        sha256 = self.project.store.digest_of(file.path)
+        name = file.repo, file.revision, file.file
+        known = self.project.store.index.find(*name)
+        commit = known.commit if known is not None and known.sha256 == sha256 else file.commit
+        place = file.place if file.kind == "tokenizer" else None
+        self.files[name] = replace(
+            file, commit=commit, sha256=sha256, size=file.path.stat().st_size, place=place,
+            licence="",
+        )  # fmt: skip
+
+
+# --- import --------------------------------------------------------------------------------------
+
+
+def import_bundle(
+    path: Path,
+    project: Project,
+    *,
+    fits: Fits,
+    check: Callable[[bytes, str], object],
+    into: Path | None,
+    report: Report,
+) -> tuple[Bundle, set[str], dict[str, Path]]:
+    """Put the files of the bundle at *path* into the store and record their names.
+
+    The names come last: until then nothing of the bundle is visible.
+
+    Args:
+        path: the bundle.
+        project: the cache and time limits; offline. With ``force``, names that mean another
+            file on this machine are replaced.
+        fits: returns whether a model of this many bytes can run here.
+        check: reads the text of an attestation, given a name for messages, or raises.
+        into: folder of a project that receives the lock file; it must not have a different one.
+        report: called with the bytes read so far and in total.
+
+    Returns:
+        The bundle, the digests of the files that were not in the store before, and the paths of
+        the models that are now available, by name.
+
+    Raises:
+        IntegrityError: the bundle is damaged or inconsistent; nothing of it is kept.
+        UsageError: *into* has another lock file, or the bundle has none.
+        BitnetError: as :func:`bitnet.store.bundle.unpack`.
+    """
+    bundle = read_bundle(path)
+    models = _check_names(bundle)
+    for digest, text in bundle.attestations.items():
+        check(text, f"{path}: attestation of {digest}")
+    lock = _lock_for(into, bundle, force=project.force) if into is not None else None
+    fresh = unpack(bundle, project.store, lock_s=project.options.lock_s, report=report)
+    for file in bundle.files:
+        _make_known(file, project)
+    for model, files in models:
+        remember(model, project, files)
+    if into is not None and lock is not None:
+        write_text(into / LOCK_FILE, lock)
+    return bundle, set(fresh), _usable(bundle, project, fits)
+
+
+def _usable(bundle: Bundle, project: Project, fits: Fits) -> dict[str, Path]:
+    """Paths of the models of *bundle* that can be used by name."""
+    digests = {file.sha256 for file in bundle.files}
+    paths = {}
+    for row in list_models(project.store):
+        if row.path is None or row.path.name not in digests:
+            continue
+        with suppress(NotFound, Offline):  # only a part of a model, such as one file of a folder
+            paths[row.name] = provide(
+                parse(row.name), project, fetch=False, announce=logger.info, fits=fits
+            )
+    return paths
+
+
+def _check_names(bundle: Bundle) -> list[tuple[Ref, list[str]]]:
+    """Model names of *bundle* and their files; every name is checked, as paths are made of it.
+
+    Raises:
+        InvalidFormat: a name is invalid.
+    """
+    try:
+        for file in bundle.files:
+            if file.kind == "version":
+                raise InvalidFormat(f"not a kind of file: {file.kind!r}")
+            if file.kind != "package":
+                file_url(file.repo, file.revision, file.file)
+            if file.kind == "tokenizer" and not _TOKENIZER.fullmatch(file.place or ""):
+                raise InvalidFormat(f"not a place of a tokenizer: {file.place!r}")
+        return [(_model(meaning), meaning["files"]) for meaning in bundle.models]
+    except BitnetError as error:
+        raise InvalidFormat(f"{bundle.path}: its list is damaged: {error.message}") from error
+
+
+def _model(meaning: dict[str, Any]) -> Ref:
+    for file in meaning["files"]:
+        file_url(meaning["repo"], meaning["revision"], file)
+    return Ref("", repo=meaning["repo"], revision=meaning["revision"], file=meaning["asked"])
+
+
+def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
+    """Text of the lock file for *into*."""
+    if bundle.lock is None:
+        raise UsageError(
+            f"{bundle.path} has no lock file that says where its files belong",
+            hint="leave --project out: the models can be used by name",
+        )
+    pinned = parse_lock(bundle.lock, bundle.path)
+    there = read_lock(into / LOCK_FILE)
+    if there and not force and {*there} != {*pinned}:
+        raise UsageError(
+            f"{into / LOCK_FILE} pins other files than {bundle.path}; it stays",
+            hint="choose another folder with --project, or replace it with --force",
+        )
+    return lock_text(pinned)
+
+
+def _make_known(file: Artifact, project: Project) -> None:
+    """Record that the name of *file* means it; it is in the store."""
+    store, name = project.store, (file.repo, file.revision, file.file)
+    known = store.index.find(*name)
+    is_other = known is not None and known.sha256 != file.sha256 and not project.force
+    if known is not None and is_other and store.find(known.sha256) is not None:
+        logger.warning(
+            "%s %s %s is another file on this machine, and stays it without --force", *name
+        )
+        return
+    store.index.write(file, *name)
+    blob = store.find(file.sha256)
+    if file.place is not None and file.kind == "tokenizer" and blob is not None:
+        entry = project.cache / path_of(file.place)
+        if project.force or not entry.exists():
+            store.place(blob, entry, project.cache)

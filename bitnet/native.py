@@ -1,0 +1,183 @@
+"""The optional compiled module: whether it is there, and what this processor offers.
+
+Everything works without it; it is only faster. ``BITNET_BACKEND=native`` turns its absence into
+an error, ``BITNET_BACKEND=reference`` leaves it unused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import sysconfig
+import threading
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.base import settings
+from bitnet.base.errors import Unsupported
+from bitnet.base.installation import direct_url, reinstall_command
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = [
+    "backend_name",
+    "compiler_name",
+    "cpu_features",
+    "interface",
+    "module",
+    "problem",
+    "processor",
+]
+
+logger = logging.getLogger(__name__)
+
+_STUB = Path(__file__).with_name("_native.pyi")  # what the module takes and gives
+
+_INSTALL = (
+    "install a C++ compiler and install this again from its sources (pip install .), "
+    "or install a wheel that was made on a machine with one (pip wheel .)"
+)
+
+
+@cache
+def _import() -> tuple[ModuleType | None, str, str]:
+    """The module; else ``None``, why there is none to use, and what helps."""
+    if reason := _interpreter_refused():
+        return None, reason, "use the main interpreter of an ordinary Python"
+    try:
+        extension = import_module("bitnet._native")
+    except ModuleNotFoundError as error:
+        return None, *_missing(error)
+    except ImportError as error:
+        return None, str(error), _INSTALL
+    built, expected = str(getattr(extension, "INTERFACE", "")), interface()
+    if not expected:
+        return None, f"{_STUB} is missing, which tells what it was built for", _INSTALL
+    if built != expected:
+        reason = (
+            f"{extension.__file__} was built for interface {built[:12]}, expected {expected[:12]}"
+        )
+        return None, reason, "build it again, where its sources are: pip install ."
+    atexit.register(_expect_leaks, extension, os.getpid())
+    return extension, "", ""
+
+
+def _missing(error: ModuleNotFoundError) -> tuple[str, str]:
+    """The reason why there is no module, and what helps: an installation goes on without it."""
+    compiler = compiler_name()
+    built_here = direct_url().keys() & {"dir_info", "vcs_info"}
+    if not compiler or not built_here:
+        return str(error), _INSTALL
+    return (
+        f"its build failed, although this machine has a C++ compiler ({compiler})",
+        f"build it again and read why it fails: {reinstall_command()} --verbose",
+    )
+
+
+def compiler_name() -> str | None:
+    """Path of a C++ compiler of this machine, if there is one."""
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++", "cl"))), None)
+
+
+def problem() -> tuple[str, str]:
+    """The reason why the compiled module is not used, and what helps; empty where it is."""
+    return ("", "") if settings.backend() == "reference" else _import()[1:]
+
+
+def interface() -> str:
+    """SHA-256 of the stub of the module these sources were written for; empty without the stub."""
+    try:
+        return hashlib.sha256(_STUB.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _interpreter_refused() -> str:
+    """The reason why the module cannot be used in this interpreter; empty if it can."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "it has not been made for free-threaded Python"
+    if not _in_main_interpreter():
+        return "its threads and locks are those of one interpreter, and this is a sub-interpreter"
+    return ""
+
+
+def _in_main_interpreter() -> bool:
+    for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
+        try:
+            interpreters = import_module(name)
+        except ImportError:
+            continue
+        return bool(interpreters.get_current() == interpreters.get_main())
+    return True
+
+
+def _expect_leaks(module: ModuleType, process: int) -> None:
+    """No warnings when the process ends for what threads keep that never end.
+
+    These are daemon threads, and in a forked child all threads of its parent.
+    """
+    if os.getpid() != process or any(thread.daemon for thread in threading.enumerate()):
+        module.set_leak_warnings(False)
+
+
+@cache
+def _warn_once(reason: str, hint: str) -> None:
+    logger.warning(
+        "the compiled module cannot be loaded, using NumPy: %s. A small model such as SmolLM2-135M "
+        "then writes about 5 tokens a second instead of 25 to 100. To get it: %s",
+        reason,
+        hint,
+    )
+
+
+def module() -> ModuleType | None:
+    """The extension module, or ``None`` where it is not installed or not to be used.
+
+    One that was built from sources of another interface is as good as none.
+
+    Raises:
+        Unsupported: ``BITNET_BACKEND=native`` and there is no such module.
+        UsageError: ``BITNET_BACKEND`` names no backend.
+    """
+    backend = settings.backend()
+    if backend == "reference":
+        return None
+    extension, reason, hint = _import()
+    if extension is None:
+        if backend == "native":
+            raise Unsupported(
+                f"BITNET_BACKEND=native, but the compiled module cannot be loaded: {reason}",
+                hint=hint,
+            )
+        _warn_once(reason, hint)
+    return extension
+
+
+def cpu_features() -> list[str]:
+    """Names of the instruction sets the compiled module can use here; empty without it."""
+    found = _import()[0]
+    return list(found.cpu_features()) if found is not None else []
+
+
+def processor() -> str:
+    """Name of the processor; its family where the system says no more."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def backend_name() -> str:
+    """``native (avx2, avx512_vnni)``, ``native (scalar)`` or ``numpy``."""
+    if settings.backend() == "reference" or _import()[0] is None:
+        return "numpy"
+    return f"native ({', '.join(cpu_features()) or 'scalar'})"

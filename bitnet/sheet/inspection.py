@@ -1,0 +1,483 @@
+"""Inspection of a GGUF file, as text and as plain data.
+
+``inv inspect-gguf`` prints it. Only the header and a sample of ternary tensors are read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.base.errors import BitnetError
+from bitnet.base.findings import Finding, render
+from bitnet.base.progress import human_size
+from bitnet.base.tables import brief, quantity, table
+from bitnet.families.blocks import KeysValues
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.gguf import GGUF, Array
+from bitnet.formats.gguf_audit import audit
+from bitnet.formats.gguf_checkpoint import effective_keys
+from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
+from bitnet.formats.gguf_values import printable
+from bitnet.kernels import kv_codes
+from bitnet.models.load import config_from
+from bitnet.quants.weight import Weight
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.kv_pages import pages_for
+from bitnet.runtime.scheduler import PREFILL_CHUNK
+from bitnet.tokenizer import fingerprints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.formats.gguf import TensorInfo
+    from bitnet.tokenizer.fingerprints import KnownVocabulary
+
+__all__ = [
+    "Inspection",
+    "Memory",
+    "VocabularySize",
+    "cache_bytes",
+    "describe_basis",
+    "encodings",
+    "examine",
+    "inspect_gguf",
+    "memory",
+    "vocabulary",
+]
+
+_FIRST = 3  # elements shown of an array
+_LONGEST = 100  # characters shown of a text
+
+
+@dataclass(frozen=True)
+class VocabularySize:
+    """Number of tokens, and its source.
+
+    Attributes:
+        size: number of tokens, ``None`` if the file does not say.
+        stated: value of each key that may state it, ``None`` if absent.
+        derived_from: source of a derived *size*; empty if it is stated.
+    """
+
+    size: int | None
+    stated: dict[str, int | None]
+    derived_from: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory for running the model, in bytes; ``None`` if the metadata does not say.
+
+    Attributes:
+        weights: all tensors as stored.
+        states: of layers whose cache does not grow, with the copies that a sequence keeps of it.
+        kv_per_token: keys and values of all layers for one token, at 16 bits, and their steps.
+        context_length: positions the model was trained for.
+        kv_at_context: KV cache of that many tokens, in whole pages, and *states*; layers with a
+            window keep at most the window and some positions before it.
+        total: weights and a full cache.
+    """
+
+    weights: int
+    states: int
+    kv_per_token: int | None
+    context_length: int | None
+    kv_at_context: int | None
+    total: int | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Result of :func:`inspect_gguf`; :meth:`as_json` and :meth:`lines` show it."""
+
+    path: str
+    files: list[str]
+    size_bytes: int
+    version: int
+    alignment: int
+    architecture: str
+    dialect: str
+    metadata: dict[str, Any]
+    tensors: list[dict[str, Any]]
+    encodings: list[dict[str, Any]]
+    vocabulary: VocabularySize
+    tokenizer: dict[str, Any]
+    memory: Memory
+    basis: str = ""
+    ternary: list[TernaryCounts] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; numbers without a JSON form become texts."""
+        findings = [finding.facts() for finding in self.findings]
+        plain: dict[str, Any] = _plain(asdict(self) | {"findings": findings})
+        return plain
+
+    def lines(self) -> Iterator[str]:
+        """The report, line by line, safe to print on a terminal."""
+        size = human_size(self.size_bytes)
+        yield (
+            f"{printable(self.path)}: GGUF {self.version}, {size}, "
+            f"architecture {printable(self.architecture) or '?'}, dialect {self.dialect}, "
+            f"alignment {self.alignment}"
+        )
+        if len(self.files) > 1:
+            yield f"  {len(self.files)} files: {', '.join(map(printable, self.files))}"
+        yield from self._metadata_lines()
+        yield from self._vocabulary_lines()
+        yield from self._tensor_lines()
+        yield from self._memory_lines()
+        yield from self._ternary_lines()
+        yield ""
+        yield "Audit"
+        if not self.findings:
+            yield "  nothing odd"
+        for line in render(self.findings):
+            yield f"  {printable(line)}"
+
+    def _metadata_lines(self) -> Iterator[str]:
+        yield ""
+        yield f"Metadata ({len(self.metadata)} keys)"
+        width = min(48, max(map(len, self.metadata), default=0))
+        for key, value in self.metadata.items():
+            yield f"  {printable(key):<{width}}  {_show(value)}"
+
+    def _vocabulary_lines(self) -> Iterator[str]:
+        yield ""
+        yield "Vocabulary"
+        yield f"  general.architecture: {printable(self.architecture) or 'absent'}"
+        for key, value in self.vocabulary.stated.items():
+            yield f"  {printable(key)}: {value if value is not None else self._absent(key)}"
+        for key, value in self.tokenizer.items():
+            if key == "family_pre" and value is None:
+                continue
+            unknown = key == "family" and value is None
+            yield brief(f"  {key}: {'not a known vocabulary' if unknown else _show(value)}")
+
+    def _absent(self, key: str) -> str:
+        own = f"{self.architecture}.vocab_size"
+        if key not in (own, "tokenizer.ggml.vocab_size") and self.architecture:
+            return f"absent (normal); the key of this architecture is {printable(own)}"
+        if not self.vocabulary.derived_from:
+            return "absent, and nothing in the file to derive it from"
+        return (
+            f"absent (normal); derived from {self.vocabulary.derived_from}: {self.vocabulary.size}"
+        )
+
+    def _tensor_lines(self) -> Iterator[str]:
+        yield ""
+        yield f"Tensors ({len(self.tensors)})"
+        for row in self.encodings:
+            yield (
+                f"  {row['type']}: {quantity(row['tensors'], 'tensor')}, "
+                f"{quantity(row['weights'], 'weight')}, {human_size(row['size_bytes'])}"
+            )
+        yield f"  {self.basis}"
+        rows = [
+            (
+                printable(row["name"]),
+                row["type"],
+                " x ".join(map(str, row["shape"])) or "scalar",
+                human_size(row["size_bytes"]),
+                f"{row['offset']}",
+            )
+            for row in self.tensors
+        ]
+        if rows:
+            head = ("name", "type", "shape", "size", "offset")
+            yield ""
+            yield from table(head, rows, right=(2, 3, 4), shrink=(0,))
+
+    def _memory_lines(self) -> Iterator[str]:
+        memory = self.memory
+        yield ""
+        yield "Memory"
+        yield f"  weights: {human_size(memory.weights)}"
+        if memory.kv_per_token is None:
+            yield "  KV cache: unknown, the metadata does not describe the attention"
+            return
+        yield f"  KV cache: {human_size(memory.kv_per_token)} per token (16 bits)"
+        if memory.states:
+            yield f"  states of layers without keys and values: {human_size(memory.states)}"
+        if memory.kv_at_context is not None and memory.total is not None:
+            yield (
+                f"  at {memory.context_length:,} tokens: KV cache "
+                f"{human_size(memory.kv_at_context)}, together {human_size(memory.total)}"
+            )
+
+    def _ternary_lines(self) -> Iterator[str]:
+        if not self.ternary:
+            return
+        yield ""
+        sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
+        yield f"Ternary weights ({len(self.ternary)} tensors{sample})"
+        rows, double = [], any(row.double for row in self.ternary)
+        for row in self.ternary:
+            counts = (row.minus, row.zero, row.plus, row.double)[: 3 + double]
+            shares = (f"{n / max(1, row.total):.1%}" for n in counts)
+            scale = "" if row.scale is None else f"{row.scale:.6g}"
+            rows.append((printable(row.name), *shares, scale, f"{row.invalid:,}"))
+        head = ("name", "-1", "0", "+1", *("+2",) * double, "scale", "invalid codes")
+        yield from table(head, rows, right=range(1, len(head)), shrink=(0,))
+
+
+def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
+    """Read the file at *path* (and the other parts of a split model).
+
+    Args:
+        path: a GGUF file.
+        full: count every ternary weight instead of a sample.
+
+    Raises:
+        InvalidFormat: not a GGUF file, or a damaged one; a tensor outside the file is a
+            finding, not an error.
+        Unsupported: the version is not supported.
+        NotFound: the file does not exist, or a part is missing.
+    """
+    with GGUF.open(path, check_layout=False) as gguf:
+        return examine(gguf, full=full)
+
+
+def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
+    """Inspection of an open file; see :func:`inspect_gguf`."""
+    known_vocabulary = _identify_vocabulary(gguf.metadata)
+    findings = [*audit(gguf), *_pre_findings(gguf.metadata, known_vocabulary)]
+    inside = not any(finding.subject == "truncated" for finding in findings)
+    ternary = list(code_counts(gguf, full=full)) if inside else []
+    findings += [
+        Finding("failed", "invalid-codes", f"tensor {row.name}: {row.invalid:,} invalid codes")
+        for row in ternary
+        if row.invalid
+    ]
+    return Inspection(
+        path=str(gguf.path),
+        files=[part.name for part in gguf.paths],
+        size_bytes=gguf.size or 0,
+        version=gguf.version,
+        alignment=gguf.alignment,
+        architecture=gguf.architecture,
+        dialect=gguf.dialect,
+        metadata={key: _abbreviate(value) for key, value in gguf.metadata.items()},
+        tensors=[_row(info) for info in gguf.tensors.values()],
+        encodings=encodings(gguf),
+        vocabulary=vocabulary(gguf),
+        tokenizer=_tokenizer(gguf.metadata, known_vocabulary),
+        memory=memory(gguf),
+        basis=describe_basis(gguf.metadata),
+        ternary=ternary,
+        findings=findings,
+    )
+
+
+def describe_basis(metadata: Mapping[str, Any]) -> str:
+    """The basis of the weights, as its keys name it; ``load`` checks these."""
+    prefix = "prism.hadamard."
+    version, block, signs = (
+        printable(str(metadata.get(prefix + key, "unknown")))
+        for key in ("version", "block_size", "sign_mode")
+    )
+    if not any(key.startswith(prefix) for key in metadata):
+        return "not rotated"
+    return f"rotated: {prefix[:-1]} version {version}, blocks of {block}, signs {signs}"
+
+
+def _abbreviate(value: Any) -> Any:
+    if isinstance(value, Array):
+        return {
+            "type": value.item_type,
+            "length": len(value),
+            "first": value[:_FIRST],
+        }
+    return value
+
+
+def _row(info: TensorInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "shape": list(info.shape),
+        "type": info.type.name,
+        "offset": info.offset,
+        "size_bytes": info.size_bytes,
+        "part": info.part,
+    }
+
+
+def encodings(gguf: GGUF) -> list[dict[str, Any]]:
+    """Per quantization type: number of tensors, weights and bytes; the largest first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for info in gguf.tensors.values():
+        row = rows.setdefault(
+            info.type.name, {"type": info.type.name, "tensors": 0, "weights": 0, "size_bytes": 0}
+        )
+        row["tensors"] += 1
+        row["weights"] += math.prod(info.shape)
+        row["size_bytes"] += info.size_bytes
+    return sorted(rows.values(), key=lambda row: -row["size_bytes"])
+
+
+def _number(metadata: Mapping[str, Any], key: str) -> int | None:
+    """A count stated by *key*; ``None`` if it is absent or invalid."""
+    value = metadata.get(key)
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+    return int(value) if fits else None  # type: ignore[arg-type]
+
+
+def vocabulary(gguf: GGUF) -> VocabularySize:
+    """Number of tokens of the model, from its header alone."""
+    keys = ["tokenizer.ggml.vocab_size", "llama.vocab_size"]
+    if gguf.architecture not in ("", "llama"):
+        keys.insert(1, f"{gguf.architecture}.vocab_size")
+    stated = {key: _number(gguf.metadata, key) for key in keys}
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, Array):
+        return VocabularySize(len(tokens), stated, "tokenizer.ggml.tokens")
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape:
+        return VocabularySize(embedding.shape[0], stated, "token_embd.weight")
+    size = next((value for value in stated.values() if value is not None), None)
+    return VocabularySize(size, stated, "")
+
+
+def _identify_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
+    """The known vocabulary that matches the embedded tokens, or else the merges."""
+    tokens, merges = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+    if not isinstance(tokens, Array):
+        return None
+    n_merges = len(merges) if isinstance(merges, Array) else 0
+    found = fingerprints.identify(len(tokens), n_merges, fingerprints.fingerprint(tokens.raw))
+    if found is None and isinstance(merges, Array):
+        return fingerprints.identify_merges(n_merges, lambda: fingerprints.fingerprint(merges.raw))
+    return found
+
+
+def _pre_findings(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> Iterator[Finding]:
+    """Findings on a pre-tokenizer that is missing, or does not fit the vocabulary."""
+    named = metadata.get("tokenizer.ggml.pre", "")
+    if known is None or not fingerprints.another_pre(known, named):
+        return
+    said = f"is {named!r}" if named else "is missing"
+    yield Finding(
+        "warning",
+        "pre-differs",
+        f"tokenizer.ggml.pre {said}, the vocabulary is that of {known.name}: "
+        f"fix-gguf --set-pre {known.pre}",
+    )
+
+
+def _tokenizer(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> dict[str, Any]:
+    """Summary of the embedded tokenizer; empty if there is none."""
+    prefix = "tokenizer.ggml."
+    facts: dict[str, Any] = {}
+    for name in ("model", "pre"):
+        value = metadata.get(prefix + name)
+        facts[prefix + name] = value if isinstance(value, str) else None
+    for name in ("tokens", "merges"):
+        value = metadata.get(prefix + name)
+        if isinstance(value, Array):
+            facts[name] = len(value)
+    for key, value in metadata.items():
+        if key.startswith(prefix) and key.endswith("_token_id") and isinstance(value, int):
+            facts[key.removeprefix(prefix)] = value
+    facts["chat_template"] = isinstance(metadata.get("tokenizer.chat_template"), str)
+    tokens = metadata.get(prefix + "tokens")
+    if isinstance(tokens, Array):
+        facts["fingerprint"] = fingerprints.fingerprint(tokens.raw)
+        facts["family"] = known.name if known is not None else None
+        facts["family_pre"] = known.pre if known is not None else None
+    return facts if "tokens" in facts or facts[prefix + "model"] else {}
+
+
+def memory(gguf: GGUF) -> Memory:
+    """Memory for running the model, from its header alone."""
+    weights = sum(info.size_bytes for info in gguf.tensors.values())
+    context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
+    config = _config(gguf)
+    states = 0 if config is None else KVCache(config, 1).state_bytes
+    per_token = _kv_per_token(gguf, config)
+    cache = None if context is None else cache_bytes(gguf, context)
+    total = None if cache is None else weights + cache
+    return Memory(weights, states, per_token, context, cache, total)
+
+
+def cache_bytes(gguf: GGUF, positions: int) -> int | None:
+    """Bytes that the cache of *positions* tokens takes at most, in whole pages.
+
+    Layers with a window keep at most the window and some positions before it; this requires a
+    known family. ``None`` if the metadata does not describe the attention.
+    """
+    config = _config(gguf)
+    per_token = _kv_per_token(gguf, config)
+    if per_token is None or positions < 1:
+        return None
+    if config is None:
+        return per_token * kv_codes.PAGE * pages_for(positions)
+    return KVCache(config, positions).cost(positions, PREFILL_CHUNK)
+
+
+def _config(gguf: GGUF) -> ModelConfig | None:
+    """Configuration from the header alone; ``None``: the model would be refused."""
+    weights = {  # RoPE's tensors would be read
+        info.name: Weight(info.name, info.shape, info.type, np.empty(0, np.uint8))
+        for info in gguf.tensors.values()
+        if len(info.shape) == 2
+    }
+    keys = effective_keys(gguf.metadata, gguf.architecture)
+    try:
+        return config_from(Checkpoint(gguf.path, gguf.architecture, keys, weights, "half"))
+    except BitnetError:
+        return None
+
+
+def _kv_per_token(gguf: GGUF, config: ModelConfig | None) -> int | None:
+    if config is not None:
+        kinds = [its for its in config.caches if isinstance(its, KeysValues)]
+        words = sum(2 * its.kv_heads * kv_codes.page_words(its.head_dim) for its in kinds)
+        return words * 2 // kv_codes.PAGE
+    metadata, name = gguf.metadata, gguf.architecture
+    layers = _number(metadata, f"{name}.block_count")
+    heads = metadata.get(f"{name}.attention.head_count")
+    kv_heads = metadata.get(f"{name}.attention.head_count_kv", heads)
+    if isinstance(kv_heads, Array) and kv_heads.item_type not in ("string", "float32", "float64"):
+        total_heads = sum(int(count) for count in kv_heads)
+    else:
+        count = _number({"n": kv_heads}, "n")
+        if count is None or layers is None:
+            return None
+        total_heads = count * layers
+    width = _number(metadata, f"{name}.embedding_length")
+    head_count = _number({"n": heads[0] if isinstance(heads, Array) and len(heads) else heads}, "n")
+    head_dim = width // head_count if width and head_count else None
+    key = _number(metadata, f"{name}.attention.key_length") or head_dim
+    value = _number(metadata, f"{name}.attention.value_length") or head_dim
+    if key is None or value is None or total_heads < 0:
+        return None
+    words = kv_codes.page_words(key) + kv_codes.page_words(value)
+    return total_heads * words * 2 // kv_codes.PAGE
+
+
+def _show(value: Any) -> str:
+    """A metadata value on one line, shortened."""
+    if isinstance(value, dict):
+        first = ", ".join(_show(item) for item in value["first"])
+        more = ", ..." if value["length"] > len(value["first"]) else ""
+        return f"{value['length']:,} x {value['type']} [{first}{more}]"
+    if isinstance(value, str):
+        more = f"... ({len(value):,} characters)" if len(value) > _LONGEST else ""
+        return repr(value[:_LONGEST]) + more
+    return "absent" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,375 @@
+"""Artifacts: files that are here, and the one form in which they are recorded.
+
+A lock file, the index of a store and the list of a bundle hold the same records::
+
+    {
+      "kind": "tokenizer",
+      "repo": "baseten/Meta-Llama-3-tokenizer",
+      "revision": "main",
+      "file": "tokenizer.json",
+      "commit": "1460c22666392e470910ce3d44ffeb2ab7dbd4df",
+      "sha256": "...",
+      "size": 9085657,
+      "licence": "Meta Llama 3 Community License",
+      "path": null
+    }
+
+*path* is a place relative to the folder that the record belongs to: a project's for a lock file, a
+cache's for an index and a bundle; ``null`` means the usual place in the cache. ``bitnet.lock.json``
+is sorted and without host names, times and machine paths: two people who lock the same files write
+the same text, and a mirror can serve them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.base.errors import InvalidFormat, Unsupported, UsageError, from_os_error
+from bitnet.base.files import keep, text_of, write_text
+from bitnet.base.trust import SHA256, is_plain_text, place_problem, printable
+from bitnet.sources import licence_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = [
+    "LOCK_FILE",
+    "Artifact",
+    "StoreIndex",
+    "find_pin",
+    "from_record",
+    "lock_text",
+    "parse_lock",
+    "pin",
+    "read_lock",
+    "refuse_unreadable",
+    "relative",
+    "to_record",
+    "write_lock",
+]
+
+LOCK_FILE = "bitnet.lock.json"
+VERSION = 1
+
+Kind = Literal["tokenizer", "model", "package", "version"]
+_LOCKED_KINDS = ("tokenizer", "model", "package")
+_LARGEST_FILE = 64 << 20  # bytes
+_LARGEST_SIZE = 1 << 60
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that is here, or was: where it comes from, and what it is.
+
+    Attributes:
+        kind: ``tokenizer`` and ``model`` come from the hub or an address, ``package`` from a
+            package index; ``version`` is a version of a file whose digest its server does not name.
+        repo: repository on the hub, an address without secrets, or the id of a packaged model.
+        revision: as requested: a branch, a tag, a commit; the version of a package; the ETag of an
+            address.
+        file: path inside the repository.
+        commit: commit of *revision* at that time; ``None`` if the server did not report it.
+        sha256: lower-case hexadecimal digest of the content.
+        size: bytes.
+        licence: name of the terms, empty if unknown.
+        place: where it is recorded to belong, relative, with forward slashes; ``None``: the cache.
+        path: where it is now; not recorded.
+        licence_url: where the terms are; not recorded.
+        cached: no bytes were transferred for it; not recorded.
+        checked: its content is known to be what was asked for; not recorded.
+    """
+
+    kind: Kind = "model"
+    repo: str = ""
+    revision: str = ""
+    file: str = ""
+    commit: str | None = None
+    sha256: str = ""
+    size: int = 0
+    licence: str = ""
+    place: str | None = None
+    path: Path = field(default=Path(), compare=False)
+    licence_url: str = field(default="", compare=False)
+    cached: bool = field(default=True, compare=False)
+    checked: bool = field(default=True, compare=False)
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """The file that it is a version of."""
+        return (self.kind, self.repo, self.revision, self.file)
+
+    @property
+    def key(self) -> str:
+        """Its name in the listing of a cache."""
+        if self.kind == "tokenizer" and self.place is not None:
+            return PurePosixPath(self.place).parent.name
+        if "://" in self.repo:
+            return self.repo
+        if self.kind == "package":
+            return f"package--{self.repo}/{self.revision}/{self.file}"
+        return f"{self.repo.replace('/', '--')}/{self.revision}/{self.file}" if self.repo else ""
+
+    @property
+    def licence_line(self) -> str:
+        """Text to read before using it."""
+        page = self.repo if "://" in self.repo else f"https://huggingface.co/{self.repo}"
+        return licence_line(self.licence, self.licence_url or page)
+
+    def facts(self) -> dict[str, Any]:
+        """The file in its place as JSON values."""
+        return {
+            "path": str(self.path),
+            "sha256": self.sha256,
+            "size": self.size,
+            "commit": self.commit,
+            "cached": self.cached,
+            "licence": self.licence_line,
+        }
+
+
+# --- one record ------------------------------------------------------------------------------
+
+
+def to_record(artifact: Artifact) -> dict[str, Any]:
+    """*artifact* as JSON values."""
+    return {name: getattr(artifact, _FIELDS[name]) for name in _FIELDS}
+
+
+_FIELDS = {
+    **{name: name for name in ("kind", "repo", "revision", "file", "commit", "sha256", "size")},
+    "licence": "licence",
+    "path": "place",
+}
+
+
+def from_record(record: Any, where: str) -> Artifact:
+    """The artifact that *record*, JSON values from outside, describes; *where* is for messages.
+
+    Raises:
+        InvalidFormat: a value is missing, unknown or not valid; says which.
+    """
+    if not isinstance(record, dict) or not set(record) <= set(_FIELDS):
+        extra = sorted(set(record) - set(_FIELDS)) if isinstance(record, dict) else record
+        raise InvalidFormat(f"{where}: unexpected {printable(repr(extra))}")
+    if problem := _problem(record):
+        raise InvalidFormat(f"{where}: not valid: {problem}")
+    return Artifact(**{_FIELDS[name]: value for name, value in record.items()})
+
+
+def refuse_unreadable(artifact: Artifact) -> None:
+    """Refuse an *artifact* that a lock file could not name.
+
+    Raises:
+        UsageError: it is one; says which of its values.
+    """
+    problem = _problem(to_record(artifact))
+    if artifact.kind not in _LOCKED_KINDS:
+        problem = f"kind = {artifact.kind}"
+    if problem:
+        raise UsageError(
+            f"{LOCK_FILE} cannot pin {printable(artifact.repo)}/{printable(artifact.file)}: "
+            f"{problem}",
+            hint="choose another folder, outside of the project: --output DIR",
+        )
+
+
+def _problem(record: Mapping[str, Any]) -> str:
+    """Values of *record* that are not valid, as text; empty if all are."""
+    size, place, file = record.get("size"), record.get("path"), record.get("file")
+    licence = record.get("licence", "")
+    checks = {
+        "kind": record.get("kind") in (*_LOCKED_KINDS, "version"),
+        "repo": is_plain_text(record.get("repo")),
+        "revision": is_plain_text(record.get("revision")),
+        "file": is_plain_text(file) and _stays_inside(str(file)),
+        "commit": record.get("commit") is None or is_plain_text(record["commit"]),
+        "sha256": isinstance(record.get("sha256"), str) and SHA256.fullmatch(record["sha256"]),
+        "size": type(size) is int and 0 <= size < _LARGEST_SIZE,
+        "licence": licence == "" or is_plain_text(licence),
+        "path": place is None or (isinstance(place, str) and not place_problem(place)),
+    }
+    wrong = {name: printable(repr(record.get(name))) for name, good in checks.items() if not good}
+    if isinstance(place, str) and "path" in wrong:
+        wrong["path"] += f" ({place_problem(place)})"
+    return ", ".join(f"{name} = {value}" for name, value in wrong.items())
+
+
+def _stays_inside(text: str) -> bool:
+    """False if *text* leaves the folder: records from elsewhere are untrusted."""
+    path = PurePosixPath(text)
+    leaves = path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text
+    return not leaves and path.as_posix() == text != "."
+
+
+def find_pin(artifacts: Iterable[Artifact], identity: tuple[str, str, str, str]) -> Artifact | None:
+    """The first of *artifacts* with this identity."""
+    return next((entry for entry in artifacts if entry.identity == identity), None)
+
+
+def relative(path: Path, folder: Path) -> str | None:
+    """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
+    try:
+        return text_of(path.absolute().relative_to(folder.absolute()).as_posix())
+    except ValueError:
+        return None
+
+
+# --- the index of a store --------------------------------------------------------------------
+
+
+class StoreIndex:
+    """Artifacts by name in *folder*, a file for each: what a name meant when it was looked up."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __iter__(self) -> Iterator[Artifact]:
+        """Every readable record."""
+        with suppress(OSError):
+            for path in sorted(self._folder.iterdir()):
+                artifact = _read_file(path)
+                if artifact is not None:
+                    yield artifact
+
+    def find(self, *name: str) -> Artifact | None:
+        """Record of *name*, such as repository, revision and file."""
+        return _read_file(self.file_for(*name))
+
+    def write(self, artifact: Artifact, *name: str) -> None:
+        """Record the meaning of *name*; without permission nothing happens."""
+        if self.find(*name) != artifact:
+            keep(self.file_for(*name), json.dumps(to_record(artifact)).encode())
+
+    def of(self, sha256: str) -> list[Artifact]:
+        """Records of the file with this digest."""
+        return [artifact for artifact in self if artifact.sha256 == sha256]
+
+    def file_for(self, *name: str) -> Path:
+        """Path of the record of *name*."""
+        return self._folder / f"{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:32]}.json"
+
+
+def _read_file(path: Path) -> Artifact | None:
+    try:
+        return from_record(json.loads(path.read_text(encoding="utf-8")), path.name)
+    except (OSError, ValueError, RecursionError, InvalidFormat):
+        return None
+
+
+# --- lock files ------------------------------------------------------------------------------
+
+
+def read_lock(path: Path) -> list[Artifact]:
+    """Entries of the lock file at *path*; empty if the file does not exist.
+
+    Raises:
+        InvalidFormat: it is damaged; the message says where.
+        Unsupported: it has another schema version.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    return parse_lock(raw, path)
+
+
+def parse_lock(raw: bytes, path: Path) -> list[Artifact]:
+    """Entries of a lock file with this content; *path* is its name in messages.
+
+    Raises:
+        InvalidFormat: it is damaged; the message says where.
+        Unsupported: it has another schema version.
+    """
+    remedy = f"restore it from version control, or delete it and lock again: rm {path}"
+    if len(raw) > _LARGEST_FILE:
+        raise InvalidFormat(f"{path} is larger than a lock file", hint=remedy)
+    try:
+        document = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidFormat(f"{path} is not UTF-8 text", hint=remedy) from error
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        raise InvalidFormat(f"{path} is not JSON: {error}", hint=remedy) from error
+    if not isinstance(document, dict) or not isinstance(document.get("files"), list):
+        raise InvalidFormat(f"{path} has no list 'files'", hint=remedy)
+    if document.get("version") != VERSION:
+        raise Unsupported(
+            f"{path} has version {printable(repr(document.get('version')))}, this program reads "
+            f"{VERSION}",
+            hint="update bitnet, or write the file again: bitnet sync --update",
+        )
+    entries = [
+        from_record(record, f"{path}: entry {number}")
+        for number, record in enumerate(document["files"], 1)
+    ]
+    if strange := next((entry for entry in entries if entry.kind not in _LOCKED_KINDS), None):
+        raise InvalidFormat(f"{path}: not valid: kind = {strange.kind!r}", hint=remedy)
+    _refuse_contradictions(path, entries)
+    return entries
+
+
+def write_lock(path: Path, entries: Iterable[Artifact]) -> None:
+    """Write *entries* to *path*, sorted, atomically: a reader sees the old or the new file.
+
+    Raises:
+        UsageError: :func:`read_lock` would refuse one of them.
+    """
+    write_text(path, lock_text(entries))
+
+
+def lock_text(entries: Iterable[Artifact]) -> str:
+    """Text of a lock file with *entries*, as :func:`write_lock`."""
+    ordered = sorted(entries, key=lambda entry: entry.identity)
+    for entry in ordered:
+        refuse_unreadable(entry)
+    document = {"version": VERSION, "files": [to_record(entry) for entry in ordered]}
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def pin(path: Path, *entries: Artifact) -> bool:
+    """Put *entries* into the lock file at *path*, replacing those of the same identity.
+
+    Hold the lock of the file if several processes may write.
+
+    Returns:
+        True if the file changed.
+    """
+    before = pinned = read_lock(path)
+    for entry in entries:
+        if entry not in pinned:
+            rest = [_displace(old, entry) for old in pinned if old.identity != entry.identity]
+            pinned = [old for old in rest if old is not None] + [entry]
+    if pinned == before:
+        return False
+    write_lock(path, pinned)
+    return True
+
+
+def _displace(old: Artifact, entry: Artifact) -> Artifact | None:
+    """*old* after *entry* took its place: a tokenizer stays in the cache, a model is dropped."""
+    if entry.place is None or old.place != entry.place or old.sha256 == entry.sha256:
+        return old
+    return replace(old, place=None) if old.kind == "tokenizer" else None
+
+
+def _refuse_contradictions(path: Path, entries: list[Artifact]) -> None:
+    """Refuse two digests for one place, or for one file of one revision."""
+    seen: dict[object, Artifact] = {}
+    for entry in entries:
+        for name in filter(None, (entry.identity, entry.place)):
+            first = seen.setdefault(name, entry)
+            if first.sha256 != entry.sha256:
+                where = entry.place if name == entry.place else entry.file
+                raise InvalidFormat(
+                    f"{path} pins two files for {where}: {first.repo} ({first.revision}) with "
+                    f"sha256 {first.sha256}, and {entry.repo} ({entry.revision}) with "
+                    f"{entry.sha256}",
+                    hint="remove one of the two entries, then: bitnet sync",
+                )

@@ -1,0 +1,146 @@
+#include "bind/file_guard.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#if !defined(_WIN32)
+#include <csignal>
+#include <cerrno>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace bitnet {
+namespace {
+
+#if defined(_WIN32)
+
+// A mapped file cannot be shortened there.
+int guard(uintptr_t, size_t) { return -1; }
+void release(int) {}
+bool watch() { return false; }
+bool is_torn(int) { return false; }
+
+#else
+
+struct Range {
+    std::atomic<uintptr_t> begin{0}, end{0};  // whole pages; begin 0: free
+    std::atomic<bool> torn{false};
+};
+
+constexpr int kRanges = 1024;
+Range ranges[kRanges];
+uintptr_t page_size = 4096;
+
+// The handlers that were there, each once, the latest last. One that gives the signal back to its predecessor
+// (as faulthandler does) means the one before it, so they are asked one after the other.
+constexpr int kHandlers = 16;
+struct sigaction handlers[kHandlers];
+std::atomic<int> handler_count{0}, asked{0};
+
+// Everything in here may be called in a signal handler.
+bool put_zeros(uintptr_t address) {
+    for (Range& range : ranges) {
+        const uintptr_t begin = range.begin.load(), end = range.end.load();
+        if (begin == 0 || address < begin || address >= end) continue;
+        range.torn.store(true);
+        const uintptr_t page = address / page_size * page_size;
+        return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+                    -1, 0) != MAP_FAILED;
+    }
+    return false;
+}
+
+void hand_to_system(int number) {
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+void on_fault(int number, siginfo_t* info, void* context) {
+    const int error = errno;
+    const bool by_access = info->si_code > 0;  // and not sent by a process
+    if (by_access && put_zeros(reinterpret_cast<uintptr_t>(info->si_addr))) {
+        errno = error;
+        return;
+    }
+    const int last = handler_count.load() - 1 - asked.fetch_add(1);
+    if (last < 0) {
+        hand_to_system(number);
+    } else if (const struct sigaction& next = handlers[last]; next.sa_flags & SA_SIGINFO) {
+        next.sa_sigaction(number, info, context);
+    } else if (next.sa_handler != SIG_DFL && next.sa_handler != SIG_IGN) {
+        next.sa_handler(number);
+    } else if (by_access || next.sa_handler == SIG_DFL) {
+        hand_to_system(number);
+    }
+    asked.fetch_sub(1);
+}
+
+// Whether a fault comes here, also where another handler has been put in the place of this one.
+// Called with the interpreter's lock.
+bool watch() {
+    struct sigaction now {};
+    if (sigaction(SIGBUS, nullptr, &now) != 0) return false;
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) return true;
+    const int count = handler_count.load();
+    int same = 0;
+    while (same < count && handlers[same].sa_handler != now.sa_handler) ++same;
+    if (same == kHandlers) return false;
+    if (same < count) std::rotate(handlers + same, handlers + same + 1, handlers + count);
+    handlers[std::max(same, count - 1)] = now;
+    handler_count.store(std::max(same + 1, count));
+    page_size = uintptr_t(sysconf(_SC_PAGESIZE));
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    // Not blocked meanwhile: a handler that was there may raise the signal again.
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER;
+    sigemptyset(&action.sa_mask);
+    return sigaction(SIGBUS, &action, nullptr) == 0;
+}
+
+// Called with the interpreter's lock.
+int guard(uintptr_t address, size_t length) {
+    if (!watch() || address == 0 || address % page_size != 0) return -1;
+    for (int i = 0; i < kRanges; ++i) {
+        Range& range = ranges[i];
+        if (range.begin.load() != 0) continue;
+        range.torn.store(false);
+        range.end.store(address + (length + page_size - 1) / page_size * page_size);
+        range.begin.store(address);
+        return i;
+    }
+    return -1;
+}
+
+void release(int i) {
+    if (i >= 0 && i < kRanges) ranges[i].begin.store(0);
+}
+
+bool is_torn(int i) { return i >= 0 && i < kRanges && ranges[i].torn.load(); }
+
+#endif
+
+int guard_buffer(nb::handle mapped) {
+    Py_buffer view{};
+    if (PyObject_GetBuffer(mapped.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    const int number = guard(reinterpret_cast<uintptr_t>(view.buf), static_cast<size_t>(view.len));
+    PyBuffer_Release(&view);
+    return number;
+}
+
+}  // namespace
+
+void bind_file_guard(nb::module_& m) {
+    m.def("guard_mapping", &guard_buffer, "mapped"_a,
+          "Let reads behind the end of a mapped file give zeros; a number for the functions below, -1: cannot be.");
+    m.def("watch_mappings", &watch,
+          "Take the place of a handler that has been installed since; false: cannot be.");
+    m.def("release_mapping", &release, "number"_a, "Before or after the mapping goes.");
+    m.def("is_torn", &is_torn, "number"_a, "Whether such a read has been.");
+}
+
+}  // namespace bitnet

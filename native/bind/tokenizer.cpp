@@ -1,0 +1,436 @@
+// Python side of the native tokenizer: bitnet._native.TokenizerEngine and build_tokenizer.
+#include "bind/tokenizer.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "tokenizer/regex.hpp"
+#include "tokenizer/scanner.hpp"
+#include "bind/released.hpp"
+#include "tokenizer/tokenizer.hpp"
+#include "tokenizer/many.hpp"
+#include "tokenizer/unicode.hpp"
+
+namespace nb = nanobind;
+
+namespace bitnet {
+namespace {
+
+std::string_view utf8(nb::handle text) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) throw nb::python_error();  // lone surrogates, or no memory
+    if (size > std::numeric_limits<int32_t>::max()) throw nb::value_error("text of 2 GiB or more");
+    return {data, static_cast<size_t>(size)};
+}
+
+std::string_view view(const nb::bytes& bytes) {
+    return {static_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Python's numbers for ids, made once: making them again takes longer than finding the ids.
+class Numbers {
+public:
+    Numbers() = default;
+    Numbers(const Numbers&) = delete;
+    Numbers& operator=(const Numbers&) = delete;
+    ~Numbers() {
+        for (PyObject* number : made_) Py_XDECREF(number);
+    }
+
+    // A list that ids are put into, then taken as Python's.
+    class List {
+    public:
+        List(Numbers& numbers, uint32_t n_tokens) : made_(numbers.made_) {
+            if (made_.size() < n_tokens) made_.resize(n_tokens, nullptr);
+        }
+        List(const List&) = delete;
+        List& operator=(const List&) = delete;
+        ~List() {
+            for (PyObject* item : items_) Py_DECREF(item);
+        }
+        void add(const Ids& ids) {
+            const size_t needed = items_.size() + ids.size();
+            // Twice as much, or each of many parts would move all that came before it.
+            if (needed > items_.capacity()) items_.reserve(std::max(needed, 2 * items_.capacity()));
+            for (const uint32_t id : ids) {
+                const bool known = id < made_.size();
+                PyObject* number = known ? made_[id] : nullptr;
+                if (number == nullptr) number = PyLong_FromUnsignedLong(id);
+                if (number == nullptr) throw nb::python_error();
+                if (known) {
+                    made_[id] = number;
+                    Py_INCREF(number);
+                }
+                items_.push_back(number);
+            }
+        }
+        nb::object take() {
+            PyObject* list = PyList_New(static_cast<Py_ssize_t>(items_.size()));
+            if (list == nullptr) throw nb::python_error();
+            Py_ssize_t at = 0;
+            for (PyObject* item : items_) PyList_SET_ITEM(list, at++, item);
+            items_.clear();
+            return nb::steal(list);
+        }
+
+    private:
+        std::vector<PyObject*>& made_;
+        std::vector<PyObject*> items_;  // ours until they are taken
+    };
+
+private:
+    std::vector<PyObject*> made_;  // by id
+};
+
+// Keeps the buffer that the engine looks into.
+class PyTokenizer {
+public:
+    explicit PyTokenizer(nb::handle buffer) {
+        if (PyObject_GetBuffer(buffer.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        try {
+            engine_ = std::make_unique<TokenizerEngine>(static_cast<const char*>(view_.buf),
+                                                        static_cast<size_t>(view_.len));
+        } catch (...) {
+            PyBuffer_Release(&view_);
+            throw;
+        }
+    }
+    PyTokenizer(const PyTokenizer&) = delete;
+    PyTokenizer& operator=(const PyTokenizer&) = delete;
+    ~PyTokenizer() {
+        engine_.reset();
+        PyBuffer_Release(&view_);
+    }
+
+    nb::object encode(nb::str text, bool parse_special) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        {
+            const Released released;
+            engine_->encode(input, parse_special, ids);
+        }
+        return list(ids);
+    }
+
+    // Lists of ids, one for each text; but for the first, parts that go on belong to the
+    // text before.
+    nb::list encode_many(nb::list texts, nb::bytes goes_on, bool parse_special, size_t threads) {
+        if (goes_on.size() != texts.size()) throw nb::value_error("a flag for each text");
+        std::vector<nb::object> kept;  // whatever happens to the list meanwhile
+        std::vector<ManyParts::Part> parts;
+        for (size_t i = 0; i < goes_on.size(); ++i) {
+            kept.push_back(nb::cast<nb::str>(texts[i]));
+            parts.push_back({utf8(kept.back()), goes_on.c_str()[i] != 0});
+        }
+        nb::list out;
+        ManyParts many(*engine_, std::move(parts), parse_special, threads);
+        Numbers::List ids(numbers_, size());
+        size_t done = 0;
+        for (bool more = true; done < many.size();) {
+            {
+                const Released released;
+                more = more && many.help();
+                if (!more) many.wait(done);
+            }
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            // This thread makes Python's lists while the others go on.
+            for (; done < many.size() && many.is_done(done); ++done) {
+                const ManyParts::Encoded part = many.take(done);
+                ids.add(part.ids);
+                if (done + 1 < many.size() && many.goes_on(done + 1)) continue;
+                out.append(ids.take());
+            }
+        }
+        return out;
+    }
+
+    size_t count(nb::str text, bool parse_special, bool goes_on) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        const Released released;
+        engine_->encode(input, parse_special, ids, goes_on);
+        return ids.size();
+    }
+
+    // (id, first character, behind its last character) of each id.
+    nb::list spans(nb::str text, bool parse_special) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        Spans spans;
+        std::vector<size_t> characters;  // up to each byte, the one it belongs to included
+        {
+            const Released released;
+            engine_->encode(input, parse_special, ids, false, &spans);
+            characters.reserve(input.size());
+            size_t count = 0;
+            for (const char c : input) characters.push_back(count += !unicode::continues(c));
+        }
+        nb::list out;
+        for (size_t i = 0; i < ids.size(); ++i) {
+            const Span span = spans[i];
+            const size_t first = span.begin < input.size() ? characters[span.begin] - 1
+                                 : input.empty()           ? 0
+                                                           : characters.back();
+            const size_t stop = span.end > span.begin ? characters[span.end - 1] : first;
+            out.append(nb::make_tuple(ids[i], first, stop));
+        }
+        return out;
+    }
+
+    nb::bytes token_spelling(uint32_t id) const {
+        check(id);
+        const std::string_view bytes = engine_->file().token(id);
+        return nb::bytes(bytes.data(), bytes.size());
+    }
+
+    uint32_t token_flags(uint32_t id) const {
+        check(id);
+        return engine_->file().flags(id);
+    }
+
+    nb::object find(nb::bytes spelling) const {
+        const std::string_view text = view(spelling);
+        const uint32_t id = engine_->file().find(text.data(), text.size());
+        return id == kNoId ? nb::none() : nb::cast(id);
+    }
+
+    nb::bytes section(Section id) const {
+        const std::string_view bytes = engine_->file().section(id);
+        return nb::bytes(bytes.data(), bytes.size());
+    }
+    // (id, text, flags) of the tokens that are cut out of a text.
+    nb::list added() const {
+        nb::list out;
+        for (const AddedToken& token : read_added(engine_->file().section(Section::kAdded), size())) {
+            out.append(nb::make_tuple(token.id, nb::str(token.text.data(), token.text.size()), token.flags));
+        }
+        return out;
+    }
+    nb::bytes key() const { return nb::bytes(static_cast<const char*>(view_.buf) + 32, 32); }
+    uint32_t size() const { return engine_->file().n_tokens; }
+
+private:
+    nb::object list(const Ids& ids) {
+        Numbers::List made(numbers_, size());
+        made.add(ids);
+        return made.take();
+    }
+    void check(uint32_t id) const {
+        if (id >= engine_->file().n_tokens) throw nb::index_error("token id out of range");
+    }
+    Py_buffer view_{};
+    Numbers numbers_;
+    std::unique_ptr<TokenizerEngine> engine_;
+};
+
+nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offsets, nb::bytes bytes,
+                nb::bytes flags, nb::bytes merges, nb::bytes scores, nb::bytes byte_ids,
+                nb::bytes added, nb::bytes steps, nb::bytes charsmap, nb::bytes prefix, nb::bytes suffix) {
+    const TokenizerParts parts{view(key), view(meta), view(config), view(offsets), view(bytes),
+                               view(flags), view(merges), view(scores), view(byte_ids), view(added),
+                               view(steps), view(charsmap), view(prefix), view(suffix)};
+    const std::string file = build_tokenizer(parts);
+    return nb::bytes(file.data(), file.size());
+}
+
+// The ids of pairs of texts, as bytes of 32-bit numbers; None when one is not a pair of known texts.
+nb::object pair_ids(nb::list pairs, nb::dict ids) {
+    std::vector<uint32_t> found;
+    found.reserve(2 * pairs.size());
+    const auto look_up = [&](PyObject* text) {
+        PyObject* const id = PyUnicode_CheckExact(text) ? PyDict_GetItemWithError(ids.ptr(), text) : nullptr;
+        const unsigned long value = id != nullptr && PyLong_CheckExact(id) ? PyLong_AsUnsignedLong(id) : kNoId;
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+        if (value < kMaxTokens) found.push_back(static_cast<uint32_t>(value));
+        return value < kMaxTokens;
+    };
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pairs.ptr()); ++i) {
+        PyObject* const pair = PyList_GET_ITEM(pairs.ptr(), i);
+        bool known = false;
+        const bool joined = PyUnicode_CheckExact(pair) != 0;
+        if (joined != (PyUnicode_CheckExact(PyList_GET_ITEM(pairs.ptr(), 0)) != 0)) return nb::none();
+        if (PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
+            known = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
+        } else if (joined) {  // both halves in one text, parted by a space
+            const Py_ssize_t size = PyUnicode_GET_LENGTH(pair);
+            const Py_ssize_t at = size > 1 ? PyUnicode_FindChar(pair, ' ', 1, size, 1) : -1;
+            if (at > 0) {
+                const auto left = nb::steal(PyUnicode_Substring(pair, 0, at));
+                const auto right = nb::steal(PyUnicode_Substring(pair, at + 1, size));
+                known = left.is_valid() && right.is_valid() && look_up(left.ptr()) && look_up(right.ptr());
+            }
+        }
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+        if (!known) return nb::none();
+    }
+    return nb::bytes(found.data(), found.size() * sizeof(uint32_t));
+}
+
+// What a vocabulary spells: offsets and bytes of all tokens, and those texts by number that are not in
+// the spelling of bytes. alphabet: the byte of a character, or an empty dictionary; as_text: a byte for
+// each token, not 0 for those that spell no bytes.
+nb::object spell(nb::list texts, nb::dict alphabet, nb::bytes as_text) {
+    if (as_text.size() != texts.size()) throw nb::value_error("a flag for each text");
+    std::vector<int16_t> bytes(512, -1);
+    for (const auto [character, byte] : alphabet) {
+        const auto text = nb::cast<nb::str>(character);
+        const Py_UCS4 code = PyUnicode_ReadChar(text.ptr(), 0);
+        if (code < bytes.size()) bytes[code] = nb::cast<int16_t>(byte);
+    }
+    std::string out;
+    std::vector<uint32_t> offsets{0};
+    nb::list plain;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(texts.ptr()); ++i) {
+        PyObject* const text = PyList_GET_ITEM(texts.ptr(), i);
+        if (!PyUnicode_Check(text)) throw nb::value_error("a token that is not a text");
+        const size_t before = out.size();
+        const bool wanted = alphabet.size() > 0 && as_text.c_str()[i] == 0;
+        bool spelled = wanted;
+        const Py_ssize_t size = PyUnicode_GET_LENGTH(text);
+        for (Py_ssize_t k = 0; spelled && k < size; ++k) {
+            const Py_UCS4 code = PyUnicode_READ_CHAR(text, k);
+            spelled = code < bytes.size() && bytes[code] >= 0;
+            if (spelled) out += static_cast<char>(bytes[code]);
+        }
+        if (!spelled) {
+            out.resize(before);
+            out += utf8(text);
+            if (wanted) plain.append(i);
+        }
+        if (out.size() > kNoId) throw nb::value_error("tokens of 4 GiB");
+        offsets.push_back(static_cast<uint32_t>(out.size()));
+    }
+    return nb::make_tuple(nb::bytes(out.data(), out.size()),
+                          nb::bytes(offsets.data(), offsets.size() * sizeof(uint32_t)), plain);
+}
+
+// Calls each(begin, end) for every match of a pattern.
+template <typename Each>
+void each_match(const std::string& pattern, std::string_view text, Each each) {
+    Regex regex(pattern);
+    Budget budget(text.size());
+    RegexMatches matches(regex, text.data(), text.data() + text.size(), budget);
+    const char *begin = nullptr, *end = nullptr;
+    while (matches.next(&begin, &end)) {
+        each(static_cast<size_t>(begin - text.data()), static_cast<size_t>(end - text.data()));
+    }
+}
+
+nb::list find_all(const std::string& pattern, nb::str text) {
+    const std::string_view input = utf8(text);
+    std::vector<std::string_view> matches;
+    {
+        nb::gil_scoped_release release;
+        each_match(pattern, input, [&](size_t begin, size_t end) { matches.push_back(input.substr(begin, end - begin)); });
+    }
+    nb::list found;
+    for (const std::string_view match : matches) found.append(nb::str(match.data(), match.size()));
+    return found;
+}
+
+nb::str replace_all(const std::string& pattern, const std::string& content, nb::str text) {
+    const std::string_view input = utf8(text);
+    std::string out;
+    {
+        nb::gil_scoped_release release;
+        size_t done = 0;
+        each_match(pattern, input, [&](size_t begin, size_t end) {
+            out.append(input, done, begin - done).append(content);
+            done = end;
+            if (out.size() > limits::kGrowthBase + limits::kGrowth * input.size()) {
+                throw OverBudget("a decoder that makes the text too long");
+            }
+        });
+        out.append(input, done, std::string_view::npos);
+    }
+    return nb::str(out.data(), out.size());
+}
+
+// The bounds of budget.hpp by their names in bitnet/tokenizer/limits.py.
+nb::dict bounds() {
+    nb::dict found;
+    found["PATTERN_BYTES"] = limits::kPatternBytes;
+    found["PATTERN_DEPTH"] = limits::kPatternDepth;
+    found["PATTERN_PROGRAM"] = limits::kPatternProgram;
+    found["PATTERN_REPEAT"] = limits::kPatternRepeat;
+    found["BASE_STEPS"] = limits::kBaseSteps;
+    found["STEPS_PER_BYTE"] = limits::kStepsPerByte;
+    found["STEPS"] = limits::kSteps;
+    found["TOKENS"] = kMaxTokens;
+    found["MERGES"] = kMaxMerges;
+    found["TOKEN_BYTES"] = limits::kTokenBytes;
+    found["ADDED_TOKEN_BYTES"] = limits::kAddedTokenBytes;
+    found["UNIGRAM_PIECE_BYTES"] = limits::kUnigramPieceBytes;
+    found["WORD_CHARS"] = limits::kWordChars;
+    found["CHARSMAP_KEY_BYTES"] = limits::kCharsmapKeyBytes;
+    found["GROWTH"] = limits::kGrowth;
+    found["GROWTH_BASE"] = limits::kGrowthBase;
+    found["SCORE"] = static_cast<double>(limits::kScore);
+    return found;
+}
+
+nb::object scan_all(const std::string& pattern, nb::str text) {
+    const Scanner scanner(pattern);
+    if (!scanner.known()) return nb::none();
+    const std::string_view input = utf8(text);
+    nb::list found;
+    const char* const end = input.data() + input.size();
+    for (const char *p = input.data(), *stop = p; p != end; p = stop) {
+        stop = scanner.next(p, end);
+        if (stop == nullptr) return nb::make_tuple(found, nb::str(p, static_cast<size_t>(end - p)));
+        found.append(nb::str(p, static_cast<size_t>(stop - p)));
+    }
+    return nb::make_tuple(found, nb::str(""));
+}
+
+}  // namespace
+
+void bind_tokenizer(nb::module_& m) {
+    static_assert(offsetof(FileHeader, key) == 32, "key() reads it there");
+    nb::exception<OverBudget>(m, "OverBudget", PyExc_RuntimeError);
+    nb::class_<PyTokenizer>(m, "TokenizerEngine", "A compiled tokenizer that lies in memory.")
+        .def(nb::init<nb::handle>(), nb::arg("buffer"))
+        .def("encode", &PyTokenizer::encode, nb::arg("text"), nb::arg("parse_special"))
+        .def("encode_many", &PyTokenizer::encode_many, nb::arg("texts"), nb::arg("goes_on"),
+             nb::arg("parse_special"), nb::arg("threads"),
+             "As encode, of many texts at once; a text that goes on is a part of the one before.")
+        .def("count", &PyTokenizer::count, nb::arg("text"), nb::arg("parse_special"),
+             nb::arg("goes_on"), "How many ids encode gives.")
+        .def("spans", &PyTokenizer::spans, nb::arg("text"), nb::arg("parse_special"),
+             "Ids, with the characters each stands for.")
+        .def("token_spelling", &PyTokenizer::token_spelling, nb::arg("id"),
+             "Bytes of a byte-level token; of others, and of added tokens, their text.")
+        .def("token_flags", &PyTokenizer::token_flags, nb::arg("id"))
+        .def("find", &PyTokenizer::find, nb::arg("spelling"))
+        .def_prop_ro("meta", [](const PyTokenizer& self) { return self.section(Section::kMeta); })
+        .def("added", &PyTokenizer::added, "(id, text, flags) of each added token.")
+        .def_prop_ro("key", &PyTokenizer::key)
+        .def("__len__", &PyTokenizer::size);
+    m.def("build_tokenizer", &build, nb::kw_only(), nb::arg("key"), nb::arg("meta"),
+          nb::arg("config"), nb::arg("offsets"), nb::arg("bytes"), nb::arg("flags"),
+          nb::arg("merges"), nb::arg("scores"), nb::arg("byte_ids"), nb::arg("added"),
+          nb::arg("steps"), nb::arg("charsmap"), nb::arg("prefix"), nb::arg("suffix"),
+          "Content of a compiled file; ValueError when the parts do not fit together.");
+    m.def("pair_ids", &pair_ids, nb::arg("pairs"), nb::arg("ids"),
+          "Ids of pairs of texts as 32-bit numbers; None when one is not a pair of known texts.");
+    m.def("spell", &spell, nb::arg("texts"), nb::arg("alphabet"), nb::arg("as_text"),
+          "Bytes of all texts, their offsets, and the numbers of those not in the alphabet.");
+    m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
+          "Texts of all matches; ValueError when the pattern is not supported, OverBudget when the"
+          " text costs too much.");
+    m.def("regex_replace", &replace_all, nb::arg("pattern"), nb::arg("content"), nb::arg("text"),
+          "The text with all matches replaced; as regex_find_all.");
+    m.def("scan_all", &scan_all, nb::arg("pattern"), nb::arg("text"),
+          "Texts of the matches a scanner finds, and the rest of the text from where it is not"
+          " certain; None when there is no scanner for the pattern.");
+    m.def("tokenizer_bounds", &bounds, "What hostile files and texts may ask for at most.");
+}
+
+}  // namespace bitnet

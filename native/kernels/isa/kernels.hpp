@@ -1,0 +1,201 @@
+// What one instruction set provides: a table of functions, filled by scalar/, avx2/, ...
+//
+// Numerics of `linear`, y (T, rows) = x (T, cols) * w^T, by class of encoding:
+//   float    F32 F16 BF16: per kFloatRun columns two chains of fused multiply-adds in float32, over the
+//            even and the odd ones; their sum is added to that of the columns before.
+//   block    Q*: the activations become int8 in groups of 16, step = max|x| / 127,
+//            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group.
+//            With p, step of the two groups of each 32 columns and sum = sum(step * q), in order:
+//              y = fma(fma(p1, step1, p0 * step0), scale, y)    (Q6_K: a scale of each group, two fmas)
+//              y = fma(sum, min, y)                             (encodings with a minimum)
+//            llama.cpp has one step per 32 activations, for *_K one per 256: with 16 the error of the
+//            rounding is smaller.
+//   ternary  (W1.58A8) one s = 127 / max(max|x|, 1e-5) per token, q = clip(round_half_even(x * s)),
+//            integer sums over the whole row, y = sum / s * scale. With scales per 256 columns the
+//            integer sums are scaled and added in float64, first to last, then y = sum / s * scale.
+//   grouped  (Q1_0, Q2_0, PQ2_0, PTQ1_0) the activations become int8 in runs of 32, rounded as those of block encodings,
+//            which have runs of 16; llama.cpp has 32 here, too. With p = sum(code * q) of a run, an exact integer, in order: part = fma(p, step, part),
+//            from 0 on, and where the columns of a scale end: y = fma(part, scale, y).
+// Attention: a vector of a head is int16 codes and a float32 step, code = round_half_even(x * (range / size)), step =
+//            size / range. Of queries and keys the size is the length and the range 32,767; of values it is the
+//            largest magnitude and the range 16,383. The step is 0 where the size is below 1e-18, NaN where it is
+//            above 1e18 or none. A score is the exact integer product of codes, times (step of the query *
+//            scale), times the step of the key. Page by page a weight is 2^(score - largest of the page), 0 below
+//            2^-100; weight * step of the value becomes a code as well, of a sum of 131,000 or, where one would
+//            be larger, with 32,767 at most (all 0 where a unit is below 1e-30). So a sum of values is an exact
+//            integer too. Sums of pages are added online in float32, in splits of kSplitPages pages that begin
+//            at fixed positions and are merged in order.
+// Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
+// instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
+// which does not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "head/exact_head.hpp"
+#include "isa/levels.hpp"
+#include "ops/delta.hpp"
+#include "encodings/tiles.hpp"
+
+namespace bitnet {
+
+constexpr int kDecodeTokens = 16;  // batches up to this size go through `decode`
+constexpr int kFloatRun = 256;
+
+// Activations of 32 columns of one token, block encodings; a cache line.
+struct alignas(64) BlockInput {
+    int8_t q[32];
+    float step[2];              // of the first 16 and of the others
+    float sum;                  // of step * q
+    int32_t minus_q[2];         // -sum(q) of each 16
+    int16_t minus_pairs[2][2];  // the same of the first and the second two of each four
+};
+static_assert(sizeof(BlockInput) == 64, "one cache line");
+
+// From one token to the next; odd, so that tokens do not compete for the same sets of a cache.
+constexpr int64_t block_inputs(int64_t cols) { return (cols / 32) | 1; }
+
+// Multiple of rows that work on a matrix is cut into.
+constexpr int64_t tile_rows(Type) { return kTileRows; }
+
+struct LinearArgs {
+    const uint8_t* weight = nullptr;
+    Type type = Type::F32;
+    int64_t row_bytes = 0, rows = 0, cols = 0, tokens = 0;
+    float scale = 1.0f;            // ternary: of all weights
+    const float* x = nullptr;      // float: (tokens, cols)
+    const BlockInput* inputs = nullptr;  // block: (tokens, block_inputs(cols))
+    const int8_t* q = nullptr;     // ternary, grouped: (tokens, cols)
+    const float* step = nullptr;   // ternary: (tokens,), the s above; grouped: (tokens, cols / 32)
+    const int32_t* sums = nullptr; // of q, as many
+    float* y = nullptr;            // (tokens, rows)
+
+    // The product of tokens t0 .. t1 - 1 alone.
+    LinearArgs of_tokens(int64_t t0, int64_t t1) const {
+        LinearArgs part = *this;
+        if (is_float(type)) part.x += t0 * cols;
+        else if (is_ternary(type)) part.q += t0 * cols, part.step += t0, part.sums += t0;
+        else if (is_grouped(type)) part.q += t0 * cols, part.step += t0 * cols / 32, part.sums += t0 * cols / 32;
+        else part.inputs += t0 * block_inputs(cols);
+        part.y += t0 * rows;
+        part.tokens = t1 - t0;
+        return part;
+    }
+};
+
+// Rows [r0, r1) of the product for all tokens; *scratch* has scratch_bytes(cols) bytes, 64-aligned.
+using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t* scratch);
+
+constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
+
+constexpr int kKeyBlock = 64;     // positions of a cache page, and keys per step of the online softmax
+constexpr int kSplitPages = 4;    // pages whose keys are seen in one go; then partial results are merged
+constexpr int kQueryBlock = 16;   // tokens per unit of work, at least
+constexpr float kCodeRange = 32767.0f, kValueRange = 16383.0f, kWeightSum = 131000.0f;
+
+constexpr int64_t even(int64_t dim) { return (dim + 1) / 2 * 2; }
+constexpr int64_t whole_tiles(int64_t dim) { return (dim + 63) / 64 * 64; }
+
+// int16 of a page that one head's keys, or values, of one layer take: the codes, (even(dim) / 2, 64, 2) of keys and
+// (32, even(dim), 2) of values, and behind them 64 steps, float32.
+constexpr int64_t head_words(int64_t dim) { return kKeyBlock * (even(dim) + 2); }
+
+// Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. Those of
+// positions 64i .. 64i+63 are in page i: at layer_offset the keys of all heads, then their values.
+struct AttentionArgs {
+    const float* q = nullptr;  // (tokens, heads, head_dim)
+    const int16_t* const* pages = nullptr;
+    int64_t layer_offset = 0;
+    int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
+    int64_t window = 0;                  // keys a query sees, itself included; 0: all
+    float scale = 1.0f, softcap = 0.0f;  // softcap 0: none
+    float* out = nullptr;                // (tokens, heads, head_dim)
+
+    int64_t first_key(int64_t t) const {
+        const int64_t first = start + t + 1 - window;
+        return window > 0 && first > 0 ? first : 0;
+    }
+};
+
+// What rows of queries have seen of one split: sums of weighted values (rows, dim), each row's largest
+// score and sum of weights. A row that saw no key has sum 0.
+struct PartialAttention {
+    float *acc, *top, *sum;
+    PartialAttention(float* memory, int64_t rows, int64_t dim)
+        : acc(memory), top(memory + rows * dim), sum(top + rows) {}
+    static int64_t floats(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }  // whole cache lines
+};
+
+// Floats: the queries' codes and steps, a page's codes where they are changed for products (isa/amx/attention.cpp),
+// and what was seen of a second split.
+inline int64_t attend_scratch(int64_t rows, int64_t dim) {
+    return rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows, dim);
+}
+
+enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid };
+
+struct RopeArgs {
+    const float* x = nullptr;               // (tokens, heads, head_dim)
+    const float *cos = nullptr, *sin = nullptr;  // (tokens, rotated / 2)
+    int64_t heads = 0, head_dim = 0, rotated = 0;
+    bool half = true;                       // pairs (i, i + rotated/2); else (2i, 2i + 1)
+    float* out = nullptr;
+};
+
+enum class TernarySource : int;  // ternary/layout.hpp
+
+// The operations on rows of floats, members of Kernels: plain loops that every instruction set compiles for itself
+// (ops/float_ops.hpp, ops/attention.hpp). They are counted by these names.
+#define BITNET_ROW_OPS(op) op(rms_norm) op(rope) op(gate) op(softcap) op(convolve) op(delta_rule)
+
+struct Kernels {
+    const char* name;
+    LinearKernel decode[kTypes];
+    LinearKernel prefill[kTypes];
+    // int8 activations of one token; see the numerics above for the outputs.
+    void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
+    void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
+    void (*quantize_runs)(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum);
+    // Row *row* of a matrix in a float or block encoding as float32.
+    void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out);
+    // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight.
+    void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
+    void (*rope)(const RopeArgs&, int64_t t0, int64_t t1);
+    void (*gate)(Gate kind, const float* gate, const float* up, int64_t n, float* out);
+    // cap * tanh(x / cap); out may be x.
+    void (*softcap)(const float* x, int64_t n, float cap, float* out);
+    // Channels [c0, c1).
+    void (*convolve)(const ConvolveArgs&, int64_t c0, int64_t c1);
+    // State S of one head, for each position: S *= e^(a softplus(alpha + dt)); S += k (sigmoid(beta) (v - S^T k))^T;
+    // out = S^T q / sqrt(key_dim), with q and k of length one.
+    void (*delta_rule)(const DeltaArgs&, int64_t head);
+    // Queries [t0, t1) of the heads that share one kv head, over the keys of splits [first, last) of
+    // kSplitPages pages; *partial* as PartialAttention lays it out, *scratch* of attend_scratch floats, 64-aligned.
+    void (*attend)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last,
+                   float* partial, float* scratch);
+    // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
+    void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
+                           int16_t* page);
+    // 16 rows of *cols* floats of a type in rows, each where its pointer says, as a tile.
+    void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+    // A tile of 16 whole rows of i2_s or tq2_0, *cols* a multiple of 128, with two bits per weight
+    // (ternary/layout.hpp); returns whether a code was 3.
+    bool (*pack_two_bits)(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
+    // The same tile, which has at least *cols* columns, as one of TernaryDense with *cols*.
+    void (*make_dense)(const uint8_t* tile, int64_t cols, uint8_t* out);
+    HeadKernels exact_head;
+};
+
+// Every level's table, and what the files of its folder add to it.
+#define BITNET_DECLARE(name)              \
+    const Kernels& name##_kernels();      \
+    void add_##name##_ternary(Kernels&);  \
+    void add_##name##_head(Kernels&);     \
+    void add_##name##_attention(Kernels&);
+BITNET_DECLARE(scalar)
+BITNET_LEVELS(BITNET_DECLARE)
+#undef BITNET_DECLARE
+void add_scalar_groups(Kernels&);
+
+}  // namespace bitnet

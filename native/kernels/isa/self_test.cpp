@@ -1,0 +1,450 @@
+// Every kernel of the chosen level against the scalar one, once per process, before the first product. Products
+// that disagree, of weights or of attention, are those of the next level instead, everything else is scalar.
+#include <algorithm>
+#include <cmath>
+
+#include "isa/dispatch.hpp"
+#include "ops/float_rows.hpp"
+#include "ops/ops.hpp"
+#include "head/input.hpp"
+#include "ternary/layout.hpp"
+#include "system/thread_pool.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr double kSelfTestNmse = 1e-9;  // float sums in another order: about 1e-13
+
+// The same numbers on every machine.
+struct Random {
+    uint32_t state = 0x9e3779b9;
+    uint32_t next() {
+        state ^= state << 13;
+        state ^= state >> 17;
+        return state ^= state << 5;
+    }
+    float unit() { return float(next() >> 8) * 0x1p-23f - 1.0f; }
+};
+
+// Random bytes are valid codes almost everywhere; scales must be ordinary numbers.
+std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Random& random) {
+    const Encoding& size = encoding(type);
+    std::vector<uint8_t> bytes(size_t(weight_bytes(type, rows, cols)));
+    for (uint8_t& b : bytes) b = uint8_t(random.next() >> 11);
+    const auto put_half = [&](size_t at) {
+        const uint16_t h = float_to_half(0.01f + 0.005f * random.unit());
+        std::memcpy(&bytes[at], &h, 2);
+    };
+    for (size_t at = 0; at < bytes.size(); at += size_t(size.bytes)) {
+        switch (type) {
+            case Type::F32: {
+                const float f = random.unit();
+                std::memcpy(&bytes[at], &f, 4);
+                break;
+            }
+            case Type::F16: put_half(at); break;
+            case Type::BF16: bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80)); break;
+            case Type::Ternary:
+            case Type::TernaryBlocks:
+            case Type::TernaryDense: break;
+            case Type::Q6_K: put_half(at + 208); break;
+            case Type::PTQ1_0: put_half(at + size_t(size.bytes) - 2); break;
+            default:
+                put_half(at);
+                if (type != Type::Q8_0 && type != Type::Q4_0 && type != Type::Q5_0) put_half(at + 2);
+        }
+    }
+    if (is_ternary(type)) {
+        const auto codes = size_t(ternary_code_bytes(type, rows, cols));
+        for (size_t i = 0; i < codes; ++i)  // code 3 and low digits of 27 mean nothing
+            if (type == Type::TernaryDense) bytes[i] = uint8_t(bytes[i] % 9 * 28 + bytes[i] / 9 % 27);
+            else bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
+        for (size_t i = codes; i < bytes.size(); i += 4) {
+            const float scale = random.unit();
+            std::memcpy(&bytes[i], &scale, 4);
+        }
+    }
+    return bytes;
+}
+
+bool close(const std::vector<float>& got, const std::vector<float>& expected, bool exact) {
+    double error = 0.0, norm = 0.0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        if (exact && got[i] != expected[i]) return false;
+        error += (double(got[i]) - expected[i]) * (double(got[i]) - expected[i]);
+        norm += double(expected[i]) * expected[i];
+    }
+    return error <= kSelfTestNmse * norm;
+}
+
+// Matrix of *type*: random rows, packed where the type has interleaved ones.
+std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random& random) {
+    if (!is_tiled(type)) return random_weights(type, rows, cols, random);
+    const Type source = Type(int(type) - int(tiled(Type::F32)));
+    const std::vector<uint8_t> weights = random_weights(source, rows, cols, random);
+    std::vector<uint8_t> out(size_t(weight_bytes(type, rows, tiled_cols(source, cols))));
+    pack_rows(source, weights.data(), rows, cols, out.data());
+    return out;
+}
+
+// A product of random numbers, which any kernel of *type* can compute.
+struct Product {
+    int64_t rows, tokens;  // enough for tiles of either in pairs and alone, whole and not
+    std::vector<uint8_t> weight;
+    std::vector<float> x, step;
+    std::vector<int8_t> q;
+    std::vector<int32_t> sums;
+    std::vector<BlockInput> inputs;
+    LinearArgs a;
+
+    explicit Product(Type type) : rows(is_ternary(type) || is_grouped(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
+        const int64_t cols = is_grouped(type) ? 1280 : is_float(type) ? 480 : encoding(type).weights <= 32 ? 160 : 512;
+        const int64_t stride = block_inputs(cols), runs = cols / 32;
+        Random random;
+        weight = random_matrix(type, rows, cols, random);
+        x.resize(size_t(tokens * cols)), step.resize(x.size()), q.resize(x.size()), sums.resize(x.size());
+        inputs.resize(size_t(tokens * stride));
+        for (float& f : x) f = random.unit();
+        const Kernels& scalar = scalar_kernels();
+        for (int64_t t = 0; t < tokens; ++t) {
+            const float* row = &x[size_t(t * cols)];
+            if (is_ternary(type)) scalar.quantize_ternary(row, cols, &q[size_t(t * cols)], &step[size_t(t)], &sums[size_t(t)]);
+            else if (is_grouped(type)) scalar.quantize_runs(row, cols, &q[size_t(t * cols)], &step[size_t(t * runs)], &sums[size_t(t * runs)]);
+            else if (!is_float(type)) scalar.quantize_block(row, cols, &inputs[size_t(t * stride)]);
+        }
+        a.weight = weight.data(), a.type = type, a.row_bytes = row_bytes(type, cols);
+        a.rows = rows, a.cols = cols, a.scale = 0.7f;
+        a.x = x.data(), a.inputs = inputs.data(), a.q = q.data(), a.step = step.data(), a.sums = sums.data();
+    }
+
+    // y (n, rows) of the first *n* tokens.
+    std::vector<float> run(LinearKernel kernel, int64_t n) {
+        std::vector<float> y(size_t(n * rows));
+        a.tokens = n, a.y = y.data();
+        kernel(a, 0, rows, thread_scratch(scratch_bytes(a.cols)));
+        return y;
+    }
+};
+
+// Both kernels of a type: near the scalar one, and the same bits in every batch.
+bool linear_agrees(Type type, const Kernels& k) {
+    Product product(type);
+    const LinearKernel decode = k.decode[int(type)], prefill = k.prefill[int(type)];
+    const std::vector<float> all = product.run(prefill, product.tokens);
+    if (!close(all, product.run(scalar_kernels().decode[int(type)], product.tokens), !is_float(type))) return false;
+    for (const int64_t tokens : {1, 7, kDecodeTokens}) {
+        const std::vector<float> some = product.run(decode, tokens);
+        if (!std::equal(some.begin(), some.end(), all.begin())) return false;
+    }
+    return true;
+}
+
+// The fastest level below that of *k* whose kernels agree, in the end `scalar`.
+template <class Agrees>
+const Kernels& slower_that(Agrees agrees, const Kernels& k) {
+    const std::vector<const Kernels*>& tables = detail::offered();
+    auto level = tables.rbegin();
+    while (*level != tables.front() && (*level)->name != k.name) ++level;
+    if (*level != tables.front()) ++level;
+    while (*level != tables.front() && !agrees(**level)) ++level;
+    return **level;
+}
+
+bool dequantize_agrees(const Kernels& k) {
+    constexpr int64_t kCols = 512;
+    Random random;
+    std::vector<float> got(kCols), expected(kCols);
+    for (int i = 0; i < kTypes; ++i) {
+        const Type type = Type(i);
+        if (is_ternary(type) || is_tiled(type)) continue;
+        const std::vector<uint8_t> weight = random_weights(type, 2, kCols, random);
+        scalar_kernels().dequantize(type, weight.data(), 1, kCols, expected.data());
+        k.dequantize(type, weight.data(), 1, kCols, got.data());
+        if (got != expected) return false;
+    }
+    return true;
+}
+
+// Rows one after the other give the bits of the same rows in tiles.
+bool float_rows_agree(Type type) {
+    Product rows(type), tiles(tiled(type));
+    const LinearKernel kernel = detail::active().decode[int(tiled(type))];
+    return rows.run(linear_float_rows, rows.tokens) == tiles.run(kernel, tiles.tokens);
+}
+
+bool gather_agrees(const Kernels& k) {
+    constexpr int64_t kCols = 51;
+    Random random;
+    for (const Type type : {Type::F32, Type::F16, Type::BF16}) {
+        const std::vector<uint8_t> weight = random_weights(type, kTileRows, kCols, random);
+        const uint8_t* rows[kTileRows];
+        for (int r = 0; r < kTileRows; ++r) rows[r] = &weight[size_t((r * 7 + 3) % kTileRows * row_bytes(type, kCols))];
+        std::vector<uint8_t> got(weight.size()), expected(weight.size());
+        scalar_kernels().gather(type, rows, kCols, expected.data());
+        k.gather(type, rows, kCols, got.data());
+        if (got != expected) return false;
+        if (!float_rows_agree(type)) return false;
+    }
+    return true;
+}
+
+// Rows of a file that say 0, 1 and 2, as tiles: the same bytes.
+bool packing_agrees(const Kernels& k) {
+    constexpr int64_t kCols = 512, kDense = kCols / kDenseStep * kDenseStep;
+    const Kernels& s = scalar_kernels();
+    Random random;
+    for (const TernarySource source : {TernarySource::i2_s, TernarySource::tq2_0}) {
+        std::vector<uint8_t> rows(size_t(ternary_source_bytes(source, kTernaryRows, kCols)));
+        std::vector<uint8_t> got(4 * kCols), expected(4 * kCols), dense(kDense / kDenseStep * 64), expected_dense(dense.size());
+        for (const bool wrong : {false, true}) {
+            for (uint8_t& b : rows) {
+                b = uint8_t(random.next() >> 11);
+                if (!wrong) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));  // no code is 3
+            }
+            if (s.pack_two_bits(source, rows.data(), kCols, expected.data()) != wrong) return false;
+            if (k.pack_two_bits(source, rows.data(), kCols, got.data()) != wrong || got != expected) return false;
+        }
+        for (uint8_t& b : expected) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));
+        s.make_dense(expected.data(), kDense, expected_dense.data());
+        k.make_dense(expected.data(), kDense, dense.data());
+        if (dense != expected_dense) return false;
+    }
+    return true;
+}
+
+// A head of random numbers, its copy, and a state that leans towards one of its rows.
+struct Head {
+    static constexpr int64_t kRows = 2 * kHeadRows, kCols = 200;
+    std::vector<float> weight, x, factors, step, residual, norm;
+    std::vector<int32_t> order;
+    std::vector<uint8_t> tiles, sixth;
+    ExactHead m;
+    HeadInput input;
+
+    explicit Head(HeadPack pack) {
+        Random random;
+        weight.resize(kRows * kCols), x.resize(kCols), factors.assign(kCols, 1.0f), order.resize(kCols);
+        for (float& f : weight) f = random.unit();
+        for (int64_t c = 0; c < kCols; ++c) x[size_t(c)] = random.unit() + weight[size_t(kCols + c)], order[size_t(c)] = int32_t(c);
+        for (std::vector<float>* each : {&step, &residual, &norm}) each->resize(kRows);
+        tiles.resize(size_t(head_tiles(kRows) * head_tile_bytes(kCols)));
+        sixth.resize(size_t(kRows * head_sixth_bytes(kCols)));
+        m.type = Type::F32, m.weight = reinterpret_cast<const uint8_t*>(weight.data()), m.rows = kRows, m.cols = kCols;
+        m.order = order.data(), m.factors = factors.data(), m.tiles = tiles.data(), m.sixth = sixth.data();
+        m.step = step.data(), m.residual = residual.data(), m.norm = norm.data();
+        constexpr int64_t kWidth = head_blocks(kCols) * kHeadBlock;
+        std::vector<float> rows(kHeadRows * kWidth);
+        for (int64_t tile = 0; tile < head_tiles(kRows); ++tile) {
+            std::fill(rows.begin(), rows.end(), 0.0f);
+            for (int64_t r = 0; r < kHeadRows; ++r)
+                std::copy_n(&weight[size_t((tile * kHeadRows + r) * kCols)], kCols, &rows[size_t(r * kWidth)]);
+            pack(m, tile, rows.data());
+        }
+        head_input(m, x.data(), input);
+    }
+
+    // Logits and upper bounds by five bits, then by six.
+    void bounds(const HeadKernels& k, std::vector<float>* approx, std::vector<float>* upper) const {
+        for (int i = 0; i < 2; ++i) approx[i].resize(kRows), upper[i].resize(kRows);
+        for (int64_t tile = 0; tile < head_tiles(kRows); ++tile) {
+            const int64_t r = tile * kHeadRows;
+            k.tile(m.tiles + tile * head_tile_bytes(kCols), head_blocks(kCols) + 1, input, m.step + r, m.residual + r,
+                   m.norm + r, &approx[0][size_t(r)], &upper[0][size_t(r)]);
+        }
+        for (int64_t r = 0; r < kRows; ++r) {
+            float sum, error;
+            k.sixth(m.sixth + r * head_sixth_bytes(kCols), kCols, input, &sum, &error);
+            approx[1][size_t(r)] = approx[0][size_t(r)] + sum * step[size_t(r)];
+            upper[1][size_t(r)] = approx[1][size_t(r)] + error * read<float>(m.sixth + r * head_sixth_bytes(kCols));
+        }
+    }
+};
+
+// Of its own copy and of the scalar one: bounds that hold, and the numbers that scalar code has.
+bool exact_head_agrees(const HeadKernels& k) {
+    const HeadKernels& scalar = scalar_kernels().exact_head;
+    double width[2] = {0.0, 0.0};
+    for (const HeadPack pack : {scalar.pack, k.pack}) {
+        const Head head(pack);
+        std::vector<float> approx[2], upper[2], expected[2], expected_upper[2];
+        head.bounds(k, approx, upper);
+        head.bounds(scalar, expected, expected_upper);
+        for (int six = 0; six < 2; ++six) {
+            if (!close(approx[six], expected[six], false) || !close(upper[six], expected_upper[six], false)) return false;
+            for (int64_t r = 0; r < Head::kRows; ++r) {
+                double logit = 0.0;
+                for (int64_t c = 0; c < Head::kCols; ++c) logit += double(head.weight[size_t(r * Head::kCols + c)]) * head.x[size_t(c)];
+                const double slack = six ? double(head.input.slack) * head.norm[size_t(r)] : 0.0;
+                if (!(logit <= upper[six][size_t(r)] + slack)) return false;
+                width[pack == scalar.pack] += upper[six][size_t(r)] - approx[six][size_t(r)];
+            }
+        }
+    }
+    // Sums of squares differ in their last bit, so a step may differ; bounds are about as tight.
+    return width[0] <= 1.25 * width[1];
+}
+
+bool row_ops_agree(const Kernels& k) {
+    constexpr int64_t kCols = 333;
+    Random random;
+    std::vector<float> x(kCols), w(kCols), got(kCols), expected(kCols);
+    for (float& f : x) f = random.unit();
+    for (float& f : w) f = random.unit();
+    const Kernels& s = scalar_kernels();
+    s.rms_norm(x.data(), w.data(), kCols, 1e-5f, expected.data());
+    k.rms_norm(x.data(), w.data(), kCols, 1e-5f, got.data());
+    if (!close(got, expected, false)) return false;
+    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid}) {
+        s.gate(kind, x.data(), w.data(), kCols, expected.data());
+        k.gate(kind, x.data(), w.data(), kCols, got.data());
+        if (!close(got, expected, false)) return false;
+    }
+    s.softcap(x.data(), kCols, 0.5f, expected.data());
+    k.softcap(x.data(), kCols, 0.5f, got.data());
+    return close(got, expected, false);
+}
+
+// Bit for bit: sums are added in one order.
+bool states_agree(const Kernels& k) {
+    constexpr int64_t kTokens = 3, kHeads = 2, kKeys = 24, kValues = 37, kWidth = 3, kChannels = 41;
+    Random random;
+    const auto draw = [&](int64_t n) {
+        std::vector<float> made(static_cast<size_t>(n));
+        for (float& f : made) f = random.unit();
+        return made;
+    };
+    const std::vector<float> q = draw(kTokens * kKeys), key = draw(kTokens * kKeys), v = draw(kTokens * kHeads * kValues);
+    const std::vector<float> alpha = draw(kTokens * kHeads), a = draw(kHeads), start = draw(kHeads * kKeys * kValues);
+    const std::vector<float> x = draw(kTokens * kChannels), weight = draw(kChannels * kWidth);
+    std::vector<float> results[2];
+    for (const Kernels* each : {&scalar_kernels(), &k}) {
+        std::vector<float> state = start, out(v.size()), mixed(x.size());
+        std::vector<float> before(start.begin(), start.begin() + (kWidth - 1) * kChannels);
+        DeltaArgs d;
+        d.q = q.data(), d.k = key.data(), d.v = v.data(), d.alpha = d.beta = alpha.data(), d.a = d.dt = a.data();
+        d.state = state.data(), d.out = out.data(), d.tokens = kTokens, d.heads = kHeads, d.key_heads = 1;
+        d.key_dim = kKeys, d.value_dim = kValues;
+        for (int64_t head = 0; head < kHeads; ++head) each->delta_rule(d, head);
+        ConvolveArgs c;
+        c.x = x.data(), c.weight = weight.data(), c.state = before.data(), c.out = mixed.data();
+        c.tokens = kTokens, c.channels = kChannels, c.width = kWidth;
+        each->convolve(c, 0, kChannels);
+        for (const auto* part : {&out, &state, &mixed, &before}) {
+            auto& result = results[each == &k];
+            result.insert(result.end(), part->begin(), part->end());
+        }
+    }
+    return results[0] == results[1] || &k == &scalar_kernels();
+}
+
+bool rope_agrees(const Kernels& k) {
+    constexpr int64_t kCols = 84;
+    Random random;
+    std::vector<float> x(kCols), w(kCols), got(kCols), expected(kCols);
+    for (float& f : x) f = random.unit();
+    for (float& f : w) f = random.unit();
+    const Kernels& s = scalar_kernels();
+    for (const bool half : {true, false}) {
+        RopeArgs a;
+        a.x = x.data(), a.cos = w.data(), a.sin = w.data() + 20, a.half = half;
+        a.heads = 2, a.head_dim = kCols / 2, a.rotated = 40;
+        a.out = expected.data();
+        s.rope(a, 0, 1);
+        a.out = got.data();
+        k.rope(a, 0, 1);
+        if (!close(got, expected, false)) return false;
+    }
+    return true;
+}
+
+// Rounded activations are part of the ternary result, so they must be the same bits.
+bool rounding_agrees(const Kernels& k) {
+    constexpr int64_t kCols = 416;
+    Random random;
+    std::vector<float> x(kCols);
+    std::vector<BlockInput> blocks[2] = {std::vector<BlockInput>(kCols / 32), std::vector<BlockInput>(kCols / 32)};
+    std::vector<int8_t> q[4] = {std::vector<int8_t>(kCols), q[0], q[0], q[0]};
+    std::vector<float> step[4] = {std::vector<float>(kCols / 32), step[0], step[0], step[0]};
+    std::vector<int32_t> sum[4] = {std::vector<int32_t>(kCols / 32), sum[0], sum[0], sum[0]};
+    for (float& f : x) f = random.unit();
+    const Kernels* both[2] = {&scalar_kernels(), &k};
+    for (int i = 0; i < 2; ++i) {
+        both[i]->quantize_block(x.data(), kCols, blocks[i].data());
+        both[i]->quantize_ternary(x.data(), kCols, q[i].data(), step[i].data(), sum[i].data());
+        both[i]->quantize_runs(x.data(), kCols, q[2 + i].data(), step[2 + i].data(), sum[2 + i].data());
+    }
+    const auto same = [](const auto* pair) { return pair[0] == pair[1] && pair[2] == pair[3]; };
+    return std::memcmp(blocks[0].data(), blocks[1].data(), kCols / 32 * sizeof(BlockInput)) == 0 && same(q) && same(step) &&
+           same(sum);
+}
+
+bool attention_agrees(const Kernels& k) {
+    AttentionArgs a;
+    a.tokens = 11, a.heads = 4, a.kv_heads = 2, a.head_dim = 72, a.start = 70, a.window = 68, a.scale = 0.2f;
+    const int64_t rows = a.tokens * a.heads / a.kv_heads, positions = a.start + a.tokens;
+    const size_t page = size_t(2 * a.kv_heads * head_words(a.head_dim));
+    Random random;
+    std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)), kv(size_t(a.kv_heads * a.head_dim));
+    for (float& f : q) f = random.unit();
+    std::vector<int16_t> pages[2] = {std::vector<int16_t>(2 * page), std::vector<int16_t>(2 * page)};
+    const Kernels* both[2] = {&scalar_kernels(), &k};
+    for (int64_t p = 0; p < positions; ++p) {
+        for (float& f : kv) f = random.unit();
+        for (int i = 0; i < 2; ++i)
+            both[i]->store_position(kv.data(), kv.data(), a.kv_heads, a.head_dim, p % kKeyBlock,
+                                    &pages[i][size_t(p / kKeyBlock) * page]);
+    }
+    if (pages[0] != pages[1]) return false;
+    const int16_t* at[2] = {pages[0].data(), pages[0].data() + page};
+    a.q = q.data(), a.pages = at;
+    const auto floats = size_t(PartialAttention::floats(rows, a.head_dim));
+    std::vector<float> got(floats), expected(floats);
+    auto* scratch = reinterpret_cast<float*>(thread_scratch(size_t(attend_scratch(rows, a.head_dim)) * sizeof(float)));
+    for (int64_t head = 0; head < a.kv_heads; ++head)
+        for (const int64_t tokens : {int64_t(2), a.tokens}) {  // a few rows, and enough for tiles and for a rest
+            scalar_kernels().attend(a, head, 0, tokens, 0, 1, expected.data(), scratch);
+            k.attend(a, head, 0, tokens, 0, 1, got.data(), scratch);
+            if (!close(got, expected, true)) return false;
+        }
+    return true;
+}
+
+}  // namespace
+
+std::vector<std::string> self_test() {
+    Kernels& chosen = detail::chosen();
+    const Kernels& scalar = scalar_kernels();
+    std::vector<std::string> replaced;
+    for (int i = 0; i < kTypes; ++i) {
+        if (can_tile(Type(i))) continue;  // in rows: scalar
+        const auto agrees = [&](const Kernels& k) { return linear_agrees(Type(i), k); };
+        if (agrees(chosen)) continue;
+        // Those of the next level that agree. Both: a token has the same bits whichever of them computes it.
+        const Kernels& next = slower_that(agrees, chosen);
+        chosen.decode[i] = next.decode[i];
+        chosen.prefill[i] = next.prefill[i];
+        replaced.push_back(std::string("linear ") + kEncodings[i].name);
+    }
+    const auto check = [&](bool agrees, const char* name, auto... members) {
+        if (agrees) return;
+        ((chosen.*members = scalar.*members), ...);
+        replaced.emplace_back(name);
+    };
+    check(dequantize_agrees(chosen), "dequantize", &Kernels::dequantize);
+    check(gather_agrees(chosen), "gather", &Kernels::gather);
+    check(exact_head_agrees(chosen.exact_head), "exact head", &Kernels::exact_head);
+    check(row_ops_agree(chosen), "rms_norm, gate and softcap", &Kernels::rms_norm, &Kernels::gate, &Kernels::softcap);
+    check(rope_agrees(chosen), "rope", &Kernels::rope);
+    check(states_agree(chosen), "convolve and delta_rule", &Kernels::convolve, &Kernels::delta_rule);
+    check(packing_agrees(chosen), "packing of ternary weights", &Kernels::pack_two_bits, &Kernels::make_dense);
+    check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary,
+          &Kernels::quantize_runs);
+    if (!attention_agrees(chosen)) {
+        const Kernels& next = slower_that(attention_agrees, chosen);
+        chosen.attend = next.attend, chosen.store_position = next.store_position;
+        replaced.emplace_back("attention");
+    }
+    return replaced;
+}
+
+}  // namespace bitnet

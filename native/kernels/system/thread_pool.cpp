@@ -1,0 +1,208 @@
+#include "system/thread_pool.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+#include "system/float_mode.hpp"
+#include "system/forks.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr int kCallerSpins = 200;  // then the caller gives its core to a worker that lost one
+
+void pause_core() {
+#if defined(__x86_64__) || defined(_M_X64)
+    _mm_pause();
+#elif defined(__aarch64__) && !defined(_MSC_VER)
+    __asm__ volatile("yield");
+#endif
+}
+
+struct Job {
+    ChunkFunction function;
+    void* context;
+    int64_t chunks;
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+
+    // Nothing may be thrown out of here: others still work on the job, and a worker has no caller.
+    void work() noexcept {
+        try {
+            for (;;) {
+                const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
+                if (chunk >= chunks) return;
+                function(context, chunk);
+            }
+        } catch (...) {
+            failed.store(true);
+        }
+    }
+};
+
+class Pool {
+public:
+    // Where the system has no room for another thread there are fewer: slower, and right.
+    explicit Pool(int workers) : requested_(workers) {
+        try {
+            workers_.reserve(size_t(workers));
+            for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
+        } catch (const std::exception&) {
+        }
+    }
+
+    ~Pool() {
+        {
+            const std::lock_guard<std::mutex> lock(sleep_);
+            stop_ = true;
+        }
+        epoch_.fetch_add(1);
+        wake_.notify_all();
+        for (std::thread& worker : workers_) worker.join();
+    }
+
+    // A worker that never gets a core in time has claimed nothing and is not waited for: the job
+    // is over when it is withdrawn and no worker is inside.
+    void run(Job& job) {
+        current_.store(&job);
+        epoch_.fetch_add(1);
+        notify();
+        job.work();
+        current_.store(nullptr);
+        for (int spins = 0; inside_.load() != 0; ++spins) {
+            if (spins < kCallerSpins) pause_core();
+            else std::this_thread::yield();
+        }
+        if (job.failed.load()) throw std::bad_alloc();
+    }
+
+    int requested() const { return requested_; }
+
+    void wake() {
+        epoch_.fetch_add(1);
+        notify();
+    }
+
+private:
+    void notify() {
+        if (sleepers_.load() == 0) return;
+        { const std::lock_guard<std::mutex> lock(sleep_); }
+        wake_.notify_all();
+    }
+
+    void loop() {
+        const FloatMode mode;
+        Patience patience;
+        uint64_t seen = 0;
+        for (;;) {
+            wait(seen, patience);
+            seen = epoch_.load();
+            if (stop_.load()) return;
+            inside_.fetch_add(1);
+            if (Job* job = current_.load()) job->work();
+            inside_.fetch_sub(1);
+        }
+    }
+
+    void wait(uint64_t seen, Patience& patience) {
+        if (const int turns = patience.turns()) {
+            const auto start = std::chrono::steady_clock::now();
+            const bool called = spin(seen, turns);
+            patience.spun(std::chrono::steady_clock::now() - start);
+            if (called) return;
+        }
+        std::unique_lock<std::mutex> lock(sleep_);
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, [&] { return epoch_.load() != seen; });
+        sleepers_.fetch_sub(1);
+    }
+
+    bool spin(uint64_t seen, int turns) const {
+        for (int i = 0; i < turns; ++i) {
+            if (epoch_.load(std::memory_order_acquire) != seen) return true;
+            pause_core();
+        }
+        return false;
+    }
+
+    const int requested_;
+    std::vector<std::thread> workers_;
+    std::mutex sleep_;
+    std::condition_variable wake_;
+    alignas(64) std::atomic<uint64_t> epoch_{0};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stop_{false};
+    alignas(64) std::atomic<Job*> current_{nullptr};
+    alignas(64) std::atomic<int> inside_{0};
+};
+
+std::atomic<int> requested_threads{int(std::max(1u, std::thread::hardware_concurrency()))};
+
+// A forked child has this memory but none of the threads: it starts its own.
+struct State {
+    std::mutex in_use;
+    std::unique_ptr<Pool> pool;
+};
+
+// Leaked on purpose: at exit the workers may still be asleep in it.
+State& state() {
+    static auto& it = *new PerProcess<State>;
+    return it.get();
+}
+
+// The pool of *s*, whose lock is held, with as many threads as are requested now.
+Pool& prepared(State& s) {
+    const int workers = requested_threads.load() - 1;
+    if (!s.pool || s.pool->requested() != workers) {
+        s.pool.reset();  // its threads end before others begin, and no pointer to it is left
+        s.pool = std::make_unique<Pool>(workers);
+    }
+    return *s.pool;
+}
+
+}  // namespace
+
+void set_threads(int count) { requested_threads.store(count < 1 ? 1 : count); }
+
+int threads() { return requested_threads.load(); }
+
+void wake_threads() {
+    State& s = state();
+    if (threads() < 2 || !s.in_use.try_lock()) return;
+    const std::lock_guard<std::mutex> lock(s.in_use, std::adopt_lock);
+    prepared(s).wake();
+}
+
+void run_chunks(int64_t chunks, ChunkFunction function, void* context) {
+    State& s = state();
+    if (chunks > 1 && threads() > 1 && s.in_use.try_lock()) {
+        const std::lock_guard<std::mutex> lock(s.in_use, std::adopt_lock);
+        Job job{function, context, chunks};
+        prepared(s).run(job);
+        return;
+    }
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) function(context, chunk);
+}
+
+uint8_t* thread_scratch(size_t size) {
+    thread_local std::unique_ptr<uint8_t[]> memory;
+    thread_local size_t capacity = 0;
+    if (capacity < size + 64) {
+        memory.reset(new uint8_t[size + 64]);
+        capacity = size + 64;
+    }
+    const auto address = reinterpret_cast<uintptr_t>(memory.get());
+    return memory.get() + (64 - address % 64) % 64;
+}
+
+}  // namespace bitnet

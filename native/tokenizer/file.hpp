@@ -1,0 +1,201 @@
+// The compiled tokenizer: one file of flat tables that is mapped and used as it is.
+//
+//   header (64 bytes) | section table | sections, each on an 8-byte boundary
+//
+// Little-endian. The checksum covers everything behind the header and finds accidents, not malice:
+// every index, id and text in the tables is checked when a file is opened.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/budget.hpp"
+#include "tokenizer/trie.hpp"
+
+namespace bitnet {
+
+constexpr uint32_t kTokenizerVersion = 7;
+constexpr uint32_t kNoId = 0xFFFFFFFF;
+
+enum class Section : uint32_t {
+    kMeta, kConfig, kOffsets, kBytes, kFlags, kSlots, kMergeSlots, kMergeResults, kScores,
+    kByteIds, kAdded, kSteps, kCharsmap, kPrefix, kSuffix, kTrieNodes, kTrieEdges, kCount
+};
+constexpr size_t kSections = static_cast<size_t>(Section::kCount);
+
+struct FileHeader {
+    char magic[8];
+    uint32_t version;
+    uint32_t sections;
+    uint64_t size;
+    uint64_t checksum;
+    unsigned char key[32];
+};
+static_assert(sizeof(FileHeader) == 64, "the header is part of the format");
+
+enum class ModelKind : uint32_t { kBpe, kSpm, kUnigram, kWordPiece, kWordLevel };
+
+struct Config {
+    uint32_t model;
+    uint32_t flags;
+    uint32_t unknown_id;
+    uint32_t max_chars_per_word;
+    uint32_t max_token_bytes;  // of those the model makes; filled in by the builder
+    uint32_t word_ends[8];     // a bit for each byte that no token has before a U+2581; likewise
+    uint32_t strangers[128][4];  // a bit for each pair in ASCII that no token has inside; likewise
+
+    // Whether no token has what is on both sides of text[at] inside.
+    bool parts(std::string_view text, size_t at) const {
+        const auto before = static_cast<unsigned char>(text[at - 1]), behind = static_cast<unsigned char>(text[at]);
+        if (before < 128 && behind < 128) return (strangers[before][behind / 32] >> behind % 32 & 1) != 0;
+        if (behind != 0xE2 || text.compare(at, 3, "\xE2\x96\x81") != 0) return false;
+        return (word_ends[before / 32] >> before % 32 & 1) != 0;
+    }
+};
+static_assert(sizeof(Config) == 2100, "the configuration is part of the format");
+
+enum ConfigFlag : uint32_t {
+    kByteLevel = 1, kByteFallback = 2, kIgnoreMerges = 4, kAddSpacePrefix = 8,
+    kRemoveExtraWhitespaces = 16,
+    kSteps = 32,  // a Unigram model behind steps, as the tokenizers library runs it: scores are doubles
+    kFuseUnknown = 64,
+    kWordsApart = 128  // parts are merged one by one, see Config::parts; filled in by the builder
+};
+
+enum TokenFlag : uint8_t {
+    kSpecial = 1,      // skipped by skip_special
+    kVerbatim = 2,     // an added token: its text is its spelling
+    kByteToken = 4,    // <0xNN>
+    kInModel = 8,      // the model itself can produce it
+    kUserDefined = 16, // SentencePiece: never split
+    kUnused = 32,      // SentencePiece: an intermediate that is split again
+    kWhole = 64        // merging its spelling gives it alone; filled in by the builder
+};
+
+constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
+
+// Limits of the packed table entries.
+constexpr uint32_t kMaxTokens = (1u << 21) - 2;
+constexpr uint32_t kMaxMerges = (1u << 22) - 2;
+
+inline uint64_t hash_bytes(const char* p, size_t n) {
+    uint64_t h = 0x9E3779B97F4A7C15ull ^ n;
+    const auto mix = [&](uint64_t word) {
+        h = (h ^ word) * 0xD6E8FEB86659FD93ull;
+        h ^= h >> 32;
+    };
+    for (; n >= 8; p += 8, n -= 8) {
+        uint64_t word;
+        std::memcpy(&word, p, 8);
+        mix(word);
+    }
+    if (n > 0) {
+        uint64_t word = 0;
+        std::memcpy(&word, p, n);
+        mix(word);
+    }
+    return h;
+}
+
+inline uint64_t hash_pair(uint64_t left, uint64_t right) {
+    const uint64_t h = (left << 21 | right) * 0x9E3779B97F4A7C15ull;
+    return h ^ h >> 29;
+}
+
+uint64_t checksum(const char* data, size_t size);
+
+// A file that was checked as a whole; views into memory that someone else keeps alive.
+class TokenizerFile {
+public:
+    TokenizerFile() = default;
+    // Throws std::invalid_argument with what is wrong with it.
+    TokenizerFile(const char* data, size_t size);
+
+    std::string_view section(Section id) const { return sections_[static_cast<size_t>(id)]; }
+    template <typename T>
+    const T* table(Section id, size_t* count) const {
+        *count = section(id).size() / sizeof(T);
+        return reinterpret_cast<const T*>(section(id).data());
+    }
+
+    Config config{};
+    uint32_t n_tokens = 0;
+
+    std::string_view token(uint32_t id) const {
+        if (id >= n_tokens) return {};
+        return bytes_.substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
+    }
+    uint8_t flags(uint32_t id) const { return id < n_tokens ? flags_[id] : 0; }
+    float score(uint32_t id) const { return id < n_scores_ && scores_ != nullptr ? scores_[id] : 0.0f; }
+    double exact_score(uint32_t id) const { return id < n_scores_ && exact_ != nullptr ? exact_[id] : 0.0; }
+    uint32_t byte_id(unsigned char byte) const { return byte_ids_[byte]; }
+
+    // Id of the token the model spells this way, or kNoId.
+    uint32_t find(const char* p, size_t n) const {
+        if (n > config.max_token_bytes || n_slots_ == 0) return kNoId;
+        const uint64_t h = hash_bytes(p, n);
+        const auto tag = static_cast<uint32_t>(h >> 53);
+        size_t i = h & (n_slots_ - 1);
+        for (size_t tried = 0; tried < limits::kProbe; ++tried, i = (i + 1) & (n_slots_ - 1)) {
+            const uint32_t slot = slots_[i];
+            if (slot == 0) return kNoId;
+            if (slot >> 21 != tag) continue;
+            const uint32_t id = (slot & 0x1FFFFF) - 1;
+            if (token(id) == std::string_view(p, n)) return id;
+        }
+        return kNoId;
+    }
+
+    // Rank of the merge of two ids, or kNoId; *result is the token it makes.
+    uint32_t merge(uint32_t left, uint32_t right, uint32_t* result) const {
+        if (n_merge_slots_ == 0) return kNoId;
+        const uint64_t pair = static_cast<uint64_t>(left) << 21 | right;
+        size_t i = hash_pair(left, right) & (n_merge_slots_ - 1);
+        for (size_t tried = 0; tried < limits::kProbe;
+             ++tried, i = (i + 1) & (n_merge_slots_ - 1)) {
+            const uint64_t slot = merge_slots_[i];
+            if (slot == 0) return kNoId;
+            if (slot >> 22 != pair) continue;
+            const auto rank = static_cast<uint32_t>(slot & 0x3FFFFF) - 1;
+            *result = merge_results_[rank];
+            return rank;
+        }
+        return kNoId;
+    }
+
+    // Of a Unigram model: the spellings that may stand in a text, to their ids.
+    const Trie& pieces() const { return pieces_; }
+
+private:
+    void check_sizes() const;
+    void check_ids() const;
+    void check_texts() const;
+
+    std::string_view sections_[kSections];
+    std::string_view bytes_;
+    const uint32_t* offsets_ = nullptr;
+    const uint8_t* flags_ = nullptr;
+    const uint32_t* slots_ = nullptr;
+    const uint64_t* merge_slots_ = nullptr;
+    const uint32_t* merge_results_ = nullptr;
+    const float* scores_ = nullptr;
+    const double* exact_ = nullptr;
+    const uint32_t* byte_ids_ = nullptr;
+    Trie pieces_;
+    size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0, n_offsets_ = 0,
+           n_byte_ids_ = 0;
+};
+
+// What a compiled file is made of; plain little-endian arrays.
+struct TokenizerParts {
+    std::string_view key, meta, config, offsets, bytes, flags, merges, scores, byte_ids, added,
+        steps, charsmap, prefix, suffix;
+};
+
+// Throws std::invalid_argument when the parts do not fit together or exceed a limit.
+std::string build_tokenizer(const TokenizerParts& parts);
+
+}  // namespace bitnet

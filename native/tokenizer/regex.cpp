@@ -1,0 +1,449 @@
+#include "tokenizer/regex.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "tokenizer/unicode.hpp"
+
+namespace bitnet {
+namespace {
+
+using Node = RegexNode;
+using Inst = Regex::Inst;
+using Op = Regex::Op;
+
+// A start that took this many steps is worth remembering where it failed.
+constexpr uint64_t kPatience = 32;
+
+bool can_be_empty(const Node& node) {
+    switch (node.kind) {
+        case Node::kChar: case Node::kSet: return false;
+        case Node::kConcat:
+            return std::all_of(node.children.begin(), node.children.end(), can_be_empty);
+        case Node::kAlternate:
+            return std::any_of(node.children.begin(), node.children.end(), can_be_empty);
+        case Node::kRepeat: return node.min == 0 || can_be_empty(node.children[0]);
+        case Node::kAtomic: return can_be_empty(node.children[0]);
+        default: return true;
+    }
+}
+
+class Compiler {
+public:
+    Compiler(std::vector<Inst>& program, std::vector<CharSet>& sets, std::vector<FirstSet>& guards)
+        : program_(program), sets_(sets), guards_(guards) {}
+
+    void emit(const Node& node) {
+        if (program_.size() > limits::kPatternProgram) {
+            throw std::invalid_argument("regular expression: too long when compiled");
+        }
+        switch (node.kind) {
+            case Node::kEmpty: return;
+            case Node::kChar: add(Op::kChar, node.value); return;
+            case Node::kSet: add(Op::kSet, node.value); return;
+            case Node::kConcat:
+                for (const Node& child : node.children) emit(child);
+                return;
+            case Node::kAlternate: alternate(node); return;
+            case Node::kRepeat: repeat(node); return;
+            case Node::kLook: enclosed(Op::kLook, node.children[0]); return;
+            case Node::kNotLook: enclosed(Op::kNotLook, node.children[0]); return;
+            case Node::kAtomic: enclosed(Op::kAtomic, node.children[0]); return;
+            case Node::kLineStart: add(Op::kLineStart); return;
+            case Node::kLineEnd: add(Op::kLineEnd); return;
+            case Node::kTextStart: add(Op::kTextStart); return;
+            case Node::kTextEnd: add(Op::kTextEnd); return;
+            case Node::kWordBorder: add(Op::kWordBorder); return;
+            case Node::kInsideWord: add(Op::kInsideWord); return;
+        }
+    }
+
+    uint32_t add(Op op, uint32_t a = 0, uint32_t b = 0) {
+        program_.push_back(Inst{op, a, b});
+        return static_cast<uint32_t>(program_.size() - 1);
+    }
+
+    FirstSet first(const Node& node) const {
+        FirstSet result;
+        switch (node.kind) {
+            case Node::kChar:
+                if (node.value < 128) result.ascii[node.value >> 6] |= uint64_t{1} << (node.value & 63);
+                else result.other = true;
+                return result;
+            case Node::kSet:
+                result.ascii[0] = sets_[node.value].ascii[0];
+                result.ascii[1] = sets_[node.value].ascii[1];
+                result.other = true;
+                return result;
+            case Node::kConcat:
+                result.nullable = true;
+                for (const Node& child : node.children) {
+                    join(result, first(child));
+                    if (!can_be_empty(child)) return result.nullable = false, result;
+                }
+                return result;
+            case Node::kAlternate:
+                for (const Node& child : node.children) {
+                    const FirstSet one = first(child);
+                    join(result, one);
+                    result.nullable = result.nullable || one.nullable;
+                }
+                return result;
+            case Node::kRepeat:
+                result = first(node.children[0]);
+                result.nullable = result.nullable || node.min == 0;
+                return result;
+            case Node::kAtomic: return first(node.children[0]);
+            default:
+                result.nullable = true;
+                return result;
+        }
+    }
+
+    uint32_t n_loops = 0;
+
+private:
+    static void join(FirstSet& into, const FirstSet& from) {
+        into.ascii[0] |= from.ascii[0];
+        into.ascii[1] |= from.ascii[1];
+        into.other = into.other || from.other;
+    }
+
+    uint32_t here() const { return static_cast<uint32_t>(program_.size()); }
+
+    void alternate(const Node& node) {
+        std::vector<uint32_t> jumps;
+        for (size_t i = 0; i + 1 < node.children.size(); ++i) {
+            const uint32_t split = add(Op::kSplit);
+            guards_.push_back(first(node.children[i]));
+            program_[split].guard = static_cast<int>(guards_.size() - 1);
+            program_[split].a = here();
+            emit(node.children[i]);
+            jumps.push_back(add(Op::kJump));
+            program_[split].b = here();
+        }
+        emit(node.children.back());
+        for (const uint32_t jump : jumps) program_[jump].a = here();
+    }
+
+    void enclosed(Op op, const Node& body) {
+        const uint32_t start = add(op);
+        emit(body);
+        add(Op::kMatch);
+        program_[start].a = here();
+    }
+
+    void repeat(const Node& node) {
+        const Node& body = node.children[0];
+        if (body.kind == Node::kSet && node.mode != Node::kLazy) {
+            const bool possessive = node.mode == Node::kPossessive;
+            const uint32_t loop = add(possessive ? Op::kPossessive : Op::kLoop, body.value);
+            program_[loop].min = node.min;
+            program_[loop].max = node.max;
+            program_[loop].b = n_loops++;
+            return;
+        }
+        if (node.mode == Node::kPossessive) {
+            Node atomic{Node::kAtomic};
+            atomic.children.push_back(node);
+            atomic.children[0].mode = Node::kGreedy;
+            emit(atomic);
+            return;
+        }
+        if (can_be_empty(body)) {
+            throw std::invalid_argument("regular expression: repeating what can be empty is not supported");
+        }
+        for (uint32_t i = 0; i < node.min; ++i) emit(body);
+        const bool lazy = node.mode == Node::kLazy;
+        std::vector<uint32_t> exits;
+        const auto optional = [&] {
+            const uint32_t split = add(Op::kSplit);
+            exits.push_back(split);
+            emit(body);
+            return split;
+        };
+        if (node.max == kUnbounded) {
+            const uint32_t split = optional();
+            add(Op::kJump, split);
+        } else {
+            for (uint32_t i = node.min; i < node.max; ++i) optional();
+        }
+        for (const uint32_t split : exits) {
+            program_[split].a = lazy ? here() : split + 1;
+            program_[split].b = lazy ? split + 1 : here();
+        }
+    }
+
+    std::vector<Inst>& program_;
+    std::vector<CharSet>& sets_;
+    std::vector<FirstSet>& guards_;
+};
+
+}  // namespace
+
+Regex::Regex(const std::string& pattern) {
+    const RegexNode root = parse_regex(pattern, sets_);
+    nullable_ = can_be_empty(root);
+    Compiler compiler(program_, sets_, guards_);
+    compiler.emit(root);
+    compiler.add(Op::kMatch);
+    first_ = compiler.first(root);
+    loops_.resize(compiler.n_loops);
+}
+
+void StateMemo::reset(size_t most) {
+    most_ = most;
+    if (count_ == 0) return;
+    slots_ = {};
+    count_ = 0;
+}
+
+size_t StateMemo::slot(uint64_t key) const {
+    size_t i = (key * 0x9E3779B97F4A7C15ull) >> 20 & (slots_.size() - 1);
+    while (slots_[i] != 0 && slots_[i] >> 2 != key) i = (i + 1) & (slots_.size() - 1);
+    return i;
+}
+
+StateMemo::Verdict StateMemo::look_up(uint64_t key) const {
+    return slots_.empty() ? kUnknown : static_cast<Verdict>(slots_[slot(key)] & 3);
+}
+
+void StateMemo::note(uint64_t key, Verdict verdict) {
+    if (count_ >= most_) return;
+    if (2 * count_ >= slots_.size()) grow();
+    uint64_t& found = slots_[slot(key)];
+    if (found == 0) ++count_;
+    found = key << 2 | verdict;
+}
+
+void StateMemo::grow() {
+    std::vector<uint64_t> old(slots_.empty() ? 256 : 2 * slots_.size(), 0);
+    old.swap(slots_);
+    for (const uint64_t entry : old) {
+        if (entry != 0) slots_[slot(entry >> 2)] = entry;
+    }
+}
+
+bool Regex::find(const char* begin, const char* from, const char* end, Budget& budget,
+                 const char** match_begin, const char** match_end) {
+    if (from == begin || begin != begin_ || end != end_) {
+        loops_.assign(loops_.size(), Loop{});
+        memo_.reset(limits::kBaseSteps + 4 * static_cast<size_t>(end - begin));
+    }
+    begin_ = begin;
+    end_ = end;
+    size_ = static_cast<uint32_t>(end - begin);
+    budget_ = &budget;
+    for (const char* p = from; p != end || nullable_;) {
+        const char* const start = p;
+        if (p != end) unicode::next(p, end);
+        if (!nullable_ && !first_.admits(start, end)) continue;
+        stack_.clear();
+        trail_.clear();
+        spent_ = 0;
+        uint32_t stop = 0;
+        if (run(Op::kMatch, 0, static_cast<uint32_t>(start - begin), &stop)) {
+            *match_begin = start;
+            *match_end = begin + stop;
+            return true;
+        }
+        if (start == end) break;
+    }
+    return false;
+}
+
+bool RegexMatches::next(const char** match_begin, const char** match_end) {
+    while (p_ != nullptr && regex_.find(begin_, p_, end_, budget_, match_begin, match_end)) {
+        // Of an empty match where the last one ended, the search goes on behind the next character.
+        if (*match_begin == *match_end && last_ == *match_end) {
+            if (p_ == end_) break;
+            unicode::next(p_, end_);
+            continue;
+        }
+        p_ = last_ = *match_end;
+        return true;
+    }
+    p_ = nullptr;
+    return false;
+}
+
+uint32_t Regex::next(uint32_t* pos) const {
+    const char* p = begin_ + *pos;
+    const uint32_t code = unicode::next(p, end_);
+    *pos = static_cast<uint32_t>(p - begin_);
+    return code;
+}
+
+bool Regex::is_word_border(uint32_t pos) const {
+    const char* const at = begin_ + pos;
+    const char *before = at == begin_ ? at : unicode::previous(at, begin_), *behind = at;
+    const bool left = at != begin_ && unicode::is_word(unicode::next(before, end_));
+    const bool right = at != end_ && unicode::is_word(unicode::next(behind, end_));
+    return left != right;
+}
+
+void Regex::push(uint32_t pc, uint32_t pos, uint32_t low) {
+    if (stack_.size() > limits::kBaseSteps + 8 * size_t{size_}) {
+        throw OverBudget("more than " + std::to_string(stack_.size()) + " ways left to try");
+    }
+    stack_.push_back({pc, pos, low, static_cast<uint32_t>(trail_.size())});
+}
+
+// What is known about going on from here; if nothing is, that this state was entered.
+StateMemo::Verdict Regex::enter_state(uint32_t pc, uint32_t pos) {
+    if (spent_ < kPatience && memo_.empty()) return StateMemo::kUnknown;
+    const uint64_t key = StateMemo::key(pc, pos);
+    const StateMemo::Verdict verdict = memo_.look_up(key);
+    if (verdict == StateMemo::kUnknown && trail_.size() < limits::kBaseSteps + 8 * size_t{size_}) {
+        trail_.push_back(key);
+    }
+    budget_->spend(4);
+    return verdict;
+}
+
+void Regex::settle(size_t trail, StateMemo::Verdict verdict) {
+    if (verdict != StateMemo::kUnknown) {
+        for (size_t i = trail; i < trail_.size(); ++i) memo_.note(trail_[i], verdict);
+    }
+    trail_.resize(trail);
+}
+
+// Takes as many characters as it can, and leaves a frame to give them back.
+bool Regex::enter_loop(const Inst& inst, uint32_t pc, uint32_t* pos) {
+    Loop& loop = loops_[inst.b];
+    const CharSet& set = sets_[inst.a];
+    const uint32_t start = *pos;
+    uint32_t at = start, low = start, count = 0;
+    uint64_t work = 0;
+    const bool known = inst.max == kUnbounded && at >= loop.run_begin && at < loop.run_end;
+    const uint32_t most = known ? inst.min : inst.max;
+    while (count < most && at != size_) {
+        uint32_t ahead = at;
+        const uint32_t code = next(&ahead);
+        work += set.cost_of(code);
+        if (!set.contains(code)) break;
+        at = ahead;
+        if (++count == inst.min) low = at;
+    }
+    spent_ += work;
+    budget_->spend(work);
+    if (known) {
+        at = loop.run_end;
+    } else if (inst.max == kUnbounded) {
+        loop.run_begin = start;
+        loop.run_end = at;
+    }
+    *pos = at;
+    if (count < inst.min) return false;
+    if (inst.op == Op::kPossessive) return true;
+    if (loop.failed_low != kPlain && low > loop.failed_low && at <= loop.failed_high) return false;
+    if (at > low) push(pc + 1, at, low);
+    return true;
+}
+
+// Goes back to the last way left to try; false when there is none above base.
+bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
+    while (stack_.size() > base) {
+        Frame& frame = stack_.back();
+        settle(frame.trail, StateMemo::kFails);
+        *pc = frame.pc;
+        if (frame.low == kPlain) {
+            *pos = frame.pos;
+            stack_.pop_back();
+            return true;
+        }
+        // The loop gives back one character: the rest does not match at high, the one after low.
+        Loop& loop = loops_[program_[frame.pc - 1].b];
+        const uint32_t high = frame.pos;
+        const char* const before = unicode::previous(begin_ + high, begin_ + frame.low);
+        const auto low = static_cast<uint32_t>(before - begin_);
+        if (loop.failed_low != high) loop.failed_high = high;
+        loop.failed_low = low;
+        *pos = frame.pos = low;
+        if (low == frame.low) {
+            stack_.pop_back();
+            return true;
+        }
+        budget_->spend(1);
+        if (enter_state(frame.pc - 1, low) != StateMemo::kFails) return true;
+    }
+    return false;
+}
+
+// One attempt from pc, which begins a body of this kind; kMatch stands for the whole pattern.
+bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
+    const size_t base = stack_.size(), trail = trail_.size();
+    const bool looks = kind == Op::kLook || kind == Op::kNotLook;
+    while (true) {
+        const Inst& inst = program_[pc];
+        budget_->spend(1);
+        ++spent_;
+        bool good = true;
+        switch (inst.op) {
+            case Op::kChar: good = pos != size_ && next(&pos) == inst.a; break;
+            case Op::kSet: {
+                if (pos == size_) {
+                    good = false;
+                    break;
+                }
+                const uint32_t code = next(&pos);
+                budget_->spend(sets_[inst.a].cost_of(code));
+                good = sets_[inst.a].contains(code);
+                break;
+            }
+            case Op::kLoop: case Op::kPossessive: good = enter_loop(inst, pc, &pos); break;
+            case Op::kSplit: {
+                if (inst.guard >= 0 &&
+                    !guards_[static_cast<size_t>(inst.guard)].admits(begin_ + pos, end_)) {
+                    pc = inst.b;
+                    continue;
+                }
+                const StateMemo::Verdict verdict = enter_state(pc, pos);
+                if (verdict == StateMemo::kFails) {
+                    good = false;
+                    break;
+                }
+                if (verdict == StateMemo::kSucceeds) {
+                    settle(trail, StateMemo::kSucceeds);
+                    stack_.resize(base);
+                    return true;
+                }
+                push(inst.b, pos, kPlain);
+                pc = inst.a;
+                continue;
+            }
+            case Op::kJump: pc = inst.a; continue;
+            case Op::kLook: case Op::kNotLook: case Op::kAtomic: {
+                uint32_t inner = pos;
+                good = run(inst.op, pc + 1, pos, &inner) == (inst.op != Op::kNotLook);
+                if (inst.op == Op::kAtomic) pos = inner;
+                if (good) {
+                    pc = inst.a;
+                    continue;
+                }
+                break;
+            }
+            case Op::kLineStart:
+                good = pos == 0 || (pos != size_ && begin_[pos - 1] == '\n');
+                break;
+            case Op::kLineEnd: good = pos == size_ || begin_[pos] == '\n'; break;
+            case Op::kTextStart: good = pos == 0; break;
+            case Op::kTextEnd: good = pos == size_; break;
+            case Op::kWordBorder: good = is_word_border(pos); break;
+            case Op::kInsideWord: good = !is_word_border(pos); break;
+            case Op::kMatch:
+                settle(trail, looks ? StateMemo::kSucceeds : StateMemo::kUnknown);
+                stack_.resize(base);
+                *stop = pos;
+                return true;
+        }
+        if (good) {
+            ++pc;
+        } else if (!back(base, &pc, &pos)) {
+            settle(trail, StateMemo::kFails);
+            return false;
+        }
+    }
+}
+
+}  // namespace bitnet

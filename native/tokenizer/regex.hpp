@@ -1,0 +1,177 @@
+// The regular expressions of pre-tokenizers, matched as Oniguruma (Ruby syntax) matches them.
+//
+// Alternatives in order, greedy, lazy and possessive quantifiers, classes with properties and
+// intersections, look-ahead, anchors. What is not here is refused when the pattern is compiled.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tokenizer/budget.hpp"
+
+namespace bitnet {
+
+namespace unicode {
+struct Script;
+}
+
+// A set of code points: a union of items, cut with other sets, perhaps inverted.
+struct CharSet {
+    struct Item {
+        enum Kind { kRange, kSpace, kWord, kScript, kSet } kind;
+        bool negated = false;
+        uint32_t first = 0, last = 0;
+        const unicode::Script* script = nullptr;
+        std::vector<CharSet> set = {};  // exactly one for kSet
+    };
+    uint32_t categories = 0;
+    bool negated = false;
+    std::vector<Item> items;
+    std::vector<std::pair<uint32_t, uint32_t>> ranges;  // those of the items, sorted and joined
+    std::vector<CharSet> cuts;
+    uint64_t ascii[2] = {0, 0};  // the answer for the first 128 code points
+    uint32_t cost = 1;           // steps of one evaluation
+
+    bool contains(uint32_t code) const {
+        if (code < 128) return (ascii[code >> 6] >> (code & 63) & 1) != 0;
+        return evaluate(code);
+    }
+    bool evaluate(uint32_t code) const;
+    uint32_t cost_of(uint32_t code) const { return code < 128 ? 1 : cost; }
+    void finish();
+};
+
+// Which characters a part of a pattern can start with; bit 128 stands for all non-ASCII ones.
+struct FirstSet {
+    uint64_t ascii[2] = {0, 0};
+    bool other = false;
+    bool nullable = false;
+
+    bool admits(const char* p, const char* end) const {
+        if (nullable) return true;
+        if (p == end) return false;
+        const auto c = static_cast<unsigned char>(*p);
+        return c < 128 ? (ascii[c >> 6] >> (c & 63) & 1) != 0 : other;
+    }
+};
+
+// States of the search that are known to fail or, inside a look-ahead, to succeed. Neither depends
+// on how the state was reached, so no state is worth exploring twice in one text.
+class StateMemo {
+public:
+    enum Verdict { kUnknown, kFails, kSucceeds };
+    static uint64_t key(uint32_t pc, uint32_t pos) { return uint64_t{pc} << 32 | pos; }
+    void reset(size_t most);
+    bool empty() const { return count_ == 0; }
+    Verdict look_up(uint64_t key) const;
+    void note(uint64_t key, Verdict verdict);
+
+private:
+    size_t slot(uint64_t key) const;
+    void grow();
+    std::vector<uint64_t> slots_;  // the key's bits, then two of the verdict
+    size_t count_ = 0, most_ = 0;
+};
+
+class Regex {
+public:
+    // Throws std::invalid_argument naming the construct that is not supported.
+    explicit Regex(const std::string& pattern);
+
+    // The leftmost match in [from, end) of a text that starts at begin, shorter than 4 GiB.
+    // Throws OverBudget.
+    bool find(const char* begin, const char* from, const char* end, Budget& budget,
+              const char** match_begin, const char** match_end);
+
+    // Whether it may match without taking a character.
+    bool nullable() const { return nullable_; }
+
+    enum class Op : uint8_t {
+        kChar, kSet, kLoop, kPossessive, kSplit, kJump, kLook, kNotLook, kAtomic,
+        kLineStart, kLineEnd, kTextStart, kTextEnd, kWordBorder, kInsideWord, kMatch
+    };
+    struct Inst {
+        Op op;
+        uint32_t a = 0;         // character, set, first target
+        uint32_t b = 0;         // second target, number of a loop
+        uint32_t min = 0, max = 0;
+        int guard = -1;         // kSplit: what the first way can start with
+    };
+
+private:
+    static constexpr uint32_t kPlain = 0xFFFFFFFF;
+    struct Frame {
+        uint32_t pc, pos;
+        uint32_t low;    // a greedy loop may give back characters down to here, or kPlain
+        uint32_t trail;  // states entered later fail when this frame is taken
+    };
+    // What is known about a greedy loop in this text. Whether the rest of the pattern matches at a
+    // position does not depend on how it was reached, so a later start need not try again: without
+    // this, a search that fails along a run would be quadratic in the run.
+    struct Loop {
+        uint32_t run_begin = 0, run_end = 0;                // a run, to its very end
+        uint32_t failed_low = kPlain, failed_high = 0;      // fails in (low, high]
+    };
+    bool run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop);
+    bool back(size_t base, uint32_t* pc, uint32_t* pos);
+    bool enter_loop(const Inst& inst, uint32_t pc, uint32_t* pos);
+    StateMemo::Verdict enter_state(uint32_t pc, uint32_t pos);
+    void push(uint32_t pc, uint32_t pos, uint32_t low);
+    void settle(size_t trail, StateMemo::Verdict verdict);
+    uint32_t next(uint32_t* pos) const;
+    bool is_word_border(uint32_t pos) const;
+
+    std::vector<Inst> program_;
+    std::vector<CharSet> sets_;
+    std::vector<FirstSet> guards_;
+    FirstSet first_;
+    bool nullable_ = false;
+    // Of one search.
+    Budget* budget_ = nullptr;
+    uint64_t spent_ = 0;  // since the start that is being tried
+    std::vector<Frame> stack_;
+    std::vector<uint64_t> trail_;  // states entered on the way here
+    // Of one text.
+    std::vector<Loop> loops_;
+    StateMemo memo_;
+    const char* begin_ = nullptr;
+    const char* end_ = nullptr;
+    uint32_t size_ = 0;
+};
+
+// The matches of a text, one after the other, as the `tokenizers` library finds them.
+class RegexMatches {
+public:
+    RegexMatches(Regex& regex, const char* begin, const char* end, Budget& budget)
+        : regex_(regex), begin_(begin), end_(end), p_(begin), budget_(budget) {
+        if (begin == end) p_ = nullptr;  // nothing is looked for in an empty text
+    }
+    // Throws OverBudget.
+    bool next(const char** match_begin, const char** match_end);
+
+private:
+    Regex& regex_;
+    const char *begin_, *end_, *p_, *last_ = nullptr;
+    Budget& budget_;
+};
+
+// What the parser makes of a pattern; regex.cpp turns it into a program.
+struct RegexNode {
+    enum Kind {
+        kEmpty, kChar, kSet, kConcat, kAlternate, kRepeat, kLook, kNotLook, kAtomic,
+        kLineStart, kLineEnd, kTextStart, kTextEnd, kWordBorder, kInsideWord
+    } kind = kEmpty;
+    uint32_t value = 0;  // character, or index of a set
+    uint32_t min = 0, max = 0;
+    enum Mode { kGreedy, kLazy, kPossessive } mode = kGreedy;
+    std::vector<RegexNode> children = {};
+    int height = 1;  // nodes below each other; everything that walks a tree recurses this deep
+};
+
+constexpr uint32_t kUnbounded = 0xFFFFFFFF;
+
+RegexNode parse_regex(const std::string& pattern, std::vector<CharSet>& sets);
+
+}  // namespace bitnet

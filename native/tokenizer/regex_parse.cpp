@@ -1,0 +1,456 @@
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+
+#include "tokenizer/regex.hpp"
+#include "tokenizer/unicode.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr uint32_t kLongS = 0x17F;   // folds to s
+constexpr uint32_t kKelvin = 0x212A; // folds to k
+
+[[noreturn]] void refuse(const std::string& what) {
+    throw std::invalid_argument("regular expression: " + what + " is not supported");
+}
+
+bool is_letter(uint32_t code) {
+    return (code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z');
+}
+
+CharSet::Item range(uint32_t first, uint32_t last) {
+    CharSet::Item item{CharSet::Item::kRange};
+    item.first = first;
+    item.last = last;
+    return item;
+}
+
+// Puts a node into another; every tree is built with this, so none is too high to walk.
+void adopt(RegexNode& parent, RegexNode child) {
+    parent.height = std::max(parent.height, child.height + 1);
+    if (parent.height > 3 * limits::kPatternDepth) refuse("nesting this deep");
+    parent.children.push_back(std::move(child));
+}
+
+class Parser {
+public:
+    Parser(const std::string& pattern, std::vector<CharSet>& sets)
+        : p_(pattern.data()), end_(pattern.data() + pattern.size()), sets_(sets) {}
+
+    RegexNode parse() {
+        RegexNode node = alternation();
+        if (p_ != end_) refuse("an unmatched )");
+        return node;
+    }
+
+private:
+    bool at(char c) const { return p_ != end_ && *p_ == c; }
+    bool take(char c) {
+        if (!at(c)) return false;
+        ++p_;
+        return true;
+    }
+    bool take(const char* text) {
+        const std::string wanted(text);
+        if (static_cast<size_t>(end_ - p_) < wanted.size()) return false;
+        if (!std::equal(wanted.begin(), wanted.end(), p_)) return false;
+        p_ += wanted.size();
+        return true;
+    }
+    uint32_t character() {
+        if (p_ == end_) refuse("an unfinished pattern");
+        return unicode::next(p_, end_);
+    }
+
+    RegexNode alternation() {
+        if (++depth_ > limits::kPatternDepth) refuse("nesting this deep");
+        RegexNode node{RegexNode::kAlternate};
+        do adopt(node, concatenation());
+        while (take('|'));
+        --depth_;
+        if (node.children.size() == 1) {
+            RegexNode only = std::move(node.children[0]);
+            return only;
+        }
+        return node;
+    }
+
+    RegexNode concatenation() {
+        RegexNode node{RegexNode::kConcat};
+        while (p_ != end_ && *p_ != '|' && *p_ != ')') adopt(node, quantified());
+        refuse_folding_pairs(node);
+        return node;
+    }
+
+    // A few pairs of letters have one character that folds to both of them.
+    void refuse_folding_pairs(const RegexNode& node) const {
+        if (!fold_) return;
+        std::string text;
+        for (const RegexNode& child : node.children) {
+            const bool letter = child.kind == RegexNode::kSet && sets_[child.value].items.size() >= 2;
+            text += letter ? static_cast<char>(sets_[child.value].items[0].first) : ' ';
+        }
+        for (const char* pair : {"ss", "ff", "fi", "fl", "st"}) {
+            if (text.find(pair) != std::string::npos) refuse("ignoring case of these letters");
+        }
+    }
+
+    RegexNode quantified() {
+        RegexNode node = atom();
+        for (int quantifiers = 0; p_ != end_; ++quantifiers) {
+            if (quantifiers > limits::kPatternDepth) refuse("nesting this deep");
+            RegexNode repeat{RegexNode::kRepeat};
+            bool interval = false;
+            if (take('*')) {
+                repeat.max = kUnbounded;
+            } else if (take('+')) {
+                repeat.min = 1;
+                repeat.max = kUnbounded;
+            } else if (take('?')) {
+                repeat.max = 1;
+            } else if (at('{') && braces(repeat)) {
+                interval = true;
+            } else {
+                break;
+            }
+            if (take('?')) {
+                repeat.mode = RegexNode::kLazy;
+                if (interval && repeat.min == repeat.max) refuse("{n}?");
+            } else if (!interval && take('+')) {  // {m,n}+ repeats the interval in this syntax
+                repeat.mode = RegexNode::kPossessive;
+            }
+            adopt(repeat, std::move(node));
+            node = std::move(repeat);
+        }
+        return node;
+    }
+
+    bool number(uint32_t& value) {
+        const char* start = p_;
+        value = 0;
+        while (p_ != end_ && *p_ >= '0' && *p_ <= '9') {
+            value = value * 10 + static_cast<uint32_t>(*p_++ - '0');
+            if (value > limits::kPatternRepeat) refuse("a repeat count above 1000");
+        }
+        return p_ != start;
+    }
+
+    bool braces(RegexNode& repeat) {
+        const char* start = p_++;
+        const bool low = number(repeat.min);
+        repeat.max = repeat.min;
+        bool good = low;
+        if (take(',')) {
+            const bool high = number(repeat.max);
+            if (!high) repeat.max = kUnbounded;
+            good = low || high;
+        }
+        if (!good || !take('}')) {  // a brace that is only a character
+            p_ = start;
+            return false;
+        }
+        if (repeat.max < repeat.min) refuse("a reversed interval");
+        return true;
+    }
+
+    RegexNode atom() {
+        const uint32_t code = character();
+        switch (code) {
+            case '(': return group();
+            case '[': return add(char_class());
+            case '.': {
+                CharSet set;
+                set.items.push_back(range('\n', '\n'));
+                set.negated = true;
+                return add(std::move(set));
+            }
+            case '^': return RegexNode{RegexNode::kLineStart};
+            case '$': return RegexNode{RegexNode::kLineEnd};
+            case '\\': return escape();
+            case '*': case '+': case '?': refuse("a quantifier without a target");
+            default: return literal(code);
+        }
+    }
+
+    RegexNode group() {
+        if (!take('?')) {
+            return finish_group(alternation());  // captures are never asked for
+        }
+        const bool fold = fold_;
+        RegexNode::Kind kind = RegexNode::kEmpty;
+        if (take(':')) {
+        } else if (take("i:")) {
+            fold_ = true;
+        } else if (take("-i:")) {
+            fold_ = false;
+        } else if (take('=')) {
+            kind = RegexNode::kLook;
+        } else if (take('!')) {
+            kind = RegexNode::kNotLook;
+        } else if (take('>')) {
+            kind = RegexNode::kAtomic;
+        } else if (take("i)")) {  // to the end of the enclosing group
+            fold_ = true;
+            RegexNode rest = alternation();
+            fold_ = fold;
+            return rest;
+        } else {
+            refuse("this kind of group");
+        }
+        RegexNode body = finish_group(alternation());
+        fold_ = fold;
+        if (kind == RegexNode::kEmpty) return body;
+        RegexNode node{kind};
+        adopt(node, std::move(body));
+        return node;
+    }
+
+    RegexNode finish_group(RegexNode body) {
+        if (!take(')')) refuse("a group without )");
+        return body;
+    }
+
+    RegexNode literal(uint32_t code) {
+        if (!fold_) {
+            RegexNode node{RegexNode::kChar};
+            node.value = code;
+            return node;
+        }
+        if (code >= 0x80) refuse("ignoring the case of non-ASCII characters");
+        CharSet set;
+        add_folded(set, code, code);
+        return add(std::move(set));
+    }
+
+    void add_folded(CharSet& set, uint32_t first, uint32_t last) {
+        if (last >= 0x80) refuse("ignoring the case of non-ASCII characters");
+        set.items.push_back(range(first, last));
+        for (uint32_t code = first; code <= last; ++code) {
+            if (!is_letter(code)) continue;
+            set.items.push_back(range(code ^ 0x20, code ^ 0x20));
+            const uint32_t lower = code | 0x20;
+            if (lower == 's') set.items.push_back(range(kLongS, kLongS));
+            if (lower == 'k') set.items.push_back(range(kKelvin, kKelvin));
+        }
+    }
+
+    RegexNode add(CharSet set) {
+        set.finish();
+        sets_.push_back(std::move(set));
+        RegexNode node{RegexNode::kSet};
+        node.value = static_cast<uint32_t>(sets_.size() - 1);
+        return node;
+    }
+
+    RegexNode escape() {
+        CharSet set;
+        if (shorthand(set)) return add(std::move(set));
+        if (take('A')) return RegexNode{RegexNode::kTextStart};
+        if (take('z')) return RegexNode{RegexNode::kTextEnd};
+        if (take('b')) return RegexNode{RegexNode::kWordBorder};
+        if (take('B')) return RegexNode{RegexNode::kInsideWord};
+        return literal(escaped_character());
+    }
+
+    // \s, \p{L} and the like: sets, in and outside of brackets.
+    bool shorthand(CharSet& set) {
+        if (p_ == end_) refuse("a pattern that ends in a backslash");
+        CharSet::Item item{CharSet::Item::kSpace};
+        switch (*p_) {
+            case 's': break;
+            case 'S': item.negated = true; break;
+            case 'w': item.kind = CharSet::Item::kWord; break;
+            case 'W': item.kind = CharSet::Item::kWord; item.negated = true; break;
+            case 'd': ++p_; set.categories |= unicode::category_mask("Nd"); return true;
+            case 'D': ++p_; set.categories |= ~unicode::category_mask("Nd"); return true;
+            case 'p': case 'P': property(set); return true;
+            default: return false;
+        }
+        ++p_;
+        set.items.push_back(item);
+        return true;
+    }
+
+    void property(CharSet& set) {
+        bool negated = *p_++ == 'P';
+        if (!take('{')) refuse("a property without braces");
+        if (take('^')) negated = !negated;
+        std::string name;
+        while (p_ != end_ && *p_ != '}') name += *p_++;
+        if (!take('}')) refuse("an unfinished property");
+        if (fold_ && name.size() == 2 && name[0] == 'L') refuse("ignoring case in a property");
+        if (const uint32_t mask = unicode::category_mask(name)) {
+            set.categories |= negated ? ~mask : mask;
+            return;
+        }
+        CharSet::Item item{CharSet::Item::kScript, negated};
+        item.script = unicode::find_script(name);
+        if (item.script == nullptr) refuse("the property " + name);
+        set.items.push_back(item);
+    }
+
+    uint32_t hex(int digits, bool braced) {
+        uint32_t value = 0;
+        for (int i = 0; i < digits && p_ != end_; ++i) {
+            const char c = *p_;
+            if (braced && c == '}') break;
+            const int lower = c | 0x20;
+            if (c >= '0' && c <= '9') value = value * 16 + static_cast<uint32_t>(c - '0');
+            else if (lower >= 'a' && lower <= 'f') value = value * 16 + static_cast<uint32_t>(lower - 'a' + 10);
+            else refuse("this hexadecimal escape");
+            ++p_;
+        }
+        if (braced && !take('}')) refuse("an unfinished hexadecimal escape");
+        if (value > 0x10FFFF) refuse("a character above U+10FFFF");
+        return value;
+    }
+
+    uint32_t escaped_character() {
+        const uint32_t code = character();
+        switch (code) {
+            case 'n': return '\n';
+            case 'r': return '\r';
+            case 't': return '\t';
+            case 'f': return '\f';
+            case 'v': return '\v';
+            case 'a': return 7;
+            case 'e': return 27;
+            case 'u': return hex(4, false);
+            case 'x': {
+                if (take('{')) return hex(8, true);
+                const uint32_t value = hex(2, false);
+                if (value >= 0x80) refuse("\\x of a byte above 7F");
+                return value;
+            }
+            default:
+                if (is_letter(code) || (code >= '0' && code <= '9')) refuse("this escape");
+                return code;
+        }
+    }
+
+    CharSet char_class() {
+        if (++depth_ > limits::kPatternDepth) refuse("nesting this deep");
+        CharSet whole;
+        whole.negated = take('^');
+        CharSet part;
+        bool first = true;
+        while (true) {
+            if (p_ == end_) refuse("a class without ]");
+            if (take(']')) {
+                if (first) refuse("an empty class");
+                break;
+            }
+            if (take("&&")) {
+                part.finish();
+                whole.cuts.push_back(std::move(part));
+                part = CharSet{};
+                continue;
+            }
+            first = false;
+            class_item(part);
+        }
+        --depth_;
+        if (whole.cuts.empty()) {
+            part.negated = whole.negated;
+            part.finish();
+            return part;
+        }
+        part.finish();
+        whole.cuts.push_back(std::move(part));
+        whole.categories = 0xFFFFFFFF;
+        whole.finish();
+        return whole;
+    }
+
+    void class_item(CharSet& set) {
+        if (at('[')) {
+            if (take("[:")) refuse("a POSIX class");
+            ++p_;
+            CharSet::Item item{CharSet::Item::kSet};
+            item.set.push_back(char_class());
+            set.items.push_back(std::move(item));
+            return;
+        }
+        uint32_t low = character();
+        if (low == '\\') {
+            if (shorthand(set)) return;
+            low = escaped_character();
+        }
+        uint32_t high = low;
+        if (at('-') && p_ + 1 != end_ && p_[1] != ']') {
+            ++p_;
+            if (at('[')) refuse("a class as the end of a range");
+            high = character();
+            if (high == '\\') {
+                CharSet unused;
+                if (shorthand(unused)) refuse("a set as the end of a range");
+                high = escaped_character();
+            }
+            if (high < low) refuse("a reversed range");
+        }
+        if (fold_) add_folded(set, low, high);
+        else set.items.push_back(range(low, high));
+    }
+
+    const char* p_;
+    const char* end_;
+    std::vector<CharSet>& sets_;
+    bool fold_ = false;
+    int depth_ = 0;
+};
+
+}  // namespace
+
+RegexNode parse_regex(const std::string& pattern, std::vector<CharSet>& sets) {
+    if (pattern.size() > limits::kPatternBytes) {
+        refuse("a pattern of more than " + std::to_string(limits::kPatternBytes) + " bytes");
+    }
+    if (!unicode::is_utf8(pattern)) refuse("a pattern that is not UTF-8");
+    return Parser(pattern, sets).parse();
+}
+
+bool CharSet::evaluate(uint32_t code) const {
+    bool inside = (categories >> unicode::category(code) & 1u) != 0;
+    const auto range = std::upper_bound(ranges.begin(), ranges.end(), std::make_pair(code, ~0u));
+    inside = inside || (range != ranges.begin() && code <= std::prev(range)->second);
+    for (auto item = items.begin(); !inside && item != items.end(); ++item) {
+        bool found = false;
+        switch (item->kind) {
+            case Item::kRange: continue;  // in ranges
+            case Item::kSpace: found = unicode::is_space(code); break;
+            case Item::kWord: found = unicode::is_word(code); break;
+            case Item::kScript: found = unicode::in_script(item->script, code); break;
+            case Item::kSet: found = item->set[0].contains(code); break;
+        }
+        inside = found != item->negated;
+    }
+    for (const CharSet& cut : cuts) inside = inside && cut.contains(code);
+    return inside != negated;
+}
+
+void CharSet::finish() {
+    ranges.clear();
+    cost = 1;
+    for (const Item& item : items) {
+        if (item.kind == Item::kRange) ranges.emplace_back(item.first, item.last);
+        else cost += 1 + (item.kind == Item::kSet ? item.set[0].cost : 0);
+    }
+    for (const CharSet& cut : cuts) cost += cut.cost;
+    std::sort(ranges.begin(), ranges.end());
+    size_t n = 0;
+    for (const auto& range : ranges) {
+        if (n > 0 && range.first <= ranges[n - 1].second) {
+            ranges[n - 1].second = std::max(ranges[n - 1].second, range.second);
+        } else {
+            ranges[n++] = range;
+        }
+    }
+    ranges.resize(n);
+    ascii[0] = ascii[1] = 0;
+    for (uint32_t code = 0; code < 128; ++code) {
+        if (evaluate(code)) ascii[code >> 6] |= uint64_t{1} << (code & 63);
+    }
+}
+
+}  // namespace bitnet

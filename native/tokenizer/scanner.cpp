@@ -1,0 +1,305 @@
+#include "tokenizer/scanner.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tokenizer/unicode.hpp"
+
+namespace bitnet {
+namespace {
+
+// Classes of characters, a bit each.
+enum : uint8_t {
+    kLetter = 1, kNumber = 2, kSpace = 4, kBreak = 8, kUpper = 16, kLower = 32, kMark = 64
+};
+constexpr uint32_t kFlat = 0x34000;
+
+uint8_t classify(uint32_t code) {
+    static const uint32_t letter = unicode::category_mask("L"), number = unicode::category_mask("N"),
+                          mark = unicode::category_mask("M"), lu = unicode::category_mask("Lu"),
+                          lt = unicode::category_mask("Lt"), ll = unicode::category_mask("Ll");
+    const uint32_t is = uint32_t{1} << unicode::category(code);
+    uint8_t bits = 0;
+    if (is & letter) bits |= kLetter;
+    if (is & number) bits |= kNumber;
+    if (is & mark) bits |= kMark;
+    if (unicode::is_space(code)) bits |= kSpace;
+    if (code == '\n' || code == '\r') bits |= kBreak;
+    if (is & (letter | mark)) {
+        if (!(is & ll)) bits |= kUpper;
+        if (!(is & (lu | lt))) bits |= kLower;
+    }
+    return bits;
+}
+
+const uint8_t* classes() {
+    static const std::vector<uint8_t> table = [] {
+        std::vector<uint8_t> made(kFlat);
+        for (uint32_t code = 0; code < kFlat; ++code) made[code] = classify(code);
+        return made;
+    }();
+    return table.data();
+}
+
+// The class of the character at p; moves p past it.
+uint8_t take(const uint8_t* table, const char*& p, const char* end) {
+    const auto first = static_cast<unsigned char>(*p);
+    if (first < 0x80) return ++p, table[first];
+    const uint32_t code = unicode::next(p, end);
+    return code < kFlat ? table[code] : classify(code);
+}
+
+// Letters of ASCII among the eight bytes at p, from the first on.
+size_t ascii_letters(const char* p) {
+    constexpr uint64_t kEach = 0x0101010101010101ull, kHigh = 0x80 * kEach;
+    uint64_t bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    const uint64_t low = (bytes | 0x20 * kEach) & ~kHigh;
+    const uint64_t from_a = low + (0x80 - 'a') * kEach, beyond_z = low + (0x7F - 'z') * kEach;
+    uint64_t others = ~(from_a & ~beyond_z & ~bytes) & kHigh;
+    size_t count = 0;
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    count = others == 0 ? 8 : static_cast<size_t>(__builtin_ctzll(others)) / 8;
+#else
+    for (; count < 8 && !(others >> 8 * count & 0x80); ++count) {}
+#endif
+    return count;
+}
+
+// The end of the characters from p on that are in one of the classes; of_others: in none.
+const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
+    while (bits & kLetter && end - p >= 8) {
+        const size_t count = ascii_letters(p);
+        p += count;
+        if (count < 8) break;
+    }
+    while (p < end) {
+        const char* ahead = p;
+        if (!(take(table, ahead, end) & bits)) break;
+        p = ahead;
+    }
+    return p;
+}
+
+const char* run_of_others(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
+    while (p < end) {
+        const char* ahead = p;
+        if (take(table, ahead, end) & bits) break;
+        p = ahead;
+    }
+    return p;
+}
+
+std::vector<std::string_view> alternatives(std::string_view pattern) {
+    std::vector<std::string_view> found;
+    size_t begin = 0;
+    int depth = 0;
+    bool in_class = false;
+    for (size_t i = 0; i < pattern.size(); ++i) {
+        const char c = pattern[i];
+        if (c == '\\') ++i;
+        else if (in_class) in_class = c != ']';
+        else if (c == '[') in_class = true;
+        else if (c == '(') ++depth;
+        else if (c == ')') --depth;
+        else if (c == '|' && depth == 0) {
+            found.push_back(pattern.substr(begin, i - begin));
+            begin = i + 1;
+        }
+    }
+    found.push_back(pattern.substr(begin));
+    return found;
+}
+
+constexpr std::string_view kAnyCase = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+constexpr std::string_view kAnyCaseShort = "'(?i:[sdmt]|ll|ve|re)";
+constexpr std::array<std::string_view, 7> kAsWritten{"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
+constexpr std::string_view kTail[] = {"\\s+(?!\\S)", "\\s+"};
+
+// The two words of o200k, with what may follow them.
+std::array<std::string, 2> cased_words(std::string_view suffix) {
+    const std::string prefix = "[^\\r\\n\\p{L}\\p{N}]?", upper = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]",
+                      lower = "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]", end(suffix);
+    return {prefix + upper + "*" + lower + "+" + end, prefix + upper + "+" + lower + "*" + end};
+}
+
+// Length of the contraction at p, an apostrophe: 0 for none, -1 where folding case needs tables.
+int contraction(const char* p, const char* end, bool any_case) {
+    const auto letter = [&](const char* at) -> char {
+        if (at >= end) return 0;
+        return any_case && *at >= 'A' && *at <= 'Z' ? static_cast<char>(*at | 0x20) : *at;
+    };
+    const char first = letter(p + 1);
+    if (any_case && (first & 0x80)) return -1;
+    if (first == 's' || first == 't' || first == 'm' || first == 'd') return 2;
+    const char second = letter(p + 2);
+    const bool two = ((first == 'r' || first == 'v') && second == 'e') || (first == 'l' && second == 'l');
+    return two ? 3 : 0;
+}
+
+}  // namespace
+
+Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
+    const std::vector<std::string_view> ways = alternatives(pattern);
+    size_t at = 0;
+    const auto is = [&](std::string_view way) {
+        if (at >= ways.size() || ways[at] != way) return false;
+        ++at;
+        return true;
+    };
+    const auto are = [&](const auto& several) {
+        if (ways.size() < at + std::size(several) ||
+            !std::equal(std::begin(several), std::end(several), ways.begin() + static_cast<long>(at))) {
+            return false;
+        }
+        at += std::size(several);
+        return true;
+    };
+    if (are(kAsWritten)) contractions_ = Contractions::kAsWritten;
+    else if (is(kAnyCase) || is(kAnyCaseShort)) contractions_ = Contractions::kAnyCase;
+
+    Kind kind = Kind::kWords;
+    std::string_view others = " ?[^\\s\\p{L}\\p{N}]+";
+    if (is(" ?\\p{L}+")) {
+        kind = Kind::kGpt2;
+    } else if (is("[^\\r\\n\\p{L}\\p{N}]?\\p{L}+")) {
+        letters_ = kLetter;
+    } else if (is("[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+")) {
+        letters_ = kLetter | kMark;
+        others = " ?[^\\s\\p{L}\\p{M}\\p{N}]+";
+    } else if (contractions_ == Contractions::kNone && are(cased_words(std::string(kAnyCase) + "?"))) {
+        kind = Kind::kCasedWords;
+        contractions_ = Contractions::kAnyCase;
+    } else if (contractions_ == Contractions::kNone && are(cased_words(""))) {
+        kind = Kind::kCasedWords;
+    } else {
+        return;
+    }
+    if (kind == Kind::kGpt2) {
+        if (is(" ?\\p{N}+") && is(others) && are(kTail) && at == ways.size()) kind_ = kind;
+        return;
+    }
+    if (is("\\p{N}") || is("\\p{N}{1}")) max_digits_ = 1;
+    else if (is("\\p{N}{1,3}")) max_digits_ = 3;
+    else if (!is("\\p{N}+")) return;
+    if (at == ways.size() || ways[at].substr(0, others.size()) != others) return;
+    const std::string_view rest = ways[at++].substr(others.size());
+    slashes_ = rest == "[\\r\\n/]*";
+    breaks_follow_ = slashes_ || rest == "[\\r\\n]*";
+    if (!rest.empty() && !breaks_follow_) return;
+    breaks_end_ = is("\\s*[\\r\\n]+") || is("\\s*[\\r\\n]");
+    if (are(kTail) && at == ways.size()) kind_ = kind;
+}
+
+const char* Scanner::next(const char* p, const char* end) const {
+    if (kind_ == Kind::kGpt2) return gpt2(p, end);
+    if (*p == '\'' && contractions_ != Contractions::kNone && kind_ == Kind::kWords) {
+        const int length = contraction(p, end, contractions_ == Contractions::kAnyCase);
+        if (length != 0) return length < 0 ? nullptr : p + length;
+    }
+    const char* second = p;
+    const uint8_t first = take(classes_, second, end);
+    if (first & kNumber) {
+        for (int n = 1; n != max_digits_ && second < end; ++n) {
+            const char* ahead = second;
+            if (!(take(classes_, ahead, end) & kNumber)) break;
+            second = ahead;
+        }
+        return second;
+    }
+    if (!(first & kBreak)) {
+        bool certain = true;
+        const char* word = kind_ == Kind::kWords ? this->word(p, first, second, end)
+                                                 : cased_word(p, first, second, end, &certain);
+        if (!certain) return nullptr;
+        if (word != nullptr) return word;
+    }
+    const uint8_t known = kLetter | kNumber | kSpace | (letters_ & kMark);
+    const char* other = *p == ' ' ? second : p;
+    if (const char* stop = run_of_others(classes_, other, end, known); stop > other) {
+        while (breaks_follow_ && stop < end &&
+               (*stop == '\n' || *stop == '\r' || (slashes_ && *stop == '/'))) {
+            ++stop;
+        }
+        return stop;
+    }
+    return space(p, end);
+}
+
+// Letters, after at most one character that is neither letter, number nor line break.
+const char* Scanner::word(const char* p, uint8_t first, const char* second, const char* end) const {
+    if (first & letters_) return run(classes_, second, end, letters_);
+    const char* stop = run(classes_, second, end, letters_);
+    return stop > second ? stop : nullptr;
+}
+
+// What o200k calls a word: capitals and then small letters, or capitals alone.
+const char* Scanner::cased_word(const char* p, uint8_t first, const char* second, const char* end,
+                                bool* certain) const {
+    const bool optional = !(first & kLetter);  // the first character may be one before the word
+    const char* stop = nullptr;
+    if (optional) stop = capitals_and_small(second, end);
+    if (stop == nullptr) stop = capitals_and_small(p, end);
+    if (stop == nullptr && optional) {
+        const char* ahead = run(classes_, second, end, kUpper);
+        if (ahead > second) stop = run(classes_, ahead, end, kLower);
+    }
+    if (stop == nullptr) {
+        const char* ahead = run(classes_, p, end, kUpper);
+        if (ahead > p) stop = run(classes_, ahead, end, kLower);
+    }
+    if (stop != nullptr && stop < end && *stop == '\'' && contractions_ != Contractions::kNone) {
+        const int length = contraction(stop, end, true);
+        *certain = length >= 0;
+        stop += length;
+    }
+    return stop;
+}
+
+// Characters that can be capitals, as many as leave one or more that can be small; nullptr for none.
+const char* Scanner::capitals_and_small(const char* p, const char* end) const {
+    const char* last = nullptr;  // behind the last of them that can be small
+    while (p < end) {
+        const char* ahead = p;
+        const uint8_t bits = take(classes_, ahead, end);
+        if (!(bits & kUpper)) break;
+        p = ahead;
+        if (bits & kLower) last = p;
+    }
+    const char* stop = run(classes_, p, end, kLower);
+    return stop > p ? stop : last;
+}
+
+const char* Scanner::gpt2(const char* p, const char* end) const {
+    if (*p == '\'') {
+        const int length = contraction(p, end, contractions_ == Contractions::kAnyCase);
+        if (length != 0) return length < 0 ? nullptr : p + length;
+    }
+    const char* start = *p == ' ' && end - p > 1 ? p + 1 : p;
+    const char* ahead = start;
+    const uint8_t first = take(classes_, ahead, end);
+    if (first & kLetter) return run(classes_, ahead, end, kLetter);
+    if (first & kNumber) return run(classes_, ahead, end, kNumber);
+    if (!(first & kSpace)) return run_of_others(classes_, ahead, end, kLetter | kNumber | kSpace);
+    return space(p, end);
+}
+
+// White space up to its last line break, or all but its last character when text follows.
+const char* Scanner::space(const char* p, const char* end) const {
+    const char *last = p, *at = p, *behind_break = nullptr;
+    while (at < end) {
+        const char* ahead = at;
+        const uint8_t bits = take(classes_, ahead, end);
+        if (!(bits & kSpace)) break;
+        last = at;
+        at = ahead;
+        if (bits & kBreak) behind_break = at;
+    }
+    if (breaks_end_ && behind_break != nullptr) return behind_break;
+    return at == end || last == p ? at : last;
+}
+
+}  // namespace bitnet

@@ -1,0 +1,416 @@
+// SentencePiece: its normalizer and its two models (normalizer.cc, bpe_model.cc, unigram_model.cc).
+#include <algorithm>
+#include <limits>
+#include <queue>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "tokenizer/models.hpp"
+#include "tokenizer/unicode.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr float kUnknownPenalty = 10.0f;
+
+// Ids of a piece that begins at `at` in the text.
+void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, bool& after_unknown,
+               Ids& out, Spans* spans) {
+    const auto add = [&](uint32_t id, size_t begin, size_t end) {
+        out.push_back(id);
+        if (spans != nullptr) spans->push_back({begin, end});
+    };
+    const uint32_t id = file.find(piece.data(), piece.size());
+    if (id != kNoId) {
+        add(id, at, at + piece.size());
+        after_unknown = false;
+    } else if (file.config.flags & kByteFallback) {
+        for (size_t i = 0; i < piece.size(); ++i) {
+            add(file.byte_id(static_cast<unsigned char>(piece[i])), at + i, at + i + 1);
+        }
+    } else if (file.config.unknown_id != kNoId) {
+        if (!after_unknown) add(file.config.unknown_id, at, at + piece.size());
+        else if (spans != nullptr) spans->back().end = at + piece.size();
+        after_unknown = true;
+    }
+}
+
+// Darts-clone: bits of a unit of the double-array trie.
+constexpr uint32_t kLeaf = 1u << 31, kHasLeaf = 1u << 8;
+
+size_t child_offset(uint32_t unit) {
+    return static_cast<size_t>(unit >> 10) << ((unit & (1u << 9)) >> 6);
+}
+
+// Calls offer(start, stop, id) for every piece in *text*, from left to right: true if it may be used; and
+// character(start, stop) for each character that is not such a piece.
+template <class Offer, class Character>
+void walk_pieces(const TokenizerFile& file, std::string_view text, Budget& budget, const Offer& offer,
+                 const Character& character) {
+    const Trie& known = file.pieces();
+    for (size_t start = 0; start < text.size();) {
+        const size_t width = unicode::length(text, start);
+        bool has_single = false;
+        size_t stop = start + 1;
+        for (uint32_t node = known.start(text[start]); node != 0; ++stop) {
+            const uint32_t id = known.value(node);
+            if (id != kNoId && offer(start, stop, id)) has_single = has_single || stop - start == width;
+            node = stop < text.size() ? known.follow(node, text[stop]) : 0;
+        }
+        budget.spend(stop - start);
+        if (!has_single) character(start, start + width);
+        start += width;
+    }
+}
+
+}  // namespace
+
+CharsMap::CharsMap(std::string_view blob) {
+    const auto wrong = [](const char* what) {
+        throw std::invalid_argument(std::string("character map: ") + what);
+    };
+    if (blob.empty()) return;
+    uint32_t size = 0;
+    if (blob.size() < sizeof size) wrong("too short");
+    std::memcpy(&size, blob.data(), sizeof size);
+    blob.remove_prefix(sizeof size);
+    if (size >= blob.size() || size % 4 != 0 || size == 0) wrong("a trie of another size");
+    units_.resize(size / 4);
+    std::memcpy(units_.data(), blob.data(), size);
+    strings_ = blob.substr(size);
+    if (strings_.back() != '\0' || !unicode::is_utf8(strings_)) wrong("its texts are not UTF-8");
+    for (size_t i = 0; i < units_.size(); ++i) {
+        if (units_[i] & kLeaf || !(units_[i] & kHasLeaf)) continue;
+        const size_t leaf = i ^ child_offset(units_[i]);
+        if (leaf >= units_.size() || !(units_[leaf] & kLeaf)) wrong("an entry without a value");
+        const size_t value = units_[leaf] & ~kLeaf;
+        if (value >= strings_.size() || unicode::continues(strings_[value])) {
+            wrong("an entry that points outside of its texts");
+        }
+    }
+}
+
+size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) const {
+    size_t best = 0;
+    uint32_t value = 0;
+    size_t unit_at = child_offset(units_[0]);
+    for (size_t size = 1; at + size <= text.size(); ++size) {
+        if (size > limits::kCharsmapKeyBytes) {
+            throw std::invalid_argument("character map: an entry for more than " +
+                                        std::to_string(limits::kCharsmapKeyBytes) + " bytes");
+        }
+        const auto byte = static_cast<unsigned char>(text[at + size - 1]);
+        unit_at ^= byte;
+        if (unit_at >= units_.size() || (units_[unit_at] & (kLeaf | 0xFF)) != byte) break;
+        const uint32_t unit = units_[unit_at];
+        unit_at ^= child_offset(unit);
+        if (unit_at >= units_.size()) break;
+        if (unit & kHasLeaf) {
+            best = size;
+            value = units_[unit_at] & ~kLeaf;
+        }
+    }
+    if (best == 0) {
+        best = unicode::length(text, at);
+        out.append(text.substr(at, best));
+        return best;
+    }
+    if (at + best < text.size() && unicode::continues(text[at + best])) {
+        throw std::invalid_argument("character map: an entry that ends inside a character");
+    }
+    out.append(strings_.substr(value, strings_.find('\0', value) - value));
+    return best;
+}
+
+bool CharsMap::shortest(std::string_view text, std::string_view* replacement) const {
+    size_t at = child_offset(units_[0]);
+    for (const char c : text) {
+        const auto byte = static_cast<unsigned char>(c);
+        at ^= byte;
+        if (byte == 0 || at >= units_.size() || (units_[at] & (kLeaf | 0xFF)) != byte) return false;
+        const uint32_t unit = units_[at];
+        at ^= child_offset(unit);
+        if (at >= units_.size()) return false;
+        if (!(unit & kHasLeaf)) continue;
+        const size_t value = units_[at] & ~kLeaf;
+        *replacement = strings_.substr(value, strings_.find('\0', value) - value);
+        return true;
+    }
+    return false;
+}
+
+std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
+                                    const AddedMatcher& untouched, std::string_view text,
+                                    bool prefix, Origin* origin) {
+    const uint32_t flags = file.config.flags;
+    std::string replaced;
+    replaced.reserve(text.size() + text.size() / 8);
+    const bool trim = (flags & kRemoveExtraWhitespaces) != 0;
+    bool after_space = true;
+    std::string chunk;
+    Origin from;  // of replaced
+    // Takes in what the text in [begin, end) becomes; byte by byte the same where `same`.
+    const auto add = [&](std::string_view part, size_t begin, size_t end, bool same) {
+        while (trim && after_space && !part.empty() && part[0] == ' ') {
+            part.remove_prefix(1);
+            if (same) ++begin;
+        }
+        if (part.empty()) return;
+        replaced.append(part);
+        after_space = part.back() == ' ';
+        for (size_t i = 0; origin != nullptr && i < part.size(); ++i) {
+            from.push_back(same ? Span{begin + i, begin + i + 1} : Span{begin, end});
+        }
+    };
+    if (map.empty() && !trim) {
+        add(text, 0, text.size(), true);
+    } else {
+        const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
+        for (size_t i = 0; i < text.size();) {
+            if (replaced.size() > most) throw OverBudget("a normalizer that makes the text too long");
+            const AddedToken* kept = untouched.longest(text, i);
+            if (kept != nullptr) {
+                add(kept->text, i, i + kept->text.size(), true);
+                i += kept->text.size();
+                continue;
+            }
+            chunk.clear();
+            if (map.empty()) {
+                const size_t n = unicode::length(text, i);
+                add(text.substr(i, n), i, i + n, true);
+                i += n;
+                continue;
+            }
+            const size_t n = map.replace(text, i, chunk);
+            add(chunk, i, i + n, false);
+            i += n;
+        }
+    }
+    if (text.empty()) return {};  // a text that vanishes still gets its prefix
+    std::string out;
+    out.reserve(replaced.size() + replaced.size() / 2 + 3);
+    if (flags & kAddSpacePrefix && prefix) {
+        out += kSpaceSymbol;
+        if (origin != nullptr) origin->assign(out.size(), {0, 0});  // stands for nothing
+    }
+    for (size_t i = 0; i < replaced.size(); ++i) {
+        if (replaced[i] == ' ') out += kSpaceSymbol;
+        else out += replaced[i];
+        if (origin != nullptr) origin->resize(out.size(), from[i]);
+    }
+    while (trim && out.size() >= 3 && out.compare(out.size() - 3, 3, kSpaceSymbol) == 0) {
+        out.resize(out.size() - 3);
+        if (origin != nullptr) origin->resize(out.size());
+    }
+    return out;
+}
+
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
+                Spans* spans) {
+    struct Symbol {
+        size_t begin, size;
+        int64_t previous, next;
+    };
+    struct Candidate {
+        float score;
+        int64_t left, right;
+        size_t size;
+        bool operator<(const Candidate& other) const {
+            return score != other.score ? score < other.score : left > other.left;
+        }
+    };
+    std::vector<Symbol> symbols;
+    symbols.reserve(text.size());
+    for (size_t i = 0, n = 0; i < text.size(); i += n) {
+        n = unicode::length(text, i);
+        const auto at = static_cast<int64_t>(symbols.size());
+        symbols.push_back({i, n, at - 1, i + n < text.size() ? at + 1 : -1});
+    }
+    std::priority_queue<Candidate> agenda;
+    std::unordered_map<std::string_view, size_t> unused;  // size of the left half
+    const auto consider = [&](int64_t left, int64_t right) {
+        if (left < 0 || right < 0) return;
+        const Symbol& a = symbols[static_cast<size_t>(left)];
+        const size_t size = a.size + symbols[static_cast<size_t>(right)].size;
+        budget.spend(2 + size / 8);
+        const uint32_t id = file.find(text.data() + a.begin, size);
+        if (id == kNoId) return;
+        agenda.push({file.score(id), left, right, size});
+        if (file.flags(id) & kUnused) unused.emplace(text.substr(a.begin, size), a.size);
+    };
+    for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+        consider(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1);
+    }
+    while (!agenda.empty()) {
+        const Candidate top = agenda.top();
+        agenda.pop();
+        Symbol& left = symbols[static_cast<size_t>(top.left)];
+        Symbol& right = symbols[static_cast<size_t>(top.right)];
+        if (left.size == 0 || right.size == 0 || left.size + right.size != top.size) continue;
+        left.size = top.size;
+        right.size = 0;
+        left.next = right.next;
+        if (right.next >= 0) symbols[static_cast<size_t>(right.next)].previous = top.left;
+        consider(left.previous, top.left);
+        consider(top.left, left.next);
+    }
+    bool after_unknown = false;
+    std::vector<std::string_view> stack;
+    for (const Symbol& symbol : symbols) {
+        if (symbol.size == 0) continue;
+        stack.push_back(text.substr(symbol.begin, symbol.size));
+        while (!stack.empty()) {  // intermediates that are not tokens are taken apart again
+            const std::string_view piece = stack.back();
+            stack.pop_back();
+            const auto found = unused.find(piece);
+            if (found == unused.end()) {
+                add_piece(file, piece, static_cast<size_t>(piece.data() - text.data()), after_unknown,
+                          out, spans);
+            } else {
+                stack.push_back(piece.substr(found->second));
+                stack.push_back(piece.substr(0, found->second));
+            }
+        }
+    }
+}
+
+double lowest_score(const TokenizerFile& file) {
+    constexpr double kMax = std::numeric_limits<double>::max();
+    const bool exact = (file.config.flags & kSteps) != 0;
+    double lowest = kMax;
+    for (uint32_t id = 0; id < file.n_tokens; ++id) {
+        const uint8_t flags = file.flags(id);
+        if (!(flags & kInModel) || flags & (kUserDefined | kUnused)) continue;
+        lowest = std::min(lowest, exact ? file.exact_score(id) : static_cast<double>(file.score(id)));
+    }
+    return lowest == kMax ? 0.0 : lowest;
+}
+
+void encode_unigram(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
+                    Ids& out, Spans* spans) {
+    struct Node {
+        float score = 0.0f;
+        int64_t start = -1;
+    };
+    const float unknown = static_cast<float>(lowest) - kUnknownPenalty;
+    std::vector<Node> nodes(text.size() + 1);
+    // Sums are rounded before they are compared, so that equal paths stay equal.
+    const auto offer = [&](size_t start, size_t stop, double score) {
+        const auto candidate = static_cast<float>(score + static_cast<double>(nodes[start].score));
+        Node& node = nodes[stop];
+        if (node.start < 0 || candidate > node.score) {
+            node = {candidate, static_cast<int64_t>(start)};
+        }
+    };
+    const auto offer_piece = [&](size_t start, size_t stop, uint32_t id) {
+        const bool whole = stop == text.size() || !unicode::continues(text[stop]);
+        if (!whole || file.flags(id) & kUnused) return false;
+        // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
+        offer(start, stop,
+              file.flags(id) & kUserDefined ? 0.1 * static_cast<double>(stop - start - 1)
+                                            : static_cast<double>(file.score(id)));
+        return true;
+    };
+    walk_pieces(file, text, budget, offer_piece,
+                [&](size_t start, size_t stop) { offer(start, stop, static_cast<double>(unknown)); });
+    std::vector<std::string_view> pieces;
+    for (size_t stop = text.size(); stop > 0;) {
+        const auto start = static_cast<size_t>(nodes[stop].start);
+        pieces.push_back(text.substr(start, stop - start));
+        stop = start;
+    }
+    bool after_unknown = false;
+    for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+        add_piece(file, *piece, static_cast<size_t>(piece->data() - text.data()), after_unknown, out,
+                  spans);
+    }
+}
+
+void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
+                          Ids& out, Spans* spans) {
+    struct Node {
+        double score = 0.0;
+        int64_t start = -1;
+        bool unknown = false;
+    };
+    const uint32_t unknown_id = file.config.unknown_id;
+    std::vector<Node> nodes(text.size() + 1);
+    const auto offer = [&](size_t start, size_t stop, double score, bool unknown) {
+        const double candidate = score + nodes[start].score;
+        Node& node = nodes[stop];
+        if (node.start >= 0 && candidate <= node.score) return;
+        if (unknown && unknown_id == kNoId) throw std::invalid_argument(kNoUnknown);
+        node = {candidate, static_cast<int64_t>(start), unknown};
+    };
+    const auto offer_piece = [&](size_t start, size_t stop, uint32_t id) {
+        offer(start, stop, file.exact_score(id), id == unknown_id);
+        return true;
+    };
+    const double unknown = lowest - static_cast<double>(kUnknownPenalty);
+    walk_pieces(file, text, budget, offer_piece,
+                [&](size_t start, size_t stop) { offer(start, stop, unknown, true); });
+    Spans pieces;  // from the last one; a run of unknown ones is one
+    bool after_unknown = false;
+    for (size_t stop = text.size(); stop > 0;) {
+        const Node& node = nodes[stop];
+        const auto start = static_cast<size_t>(node.start);
+        if (node.unknown && after_unknown) pieces.back().begin = start;
+        else pieces.push_back({start, stop});
+        after_unknown = node.unknown;
+        stop = start;
+    }
+    for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+        const std::string_view part = text.substr(piece->begin, piece->end - piece->begin);
+        const auto add = [&](uint32_t id) {
+            out.push_back(id);
+            if (spans != nullptr) spans->push_back(*piece);
+        };
+        const auto has_id = [&](char c) { return file.byte_id(static_cast<unsigned char>(c)) != kNoId; };
+        const uint32_t id = file.find(part.data(), part.size());
+        if (id != kNoId) add(id);
+        else if (file.config.flags & kByteFallback && std::all_of(part.begin(), part.end(), has_id)) {
+            for (const char c : part) add(file.byte_id(static_cast<unsigned char>(c)));
+        } else {
+            add(unknown_id);
+        }
+    }
+}
+
+void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out,
+                      Spans* spans) {
+    const size_t before = out.size();
+    size_t chars = 0;
+    for (size_t i = 0; i < word.size(); i += unicode::length(word, i)) ++chars;
+    bool covered = chars <= file.config.max_chars_per_word;
+    std::string text;
+    for (size_t start = 0; covered && start < word.size();) {
+        covered = false;
+        text.assign(start > 0 ? file.section(Section::kPrefix) : std::string_view());
+        const size_t prefix = text.size();
+        size_t stop = std::min(word.size(), start + file.config.max_token_bytes);
+        while (stop < word.size() && stop > start && unicode::continues(word[stop])) --stop;
+        while (stop > start) {
+            budget.spend(2 + (stop - start) / 8);
+            text.resize(prefix);
+            text.append(word.substr(start, stop - start));
+            const uint32_t id = file.find(text.data(), text.size());
+            if (id != kNoId) {
+                out.push_back(id);
+                if (spans != nullptr) spans->push_back({start, stop});
+                start = stop;
+                covered = true;
+                break;
+            }
+            const char* const end = word.data() + stop;
+            stop = static_cast<size_t>(unicode::previous(end, word.data()) - word.data());
+        }
+    }
+    if (covered) return;
+    if (spans != nullptr) spans->resize(spans->size() - (out.size() - before));
+    out.resize(before);
+    if (file.config.unknown_id == kNoId) return;
+    out.push_back(file.config.unknown_id);
+    if (spans != nullptr) spans->push_back({0, word.size()});
+}
+
+}  // namespace bitnet

@@ -1,0 +1,236 @@
+#include "tokenizer/tokenizer.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "tokenizer/unicode.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr size_t kIdleWorkers = 4;
+
+template <typename Wanted>
+AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
+    std::vector<AddedToken> chosen;
+    std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(chosen), wanted);
+    return AddedMatcher(std::move(chosen));
+}
+
+// Moves the spans from first on, of a part that begins at `by`.
+void shift(Spans* spans, size_t first, size_t by) {
+    for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
+        (*spans)[i].begin += by;
+        (*spans)[i].end += by;
+    }
+}
+
+}  // namespace
+
+TokenizerEngine::TokenizerEngine(const char* data, size_t size)
+    : file_(data, size), charsmap_(file_.section(Section::kCharsmap)) {
+    for (TokenizerStep& step : read_steps(file_.section(Section::kSteps))) {
+        auto& list = step.kind < StepKind::kSplitRegex ? normalizer_ : pre_;
+        list.push_back(std::move(step));
+    }
+    const std::vector<AddedToken> added = read_added(file_.section(Section::kAdded), file_.n_tokens);
+    const auto is = [](uint32_t flag) { return [flag](const AddedToken& t) { return (t.flags & flag) != 0; }; };
+    const auto normalized = is(AddedToken::kNormalized), special = is(AddedToken::kSpecial);
+    raw_ = matcher(added, [&](const AddedToken& t) { return !normalized(t); });
+    if (is_sentencepiece()) {  // finds what it knows in the text of control tokens too
+        raw_ordinary_ = matcher(added, [&](const AddedToken& t) { return !normalized(t) && !special(t); });
+    }
+    normalized_ = matcher(added, normalized);
+    if (model() == ModelKind::kSpm) untouched_ = matcher(added, normalized);
+    if (model() == ModelKind::kUnigram) {
+        lowest_score_ = lowest_score(file_);
+        std::vector<AddedToken> user;
+        for (uint32_t id = 0; id < file_.n_tokens; ++id) {
+            if (!(file_.flags(id) & kUserDefined)) continue;
+            if (!unicode::is_utf8(file_.token(id)) ||
+                file_.token(id).size() > limits::kAddedTokenBytes) {
+                throw std::invalid_argument("compiled tokenizer: a user-defined piece");
+            }
+            user.push_back({id, 0, std::string(file_.token(id))});
+        }
+        untouched_ = AddedMatcher(std::move(user));
+    }
+    const auto spells = [](const TokenizerStep& step) { return step.kind == StepKind::kSpell; };
+    if (Normalizer(normalizer_, charsmap_).inserts() && std::any_of(pre_.begin(), pre_.end(), spells)) {
+        throw std::invalid_argument("bytes spelled behind a normalizer that replaces nothing");
+    }
+    idle_.push_back(std::make_unique<Worker>(*this));  // a pattern that cannot be run fails here
+}
+
+std::unique_ptr<TokenizerEngine::Worker> TokenizerEngine::borrow() {
+    {
+        // Never waits: in a forked child the lock may be held by a thread that is not there.
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (lock.owns_lock() && !idle_.empty()) {
+            auto worker = std::move(idle_.back());
+            idle_.pop_back();
+            return worker;
+        }
+    }
+    return std::make_unique<Worker>(*this);
+}
+
+void TokenizerEngine::give_back(std::unique_ptr<Worker> worker) {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock() && idle_.size() < kIdleWorkers) idle_.push_back(std::move(worker));
+}
+
+void TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out, bool goes_on, Spans* spans) {
+    if (spans == nullptr) return Turn(*this).encode(text, parse_special, out, goes_on);
+    auto worker = borrow();
+    encode_text(*worker, text, parse_special, out, goes_on, spans);
+    give_back(std::move(worker));
+}
+
+void TokenizerEngine::Turn::encode(std::string_view text, bool parse_special, Ids& out, bool goes_on) {
+    // One that threw is not used again.
+    auto worker = worker_ ? std::move(worker_) : engine_.borrow();
+    engine_.encode_text(*worker, text, parse_special, out, goes_on, nullptr);
+    worker_ = std::move(worker);
+}
+
+void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
+                                  bool goes_on, Spans* spans) {
+    worker.budget = Budget(text.size());
+    (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
+        .split(
+            text, parse_special,
+            [&](size_t begin, size_t end) {
+                const bool rest = goes_on && begin == 0;
+                const size_t first = spans != nullptr ? spans->size() : 0;
+                encode_stretch(worker, text.substr(begin, end - begin),
+                               {begin == 0 && !rest, rest, parse_special}, out, spans);
+                shift(spans, first, begin);
+            },
+            [&](uint32_t id, size_t begin, size_t end) {
+                out.push_back(id);
+                if (spans != nullptr) spans->push_back({begin, end});
+            });
+}
+
+// A stretch between tokens found in raw text. Its spans are in bytes of it.
+void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out,
+                                     Spans* spans) {
+    Normalized whole;
+    whole.traced = spans != nullptr || worker.asks_for_first;
+    const size_t known = spans != nullptr ? spans->size() : 0;
+    if (is_sentencepiece()) {
+        whole.text = normalize_sentencepiece(file_, charsmap_, untouched_, text, !place.goes_on,
+                                             spans != nullptr ? &whole.origin : nullptr);
+    } else {
+        whole.text.assign(text);
+        worker.normalizer.run(whole, place.goes_on, worker.budget);
+    }
+    if (model() == ModelKind::kUnigram && is_sentencepiece()) {
+        encode_unigram(file_, lowest_score_, whole.text, worker.budget, out, spans);
+        for (size_t i = known; spans != nullptr && i < spans->size(); ++i) {
+            (*spans)[i] = source_of(whole.origin, (*spans)[i]);
+        }
+        return;
+    }
+    normalized_.split(
+        whole.text, place.parse_special,
+        [&](size_t begin, size_t end) {
+            encode_pieces(worker, whole, {begin, end}, place.at_start, out, spans);
+        },
+        [&](uint32_t id, size_t begin, size_t end) {
+            out.push_back(id);
+            if (spans != nullptr) spans->push_back(source_of(whole.origin, {begin, end}));
+        });
+}
+
+// A part between tokens found in normalized text. Its spans are in bytes of the stretch.
+void TokenizerEngine::encode_pieces(Worker& worker, const Normalized& whole, Span part, bool at_start,
+                                    Ids& out, Spans* spans) {
+    const std::string_view text = std::string_view(whole.text).substr(part.begin, part.end - part.begin);
+    if (worker.pre.empty() || worker.pre.leaves_whole(text)) {
+        if (spans == nullptr && file_.config.flags & kWordsApart) {
+            encode_parts(worker, text, out);
+            return;
+        }
+        const size_t first = spans != nullptr ? spans->size() : 0;
+        encode_model(worker, text, out, spans);
+        shift(spans, first, part.begin);
+        for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
+            (*spans)[i] = source_of(whole.origin, (*spans)[i]);
+        }
+        return;
+    }
+    if (model() == ModelKind::kBpe && worker.pre.scans() && spans == nullptr) {
+        const char* const end = text.data() + text.size();
+        for (const char *p = text.data(), *stop = p; p != end; p = stop) {
+            stop = worker.pre.scan(text.data(), p, end, worker.budget);
+            worker.bpe.add(p, stop, end, out);
+        }
+        worker.bpe.flush(out);
+        return;
+    }
+    Cut& cut = worker.cut;
+    cut.text = text;
+    cut.pieces.assign(1, {0, text.size()});
+    cut.traced = whole.traced;
+    cut.at_start = at_start && (part.begin == 0 || !whole.origin.empty());
+    cut.origin.clear();
+    if (!whole.origin.empty()) {
+        cut.origin.assign(whole.origin.begin() + static_cast<ptrdiff_t>(part.begin),
+                          whole.origin.begin() + static_cast<ptrdiff_t>(part.end));
+    }
+    const size_t by = whole.origin.empty() ? part.begin : 0;
+    worker.pre.run(cut, worker.budget);
+    for (const Cut::Piece& piece : cut.pieces) {
+        const size_t first = spans != nullptr ? spans->size() : 0;
+        encode_model(worker, cut.text.substr(piece.begin, piece.end - piece.begin), out, spans);
+        shift(spans, first, piece.begin);
+        for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
+            (*spans)[i] = source_of(cut.origin, (*spans)[i]);
+        }
+        shift(spans, first, by);
+    }
+}
+
+// Part by part what merging the whole text gives, see kWordsApart: most parts were met before.
+void TokenizerEngine::encode_parts(Worker& worker, std::string_view text, Ids& out) {
+    const char* const end = text.data() + text.size();
+    for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
+        stop = at + 1;
+        while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
+        if (model() == ModelKind::kBpe) worker.bpe.add(text.data() + at, text.data() + stop, end, out);
+        else encode_model(worker, text.substr(at, stop - at), out, nullptr);
+    }
+    worker.bpe.flush(out);
+}
+
+void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans) {
+    switch (model()) {
+        case ModelKind::kBpe:
+            if (spans != nullptr) {
+                worker.bpe.trace(piece, out, *spans);
+                break;
+            }
+            worker.bpe.add(piece.data(), piece.data() + piece.size(), piece.data() + piece.size(), out);
+            worker.bpe.flush(out);
+            break;
+        case ModelKind::kSpm: encode_spm(file_, piece, worker.budget, out, spans); break;
+        case ModelKind::kUnigram:
+            (is_sentencepiece() ? encode_unigram : encode_unigram_steps)(file_, lowest_score_, piece,
+                                                                         worker.budget, out, spans);
+            break;
+        case ModelKind::kWordLevel: {
+            const uint32_t id = file_.find(piece.data(), piece.size());
+            if (id == kNoId && file_.config.unknown_id == kNoId) throw std::invalid_argument(kNoUnknown);
+            out.push_back(id != kNoId ? id : file_.config.unknown_id);
+            if (spans != nullptr) spans->push_back({0, piece.size()});
+            break;
+        }
+        case ModelKind::kWordPiece:
+            encode_wordpiece(file_, piece, worker.budget, out, spans);
+            break;
+    }
+}
+
+}  // namespace bitnet

@@ -1,0 +1,89 @@
+// A compiled tokenizer that runs: text to ids.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/added.hpp"
+#include "tokenizer/file.hpp"
+#include "tokenizer/models.hpp"
+#include "tokenizer/steps.hpp"
+
+namespace bitnet {
+
+class TokenizerEngine {
+    struct Worker;
+
+public:
+    // What one thread encodes in a row: its tables and caches are looked for once.
+    class Turn {
+    public:
+        explicit Turn(TokenizerEngine& engine) : engine_(engine) {}
+        ~Turn() {
+            if (worker_) engine_.give_back(std::move(worker_));
+        }
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+        // As the engine's.
+        void encode(std::string_view text, bool parse_special, Ids& out, bool goes_on);
+
+    private:
+        TokenizerEngine& engine_;
+        std::unique_ptr<Worker> worker_;
+    };
+
+    // The memory must outlive the engine. Throws std::invalid_argument when it is not right.
+    TokenizerEngine(const char* data, size_t size);
+
+    // Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a fault of
+    // the tokenizer that only this text shows. goes_on: the text is the rest of one that was cut
+    // where a cut changes no ids, so nothing is put before it. Spans, in bytes of text, are filled in
+    // when asked for.
+    void encode(std::string_view text, bool parse_special, Ids& out, bool goes_on = false,
+                Spans* spans = nullptr);
+
+    const TokenizerFile& file() const { return file_; }
+
+private:
+    struct Worker {
+        explicit Worker(const TokenizerEngine& engine)
+            : normalizer(engine.normalizer_, engine.charsmap_), pre(engine.pre_), bpe(engine.file_),
+              asks_for_first(pre.asks_for_first(normalizer.moves())) {}
+        Normalizer normalizer;
+        PreTokenizer pre;
+        Bpe bpe;
+        bool asks_for_first;
+        Cut cut;
+        Budget budget;
+    };
+    std::unique_ptr<Worker> borrow();
+    void give_back(std::unique_ptr<Worker> worker);
+    // Where in the whole text a stretch lies, and whether special tokens are looked for in it.
+    struct Place {
+        bool at_start, goes_on, parse_special;
+    };
+    void encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, bool goes_on,
+                     Spans* spans);
+    void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
+    void encode_pieces(Worker& worker, const Normalized& whole, Span part, bool at_start, Ids& out, Spans* spans);
+    void encode_parts(Worker& worker, std::string_view text, Ids& out);
+    void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
+    ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
+    bool is_sentencepiece() const {
+        const bool either = model() == ModelKind::kSpm || model() == ModelKind::kUnigram;
+        return either && (file_.config.flags & kSteps) == 0;
+    }
+
+    TokenizerFile file_;
+    CharsMap charsmap_;
+    std::vector<TokenizerStep> normalizer_, pre_;
+    AddedMatcher raw_, raw_ordinary_, normalized_, untouched_;
+    double lowest_score_ = 0.0;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Worker>> idle_;
+};
+
+}  // namespace bitnet

@@ -1,0 +1,102 @@
+// Code points, UTF-8 and the properties that pre-tokenizers ask for.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace bitnet::unicode {
+
+struct Range;
+struct Script;
+
+// Index of the general category of a code point in kCategoryNames.
+uint8_t category(uint32_t code);
+
+// Bit set of general categories for a name such as "L", "Lu" or "Any"; 0 when there is none.
+uint32_t category_mask(const std::string& name);
+
+// The script with this name, or nullptr.
+const Script* find_script(const std::string& name);
+bool in_script(const Script* script, uint32_t code);
+
+bool is_space(uint32_t code);        // White_Space
+bool is_word(uint32_t code);         // \w of Oniguruma
+bool is_added_word(uint32_t code);   // \w of Rust's regex crate
+bool is_punctuation(uint32_t code);  // as BERT counts it: with all ASCII symbols
+bool is_numeric(uint32_t code);      // Rust's char::is_numeric
+bool is_mark(uint32_t code);
+
+bool is_combining_mark(uint32_t code);   // what StripAccents leaves out
+bool is_nonspacing_mark(uint32_t code);  // what BertNormalizer leaves out, once decomposed
+bool is_control(uint32_t code);          // what it leaves out when it cleans a text
+
+// Code points that a character becomes; size 0 where it stays as it is. Hangul excepted.
+struct Codes {
+    const uint32_t* at = nullptr;
+    size_t size = 0;
+};
+Codes canonical(uint32_t code);
+Codes compatible(uint32_t code);
+Codes lower(uint32_t code);
+uint8_t combining_class(uint32_t code);
+uint32_t compose(uint32_t first, uint32_t second);  // 0 for none
+uint8_t script(uint32_t code);                      // 0 fits to every other
+
+// Bytes of the extended grapheme cluster at text[at]; flags and letters behind a virama, which are
+// longer than any that is replaced as a whole, may come in parts.
+size_t grapheme(std::string_view text, size_t at);
+
+// Normalizing a text without such characters changes nothing.
+bool may_change_nfc(uint32_t code);
+bool may_change_nfkc(uint32_t code);
+
+// Bytes of the UTF-8 character that starts with this byte.
+inline size_t length(char c) {
+    const auto first = static_cast<unsigned char>(c);
+    return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+}
+
+// Bytes of the character at text[at]; never past the end of the text, whatever its bytes are.
+inline size_t length(std::string_view text, size_t at) {
+    return std::min(length(text[at]), text.size() - at);
+}
+
+// One code point at p; moves p past it, never past end. Bytes that are not UTF-8 give any number.
+inline uint32_t next(const char*& p, const char* end) {
+    const auto byte = [](char c) { return static_cast<uint32_t>(static_cast<unsigned char>(c)); };
+    const uint32_t first = byte(*p);
+    if (first < 0x80) return ++p, first;
+    const size_t size = length(*p);
+    if (static_cast<size_t>(end - p) < size) return p = end, 0xFFFD;
+    if (size == 2) {
+        const uint32_t code = (first & 0x1F) << 6 | (byte(p[1]) & 0x3F);
+        return p += 2, code;
+    }
+    if (size == 3) {
+        const uint32_t code =
+            (first & 0x0F) << 12 | (byte(p[1]) & 0x3F) << 6 | (byte(p[2]) & 0x3F);
+        return p += 3, code;
+    }
+    const uint32_t code = (first & 0x07) << 18 | (byte(p[1]) & 0x3F) << 12 |
+                          (byte(p[2]) & 0x3F) << 6 | (byte(p[3]) & 0x3F);
+    return p += 4, code;
+}
+
+inline bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// Start of the character that ends before p; never before begin, which lies before p.
+inline const char* previous(const char* p, const char* begin) {
+    do --p;
+    while (p != begin && continues(*p));
+    return p;
+}
+
+// The bytes are UTF-8 throughout: no lone, overlong or surrogate ones.
+bool is_utf8(std::string_view text);
+
+void append(std::string& out, uint32_t code);
+
+}  // namespace bitnet::unicode

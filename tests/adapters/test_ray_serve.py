@@ -1,0 +1,135 @@
+"""The worker on a Ray cluster of this machine: two nodes, of which one is killed under load."""
+
+import json
+import threading
+from collections import Counter
+from importlib.util import find_spec
+
+import httpx
+import pytest
+from tiny_models import tiny_gguf
+from waiting import PATIENCE_S, free_port, until
+
+pytestmark = [
+    pytest.mark.skipif(
+        not getattr(find_spec("ray"), "origin", None), reason="pip install 'bitnet-xtask[ray]'"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+BODY = {"prompt": "abc", "max_tokens": 30, "temperature": 0}
+CLIENTS = 6
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """An application with a replica on each of two nodes, besides the node of the driver."""
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    from bitnet.adapters import ray_serve
+
+    path = tmp_path_factory.mktemp("ray") / "tiny.gguf"
+    tiny_gguf(path, **{"tokenizer.chat_template": TEMPLATE, "llama.context_length": 1024})
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    others = [nodes.add_node(num_cpus=1), nodes.add_node(num_cpus=1)]
+    try:
+        ray.init(address=nodes.address, log_to_driver=False)
+        port = free_port()
+        # All nodes here have one address: a proxy of each would share the port.
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(ray_serve.app({"model": str(path), "min_replicas": "2", "max_replicas": "2"}))
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+            yield nodes, others, client
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def _replicas():
+    """Node of each replica that lives."""
+    from ray.util.state import list_actors
+
+    filters = [("class_name", "=", "ServeReplica:default:Replica"), ("state", "=", "ALIVE")]
+    return {actor.actor_id: actor.node_id for actor in list_actors(filters=filters)}
+
+
+def test_the_cluster_answers_as_one_worker(cluster):
+    *_, client = cluster
+    whole = client.post("/v1/completions", json=BODY).json()
+    assert whole["choices"][0]["text"]
+    with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply:
+        lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
+    parts = [json.loads(line[6:])["choices"][0]["text"] for line in lines]
+    assert "".join(parts) == whole["choices"][0]["text"]
+    assert len(parts) > 1
+    wrong = client.post("/v1/completions", json=BODY | {"max_tokens": -7})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "max_tokens")
+    assert client.get("/health/ready").json()["status"] == "ready"
+
+
+def test_a_conversation_goes_on_where_its_prefix_is(cluster):
+    *_, client = cluster
+
+    def worker_of(prompt):
+        body = {"prompt": prompt, "max_tokens": 1}
+        return client.post("/v1/inference", json=body).json()["worker_id"]
+
+    def stays(tries=iter(range(1000))):
+        """True if a new conversation stays where it began, once the door knows of it."""
+        begun = f"{next(tries):03}" + "a" * 300
+        first = worker_of(begun)
+        for _ in range(60):
+            worker_of("short")
+        return {worker_of(begun + "b" * more) for more in range(20)} == {first}
+
+    until(stays)  # by chance, one in a million does
+
+
+def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):
+    nodes, others, client = cluster
+    until(lambda: len(set(_replicas().values())) == 2)
+    expected = client.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+    sent, replies, done = Counter(), [], threading.Event()
+
+    def ask(name):
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S) as own:
+            while not done.is_set():
+                sent[name] += 1
+                headers = {"X-Request-ID": f"{name}-{sent[name]}"}
+                reply = own.post("/v1/completions", json=BODY, headers=headers)
+                replies.append((reply.headers.get("x-request-id"), reply))
+
+    threads = [threading.Thread(target=ask, args=(f"client{at}",)) for at in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: len(replies) > 50)
+        before = set(_replicas())
+        nodes.remove_node(others[0], allow_graceful=False)
+        count = len(replies)
+        until(lambda: len(replies) > count + 100)
+        until(lambda: len(set(_replicas()) & before) == 1)  # one of the two was really killed
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    failed = [(reply.status_code, reply.text[:500]) for _, reply in replies if reply.is_error]
+    assert not failed, Counter(failed)
+    assert {reply.json()["choices"][0]["text"] for _, reply in replies} == {expected}
+    assert len({name for name, _ in replies}) == len(replies) == sum(sent.values())
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [({}, "model is missing"), ({"model": "a", "replicas": "2"}, "replicas is not an option"),
+     ({"model": "a", "queue": "x"}, "queue is 'x', expected a number")],
+)  # fmt: skip
+def test_wrong_options_are_refused(args, said):
+    from bitnet.adapters import ray_serve
+    from bitnet.base.errors import UsageError
+
+    with pytest.raises(UsageError, match=said):
+        ray_serve.app(args)

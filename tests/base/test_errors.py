@@ -1,0 +1,76 @@
+"""Exceptions, their exit codes, and what operating-system errors become."""
+
+import errno
+import inspect
+import os
+
+import pytest
+
+from bitnet.base import errors
+from bitnet.base.errors import EXIT_CODES, BitnetError, from_os_error
+
+CLASSES = [
+    member
+    for _, member in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(member, BitnetError)
+]
+
+
+def test_all_names_are_exported_and_sorted():
+    exceptions = {error.__name__ for error in CLASSES}
+    assert set(errors.__all__) == exceptions | {"EXIT_CODES", "from_os_error", "is_panic"}
+    assert errors.__all__ == sorted(errors.__all__, key=lambda name: (not name.isupper(), name))
+
+
+@pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
+def test_every_exit_code_is_in_the_table(error):
+    assert error.exit_code in EXIT_CODES
+
+
+@pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
+def test_every_exception_is_drawn_in_the_hierarchy(error):
+    assert f" {error.__name__} " in errors.__doc__.replace("\n", " \n")
+
+
+def test_every_code_but_success_belongs_to_an_exception():
+    assert {error.exit_code for error in CLASSES} == set(EXIT_CODES) - {0}
+
+
+def test_an_error_keeps_its_message_and_hint():
+    error = errors.NotFound("no such thing", hint="look elsewhere")
+    assert (str(error), error.message, error.hint) == (
+        "no such thing\nhint: look elsewhere",
+        "no such thing",
+        "look elsewhere",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.ENOSPC, errors.NoSpace),
+        (errno.EDQUOT, errors.NoSpace),
+        (errno.EFBIG, errors.NoSpace),
+        (errno.EACCES, errors.PermissionDenied),
+        (errno.EPERM, errors.PermissionDenied),
+        (errno.EROFS, errors.PermissionDenied),
+        (errno.ENOENT, errors.NotFound),
+        (errno.ENOTDIR, errors.NotFound),
+        (errno.EISDIR, errors.UsageError),
+        (errno.ENOMEM, errors.InferenceError),
+        (errno.EIO, BitnetError),
+    ],
+)
+def test_operating_system_errors_become_ours(tmp_path, code, kind):
+    error = from_os_error(OSError(code, "whatever"), tmp_path)
+    assert type(error) is kind
+    assert error.message == f"{os.strerror(code)} (os error {code}): {tmp_path}"
+
+
+def test_the_texts_that_scripts_search_for_are_kept():
+    assert "Permission denied (os error 13)" in from_os_error(OSError(13, ""), "x").message
+    assert "No space left on device (os error 28)" in from_os_error(OSError(28, ""), "x").message
+
+
+def test_an_error_without_a_number_is_still_told():
+    assert "something odd" in from_os_error(OSError("something odd"), "file").message

@@ -1,0 +1,218 @@
+import errno
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bitnet.base import locks
+from bitnet.base.errors import BitnetError, CacheBusy
+from bitnet.base.locks import Owner, hold, hold_shared, is_held, owner_of
+
+HOLDER = """
+import sys
+from pathlib import Path
+from bitnet.base.locks import hold
+with hold(Path(sys.argv[1]), timeout_s=5) as lock:
+    lock.report("12 MB of 98 MB")
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+class Clock:
+    """Time that passes only by waiting, in steps of five seconds."""
+
+    seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += 5.0
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tokenizer.json.lock"
+
+
+@pytest.fixture
+def holder(path):
+    """Another process that holds the lock until its standard input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+def test_waiting_names_the_owner_every_ten_seconds_and_ends(path, holder, caplog):
+    clock = Clock()
+    with (
+        pytest.raises(CacheBusy) as caught,
+        hold(path, timeout_s=32, what="llama3-128k", clock=clock, sleep=clock.sleep),
+    ):
+        raise AssertionError("held by two")
+    owner = f"process {holder.pid} on {socket.gethostname()} since "
+    assert owner in caught.value.message
+    assert "12 MB of 98 MB" in caught.value.message
+    assert "BITNET_LOCK_TIMEOUT" in caught.value.hint
+    assert caught.value.exit_code == 21
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.rpartition("; ")[2] for line in lines] == [
+        "10 s so far",
+        "20 s so far",
+        "30 s so far",
+    ]
+    assert all(line.startswith("waiting for llama3-128k: held by ") for line in lines)
+
+
+def test_a_killed_owner_holds_nothing(path, holder):
+    assert is_held(path)
+    holder.kill()
+    holder.wait()
+    assert not is_held(path)
+    assert owner_of(path).is_dead
+    with hold(path, timeout_s=0):
+        assert owner_of(path).is_me
+
+
+def test_the_file_goes_with_the_lock_where_it_should(path, holder):
+    with pytest.raises(CacheBusy), hold(path, timeout_s=0, leave=False):
+        raise AssertionError("held by two")
+    assert path.exists()  # only the holder deletes it
+    holder.kill()
+    holder.wait()
+    assert path.exists()
+    with hold(path, timeout_s=0, leave=False):
+        assert is_held(path)
+    assert not path.exists()
+
+
+def test_the_lock_of_a_file_that_is_deleted_meanwhile_is_that_of_the_next_one(path, monkeypatch):
+    opened = locks._KernelLock._open
+    seen = []
+
+    def open_and_delete(self):
+        fd = opened(self)
+        if not seen:
+            path.unlink()  # as its holder does, which then gives the lock up
+        seen.append(os.fstat(fd).st_ino)
+        return fd
+
+    monkeypatch.setattr(locks._KernelLock, "_open", open_and_delete)
+    with hold(path, timeout_s=0):
+        assert len(seen) == 2
+        assert path.stat().st_nlink == 1
+        assert is_held(path)
+
+
+def test_a_lock_file_in_the_place_of_ours_is_left_alone(path):
+    with hold(path, timeout_s=0, leave=False):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
+def test_the_file_stays(path):
+    with hold(path, timeout_s=0):
+        pass
+    assert path.exists()
+    with hold(path, timeout_s=0) as lock:
+        lock.report("half")
+        assert owner_of(path).progress == "half"
+        lock.report("")
+        assert owner_of(path).progress == ""
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "\0\0", '{"pid": "x"}', "9" * 400])
+def test_a_damaged_record_names_no_owner(path, text):
+    path.write_text(text)
+    assert owner_of(path) is None
+
+
+def test_a_process_on_another_host_is_never_certainly_dead():
+    assert not Owner(1 << 22, "elsewhere", time.time()).is_dead
+
+
+def test_our_number_on_a_record_of_an_earlier_process_is_a_dead_one():
+    record = json.loads(Owner.me().text()) | {"process": "an earlier one"}
+    assert Owner.parse(json.dumps(record)).is_dead
+    assert not Owner.me().is_dead
+
+
+def test_a_process_that_ended_is_dead():
+    process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    process.start()
+    process.join()
+    assert Owner(process.pid, socket.gethostname(), time.time()).is_dead
+
+
+# --- where the kernel's locks do not work ---------------------------------------------------------
+
+
+@pytest.fixture
+def flock(monkeypatch):
+    """Replaces what the kernel does, on a file system that was not tried before."""
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(locks, "_working", {})
+
+    def answer(number):
+        def fake(fd, how):
+            if number:
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", fake)
+
+    return answer
+
+
+@pytest.mark.parametrize("name", ["ENOSYS", "ENOLCK", "EOPNOTSUPP", "EINVAL", None])
+def test_where_locks_do_nothing_the_holder_knows_it(path, flock, name):
+    flock(getattr(errno, name) if name else 0)
+    with hold(path, timeout_s=0) as lock:
+        assert not lock.is_kernel
+        lock.report("half")
+        assert owner_of(path).progress == "half"
+        with hold(path, timeout_s=0), hold_shared(path, timeout_s=0):
+            pass
+
+
+def test_a_shared_lock_excludes_only_the_exclusive_one(path):
+    with hold_shared(path, timeout_s=0), hold_shared(path, timeout_s=0):
+        assert is_held(path)
+        with pytest.raises(CacheBusy), hold(path, timeout_s=0):
+            raise AssertionError("held by two")
+    with hold(path, timeout_s=0), pytest.raises(CacheBusy), hold_shared(path, timeout_s=0):
+        raise AssertionError("held by two")
+
+
+def test_any_other_answer_is_an_error(path, flock):
+    flock(errno.EIO)
+    with pytest.raises(BitnetError, match=r"os error 5"), hold(path, timeout_s=0):
+        raise AssertionError("held")
+
+
+@pytest.mark.parametrize("place", [{"namespace": "pid:[1]"}, {"boot": "another"}])
+def test_containers_with_one_host_name_do_not_take_each_other_for_dead(place):
+    gone = json.loads(Owner.me().text()) | {"process": "other", "pid": 1 << 21} | place
+    assert not Owner.parse(json.dumps(gone)).is_dead
+
+
+def test_a_number_that_was_given_to_another_process_does_not_keep_the_first_alive():
+    alive = json.loads(Owner.me().text()) | {"process": "other", "pid": os.getppid()}
+    alive |= {"started": alive["started"] and "1"}
+    if not alive["started"]:
+        pytest.skip("this system does not say when a process began")
+    assert Owner.parse(json.dumps(alive)).is_dead

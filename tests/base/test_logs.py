@@ -1,0 +1,114 @@
+"""Log output: levels, filters of the environment, the form of the lines."""
+
+import logging
+
+import pytest
+
+from bitnet.base import logs
+from bitnet.base.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _levels_as_before():
+    registered = logging.root.manager.loggerDict.items()
+    before = {name: log.level for name, log in registered if isinstance(log, logging.Logger)}
+    yield
+    for name, log in logging.root.manager.loggerDict.items():
+        if isinstance(log, logging.Logger) and name.startswith("bitnet"):
+            log.setLevel(before.get(name, logging.NOTSET))
+
+
+def say(name="bitnet.commands"):
+    """One message of each level; what of it arrives is the test."""
+    logger = logging.getLogger(name)
+    for level in ("debug", "info", "warning", "error"):
+        getattr(logger, level)("a %s message", level)
+
+
+def shown(capsys):
+    return [line.split(" ")[-2] for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "levels"),
+    [
+        (0, ["warning", "error"]),
+        (1, ["info", "warning", "error"]),
+        (2, ["debug", "info", "warning", "error"]),
+        (3, ["debug", "info", "warning", "error"]),
+    ],
+)
+def test_more_v_says_more(verbosity, levels, capsys):
+    logs.configure(verbosity)
+    say()
+    assert shown(capsys) == levels
+
+
+def test_warnings_can_be_hidden(capsys):
+    logs.configure(warnings=False)
+    say()
+    assert shown(capsys) == ["error"]
+
+
+def test_lines_begin_with_their_level(capsys):
+    logs.configure(2)
+    say()
+    assert capsys.readouterr().err.splitlines() == [
+        *("[DEBUG] a debug message", "[INFO] a info message"),
+        *("Warning: a warning message", "Error: a error message"),
+    ]
+
+
+def test_nothing_is_said_twice(capsys):
+    logs.configure()
+    logs.configure()
+    say()
+    assert shown(capsys) == ["warning", "error"]
+
+
+@pytest.mark.parametrize("name", ["BITNET_LOG", "RUST_LOG"])
+def test_the_environment_adds_levels(name, monkeypatch, capsys):
+    monkeypatch.setenv(name, "debug")
+    logs.configure()
+    say()
+    assert shown(capsys) == ["debug", "info", "warning", "error"]
+
+
+def test_the_environment_never_takes_away(monkeypatch, capsys):
+    monkeypatch.setenv("BITNET_LOG", "error")
+    logs.configure(1)
+    say()
+    assert shown(capsys) == ["info", "warning", "error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "area"),
+    [
+        ("bitnet_tokenizers=debug", "bitnet.tokenizer"),
+        ("bitnet_tokenizers=debug", "bitnet.hub.download"),
+        ("bitnet_tokenizers::download=trace", "bitnet.hub"),
+        ("bitnet_tokenizers::discovery=debug", "bitnet.tokenizer.discover"),
+        ("x=info, bitnet_models=debug", "bitnet.formats"),
+        ("bitnet.formats=debug", "bitnet.formats"),
+    ],
+)
+def test_filters_of_one_area_open_that_area_only(text, area, monkeypatch, capsys):
+    monkeypatch.setenv("RUST_LOG", text)
+    logs.configure()
+    say(area)
+    assert shown(capsys) == ["debug", "info", "warning", "error"]
+    say("bitnet.server")
+    assert shown(capsys) == ["warning", "error"]
+
+
+def test_an_area_can_be_silenced(monkeypatch, capsys):
+    monkeypatch.setenv("RUST_LOG", "bitnet_kernels=off")
+    logs.configure()
+    say("bitnet.kernels")
+    assert shown(capsys) == []
+
+
+def test_a_level_that_does_not_exist_is_an_error(monkeypatch):
+    monkeypatch.setenv("BITNET_LOG", "bitnet_cli=loud")
+    with pytest.raises(UsageError, match="'loud' is not a level"):
+        logs.configure()

@@ -1,0 +1,159 @@
+"""Progress: never backwards, in the form that fits where it goes."""
+
+import io
+import json
+import os
+
+import pytest
+
+from bitnet.base.progress import Progress, human_size, human_time
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (98_362_432, "98.4 MB"),
+        (999_949, "999.9 kB"),
+        (999_960, "1.0 MB"),
+        (2_000_000_000, "2.0 GB"),
+        (5e15, "5000.0 TB"),
+    ],
+)
+def test_sizes_read_as_on_download_pages(size, text):
+    assert human_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0s"), (7, "7s"), (59.6, "1m00s"), (185, "3m05s"), (3599, "59m59s"), (7620, "2h07m")],
+)
+def test_times_read_naturally(seconds, text):
+    assert human_time(seconds) == text
+
+
+def test_it_never_goes_backwards(stream, clock):
+    progress = Progress("file", 100, mode="none", stream=stream, clock=clock)
+    progress.reach(60)
+    progress.reach(10)
+    assert progress.done == 60
+    assert stream.getvalue() == ""
+
+
+def test_rate_and_time_left_come_from_the_last_seconds(stream, clock):
+    progress = Progress("file", 1000, mode="none", stream=stream, clock=clock)
+    assert (progress.rate, progress.eta_s) == (0.0, None)
+    progress.reach(1)
+    clock.now += 100
+    progress.reach(2)
+    clock.now += 5
+    progress.reach(502)
+    assert progress.rate == pytest.approx(100)
+    assert progress.eta_s == pytest.approx(4.98)
+
+
+def test_a_log_gets_a_line_every_few_seconds(stream, clock):
+    with Progress("file", 1000, mode="auto", stream=stream, clock=clock) as progress:
+        progress.reach(100)
+        clock.now += 4
+        progress.reach(200)
+        assert stream.getvalue() == ""
+        clock.now += 1
+        progress.reach(500)
+        assert stream.getvalue() == "file: 500 B of 1.0 kB (50%), 80 B/s, 6s left\n"
+        progress.reach(1000)
+    assert stream.getvalue().splitlines()[1:] == ["file: 1.0 kB in 5s"]
+
+
+def test_programs_get_events(stream, clock):
+    with Progress("file", mode="json", stream=stream, clock=clock) as progress:
+        clock.now += 1
+        progress.reach(10, 20)
+        progress.reach(20)
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(event["event"], event["done"], event["total"]) for event in events] == [
+        ("progress", 10, 20),
+        ("done", 20, 20),
+    ]
+
+
+def transfer_that_breaks(mode, stream):
+    with Progress("file", 9, mode=mode, stream=stream) as progress:
+        progress.reach(3)
+        raise ConnectionResetError
+
+
+def test_a_failure_is_the_last_event_and_no_summary(stream):
+    with pytest.raises(ConnectionResetError):
+        transfer_that_breaks("json", stream)
+    assert json.loads(stream.getvalue())["event"] == "failed"
+
+
+def test_a_log_gets_no_summary_of_what_failed(stream):
+    with pytest.raises(ConnectionResetError):
+        transfer_that_breaks("lines", stream)
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar():
+    stream = Terminal()
+    with Progress("file", stream=stream) as progress:
+        progress.reach(50, 100)
+        progress.reach(100)
+    assert "file: 100%" in stream.getvalue()
+    assert stream.getvalue().rpartition("100%")[2].split("\r")[1].strip() == ""  # it clears itself
+
+
+def test_it_goes_to_stderr(capsys, clock):
+    with Progress("file", 10, mode="lines", clock=clock) as progress:
+        progress.reach(10)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "file: 10 B in 0s\n")
+
+
+def test_what_was_there_before_counts_neither_for_the_speed_nor_for_the_time_left(stream, clock):
+    progress = Progress("file", 1000, mode="lines", stream=stream, clock=clock)
+    progress.begin_at(860, 1000)
+    clock.now += 2
+    progress.reach(900)
+    assert progress.rate == 20
+    assert progress.eta_s == 5
+    clock.now += 5
+    progress.reach(1000)
+    progress.close()
+    assert stream.getvalue().endswith("file: 140 B in 7s (860 B were there)\n")
+
+
+def test_a_bar_on_a_terminal_without_a_size_is_not_blank(clock, monkeypatch):
+    monkeypatch.setattr("os.get_terminal_size", lambda fd: os.terminal_size((0, 0)))
+    monkeypatch.setattr(Terminal, "fileno", lambda self: 2)
+    stream = Terminal()
+    with Progress("model.gguf", 100, stream=stream, clock=clock) as progress:
+        progress.reach(50)
+    assert "model.gguf" in stream.getvalue()
+    assert "50%" in stream.getvalue()

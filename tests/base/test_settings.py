@@ -1,0 +1,167 @@
+"""Environment variables: types, synonyms, precedence, secrets, and when they are read."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from bitnet.base import settings
+from bitnet.base.errors import UsageError
+
+BOOLEANS = [setting for setting in settings.ALL if isinstance(setting.default, bool)]
+WORDS = [setting for setting in BOOLEANS if setting is not settings.no_color]
+
+
+def names(setting):
+    return setting.names[0]
+
+
+@pytest.mark.parametrize("setting", settings.ALL, ids=names)
+def test_nothing_set_gives_the_default(setting):
+    assert setting() == setting.default
+
+
+@pytest.mark.parametrize("setting", settings.ALL, ids=names)
+def test_every_setting_says_what_it_is_for(setting):
+    assert setting.help
+    assert not setting.help.endswith(".")
+
+
+@pytest.mark.parametrize("setting", WORDS, ids=names)
+@pytest.mark.parametrize("text", ["1", "true", "YES", "on", " On "])
+def test_switches_go_on(setting, text, monkeypatch):
+    monkeypatch.setenv(setting.names[0], text)
+    assert setting() is True
+
+
+@pytest.mark.parametrize("setting", WORDS, ids=names)
+@pytest.mark.parametrize("text", ["0", "false", "No", "off", ""])
+def test_switches_go_off(setting, text, monkeypatch):
+    monkeypatch.setenv(setting.names[0], text)
+    assert setting() is False
+
+
+@pytest.mark.parametrize("setting", WORDS, ids=names)
+def test_a_switch_set_to_something_else_is_an_error_that_names_it(setting, monkeypatch):
+    monkeypatch.setenv(setting.names[0], "maybe")
+    with pytest.raises(UsageError, match=f"{setting.names[0]} is 'maybe'"):
+        setting()
+
+
+@pytest.mark.parametrize(("ours", "theirs", "offline"), [("0", "1", True), ("1", "0", True)])
+def test_either_offline_switch_is_enough(ours, theirs, offline, monkeypatch):
+    monkeypatch.setenv("BITNET_OFFLINE", ours)
+    monkeypatch.setenv("HF_HUB_OFFLINE", theirs)
+    assert settings.offline() is offline
+
+
+def test_the_first_name_that_is_set_wins(monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "8")
+    assert settings.threads() == 8
+    monkeypatch.setenv("BITNET_THREADS", "3")
+    assert settings.threads() == 3
+
+
+def test_values_are_read_when_asked_for(monkeypatch):
+    monkeypatch.setenv("BITNET_SEED", "1")
+    first = settings.seed()
+    monkeypatch.setenv("BITNET_SEED", "2")
+    assert (first, settings.seed()) == (1, 2)
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many"])
+def test_a_count_is_a_whole_number_from_0(text, monkeypatch):
+    monkeypatch.setenv("BITNET_SEED", text)
+    with pytest.raises(UsageError, match=r"BITNET_SEED is .*: expected a whole number"):
+        settings.seed()
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", "1025"])
+def test_threads_are_at_most_as_many_as_make_sense(text, monkeypatch):
+    monkeypatch.setenv("BITNET_THREADS", text)
+    with pytest.raises(UsageError, match=r"BITNET_THREADS is .*, 0 to 1024"):
+        settings.threads()
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "inf", "nan", "soon"])
+def test_seconds_are_a_positive_number(text, monkeypatch):
+    monkeypatch.setenv("BITNET_DOWNLOAD_TIMEOUT", text)
+    with pytest.raises(UsageError, match=r"BITNET_DOWNLOAD_TIMEOUT is .*: expected a positive"):
+        settings.download_timeout()
+
+
+def test_seconds_may_have_a_fraction(monkeypatch):
+    monkeypatch.setenv("BITNET_DOWNLOAD_TIMEOUT", "0.5")
+    assert settings.download_timeout() == 0.5
+
+
+@pytest.mark.parametrize("text", ["", "   "])
+def test_an_empty_token_is_not_a_token(text, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", text)
+    assert settings.hf_token() is None
+
+
+def test_the_endpoint_loses_its_last_slash(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
+    assert settings.hf_endpoint() == "https://mirror.example"
+
+
+def test_a_wrong_secret_is_not_quoted(monkeypatch):
+    def refuse(text):
+        raise ValueError("not valid")
+
+    secret = settings.Setting("BITNET_TEST_ONLY", parse=refuse, default=None, help="x", secret=True)
+    settings.ALL.remove(secret)
+    monkeypatch.setenv("BITNET_TEST_ONLY", "hush")
+    with pytest.raises(UsageError) as caught:
+        secret()
+    assert "hush" not in caught.value.message + caught.value.hint
+
+
+def test_what_is_set_is_shown_and_secrets_are_not(monkeypatch):
+    assert settings.as_set(settings.seed) is None
+    monkeypatch.setenv("BITNET_SEED", "7")
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    assert settings.as_set(settings.seed) == "'7'"
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hush@mirror.example/x")
+    assert "hush" not in settings.as_set(settings.hf_token)
+    assert settings.as_set(settings.hf_endpoint) == "'https://***@mirror.example/x'"
+
+
+def test_the_cache_folder_follows_its_order(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert settings.cache_dir() == Path.home() / ".cache/bitnet"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    assert settings.cache_dir() == Path.home() / ".cache/bitnet"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert settings.cache_dir() == tmp_path / "bitnet"
+    monkeypatch.setenv("BITNET_CACHE_DIR", "~/mine")
+    assert settings.cache_dir() == Path.home() / "mine"
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch, tmp_path):
+    def nowhere(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    with pytest.raises(UsageError, match="no home folder") as caught:
+        settings.cache_dir()
+    assert "BITNET_CACHE_DIR" in caught.value.hint
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
+    assert settings.cache_dir() == tmp_path
+
+
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_any_text_is_a_value_or_a_usage_error(monkeypatch, text):
+    for setting in (settings.offline, settings.threads, settings.download_timeout):
+        monkeypatch.setenv(setting.names[0], text)
+        try:
+            value = setting()
+        except UsageError:
+            continue
+        assert isinstance(value, type(setting.default))

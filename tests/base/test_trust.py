@@ -1,0 +1,242 @@
+"""Lock files, servers and projects decide only what they may."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet.base import trust
+from bitnet.base.errors import BitnetError, InvalidFormat, UsageError
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.orders import order_from_lock, order_of
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide, provide_all
+from bitnet.sources import Source
+from bitnet.store import records
+from bitnet.store.records import Artifact
+from bitnet.tokenizer.vocabulary import check_vocabulary
+
+CONTENT = b"ours" * 100
+
+
+@pytest.fixture
+def project(hub, tmp_path):
+    hub.add("org/model", "model.gguf", CONTENT)
+    (tmp_path / "work").mkdir()
+    options = FetchOptions(base_url=hub.url, retries=1)
+    return Project(tmp_path / "work", tmp_path / "cache", options, "none")
+
+
+def hostile(project, path=None, /, **changes):
+    """Write a lock file of another author, with a model at *path*."""
+    entry = Artifact("model", "org/model", "main", "model.gguf", None, "0" * 64, 0, place=path)
+    document = {
+        "version": 1,
+        "files": [records.to_record(entry) | {"sha256": digest(), "size": 400} | changes],
+    }
+    project.lock_path.write_text(json.dumps(document))
+
+
+def digest():
+    import hashlib
+
+    return hashlib.sha256(CONTENT).hexdigest()
+
+
+def sync(project):
+    entries = records.read_lock(project.lock_path)
+    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
+    return provide_all(orders, project)
+
+
+# --- what a lock file may not write to -----------------------------------------------------------
+
+REFUSED = [
+    ".git/config",
+    ".git/hooks/pre-commit",
+    ".venv/bin/python",
+    "a/.hidden/model.gguf",
+    ".envrc",
+    "tasks.py",
+    "conftest.py",
+    "sub/setup.cfg",
+    "Makefile",
+    "run.SH",
+    "lib.so",
+    "package.json",
+    "bitnet.lock.json",
+    "bitnet.toml",
+    "BITNET.TOML",
+    ".",
+    "..",
+    "../x",
+    "/etc/passwd",
+    "a//b",
+    "a/./b",
+    "a/",
+    "c:x",
+    "a\\b",
+    "a\nb",
+    "a\0b",
+    "\ud800",
+    "x" * 300,
+    "",
+]
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_a_lock_file_names_no_place_that_it_must_not_write(project, path):
+    hostile(project, path)
+    with pytest.raises(InvalidFormat, match="path"):
+        sync(project)
+    assert sorted(item.name for item in project.folder.iterdir()) == ["bitnet.lock.json"]
+
+
+@given(st.text())
+def test_a_good_place_stays_below_and_is_never_hidden(text):
+    if not trust.place_problem(text):
+        assert not text.startswith(("/", "."))
+        assert not {"..", ".git", ""} & set(text.split("/"))
+        text.encode()
+
+
+def test_a_file_of_the_user_stays_whatever_the_lock_file_says(project):
+    mine = project.folder / "notes.txt"
+    mine.write_text("mine")
+    hostile(project, "notes.txt")
+    for changed in (project, replace(project, update=True)):
+        with pytest.raises(UsageError, match="it stays"):
+            sync(changed)
+        assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["authorized_keys", "new/deep/authorized_keys"])
+def test_no_link_in_a_checkout_leads_out_of_it(project, tmp_path, name):
+    (tmp_path / "ssh").mkdir()
+    (project.folder / "models").symlink_to(tmp_path / "ssh")
+    hostile(project, f"models/{name}")
+    with pytest.raises(UsageError, match="outside of"):
+        sync(project)
+    assert list((tmp_path / "ssh").iterdir()) == []
+
+
+def test_a_link_that_stays_inside_is_followed(project):
+    (project.folder / "real").mkdir()
+    (project.folder / "models").symlink_to("real")
+    hostile(project, "models/m.gguf")
+    assert sync(project)[0].path.read_bytes() == CONTENT
+    assert (project.folder / "real/m.gguf").read_bytes() == CONTENT
+
+
+def test_a_link_that_appears_between_check_and_use_is_not_followed(tmp_path, monkeypatch):
+    """The folder is a real one when it is looked at, and a link when it is opened."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "a").mkdir(parents=True)
+    outside.mkdir()
+
+    real_mkdir = os.mkdir
+
+    def swap(path, *args, **options):
+        if path != "a":
+            real_mkdir(path, *args, **options)
+            return
+        (root / "a").rmdir()
+        (root / "a").symlink_to(outside)
+
+    monkeypatch.setattr(os, "mkdir", swap)
+    with pytest.raises(BitnetError), trust.open_folder(root, root / "a"):
+        raise AssertionError("the link was followed")
+
+
+def test_a_hostile_checkout_runs_no_command_of_git(project):
+    before = b"[core]\n\tbare = false\n"
+    (project.folder / ".git").mkdir()
+    (project.folder / ".git/config").write_bytes(before)
+    hostile(project, ".git/config")
+    with pytest.raises(InvalidFormat):
+        sync(project)
+    assert (project.folder / ".git/config").read_bytes() == before
+
+
+# --- one definition reads and writes -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": -1},
+        {"size": True},
+        {"size": 10**30},
+        {"repo": "\ud800"},
+        {"revision": "a\0"},
+        {"commit": ""},
+        {"file": "."},
+        {"file": "a:b"},
+        {"file": "a\\b"},
+        {"sha256": "0"},
+        {"licence": "a\nb"},
+        {"path": ".git/x"},
+        {"path": 3},
+        {"kind": "program"},
+    ],
+)
+def test_what_the_reader_refuses_the_writer_refuses(project, changes):
+    hostile(project, **changes)
+    with pytest.raises(InvalidFormat):
+        records.read_lock(project.lock_path)
+    entry = Artifact("model", "org/model", "main", "m.gguf", None, "0" * 64, 1)
+    if "path" in changes:
+        changes = {"place": changes["path"]}
+    with pytest.raises(UsageError):
+        records.write_lock(project.folder / "other.json", [replace(entry, **changes)])
+    assert not (project.folder / "other.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 1, "files": [{"size": ' + "9" * 5000 + "}]}",
+        "[" * 100_000,
+        '{"version": "\\ud800", "files": []}',
+    ],
+    ids=["digits", "depth", "surrogate"],
+)
+def test_a_lock_file_made_by_hand_ends_in_no_traceback(project, text):
+    project.lock_path.write_text(text)
+    with pytest.raises(BitnetError) as caught:
+        records.read_lock(project.lock_path)
+    str(caught.value).encode()
+
+
+@pytest.mark.parametrize("file", ["a:b.gguf", "a\\b.gguf"])
+def test_a_name_that_cannot_be_pinned_is_refused_before_the_transfer(hub, project, file):
+    hub.add("org/model", file, CONTENT)
+    with pytest.raises(UsageError, match="cannot pin"):
+        provide(Source("m", "org/model", file), project)
+    assert hub.requests() == []
+
+
+def test_a_place_that_cannot_be_pinned_is_refused_before_the_transfer(hub, project):
+    target = project.folder / "a:b" / "model.gguf"
+    with pytest.raises(UsageError, match="cannot pin"):
+        provide(Source("m", "org/model", "model.gguf"), project, target=target)
+    assert hub.requests() == []
+
+
+def test_an_empty_commit_is_none(hub, project):
+    from hub_server import Rule
+
+    hub.rules.append(Rule(where="hub", method="HEAD", headers={"X-Repo-Commit": ""}))
+    provide(Source("m", "org/model", "model.gguf"), project)
+    assert records.read_lock(project.lock_path)[0].commit is None
+
+
+def test_an_order_is_what_will_be_pinned(project):
+    order = order_of(Source("m", "org/model", "model.gguf"), project)
+    provide_all([order], project)
+    (pinned,) = records.read_lock(project.lock_path)
+    assert pinned.identity == order.artifact.identity
+    assert pinned.place == order.place == "models/org-model/model.gguf"

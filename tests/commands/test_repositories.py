@@ -1,0 +1,122 @@
+"""Repositories, as users of other programs expect to handle them: by file, whole, and again."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.base import settings
+
+
+@pytest.fixture
+def work(hub, tmp_path, monkeypatch):
+    """A working folder, and a hub with a repository of two models and one without any."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    content = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    for name in ("m-Q4_0.gguf", "m-Q8_0.gguf"):
+        hub.add("org/two", name, content)
+    hub.add("org/two", "README.md", b"# two")
+    hub.add("org/two", "sub/notes.txt", b"notes")
+    for name in ("README.md", "onnx/model.onnx", "tokenizer.json"):
+        hub.add("org/other", name, name.encode() * 200)
+    return tmp_path / "work"
+
+
+def below(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def test_several_names_and_patterns_are_fetched_by_one_command(work, bitnet):
+    done = bitnet("download-model", "org/two", "*Q4*", "README.md", "sub/notes.txt", "--json")
+    assert done.code == 0, done.err
+    assert [Path(row["path"]).name for row in json.loads(done.out)] == [
+        "m-Q4_0.gguf",
+        "README.md",
+        "notes.txt",
+    ]
+    locked = json.loads((work / "bitnet.lock.json").read_text())["files"]
+    assert [row["file"] for row in locked] == ["README.md", "m-Q4_0.gguf", "sub/notes.txt"]
+    flags = ("--file", "*Q8*", "--file", "README.md", "--output", "elsewhere")
+    assert bitnet("download-model", "org/two", *flags).code == 0
+    assert {"README.md", "m-Q8_0.gguf"} <= {*below(work / "elsewhere")}
+
+
+def test_a_name_that_is_missing_fetches_none_of_them(work, bitnet):
+    done = bitnet("download-model", "org/two", "README.md", "absent.gguf")
+    assert done.code == 19, done.err
+    assert below(work) == []
+
+
+def test_a_repository_without_a_model_that_runs_is_fetched_whole(work, bitnet):
+    done = bitnet("download-model", "org/other")
+    assert done.code == 0, done.err
+    assert below(work / "models/org-other") == ["README.md", "onnx/model.onnx", "tokenizer.json"]
+    assert bitnet("sync", "--check").code == 0
+
+
+def test_a_plan_lists_the_files_that_would_be_fetched(work, hub, bitnet):
+    done = bitnet("plan", "org/two", "--include", "*.gguf", "--exclude", "*Q8*", "--json")
+    facts = json.loads(done.out)
+    assert [row["file"] for row in facts["files"]] == ["m-Q4_0.gguf"]
+    assert facts["size_bytes"] == facts["files"][0]["size"] > 0
+    assert hub.sent("cdn") == 0
+    text = bitnet("plan", "org/two", "--include", "*").out
+    assert "sub/notes.txt" in text
+    assert "4 files of org/two" in text
+    assert below(work) == []
+
+
+def test_the_cache_is_listed_by_repository_with_what_holds_each_file(work, bitnet):
+    assert bitnet("download-model", "org/two", "m-Q4_0.gguf").code == 0
+    assert bitnet("run", "hf:org/two:m-Q8_0.gguf", "a", "--max-tokens", 1).code == 0
+    lines = bitnet("cache", "list").out.splitlines()
+    where = next(number for number, line in enumerate(lines) if line.startswith("hf:org/two "))
+    assert "1 file" in lines[where]  # the two have the same content
+    assert str(work / "models/org-two/m-Q4_0.gguf") in lines[where + 1]
+    assert str(Path("models/hf/org/two@main/m-Q8_0.gguf")) in lines[where + 1]
+    rows = json.loads(bitnet("cache", "list", "--json").out)["entries"]
+    assert {row["repository"] for row in rows} >= {"hf:org/two"}
+
+
+def test_files_of_a_repository_are_compared_with_the_hubs_digests(work, hub, bitnet):
+    assert bitnet("download-model", "org/two", "m-Q4_0.gguf", "README.md").code == 0
+    done = bitnet("cache", "verify", "org/two", "--json")
+    assert done.code == 0, done.err
+    assert {row["subject"]: row["severity"] for row in json.loads(done.out)} == {
+        "README.md": "ok",  # by git's digest
+        "m-Q4_0.gguf": "ok",
+    }
+    blob = next((settings.cache_dir() / "store/sha256").glob("*/*"))
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+    done = bitnet("cache", "verify", "org/two")
+    assert done.code == 15
+    assert "✗" in done.out
+    assert bitnet("cache", "verify", "org/absent").code == 19
+
+
+def test_a_hub_that_names_no_digest_checks_nothing(work, hub, bitnet):
+    from hub_server import Rule
+
+    assert bitnet("download-model", "org/two", "README.md").code == 0
+    hub.rules.append(Rule(where="hub", method="HEAD", drop_headers=("ETag", "X-Linked-Etag")))
+    done = bitnet("cache", "verify", "org/two")
+    assert done.code == 15
+    assert "NOT CHECKED" in done.err
+
+
+def test_a_wheel_on_this_machine_is_a_model(work, bitnet, tmp_path):
+    from tiny_packages import wheel
+
+    wheel(tmp_path, "tiny-wheel", {"tiny.gguf": (tmp_path / "made.gguf").read_bytes()})
+    path = tmp_path / "tiny_wheel-1.0-py3-none-any.whl"
+    for _ in range(2):
+        done = bitnet("run", path, "a", "--max-tokens", 1, "--offline")
+        assert done.code == 0, done.err
+    assert path.exists()
+    shutil.copyfile(tmp_path / "made.gguf", tmp_path / "no.whl")
+    assert bitnet("run", tmp_path / "no.whl", "a").code == 13

@@ -1,0 +1,107 @@
+"""Keywords of an answer in Python: one table, its types, and the methods that take them."""
+
+import asyncio
+import inspect
+import re
+from dataclasses import fields
+
+import pytest
+
+import bitnet
+from bitnet.runtime.keywords import AnswerOptions
+from bitnet.runtime.options import SAMPLING
+from bitnet.runtime.request import Request
+
+METHODS = ["stream", "generate", "chat", "astream", "agenerate", "achat"]
+TYPES = {
+    entry.name: str(entry.type) for entry in (*fields(Request), *fields(bitnet.SamplingParams))
+}
+WIDER = {"stop": "str | Sequence[str]"}  # one text is a list of one
+# Fields that a conversation or another method has, and those that a model fills in.
+NOT_KEYWORDS = {
+    *("prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "template_variables"),
+    *("thinking", "thinking_budget", "separate_reasoning", "embed", "prompt_name", "ignore_eos"),
+    *("stop_ids", "grammar", "calls", "reasoning"),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    with bitnet.load("bitnet-tiny", context=64) as loaded:
+        yield loaded
+
+
+def test_the_keywords_are_the_fields_of_a_request_and_of_sampling():
+    assert AnswerOptions.__annotations__.keys() == TYPES.keys() - NOT_KEYWORDS
+    assert set(SAMPLING) <= AnswerOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize("name", AnswerOptions.__annotations__)
+def test_a_keyword_has_the_type_of_its_field(name):
+    declared = AnswerOptions.__annotations__[name].__forward_arg__
+    expected = WIDER.get(name, TYPES[name])
+    assert set(declared.split(" | ")) == {*expected.split(" | "), "None"}
+    assert re.search(rf"^ +{name}: ", AnswerOptions.__doc__, re.MULTILINE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_keyword_is_in_the_signature(method):
+    parameters = inspect.signature(getattr(bitnet.LanguageModel, method)).parameters
+    keywords = {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert keywords == AnswerOptions.__annotations__.keys()
+    assert not any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def test_the_async_twins_give_the_same_text(model):
+    text = model.generate("It is a truth", max_tokens=8)
+    assert asyncio.run(model.agenerate("It is a truth", max_tokens=8)) == text
+
+
+def test_async_answers_take_turns_and_the_loop_goes_on(model):
+    async def both():
+        ticks = asyncio.create_task(tick())
+        texts = await asyncio.gather(
+            *(model.agenerate("It is a truth", max_tokens=8) for _ in range(2))
+        )
+        ticks.cancel()
+        return texts
+
+    async def tick():
+        while True:
+            await asyncio.sleep(0)
+
+    first, second = asyncio.run(both())
+    assert first == second == model.generate("It is a truth", max_tokens=8)
+
+
+def test_a_cancelled_task_ends_its_answer(model):
+    async def leave():
+        begun = asyncio.Event()
+
+        async def read():
+            async for _ in model.astream("It is a truth", max_tokens=50):
+                begun.set()
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    assert not model.engine.busy
+    assert model.generate("It is a truth", max_tokens=4)
+
+
+def test_errors_of_an_async_answer_are_those_of_the_other(model):
+    with pytest.raises(bitnet.UsageError, match="the prompt is empty"):
+        asyncio.run(model.agenerate(""))
+
+
+def test_an_answer_shows_its_text_and_why_it_ended(model):
+    answer = model.stream("It is a truth", max_tokens=3)
+    assert repr(answer) == "<Answer 0 tokens, running: ''>"
+    text = "".join(answer)
+    assert repr(answer) == f"<Answer 3 tokens, length: {text!r}>"
+    answer.text = "<b>"
+    assert "&lt;b&gt;</pre><small>3 tokens, length" in answer._repr_html_()

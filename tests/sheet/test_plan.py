@@ -1,0 +1,151 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+from builders import Tensor, f32, gguf_bytes, i2_s, llama_metadata, vocabulary, write_gguf
+
+from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.sheet import plan
+from bitnet.sheet.plan import (
+    ModelOrigin,
+    Resources,
+    plan_file,
+    plan_model,
+    plan_unread,
+    read_header,
+)
+
+ROOMY = Resources(free_disk=10**12, free_memory=10**12)
+
+
+def tokens(count):
+    letters = [chr(ord("a") + number) for number in range(26)]
+    return letters + [f"t{number}" for number in range(count - 26)]
+
+
+def metadata(count=40, **more):
+    # SentencePiece: no pre-tokenizer to name, only scores.
+    pieces = vocabulary(
+        ["<unk>", "<s>", "</s>", *tokens(count - 3)],
+        model="llama",
+        scores=[0.0] * count,
+        token_types=[2, 3, 3] + [1] * (count - 3),
+    )
+    return {**llama_metadata(blocks=2, width=256, context=128), **pieces, **more}
+
+
+@pytest.fixture
+def model(tmp_path):
+    tensors = [f32("token_embd.weight", (40, 256)), i2_s("blk.0.attn_q.weight", (256, 256))]
+    return write_gguf(tmp_path / "m.gguf", metadata(**{"general.license": "mit"}), tensors)
+
+
+def test_a_model_that_runs_is_described_from_its_header(model):
+    found = plan_file(model, ModelOrigin(), machine=ROOMY)
+    assert found.runs
+    assert found.architecture == "llama"
+    assert found.parameters == 40 * 256 + 256 * 256
+    assert set(found.encodings) == {"F32", "I2_S"}
+    assert sum(found.encodings.values()) == pytest.approx(1.0)
+    assert (found.vocab_size, found.context_length, found.has_tokenizer) == (40, 128, True)
+    assert found.licence == "mit"
+    # two layers of two heads; keys and values of 64 numbers at 16 bits and a step of 4 bytes
+    cache = 2 * 2 * 2 * (64 * 2 + 4) * 128
+    weights = 40 * 256 * 4 + 256 * 256 // 4 + 32
+    assert found.memory_bytes == weights + cache + plan.OVERHEAD_BYTES
+    text = "\n".join(found.lines())
+    assert "runs here      yes" in text
+    assert "already here" in text
+
+
+def test_only_the_header_is_read_and_nothing_twice(model, monkeypatch):
+    monkeypatch.setattr(plan, "FIRST_WINDOW", 64)
+    content = model.read_bytes()
+    asked = []
+
+    def read(start, stop):
+        asked.append((start, stop))
+        return content[start:stop]
+
+    gguf, used = read_header(read, size=len(content))
+    assert len(gguf.tensors) == 2
+    assert used < len(content) // 2
+    assert asked[0] == (0, 64)
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(asked))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_file_that_ends_within_its_header_is_damaged(model, known):
+    content = model.read_bytes()[:300]
+    size = len(content) if known else None
+    with pytest.raises(InvalidFormat):
+        read_header(lambda start, stop: content[start:stop], size=size)
+
+
+def test_a_header_beyond_all_reason_is_refused(monkeypatch):
+    monkeypatch.setattr(plan, "FIRST_WINDOW", 64)
+    monkeypatch.setattr(plan, "LARGEST_HEADER", 500)
+    content = gguf_bytes(metadata(2000))
+    with pytest.raises(InvalidFormat, match="longer than 500 B"):
+        read_header(lambda start, stop: content[start:stop])
+
+
+def test_what_does_not_fit_is_a_problem(model):
+    tight = Resources(free_disk=10, free_memory=10)
+    size = model.stat().st_size
+    content = model.read_bytes()
+
+    def read(start, stop):
+        return content[start:stop]
+
+    remote = plan_model(read, ModelOrigin(), label="m", size=size, machine=tight)
+    assert not remote.runs
+    assert [finding.subject for finding in remote.findings] == ["disk", "memory"]
+    assert len(plan_file(model, ModelOrigin(), machine=tight).findings) == 1  # already on the disk
+    assert plan_file(model, ModelOrigin(), machine=Resources(None, None)).runs
+
+
+def test_a_model_without_a_tokenizer_says_so(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata(), [f32("token_embd.weight", (4, 128))])
+    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    assert not found.has_tokenizer
+    assert [finding.subject for finding in found.findings] == ["tokenizer"]
+
+
+def test_weights_that_cannot_be_decoded_are_named(tmp_path):
+    tensors = [Tensor("blk.0.attn_q.weight", (1, 256), 250, b"\0" * 64)]
+    path = write_gguf(tmp_path / "m.gguf", metadata(), tensors)
+    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    assert any("no decoder for" in finding.text for finding in found.findings)
+
+
+def test_an_architecture_that_does_not_run_is_named(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata("mamba"), [f32("x", (4, 128))])
+    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    assert str(found.findings[0]).startswith(
+        "✗ architecture: mamba is not supported; supported: arcee, bitnet"
+    )
+
+
+def test_a_vocabulary_alone_does_not_run(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", metadata())
+    found = plan_file(path, ModelOrigin(), machine=ROOMY).findings
+    assert "it has none, only metadata" in {finding.text for finding in found}
+
+
+def test_what_cannot_be_read_in_parts_is_planned_by_its_size():
+    found = plan_unread("m.gguf", 1000, ModelOrigin("MIT", gated=False), machine=ROOMY)
+    assert found.runs
+    assert "open" in "\n".join(found.lines())
+    assert not plan_unread("m", 1000, ModelOrigin(), machine=replace(ROOMY, free_memory=5)).runs
+
+
+def test_a_missing_file_is_not_found(tmp_path):
+    with pytest.raises(NotFound):
+        plan_file(tmp_path / "none.gguf", ModelOrigin(), machine=ROOMY)
+
+
+def test_the_machine_is_measured_where_the_folder_would_be(tmp_path):
+    machine = plan.this_machine(tmp_path / "not" / "yet")
+    assert machine.free_disk > 0
+    assert machine.free_memory is None or machine.free_memory > 0

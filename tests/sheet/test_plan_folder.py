@@ -1,0 +1,65 @@
+"""The plan of a model that is a folder."""
+
+import shutil
+
+import pytest
+from hf_folders import tiny_folder
+from tiny_models import tiny_gguf
+
+from bitnet.base.errors import NotFound
+from bitnet.sheet import plan
+from bitnet.sheet.plan import ModelOrigin, Resources
+from bitnet.sheet.plan_folder import plan_path
+from bitnet.tokenizer.export import export_tokenizer
+from bitnet.tokenizer.load import load_spec
+
+ROOMY = Resources(free_disk=10**12, free_memory=10**12)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that is a whole model, with its tokenizer."""
+    made = tmp_path / "model"
+    tiny_folder(made, "llama")
+    export_tokenizer(load_spec(tiny_gguf(tmp_path / "same.gguf")), made)
+    return made
+
+
+def test_a_folder_is_planned_with_its_weights_its_cache_and_its_tokenizer(folder):
+    found = plan_path(folder, ModelOrigin(), machine=ROOMY)
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert (found.architecture, found.has_tokenizer, found.local) == ("llama", True, True)
+    assert found.size_bytes == weights
+    assert found.memory_bytes > weights // 2 + plan.OVERHEAD_BYTES
+    assert sum(found.encodings.values()) == pytest.approx(1.0)
+    assert found.runs
+    text = "\n".join(found.lines())
+    assert "(a folder)" in text
+    assert "runs here      yes" in text
+
+
+def test_a_folder_without_a_tokenizer_does_not_run(folder):
+    (folder / "tokenizer.json").unlink()
+    found = plan_path(folder, ModelOrigin(), machine=ROOMY)
+    assert not found.runs
+    assert [finding.subject for finding in found.findings] == ["tokenizer"]
+
+
+def test_memory_that_is_too_small_is_found(folder):
+    found = plan_path(folder, ModelOrigin(), machine=Resources(free_disk=10**12, free_memory=1000))
+    assert [finding.subject for finding in found.findings] == ["memory"]
+
+
+def test_a_folder_with_a_gguf_file_names_it(tmp_path):
+    path = tiny_gguf(tmp_path / "m.gguf")
+    with pytest.raises(NotFound, match="a folder with 1 GGUF file") as caught:
+        plan_path(tmp_path, ModelOrigin(), machine=ROOMY)
+    assert f"name the file itself: {path}" in caught.value.hint
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(NotFound, match="no model in"):
+        plan_path(tmp_path, ModelOrigin(), machine=ROOMY)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(NotFound, match="no such file or folder"):
+        plan_path(tmp_path, ModelOrigin(), machine=ROOMY)

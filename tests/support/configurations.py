@@ -1,0 +1,396 @@
+"""Configurations of every family as Hypothesis strategies: what config.json may say of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+__all__ = ["KINDS", "Case", "cases"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model.
+
+    Attributes:
+        kind: of transformers.
+        options: of its configuration.
+        length: tokens of the prompt.
+        seed: of its weights and of the prompt.
+        changes: what config.json says otherwise than transformers wrote it.
+        without: keys that config.json leaves out.
+        quantization: ``quantization_config``, of ternary weights.
+    """
+
+    kind: str
+    options: dict[str, Any] = field(hash=False)
+    length: int = 20
+    seed: int = 0
+    changes: dict[str, Any] = field(default_factory=dict, hash=False)
+    without: tuple[str, ...] = ()
+    quantization: dict[str, Any] | None = field(default=None, hash=False)
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: str) -> Case:
+    """A case of *kind*."""
+    quantization = draw(st.one_of(st.none(), _QUANTIZATION)) if kind in _TERNARY else None
+    heads = draw(st.sampled_from([2, 4]))
+    head_dim = draw(st.sampled_from([16, 32]))
+    layers = draw(_LAYERS.get(kind, st.integers(1, 4)))
+    context = draw(st.sampled_from([32, 64, 128]))
+    own_width = draw(st.booleans()) and kind != "MiniCPM"
+    width = draw(st.sampled_from([48, 64])) if own_width else heads * head_dim
+    if quantization is not None:
+        heads, head_dim, width, layers = 4, 32, 128, min(layers, 2)
+    options: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": width,
+        "intermediate_size": draw(st.sampled_from([64, 96])) if quantization is None else 256,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw(st.sampled_from([1, heads // 2, heads])),
+        "max_position_embeddings": context,
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
+        "tie_word_embeddings": draw(st.booleans()),
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    if own_width or kind in _HEAD_DIM_NEEDED:
+        options["head_dim"] = head_dim
+    options |= draw(_OWN[kind](layers))
+    if kind in ("Gemma2", "Gemma3") and draw(st.integers(0, 3)):  # other scales hide the rest
+        options["query_pre_attn_scalar"] = head_dim
+    rope = draw(rope_parameters(kind, context, head_dim // 2))
+    if rope is not None:
+        options["rope_parameters"] = rope
+    if draw(st.integers(0, 9)) == 0:
+        options["hidden_act"] = draw(st.sampled_from(_ACTIVATIONS))
+    spelt = quantization is None and kind != "MiniCPM"  # which transformers does not open again
+    changes, without = draw(_spelling(options)) if spelt else ({}, ())
+    length = draw(st.sampled_from([9, 20, 31]))
+    seed = draw(st.integers(0, 99))
+    return Case(kind, options, length, seed, changes, without, quantization)
+
+
+def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[Any]:
+    """``rope_parameters``, or ``None`` for what the family assumes."""
+    base = st.sampled_from([500.0, 1e4, 1e6])
+    original = st.sampled_from([16, 24, context])
+    factor = st.sampled_from([2.0, 4.0, 8.5])
+    freq_factors = st.floats(1.0, 6.0, width=16)
+    maybe = st.one_of(st.none(), st.sampled_from([0.5, 1.0, 1.7]))
+    kinds = [
+        _rope("default", rope_theta=base),
+        _rope("linear", rope_theta=base, factor=factor),
+        _rope("dynamic", rope_theta=base, factor=factor),
+        st.builds(
+            dict.__or__,
+            _rope(
+                "yarn", rope_theta=base, factor=factor, original_max_position_embeddings=original
+            ),
+            _optional(
+                attention_factor=maybe,
+                beta_fast=st.sampled_from([4, 32]),
+                beta_slow=st.sampled_from([0.5, 1]),
+                truncate=st.booleans(),
+                mscale=st.sampled_from([0.7, 1.0]),
+                mscale_all_dim=st.sampled_from([0.5, 1.0]),
+            ),
+        ),
+        _rope(
+            "llama3",
+            rope_theta=base,
+            factor=factor,
+            low_freq_factor=st.just(1.0),
+            high_freq_factor=st.sampled_from([2.0, 4.0]),
+            original_max_position_embeddings=original,
+        ),
+    ]
+    if kind in ("Phi3", "Llama", "MiniCPM"):
+        lists = st.lists(freq_factors, min_size=pairs, max_size=pairs)
+        longrope = _rope(
+            "longrope",
+            rope_theta=base,
+            short_factor=lists,
+            long_factor=lists,
+            original_max_position_embeddings=st.sampled_from([16, 24]),
+        )
+        kinds.append(
+            st.builds(dict.__or__, longrope, _optional(attention_factor=maybe, factor=factor))
+        )
+    if kind in ("Gemma3", "Olmo3"):
+        full = st.one_of(kinds[:2])
+        if kind == "Olmo3":  # mostly of one base
+            full = st.one_of(kinds[0], kinds[1], kinds[3])
+            base = st.just(1e4)
+            kinds[0] = _rope("default", rope_theta=base)
+            full = st.builds(lambda its: its | {"rope_theta": 1e4}, full)
+        layered = st.fixed_dictionaries({"full_attention": full, "sliding_attention": kinds[0]})
+        return st.one_of(st.none(), layered)
+    if kind == "Ministral3":
+        own = st.fixed_dictionaries(
+            {
+                "llama_4_scaling_beta": st.sampled_from([0.0, 0.1, 0.7]),
+                "original_max_position_embeddings": st.sampled_from([4, 16, 24]),
+            },
+            optional={"max_position_embeddings": st.just(context)},
+        )
+        return st.one_of(st.none(), st.builds(dict.__or__, st.one_of(kinds), own))
+    if kind == "HunYuanDenseV1":
+        alpha = st.sampled_from([0.5, 8.0, 1000.0])
+        kinds.append(_rope("dynamic", rope_theta=base, factor=st.just(1.0), alpha=alpha))
+    if kind != "Phi3":
+        part = st.sampled_from([0.5, 1.0])
+        kinds.append(_rope("default", rope_theta=base, partial_rotary_factor=part))
+    return st.one_of(st.none(), *kinds)
+
+
+def _rope(kind: str, **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"rope_type": st.just(kind), **parameters})
+
+
+@st.composite
+def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The same configuration in other words, or another one: changes and keys left out."""
+    changes: dict[str, Any] = {}
+    without: list[str] = []
+    rope = options.get("rope_parameters")
+    if rope and "full_attention" not in rope and draw(st.integers(0, 3)) == 0:  # as until 2025
+        scaling = dict(rope)
+        changes["rope_theta"] = scaling.pop("rope_theta")
+        name = draw(st.sampled_from(["rope_type", "type"]))
+        scaling[name] = scaling.pop("rope_type")
+        changes["rope_scaling"] = scaling if scaling[name] != "default" else None
+        without.append("rope_parameters")
+    if draw(st.integers(0, 2)) == 0:
+        without += draw(st.lists(st.sampled_from(sorted(_DROPPED)), max_size=3))
+    if draw(st.integers(0, 3)) == 0:
+        changes |= draw(st.dictionaries(st.sampled_from(sorted(_SAID)), st.none(), max_size=2))
+        changes = {key: draw(_SAID[key]) if key in _SAID else v for key, v in changes.items()}
+    return changes, tuple(sorted(set(without)))
+
+
+def _optional(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=options)
+
+
+def _layer_types(layers: int) -> st.SearchStrategy[list[str]]:
+    kinds = st.sampled_from(["sliding_attention", "full_attention"])
+    return st.lists(kinds, min_size=layers, max_size=layers)
+
+
+def _gemma(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
+        _optional(
+            query_pre_attn_scalar=st.sampled_from([16, 24, 32]),
+            layer_types=_layer_types(layers),
+            attention_bias=st.booleans(),
+            **more,
+        ),
+    )
+
+
+def _qwen(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return _optional(
+        use_sliding_window=st.booleans(),
+        sliding_window=st.sampled_from([5, 64]),
+        max_window_layers=st.integers(0, layers),
+        **more,
+    )
+
+
+@st.composite
+def _delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention"])
+    key_heads, width = draw(st.integers(1, 3)), draw(st.sampled_from([8, 16, 24]))
+    widths = {"linear_key_head_dim": width, "linear_value_head_dim": width}
+    if draw(st.integers(0, 2)) == 0:  # which llama.cpp does not load
+        widths["linear_value_head_dim"] = draw(st.sampled_from([8, 16, 20]))
+    own = {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw(st.integers(1, 3)),
+        "linear_conv_kernel_dim": draw(st.integers(2, 5)),
+    }
+    types = st.lists(kinds, min_size=layers, max_size=layers)
+    return own | widths | draw(_optional(attention_bias=_BIAS, layer_types=types))
+
+
+_TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
+_HEAD_DIM_NEEDED = (
+    *(
+        "Gemma",
+        "Gemma2",
+        "Gemma3",
+        "Glm4",
+        "Helium",
+        "HunYuanDenseV1",
+        "Ministral3",
+        "Qwen3",
+        "Qwen3_5",
+        "SeedOss",
+    ),
+)
+_LAYERS = {
+    "Gemma3": st.sampled_from([2, 7]),
+    "Qwen3_5": st.integers(1, 6),
+    "SmolLM3": st.integers(1, 9),
+}
+_ACTIVATIONS = ["gelu", "relu", "relu2", "silu", "gelu_pytorch_tanh"]
+_CAPS = st.one_of(st.none(), st.sampled_from([2.0, 30.0]))
+_BIAS = st.booleans()
+_FACTOR = st.sampled_from([0.2, 1.0, 3.0])
+_WINDOW = st.sampled_from([None, 5, 64])
+_KEPT = [
+    ["lm_head"],
+    [],
+    ["lm_head", "mlp"],
+    ["lm_head", r"model.layers.\d.self_attn"],
+    ["model.layers.0", "lm_head"],
+    ["lm_head", "o_proj", "down_proj"],
+]
+_QUANTIZATION = st.fixed_dictionaries(
+    {"quant_method": st.just("bitnet")},
+    optional={
+        "linear_class": st.sampled_from(["autobitlinear", "bitlinear"]),
+        "quantization_mode": st.sampled_from(["online", "offline"]),
+        "modules_to_not_convert": st.one_of(st.none(), st.sampled_from(_KEPT)),
+        "use_rms_norm": st.sampled_from([False, False, True]),
+        "rms_norm_eps": st.just(1e-6),
+    },
+)
+_OWN = {
+    "Arcee": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
+    "BitNet": lambda _layers: _optional(attention_bias=_BIAS),
+    "Cohere2": lambda layers: st.builds(
+        dict.__or__,
+        st.fixed_dictionaries(
+            {
+                "sliding_window": st.sampled_from([4, 11, 64]),
+                "layer_norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3]),
+                "logit_scale": st.sampled_from([0.0625, 0.25, 2.0]),
+            }
+        ),
+        _optional(
+            attention_bias=_BIAS,
+            layer_types=_layer_types(layers),
+            sliding_window_pattern=st.integers(2, 4),
+        ),
+    ),
+    "Ernie4_5": lambda _layers: _optional(use_bias=_BIAS),
+    "Exaone4": lambda layers: _optional(
+        sliding_window=_WINDOW,
+        sliding_window_pattern=st.integers(1, 4),
+        layer_types=_layer_types(layers),
+    ),
+    "Gemma": lambda _layers: _optional(attention_bias=_BIAS),
+    "Gemma2": lambda layers: _gemma(
+        layers, attn_logit_softcapping=_CAPS, final_logit_softcapping=_CAPS
+    ),
+    "Gemma3": lambda layers: _gemma(
+        layers,
+        final_logit_softcapping=_CAPS,
+        use_bidirectional_attention=st.sampled_from([False, False, False, True]),
+    ),
+    "Glm4": lambda _layers: _optional(attention_bias=_BIAS),
+    "Granite": lambda _layers: _optional(
+        attention_bias=_BIAS,
+        mlp_bias=_BIAS,
+        attention_multiplier=_FACTOR,
+        embedding_multiplier=_FACTOR,
+        residual_multiplier=_FACTOR,
+        logits_scaling=_FACTOR,
+    ),
+    "HunYuanDenseV1": lambda _layers: _optional(attention_bias=_BIAS),
+    "Helium": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
+    "Llama": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
+    "MiniCPM": lambda _layers: st.fixed_dictionaries(
+        {
+            "scale_emb": st.sampled_from([1, 12]),
+            "scale_depth": st.sampled_from([1.4, 1]),
+            "dim_model_base": st.sampled_from([8, 16]),
+        }
+    ),
+    "Ministral3": lambda _layers: _optional(sliding_window=_WINDOW),
+    "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": _WINDOW}),
+    "Olmo2": lambda _layers: _optional(attention_bias=_BIAS),
+    "Olmo3": lambda layers: st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
+        _optional(attention_bias=_BIAS, layer_types=_layer_types(layers)),
+    ),
+    "Phi3": lambda _layers: _optional(sliding_window=_WINDOW),
+    "Qwen2": _qwen,
+    "Qwen3": lambda layers: _qwen(layers, attention_bias=_BIAS),
+    "Qwen3_5": _delta_net,
+    "SeedOss": lambda _layers: _optional(
+        attention_bias=_BIAS, attention_out_bias=_BIAS, mlp_bias=_BIAS
+    ),
+    "SmolLM3": lambda layers: _optional(
+        attention_bias=_BIAS,
+        mlp_bias=_BIAS,
+        no_rope_layer_interval=st.sampled_from([2, 4]),
+        no_rope_layers=st.lists(st.integers(0, 1), min_size=layers, max_size=layers),
+        use_sliding_window=st.booleans(),
+        sliding_window=_WINDOW,
+    ),
+}
+KINDS = tuple(sorted(_OWN))
+
+# Keys whose absence says something, too.
+_DROPPED = {
+    "architectures",
+    "attention_bias",
+    "head_dim",
+    "hidden_act",
+    "hidden_activation",
+    "layer_types",
+    "max_position_embeddings",
+    "mlp_bias",
+    "num_key_value_heads",
+    "query_pre_attn_scalar",
+    "rms_norm_eps",
+    "rope_parameters",
+    "sliding_window",
+    "tie_word_embeddings",
+}
+# Keys of other families, and of none, with what they might say.
+_NUMBER = st.sampled_from([None, 0, 1, 2])
+_SAID = {
+    "attention_dropout": st.just(0.1),
+    "attn_logit_softcapping": _CAPS,
+    "clip_qkv": st.sampled_from([None, 0.5]),
+    "embedding_multiplier": st.sampled_from([1.0, 2.0]),
+    "final_logit_softcapping": _CAPS,
+    "head_dim": st.none(),
+    "hidden_activation": st.sampled_from([None, *_ACTIVATIONS]),
+    "is_causal": st.booleans(),
+    "layer_types": st.none(),
+    "logit_scale": st.sampled_from([1.0, 0.1]),
+    "max_window_layers": st.integers(0, 3),
+    "mlp_bias": st.booleans(),
+    "no_rope_layer_interval": st.integers(2, 4),
+    "num_experts_per_tok": _NUMBER,
+    "num_key_value_heads": st.none(),
+    "num_nextn_predict_layers": _NUMBER,
+    "original_max_position_embeddings": st.sampled_from([8, 32]),
+    "partial_rotary_factor": st.sampled_from([None, 0.5, 1.0]),
+    "pretraining_tp": st.sampled_from([1, 2]),
+    "qk_layernorm": st.booleans(),
+    "rope_interleaved": st.booleans(),
+    "rope_local_base_freq": st.sampled_from([None, 500.0]),
+    "rope_theta": st.sampled_from([500.0, 1e4]),
+    "scale_emb": st.sampled_from([1, 12]),
+    "sliding_window": _WINDOW,
+    "sliding_window_pattern": st.sampled_from([2, 3]),
+    "tie_word_embeddings": st.one_of(st.none(), st.booleans()),
+    "use_bidirectional_attention": st.sampled_from([None, False, True]),
+    "use_cache": st.just(False),
+    "use_qk_norm": st.booleans(),
+    "use_sliding_window": st.booleans(),
+}

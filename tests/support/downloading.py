@@ -1,0 +1,61 @@
+"""One file at a path, from an address: the transfer that the tests of the hub look at."""
+
+from dataclasses import replace
+
+from bitnet.base import settings
+from bitnet.base.errors import Offline
+from bitnet.hub.download import fetch, require_folder
+from bitnet.hub.session import HubSession
+from bitnet.store import Artifact, Store
+
+
+def download(
+    url,
+    destination,
+    *,
+    sha256=None,
+    size=None,
+    options=None,
+    progress="auto",
+    check=None,
+    force=False,
+    session=None,
+    store=None,
+):
+    """Make *destination* the file at *url*: a link into the store, to which it is fetched."""
+    store = store if store is not None else Store(settings.cache_dir())
+    digest = sha256.lower() if sha256 else None
+    if not force and destination.is_file():
+        found = store.digest_of(destination)
+        length = destination.stat().st_size
+        if length and digest in (None, found) and size in (None, length):
+            return Artifact(sha256=found, size=length, path=destination)
+    if session is None:
+        with HubSession(options) as own:
+            return download(
+                url,
+                destination,
+                sha256=sha256,
+                size=size,
+                progress=progress,
+                check=check,
+                force=force,
+                session=own,
+                store=store,
+            )
+    if session.options.is_offline and (digest is None or store.find(digest) is None):
+        raise Offline(f"offline: {destination} is not there")
+    require_folder(destination.parent)
+    got = fetch(
+        url,
+        store,
+        session=session,
+        name=destination.name,
+        sha256=digest,
+        size=size,
+        check=check,
+        force=force,
+        progress=progress,
+    )
+    store.place(got, destination)
+    return replace(got, path=destination)

@@ -1,0 +1,59 @@
+"""Logits of llama.cpp for a file, from a process of its own, which may crash."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bitnet.base.settings import child_environment
+
+
+def llama_cpp(path, prompts, folder):
+    """Logits after every id of each of *prompts*, ``None`` if llama.cpp refuses the file at *path*.
+
+    Raises:
+        RuntimeError: it crashed; the text is the end of what it wrote.
+    """
+    asked, found = folder / "asked.json", folder / "found.npz"
+    found.unlink(missing_ok=True)
+    asked.write_text(json.dumps([[int(token) for token in ids] for ids in prompts]))
+    words = [sys.executable, __file__, str(path), str(asked), str(found)]
+    environment = child_environment(GGML_NO_BACKTRACE="1")
+    done = subprocess.run(words, capture_output=True, env=environment, timeout=300, check=False)
+    if done.returncode == 3:
+        return None
+    if done.returncode:
+        tail = done.stderr.decode("utf-8", "replace")[-400:]
+        raise RuntimeError(f"llama.cpp ended with {done.returncode}: {tail}")
+    with np.load(found) as arrays:
+        return [arrays[f"arr_{number}"] for number in range(len(prompts))]
+
+
+def distance(ours, theirs):
+    """Largest difference as a share of the range of *ours*."""
+    return float(np.abs(ours - theirs).max() / np.ptp(ours))
+
+
+def _main(path, asked, found):
+    import ctypes
+    from importlib import import_module
+
+    from bitnet.crossval.llama_api import EngineError, Llama
+
+    prompts = json.loads(Path(asked).read_text())
+    file = import_module("xllamacpp.xllamacpp").__file__
+    try:
+        model = Llama(ctypes.CDLL(file), path, Path(file), threads=1)
+    except EngineError:
+        sys.exit(3)
+    rows = []
+    for ids in prompts:
+        with model.context(max(64, len(ids))) as context:
+            rows.append(context.logits(ids))
+    np.savez(found, *rows)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

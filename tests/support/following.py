@@ -1,0 +1,171 @@
+"""Hints are followed: a command fails, what its hint names is run as printed, and then it works.
+
+A door is a way to start the program: ``inv`` in a checkout, a wheel in an environment, ``uv tool``,
+pipx. From the command line this follows every hint of :mod:`hint_cases` in one of them, with the
+Python that the program is installed in:
+
+    python tests/support/following.py --program bitnet [--only WORDS] [--network]
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+from hint_cases import CASES, EXTRAS, Case
+from hint_setups import MODEL
+from hub_server import HubServer
+from tiny_models import tiny_gguf
+
+LONGEST_S = 300
+# An error, or the warning of a server that goes on without.
+INSTALLS = re.compile(r"(?:^hint: |is missing: )(.*?)(?:, or .*)?$", re.MULTILINE)
+TIMED_OUT = 124  # of timeout: it has interrupted a server
+PLACEHOLDER = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+END = r"(?=[,;)`]|$| or |\.$| >)"
+
+
+def pattern_of(written, program):
+    """Regular expression for the command *written* in a source, as *program* prints it."""
+    words = "[^,;`\n]*?".join(map(re.escape, PLACEHOLDER.split(written)))
+    return re.compile(rf"(?<![\w./-]){re.escape(program)} ({words}){END}", re.MULTILINE)
+
+
+class Place:
+    """A folder, an environment and a hub for one case."""
+
+    def __init__(self, folder: Path, program: str, hub: HubServer, cache: Path) -> None:
+        self.folder, self.program, self.hub = folder, program, hub
+        for name in ("home", "work", "work/models"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self.work = folder / "work"
+        if checkout := os.environ.get("BITNET_CHECKOUT"):  # where ``inv`` is understood
+            (self.work / "tasks.py").symlink_to(Path(checkout) / "tasks.py")
+        own = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        pips = {
+            name: text
+            for name, text in os.environ.items()
+            if name.startswith(("PIP", "UV_", "SSL_", "REQUESTS_"))
+        }
+        self.env = own | pips | {
+            "HOME": str(folder / "home"),
+            "HF_ENDPOINT": hub.url,
+            "BITNET_CACHE_DIR": str(cache),
+            "LC_ALL": "C.UTF-8",
+        }  # fmt: skip
+
+    def run(self, line, *, stdin="", terminal=False, **more):
+        """Exit code and output of the shell's *line*; ``bitnet`` in it is the door's program."""
+        line = re.sub(r"(?<![\w./-])(?<!-m )bitnet (?!bitnet)", f"{self.program} ", line)
+        ends = os.openpty() if terminal else ()
+        try:
+            done = subprocess.run(
+                ["/bin/sh", "-c", line],
+                cwd=self.work,
+                env=self.env | more,
+                text=True,
+                capture_output=True,
+                timeout=LONGEST_S,
+                **({"stdin": ends[1]} if terminal else {"input": stdin}),
+            )
+        finally:
+            for end in ends:
+                os.close(end)
+        return SimpleNamespace(code=done.returncode, text=done.stderr + "\n" + done.stdout)
+
+    def must(self, line, **more):
+        """Run what prepares a case."""
+        done = self.run(line, **more)
+        if done.code:
+            raise AssertionError(f"{line} ended with {done.code}:\n{done.text}")
+        return done
+
+
+def follow(case: Case, place: Place) -> str:
+    """Problem with *case* in *place*; empty if its hint helps."""
+    if case.setup is not None:
+        case.setup(place)
+    more = {"stdin": case.stdin, "terminal": case.terminal}
+    line = case.fails.format(cdn=place.hub.cdn_url)
+    failed = place.run(line, **more, **case.env)
+    if (failed.code == 0) != case.succeeds:
+        return f"{line} ended with {failed.code}:\n{failed.text}"
+    if "Traceback" in failed.text or "internal error" in failed.text:
+        return f"{line}:\n{failed.text}"
+    hint = pattern_of(case.hint, place.program).search(failed.text)
+    if hint is None:
+        return f"{line} printed no hint like {case.hint!r}:\n{failed.text}"
+    words = hint[1].strip()
+    for name, text in case.fill.items():
+        words = words.replace(name, text)
+    if case.between is not None:
+        case.between(place)
+    command = f"{place.program} {words}{case.into}"
+    followed = place.run(command, stdin=case.answer)
+    if followed.code not in case.ends or "internal error" in followed.text:
+        return f"{line}\n-> {command} ended with {followed.code}:\n{followed.text}"
+    if case.then != "works":
+        return ""
+    again = place.run(line, **more)
+    if again.code:
+        return f"{line}\n-> {command}\n-> again {again.code}:\n{again.text}"
+    return ""
+
+
+def follow_in(case: Case, program: str, cache: Path | None = None) -> str:
+    """The same in a folder of its own."""
+    with tempfile.TemporaryDirectory() as name, HubServer() as hub:
+        folder = Path(name).resolve()
+        return follow(case, Place(folder, program, hub, cache or folder / "cache"))
+
+
+def follow_extra(extra: str, program: str, cache: Path | None = None) -> str:
+    """Problem with the hint at *extra*: it is missing, does not run, or does not help."""
+    with tempfile.TemporaryDirectory() as name, HubServer() as hub:
+        folder = Path(name).resolve()
+        place = Place(folder, program, hub, cache or folder / "cache")
+        tiny_gguf(place.work / MODEL)
+        followed: list[str] = []
+        while True:
+            tried = place.run(EXTRAS[extra])
+            hint = INSTALLS.search(tried.text)
+            if tried.code in (0, TIMED_OUT) and hint is None:
+                break
+            if hint is None or hint[1] in followed:
+                return f"{EXTRAS[extra]} ended with {tried.code}:\n{tried.text}"
+            followed.append(hint[1])  # one extra may be missing after the other
+            done = place.run(hint[1])
+            if done.code:
+                return f"{hint[1]} ended with {done.code}:\n{done.text}"
+        return "" if followed else f"nothing is missing for {EXTRAS[extra]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", default="bitnet")
+    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--network", action="store_true", help="also those that need an index")
+    parser.add_argument("--extras", default="", help="names of extras, instead of the cases")
+    options = parser.parse_args()
+    here = [case for case in CASES if case.network <= options.network]
+    chosen = [(case.name, follow_in, case) for case in here if options.only in case.name]
+    if options.extras:
+        chosen = [(extra, follow_extra, extra) for extra in options.extras.split(",")]
+    program = shlex.quote(options.program)
+    # What installs packages runs alone.
+    with ThreadPoolExecutor(1 if options.extras else max(2, os.cpu_count() or 1)) as pool:
+        problems = list(pool.map(lambda row: row[1](row[2], program), chosen))
+    wrong = [f"{row[0]}: {text}" for row, text in zip(chosen, problems, strict=True) if text]
+    print("".join(f"{text}\n\n" for text in wrong), end="", file=sys.stderr)
+    print(f"{program}: {len(chosen) - len(wrong)} of {len(chosen)} hints help")
+    sys.exit(bool(wrong) or not chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Tiny models as Hugging Face's folders: config.json and safetensors with their names."""
+
+import json
+import struct
+
+import numpy as np
+from tiny_models import KEYS, VOCAB, tiny
+
+from bitnet.families.config_json import _INNER, _OUTER
+from bitnet.families.family import of_gguf
+from bitnet.quants.registry import dequantize
+
+# GGUF architecture: model_type and activation.
+MODEL_TYPES = {
+    "bitnet-b1.58": ("bitnet", "relu2"),
+    "gemma2": ("gemma2", "gelu_pytorch_tanh"),
+    "gemma3": ("gemma3_text", "gelu_pytorch_tanh"),
+    "llama": ("llama", "silu"),
+    "mistral": ("mistral", "silu"),
+    "phi3": ("phi3", "silu"),
+    "qwen2": ("qwen2", "silu"),
+    "qwen3": ("qwen3", "silu"),
+}
+
+
+def save_tensors(path, tensors):
+    """A safetensors file; *tensors* maps names to float32 arrays or (dtype, array)."""
+    directory, data = {}, b""
+    for name, value in tensors.items():
+        dtype, array = value if isinstance(value, tuple) else ("F32", value.astype("<f4"))
+        offsets = [len(data), len(data) + array.nbytes]
+        directory[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
+        data += array.tobytes()
+    header = json.dumps(directory).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+def bf16(values):
+    """*values* as the upper halves of their float32, and the name of that type."""
+    return "BF16", (np.asarray(values, "<f4").view("<u4") >> 16).astype("<u2")
+
+
+def _hf_name(name, architecture):
+    family = of_gguf("llama" if architecture == "mistral" else architecture)
+    inner = _INNER | family.tensors
+    outer = {gguf: hf for hf, gguf in _OUTER.items()}
+    if name in outer:
+        return f"model.{outer[name]}" if not outer[name].startswith("lm_head") else outer[name]
+    _, layer, part, kind = name.split(".")
+    fused = architecture == "phi3" and part == "ffn_up"
+    part = (
+        "mlp.gate_up_proj"
+        if fused
+        else {g: h for h, g in inner.items() if g != "ffn_up"}.get(part, "mlp.up_proj")
+    )
+    return f"model.layers.{layer}.{part}.{kind}"
+
+
+def config(architecture, **more):
+    """A config.json for :func:`tiny_models.tiny`'s shape."""
+    kind, activation = MODEL_TYPES[architecture]
+    online = {
+        "quant_method": "bitnet",
+        "linear_class": "autobitlinear",
+        "quantization_mode": "online",
+    }
+    ternary = {"quantization_config": online} if kind == "bitnet" else {}
+    return (
+        {
+            "model_type": kind,
+            "hidden_act": activation,
+            "hidden_size": KEYS["embedding_length"],
+            "intermediate_size": KEYS["feed_forward_length"],
+            "num_hidden_layers": KEYS["block_count"],
+            "num_attention_heads": KEYS["attention.head_count"],
+            "num_key_value_heads": KEYS["attention.head_count_kv"],
+            "head_dim": KEYS["embedding_length"] // KEYS["attention.head_count"],
+            "max_position_embeddings": KEYS["context_length"],
+            "rms_norm_eps": KEYS["attention.layer_norm_rms_epsilon"],
+            "vocab_size": VOCAB,
+            "tie_word_embeddings": True,
+            "sliding_window": 4 if architecture in ("gemma2", "gemma3") else None,
+        }
+        | ternary
+        | more
+    )
+
+
+def tiny_folder(folder, architecture, *, as_bf16=False, weights=None, **more):
+    """A random model of a family in *folder*, or *weights*; *more* goes into its config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = weights or tiny("llama" if architecture == "mistral" else architecture).weights
+    tensors = {}
+    for name, weight in weights.items():
+        values = dequantize(weight)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values - 1
+        tensors[_hf_name(name, architecture)] = bf16(values) if as_bf16 else values
+    save_tensors(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text(json.dumps(config(architecture, **more)))
+    return folder
+
+
+def tokenizer_folder(folder, tokens, merges=()):
+    """A byte-level ``tokenizer.json`` as GPT-2's, with ``<...>`` tokens as special ones."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": id, "content": text, "special": True} | flags
+        for id, text in enumerate(tokens)
+        if text.startswith("<")
+    ]
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    document = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {text: id for id, text in enumerate(tokens)},
+            "merges": list(merges),
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    settings = {"bos_token": tokens[0], "eos_token": tokens[1], "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"chat_template": "{{ messages[0].content }}"})
+    )
+    return folder

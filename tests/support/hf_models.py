@@ -1,0 +1,123 @@
+"""Tiny random models of transformers, saved as folders; modules that need them are skipped."""
+
+import json
+
+import numpy as np
+import pytest
+
+REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
+torch = pytest.importorskip("torch", reason=REASON)
+transformers = pytest.importorskip("transformers", reason=REASON)
+
+# Both compute in float32 and differ in the order of sums only.
+MAX_RELATIVE_DIFFERENCE = 1e-3
+
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
+}
+
+ONLINE = {
+    "quant_method": "bitnet",
+    "linear_class": "autobitlinear",
+    "quantization_mode": "online",
+}
+TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
+
+
+def random_model(kind, options, seed=0):
+    """A random model of transformers."""
+    if kind == "MiniCPM":
+        return random_model("Granite", of_granite(options), seed)
+    torch.manual_seed(seed)
+    text = "Text" if kind in ("Gemma3", "Qwen3_5") else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**options)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Initial norms of one and biases of zero would hide a mix-up.
+            spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
+def of_granite(options):
+    """Granite's names for *options* of MiniCPM, which is not in transformers: the equations are."""
+    width, layers = options["hidden_size"], options["num_hidden_layers"]
+    own = {
+        "attention_multiplier": (width // options["num_attention_heads"]) ** -0.5,
+        "embedding_multiplier": options["scale_emb"],
+        "residual_multiplier": options["scale_depth"] / layers**0.5,
+        "logits_scaling": width / options["dim_model_base"],
+    }
+    rest = ("scale_emb", "scale_depth", "dim_model_base")
+    return {key: value for key, value in options.items() if key not in rest} | own
+
+
+def save(kind, options, model, folder):
+    """*model* of random_model, saved as a folder of its *kind*."""
+    model.save_pretrained(folder, safe_serialization=True)
+    if kind == "MiniCPM":
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        for name in ("attention", "embedding", "residual"):
+            del config[f"{name}_multiplier"]
+        del config["logits_scaling"]
+        own = {"model_type": "minicpm", "architectures": ["MiniCPMForCausalLM"]}
+        path.write_text(json.dumps(config | options | own))
+
+
+def make(kind, options, folder):
+    """A random model of transformers, saved into *folder*."""
+    model = random_model(kind, TINY | options)
+    save(kind, TINY | options, model, folder)
+    return model
+
+
+def say(folder, **changes):
+    """Change what the config.json in *folder* says."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def relative_difference(found, expected):
+    return np.abs(found - expected).max() / np.ptp(expected)
+
+
+def bitnet_layers(model, online, wanted=lambda name: "lm_head" not in name):
+    """*model* with transformers' own BitNet layers: rounded weights and activations."""
+    from transformers.integrations.bitnet import AutoBitLinear
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and wanted(name):
+            layer = AutoBitLinear(
+                module.in_features, module.out_features, bias=False, online_quant=online
+            )
+            layer.weight = module.weight
+            model.set_submodule(name, layer)
+    return model
+
+
+@pytest.fixture
+def eager_layers(monkeypatch):
+    """transformers compiles its rounding functions; they are run as they are written."""
+    from transformers.integrations import bitnet
+
+    for function in (bitnet.WeightQuant, bitnet.ActQuant):
+        plain = getattr(function.forward, "_torchdynamo_orig_callable", function.forward)
+        monkeypatch.setattr(function, "forward", staticmethod(plain))

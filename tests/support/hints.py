@@ -1,0 +1,150 @@
+"""Commands in the texts of the program: hints, errors and help, wherever they are written.
+
+A command in a text begins with ``bitnet`` and ends with the text, or before a comma, a semicolon, a
+bracket or a redirection.
+"""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import bitnet as package
+
+ROOT = Path(package.__file__).parent
+NATIVE = Path(__file__).parents[2] / "native"
+COMMAND = re.compile(
+    r"(?<![\w./-])(?P<program>bitnet|inv) (?P<words>(?=[a-z{]|--)(?:\{[^{}]*\}|[^;,()>`\n])*)"
+)
+EXTRA = re.compile(r"""extra_command\("([\w-]+)"\)|\bextra = "([\w-]+)\"""")
+CPP_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+# Sentences that speak of the program, of its name or of a command, and hint at nothing.
+PROSE = re.compile(
+    r"serve` must send|bitnet (?:from|again|was)\b|bitnet \{(?:[\w.]*version|escape)"
+)
+
+# What stands for something of the reader, or of the moment.
+FILLED = {
+    "{EVERY[0]}": "release",
+    "HOST/OWNER/REPO@COMMIT": f"example.org/me/bitnet@{'0' * 40}",
+    "{word(first.key)}{models}": "llama3-128k",
+    "{line}": "infer models/model.gguf --prompt Hello",
+    "{next(same, source.name)}": "mirror",
+    "--source {source}": "--source mirror",
+    "bundle export MODEL --output FILE": "bundle export smollm2-135m --output bundle.tar",
+    "{artifact.repo} --file {word(artifact.file)}": "org/tiny --file tiny.gguf",
+    "{model.id}": "smollm2-135m",
+    "run {word(name)}": "run smollm2-135m",
+    "{word(name or 'smollm2-135m')}": "models/model.gguf",
+    "{word(model or 'bitnet-tiny')}": "models/model.gguf",
+    "{word(model)}": "models/model.gguf",
+    "run {word(self.name)}": "run smollm2-135m",
+    "inspect-gguf {text}": "inspect-gguf bitnet-tiny",
+    "{words[0]}": "cache",
+    "{word} COMMAND [--options]": "cache --help",
+    "{word} COMMAND --help": "cache --help",
+    "{command.command_words}": "verify",
+    "{name}": "verify",
+    "{self.command_words}": "verify",
+    "{source.repo}": "org/tiny",
+    "{word(self.packaged)}": "smollm2-135m",
+    "{word(self.repo)}{more}": "org/tiny --file tiny.gguf",
+    "{word(source.file)}": "tiny.gguf",
+    "{word(self.explicit)}": "tokenizer.json",
+    "{word(folder)}": "models",
+    "ORG/REPO": "org/tiny",
+    "--file FILE": "--file tiny.gguf",
+    "--compare A --against B": "--compare tokenizer.json --against tokenizer.json",
+    "--against FILE": "--against a.json",
+    "--output FILE": "--output a.json",
+    "--bundle FILE": "--bundle a.sigstore.json",
+    "--record FILE": "--record trace.json",
+    "--report-dir DIR": "--report-dir reports",
+    "--model-dir DIR": "--model-dir models",
+}
+MODEL = re.compile(r"\{word\([\w.]*(?:path|failed\[0\])\)\}|\b(?:MODEL|ORIGINAL|PATH|F)\b")
+
+
+def _text(node):
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_text, node.values))
+    if isinstance(node, ast.FormattedValue):
+        inner = (_text(part) for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+        return "{...}" if any(" " in text for text in inner) else f"{{{ast.unparse(node.value)}}}"
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def texts(tree):
+    """Every text in *tree* with its line, but for docstrings and the pieces of f-strings.
+
+    Examples of commands are left out too: they are blocks of docs/reference/commands.md, which run.
+    Texts inside the braces of an f-string are texts of their own.
+    """
+    pieces = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            pieces |= {id(part) for part in node.values if isinstance(part, ast.Constant)}
+        elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            pieces.add(id(node.format_spec))
+        elif (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or (
+            isinstance(node, ast.keyword) and node.arg == "example"
+        ):
+            pieces.add(id(node.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in pieces:
+            yield node.lineno, _text(node)
+
+
+def texts_of(path):
+    """Every text in the file at *path* that a user may get to see, with its line."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        yield from texts(ast.parse(source))
+        return
+    found = CPP_TEXT if path.suffix in (".cpp", ".hpp") else re.compile(".+")
+    for match in found.finditer(source):
+        yield source.count("\n", 0, match.start()) + 1, match[0].strip('"')
+
+
+def commands(texts_by_place):
+    """Every command in *texts_by_place*: where it is, its program, its words as written."""
+    for place, text in texts_by_place:
+        for match in COMMAND.finditer(text):
+            starts = (match.start(), match.start("words"))
+            if not any(PROSE.match(text, start) for start in starts):
+                yield place, match["program"], match["words"].strip()
+
+
+def filled(words):
+    for written, meant in FILLED.items():
+        words = words.replace(written, meant)
+    return MODEL.sub("models/model.gguf", words)
+
+
+SOURCES = [
+    path
+    for folder, endings in ((ROOT, (".py", ".html")), (NATIVE, (".cpp", ".hpp")))
+    for path in sorted(folder.rglob("*"))
+    if path.suffix in endings
+]
+TEXTS = [
+    (f"{os.path.relpath(path, ROOT)}:{line}", text)
+    for path in SOURCES
+    for line, text in texts_of(path)
+]
+COMMANDS = list(commands(TEXTS))
+DISTINCT = sorted({filled(words) for _, _, words in COMMANDS})
+
+# Need more than the tests of hints have; each is run where its reason says.
+NEED_A_REAL_MODEL = ("bench", "download-model smollm2-135m", "run", "bundle export smollm2-135m")
+NEED_AN_ENGINE = ("crossval",)
+CLEAN = ("cache clean",)
+
+
+def those(beginnings):
+    """The distinct commands that begin like one of *beginnings*."""
+    return [
+        words
+        for words in DISTINCT
+        if any(words == start or words.startswith(f"{start} ") for start in beginnings)
+    ]

@@ -1,0 +1,100 @@
+"""Bodies of requests, seeded: each field of a form with values around its type and its bounds."""
+
+import json
+import random
+
+DEEP = "@deep@"  # stands for nesting that ``json.dumps`` cannot write
+DEPTHS = (99, 150, 3000, 40_000)
+CHAT = [{"role": "user", "content": "a"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+#: A body that each form answers; the fuzzer changes its fields.
+VALID = {
+    "ChatRequest": {"messages": CHAT, "max_tokens": 2},
+    "CompletionRequest": {"prompt": "a", "max_tokens": 2},
+    "EmbeddingRequest": {"input": "a"},
+    "ResponseRequest": {"input": "a", "max_output_tokens": 2},
+    "MessagesRequest": {"messages": CHAT, "max_tokens": 2},
+    "CountRequest": {"messages": CHAT},
+    "OllamaChat": {"model": "tiny", "messages": CHAT, "options": {"num_predict": 2}},
+    "OllamaGenerate": {"model": "tiny", "prompt": "a", "options": {"num_predict": 2}},
+    "OllamaEmbed": {"model": "tiny", "input": "a"},
+    "OllamaEmbeddings": {"model": "tiny", "prompt": "a"},
+    "OllamaShow": {"model": "tiny"},
+    "LlamaCompletion": {"prompt": "a", "n_predict": 2},
+    "LlamaInfill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
+    "LlamaEmbedding": {"content": "a"},
+    "TemplateRequest": {"messages": CHAT},
+    "InferenceRequest": {"prompt": "a", "max_tokens": 2},
+    "TokenizeRequest": {"content": "a"},
+    "DetokenizeRequest": {"tokens": [5]},
+}
+#: Values of every JSON type: empty, out of range, not text, too many, too long.
+JUNK = (
+    *(None, True, False, 0, -1, -2, 1, 2, 7, 2**31, 2**63, -(2**63), 10**400),
+    *(0.5, -0.0, 1e-308, 1e308, float("nan"), float("inf"), float("-inf")),
+    *("", "a", "\0", "\ud800", "a\udfffb", "é😀", "\u2028", "x" * 5000, "{}", "[" * 200, "none"),
+    *([], [None], [[]], [{}], [0, 1], [2**40], [-1], [1, "a"], ["a"] * 20, [0] * 3000, [""]),
+    *({}, {"": ""}, {"type": "x"}, {"type": "object"}, {"a": None}, {"\ud800": 1}),
+    *({str(number): number for number in range(2000)}, CHAT, CHAT * 5000, [TOOL], [TOOL] * 3),
+    *([{"role": "\ud800", "content": "a"}], [{"role": "user"}], [{"role": "user", "content": 1}]),
+    *([{"role": "user", "content": [{"type": "text", "text": "a"}]}],),
+    *([{"role": "user", "content": [{"type": "image_url"}]}],),
+    *([{"role": "assistant", "content": None, "tool_calls": [{"function": 1}]}],),
+    *([{"role": "tool", "content": "a", "tool_call_id": {}}], [{"type": "function_call"}]),
+    {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}},
+    {"type": "json_schema", "schema": {"$ref": "#/$defs/none"}},
+    {"$ref": "#/$defs/0", "$defs": {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(900)}},
+    {"$ref": "#", "properties": {"a": {"$ref": "#"}}},
+    {"type": "object", "properties": {str(at): {"type": "string"} for at in range(5000)}},
+    {"pattern": "(a|b)*" * 2000, "type": "string"},
+    {"type": "array", "items": {"minimum": 10**400}},
+    {"type": "function", "function": {"name": "\ud800"}},
+    {"type": "tool", "name": "g"},
+    {"type": "enabled", "budget_tokens": -1},
+    *("(" * 3000, "(a{1000}){1000}", "[\ud800]", "(?=a)", "\\p{L}{1,4000}"),
+)
+#: Bodies that are not objects, or not JSON.
+RAW = (
+    *(b"", b"null", b"[]", b"0", b'"a"', b"{", b"{}", b"{} {}", b"\xff\xfe", b"\0", b"{'a': 1}"),
+    *(b'{"a": 1', b"[" * 100_000, b"1" * 100_000, b'{"a":' * 20_000, b" " * 200_000),
+    *(b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "a", "prompt": 1}', b'{"messages": [] x'),
+)
+
+
+def bodies(form, valid, seed, count):
+    """*count* bodies of the form *form*: each of its fields first, then several together.
+
+    Args:
+        form: a :class:`bitnet.wire.fields.Form`.
+        valid: a body that is answered.
+        seed: of the choices.
+        count: of bodies; at least one for each field.
+    """
+    draw = random.Random(f"{form.name} {seed}")
+    known = {**form.fields, **(form.idle or {}), **{name: {} for name in form.unserved}}
+    names = [*known, "unknown", "\ud800"]
+    yield from (raw for raw in RAW if draw.random() < 0.3)
+    for number in range(count):
+        body = dict(valid)
+        chosen = [names[number]] if number < len(names) else draw.sample(names, draw.randint(1, 3))
+        for name in chosen:
+            body[name] = draw.choice((*JUNK, *_edges(known.get(name, {})), DEEP))
+            if draw.random() < 0.1:
+                del body[name]
+        yield _written(body, draw.choice(DEPTHS))
+
+
+def _edges(schema):
+    """Values at the bounds of *schema* and one beyond them."""
+    edges = list(schema.get("enum", ()))
+    for bound in (schema.get("minimum"), schema.get("maximum"), schema.get("maxItems")):
+        edges += [] if bound is None else [bound - 1, bound, bound + 1]
+    for each in schema.get("anyOf", ()):
+        edges += _edges(each)
+    return edges
+
+
+def _written(body, depth):
+    text = json.dumps(body)
+    return text.replace(f'"{DEEP}"', "[" * depth + "]" * depth).encode()

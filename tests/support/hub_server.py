@@ -1,0 +1,497 @@
+"""A hub on loopback: speaks the protocol of huggingface.co, and misbehaves when told to.
+
+Two servers run: the hub itself, and a file server on another host name and port that the hub
+redirects large files to. Everything that arrives is recorded.
+
+    hub = HubServer()
+    hub.add("org/model", "model.gguf", b"...")
+    hub.rules.append(Rule(where="cdn", method="GET", reset_at=1000, times=1))
+    ... download(file_url("org/model", "main", "model.gguf", FetchOptions(base_url=hub.url))) ...
+    hub.sent("cdn")  # bytes of bodies
+
+From the command line it serves a folder of ``OWNER/NAME/FILE``:
+
+    python tests/support/hub_server.py --root DIR --port 8123
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import hashlib
+import json
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from waiting import PATIENCE_S, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LARGE_BYTES = 1000  # from here on a file is stored the way large files are (LFS)
+SEND_BYTES = 1 << 18
+SECRET_QUERY = "Signature=do-not-show-this"
+PAGE = b"<!DOCTYPE html><html><body>Welcome to the guest network</body></html>"
+
+
+@dataclass
+class Rule:
+    """A way to misbehave, *times* times, for requests that match *where* to *agent*.
+
+    With ``status`` the reply is that status and ``body``; otherwise it is the real one, altered.
+    """
+
+    where: str = ""  # hub, cdn or both
+    method: str = ""
+    path: str = ""  # part of the path
+    agent: str = ""  # how the User-Agent begins
+    times: int = 1_000_000_000
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    latency_s: float = 0.0
+    when: Callable[[], object] | None = None  # the reply waits until this holds
+    rate: float = 0.0  # bytes per second and connection
+    reset_at: int | None = None  # bytes of the body before the connection is reset
+    truncate_at: int | None = None  # bytes of the body before it ends as if it were whole
+    stall_at: int | None = None  # bytes of the body before silence
+    ignore_range: bool = False
+    shift_range: int = 0  # a 206 that starts elsewhere and says so
+    gzip: bool = False
+    flip_at: int | None = None  # the byte of the file that is wrong
+    drop_headers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request and how it was answered."""
+
+    where: str
+    method: str
+    path: str
+    headers: dict[str, str]
+    status: int
+    sent: int
+
+
+class Blob:
+    """A file: bytes in memory, or a path."""
+
+    def __init__(self, content: bytes | Path) -> None:
+        self.path = content if isinstance(content, Path) else None
+        self._bytes = content if isinstance(content, bytes) else b""
+        self.size = self.path.stat().st_size if self.path else len(self._bytes)
+        self.sha256 = self._digest()
+        self.oid = self._oid()
+
+    def _oid(self):
+        """The name git gives to the content; of a large file, to some pointer."""
+        content = self._bytes if self.path is None and not self.large else self.sha256.encode()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+    def _digest(self):
+        if self.path is None:
+            return hashlib.sha256(self._bytes).hexdigest()
+        with open(self.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self.path is None:
+            return self._bytes[start:stop]
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    @property
+    def large(self) -> bool:
+        return self.size >= LARGE_BYTES
+
+
+@dataclass
+class Repo:
+    """Files by commit; ``main`` is the last one."""
+
+    name: str
+    gated: bool = False
+    private: bool = False
+    licence: str = "apache-2.0"
+    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
+    revisions: dict[str, str] = field(default_factory=dict)
+
+    def files(self, revision: str) -> tuple[str, dict[str, Blob]] | None:
+        commit = self.revisions.get(revision, revision)
+        return (commit, self.commits[commit]) if commit in self.commits else None
+
+
+class HubServer:
+    """The hub and its file server; a context manager."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.rules: list[Rule] = []
+        self.tokens: dict[str, set[str]] = {}  # token -> gated repositories it may read
+        self._seen: list[Seen] = []
+        self.blobs: dict[str, Blob] = {}
+        self.page_size = 1000
+        self.in_flight = 0
+        self.stalled = 0  # connections that have gone silent
+        self.lock = threading.Condition()
+        self.closing = threading.Event()
+        self.connections: set[socket.socket] = set()
+        self._hub = _Server(("127.0.0.1", port), "hub", self)
+        self._cdn = _Server(("127.0.0.1", 0), "cdn", self)
+        self.url = f"http://127.0.0.1:{self._hub.server_port}"
+        self.cdn_url = f"http://localhost:{self._cdn.server_port}"
+        for server in (self._hub, self._cdn):
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def close(self) -> None:
+        self.closing.set()
+        for server in (self._hub, self._cdn):
+            server.shutdown()
+            server.server_close()
+        with self.lock:
+            for connection in self.connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def repo(self, name: str, **facts) -> Repo:
+        """The repository *name*, made when missing, with these facts."""
+        repo = self.repos.setdefault(name, Repo(name))
+        for key, value in facts.items():
+            setattr(repo, key, value)
+        return repo
+
+    def add(self, repo_name: str, file: str, content: bytes | Path) -> Blob:
+        """Commit *file* to *repo_name*; the earlier commits stay."""
+        repo = self.repo(repo_name)
+        before = repo.commits.get(repo.revisions.get("main", ""), {})
+        blob = Blob(content)
+        commit = hashlib.sha1(f"{repo_name}{len(repo.commits)}".encode()).hexdigest()
+        repo.commits[commit] = {**before, file: blob}
+        repo.revisions["main"] = commit
+        self.blobs[blob.sha256] = blob
+        return blob
+
+    def sent(self, where: str = "", method: str = "GET") -> int:
+        """Bytes of bodies sent so far."""
+        return sum(seen.sent for seen in self.requests(where, method))
+
+    def requests(self, where: str = "", method: str = "") -> list[Seen]:
+        """The requests so far, in the order of their ends; waits for those being answered."""
+        with self._answered() as everything:
+            return [
+                seen
+                for seen in everything
+                if where in ("", seen.where) and method in ("", seen.method)
+            ]
+
+    def forget(self) -> None:
+        """Forget the requests so far, and those being answered: it waits for them."""
+        with self._answered() as everything:
+            everything.clear()
+
+    @contextlib.contextmanager
+    def _answered(self):
+        """The requests seen, under the lock, while none is being answered."""
+        with self.lock:
+            assert self.lock.wait_for(lambda: not self.in_flight, timeout=PATIENCE_S)
+            yield self._seen
+
+    def rule_for(self, where: str, method: str, path: str, agent: str) -> Rule:
+        """The first rule that matches and has times left; it has one less then."""
+        with self.lock:
+            for rule in self.rules:
+                fits = rule.where in ("", where) and rule.method in ("", method)
+                fits = fits and rule.path in path and agent.startswith(rule.agent)
+                if fits and rule.times > 0:
+                    rule.times -= 1
+                    return rule
+        return Rule()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address, where, hub):
+        self.where, self.hub = where, hub
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request, client_address):
+        pass  # clients break connections here, that is what this server is for
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self):
+        super().setup()
+        self.hub: HubServer = self.server.hub
+        with self.hub.lock:
+            self.hub.connections.add(self.connection)
+
+    def finish(self):
+        with self.hub.lock:
+            self.hub.connections.discard(self.connection)
+        super().finish()
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self._answer()
+
+    def do_HEAD(self):
+        self._answer()
+
+    def _answer(self):
+        self.status, self.count = 0, 0
+        with self.hub.lock:
+            self.hub.in_flight += 1
+        agent = self.headers.get("User-Agent", "")
+        self.rule = self.hub.rule_for(self.server.where, self.command, self.path, agent)
+        try:
+            time.sleep(self.rule.latency_s)
+            if self.rule.when:
+                until(self.rule.when)
+            if self.rule.status:
+                headers = {"Content-Type": "text/plain", **self.rule.headers}
+                self._reply(self.rule.status, headers, self.rule.body)
+            elif self.server.where == "cdn":
+                self._cdn()
+            else:
+                self._hub()
+        except ConnectionError:
+            self.close_connection = True
+        finally:
+            with self.hub.lock:
+                asked = self.server.where, self.command, self.path, dict(self.headers.items())
+                self.hub._seen.append(Seen(*asked, self.status, self.count))
+                self.hub.in_flight -= 1
+                self.hub.lock.notify_all()
+
+    # --- the hub -----------------------------------------------------------------------------
+
+    def _hub(self):
+        parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
+        if parts[:2] == ["api", "models"]:
+            self._api(parts[2:])
+            return
+        if "resolve" not in parts:
+            self._reply(200, {"Content-Type": "text/html"}, PAGE)
+            return
+        at = parts.index("resolve")
+        found = self._found("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]))
+        if found is None:
+            return
+        commit, blob = found
+        facts = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if not blob.large:
+            self._file(blob, {**facts, "ETag": f'"{blob.oid}"'})
+            return
+        facts |= {
+            "X-Linked-Etag": f'"{blob.sha256}"',
+            "X-Linked-Size": str(blob.size),
+            "Location": f"{self.hub.cdn_url}/{blob.sha256}?{SECRET_QUERY}",
+            "ETag": f'"{blob.oid}"',
+        }
+        self._reply(302, facts, b"Found. Redirecting")
+
+    def _allowed(self, name):
+        """The repository, or ``None`` after a refusal was sent."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and token not in self.hub.tokens:
+            self._json(401, {"error": "Invalid credentials in Authorization header"})
+            return None
+        repo = self.hub.repos.get(name)
+        if repo is None or (repo.private and not token):
+            status = 404 if token else 401
+            self._json(status, {"error": "Repository not found"}, "RepoNotFound")
+            return None
+        return repo
+
+    def _found(self, name, revision, file):
+        """Commit and blob, or ``None`` after a refusal was sent."""
+        repo = self._allowed(name)
+        if repo is None:
+            return None
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if repo.gated and name not in self.hub.tokens.get(token, ()):
+            self._json(403 if token else 401, {"error": "restricted"}, "GatedRepo")
+            return None
+        files = repo.files(revision)
+        if files is None:
+            self._json(404, {"error": "Invalid rev id"}, "RevisionNotFound")
+            return None
+        if file not in files[1]:
+            self._json(404, {"error": "Entry not found"}, "EntryNotFound")
+            return None
+        return files[0], files[1][file]
+
+    def _api(self, parts):
+        kinds = [kind for kind in ("tree", "revision", "refs") if kind in parts]
+        at = parts.index(kinds[0]) if kinds else len(parts)
+        repo = self._allowed("/".join(parts[:at]))
+        if repo is None:
+            return
+        if kinds == ["refs"]:
+            branches = [{"name": name} for name in repo.revisions]
+            self._json(200, {"branches": branches, "tags": []})
+            return
+        files = repo.files(parts[at + 1] if kinds else "main")
+        if files is None:
+            self._json(404, {"error": "Invalid rev id"}, "RevisionNotFound")
+        elif kinds == ["tree"]:
+            self._tree(files[1])
+        else:
+            siblings = [{"rfilename": path} for path in files[1]]
+            card = {"license": repo.licence}
+            gated = "manual" if repo.gated else False
+            self._json(
+                200,
+                {
+                    "id": repo.name,
+                    "sha": files[0],
+                    "gated": gated,
+                    "cardData": card,
+                    "siblings": siblings,
+                },
+            )
+
+    def _tree(self, files):
+        query = parse_qs(urlsplit(self.path).query)
+        first = int(query.get("cursor", ["0"])[0])
+        entries = []
+        for path, blob in list(files.items())[first : first + self.hub.page_size]:
+            entry = {"type": "file", "path": path, "size": blob.size, "oid": blob.oid}
+            if blob.large:
+                entry["lfs"] = {"oid": blob.sha256, "size": blob.size}
+            entries.append(entry)
+        following = first + self.hub.page_size
+        link = f'<{self.hub.url}{urlsplit(self.path).path}?cursor={following}>; rel="next"'
+        self._json(200, entries, headers={"Link": link} if following < len(files) else {})
+
+    # --- the file server ---------------------------------------------------------------------
+
+    def _cdn(self):
+        blob = self.hub.blobs.get(urlsplit(self.path).path.strip("/"))
+        if blob is None:
+            self._reply(404, {}, b"")
+            return
+        self._file(blob, {"ETag": f'"cdn-{blob.oid[:16]}"', "Accept-Ranges": "bytes"})
+
+    def _file(self, blob, headers):
+        """The file or the part asked for."""
+        headers = {"Content-Type": "application/octet-stream", **headers}
+        start, stop = 0, blob.size
+        asked = self.headers.get("Range", "")
+        bound = self.headers.get("If-Range")
+        partial = asked.startswith("bytes=") and not self.rule.ignore_range
+        if partial and bound in (None, headers["ETag"]):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, stop = int(first), min(blob.size, int(last) + 1 if last else blob.size)
+            if start >= blob.size:
+                self._reply(416, {"Content-Range": f"bytes */{blob.size}"}, b"")
+                return
+            start += self.rule.shift_range
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{blob.size}"
+        if self.rule.gzip:
+            self._reply(
+                200, {**headers, "Content-Encoding": "gzip"}, gzip.compress(blob.read(0, stop))
+            )
+            return
+        self._head(206 if "Content-Range" in headers else 200, headers, stop - start)
+        if self.command == "GET":
+            self._body(blob, start, stop)
+
+    def _body(self, blob, start, stop):
+        rule = self.rule
+        cuts = [cut for cut in (rule.reset_at, rule.truncate_at, rule.stall_at) if cut is not None]
+        end = min(stop, start + min(cuts)) if cuts else stop
+        if blob.path and not cuts and not rule.rate and rule.flip_at is None:
+            with open(blob.path, "rb") as file:
+                self.count += self.connection.sendfile(file, start, end - start)
+            return
+        begun = time.monotonic()
+        step = SEND_BYTES if not rule.rate else max(4096, min(SEND_BYTES, int(rule.rate * 0.02)))
+        for at in range(start, end, step):
+            chunk = bytearray(blob.read(at, min(at + step, end)))
+            if rule.flip_at is not None and at <= rule.flip_at < at + len(chunk):
+                chunk[rule.flip_at - at] ^= 255
+            self.connection.sendall(chunk)
+            self.count += len(chunk)
+            ahead = self.count / rule.rate - (time.monotonic() - begun) if rule.rate else 0
+            if ahead > 0:
+                time.sleep(ahead)
+        if end < stop or cuts:
+            self._break()
+
+    def _break(self):
+        """End the connection the way the rule says."""
+        self.close_connection = True
+        if self.rule.stall_at is not None:
+            self.connection.settimeout(None)
+            with self.hub.lock:
+                self.hub.stalled += 1
+            self.connection.recv(1)  # silence, until the client or the server goes
+        elif self.rule.reset_at is not None:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    # --- replies -----------------------------------------------------------------------------
+
+    def _json(self, status, document, code="", headers=None):
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        if code:
+            headers["X-Error-Code"] = code
+        self._reply(status, headers, json.dumps(document).encode())
+
+    def _reply(self, status, headers, body):
+        self._head(status, headers, len(body))
+        if self.command == "GET":
+            self.connection.sendall(body)
+            self.count += len(body)
+
+    def _head(self, status, headers, length):
+        self.status = status
+        self.send_response(status)
+        for name, value in {"Content-Length": str(length), **headers, **self.rule.headers}.items():
+            if name not in self.rule.drop_headers:
+                self.send_header(name, value)
+        self.end_headers()
+
+
+def main() -> None:
+    """Serve a folder until interrupted."""
+    parser = argparse.ArgumentParser(description="A model hub on loopback.")
+    parser.add_argument("--root", type=Path, required=True, help="folder of OWNER/NAME/FILE")
+    parser.add_argument("--port", type=int, default=0, help="port; 0: any")
+    arguments = parser.parse_args()
+    with HubServer(arguments.port) as hub:
+        for path in sorted(arguments.root.glob("*/*/**/*")):
+            owner, name, *file = path.relative_to(arguments.root).parts
+            if path.is_file():
+                hub.add(f"{owner}/{name}", "/".join(file), path)
+        print(f"HF_ENDPOINT={hub.url}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

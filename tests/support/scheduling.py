@@ -1,0 +1,43 @@
+"""Prompts, what to write about them, and schedulers run to their end."""
+
+from collections import defaultdict
+
+import numpy as np
+from tiny_models import VOCAB
+
+from bitnet.runtime.kv_cache import PAGE
+from bitnet.runtime.request import Request
+from bitnet.runtime.sampling import SamplingParams
+from bitnet.runtime.scheduler import Scheduler
+
+
+def prompt(length, seed=0):
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+def params(count=6, **more):
+    return Request(max_tokens=count, **{"sampling": sampled(9)} | more)
+
+
+def sampled(seed, **more):
+    return SamplingParams(temperature=1.5, seed=seed, **more)
+
+
+def run(scheduler):
+    """Step until nothing is left to do: tokens by sequence."""
+    written = defaultdict(list)
+    while scheduler.busy:
+        for sequence, piece in scheduler.step():
+            if piece.token is not None:
+                written[sequence].append(piece.token)
+    return written
+
+
+def alone(model, ids, wanted, **more):
+    pieces = Scheduler(model, **more).generate(ids, wanted)
+    return [piece.token for piece in pieces if piece.token is not None]
+
+
+def budget(model, pages):
+    """Bytes of so many pages of 64 positions."""
+    return pages * Scheduler(model).new_cache().cost(PAGE, 1)

@@ -1,0 +1,84 @@
+"""A real worker on a loopback port."""
+
+import contextlib
+import threading
+import time
+from dataclasses import fields
+
+import httpx
+import uvicorn
+from waiting import PATIENCE_S
+
+from bitnet.formats.containers import open_checkpoint
+from bitnet.runtime.language_model import load
+from bitnet.server.app import create_app
+from bitnet.server.connection import PatientProtocol
+from bitnet.server.metrics import Metrics
+from bitnet.server.models import Models
+from bitnet.server.narration import Narrator
+from bitnet.server.slot import Slot
+from bitnet.server.worker import WorkerLimits
+
+
+class Running:
+    """A worker that listens; *lines* are what it narrated."""
+
+    def __init__(self, models, server, lines):
+        self.models = models
+        self.worker = models.default.worker
+        self.lines = lines
+        self.port = server.servers[0].sockets[0].getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.address, timeout=PATIENCE_S)
+
+    def post(self, path, body, **more):
+        return self.http.post(path, json=body, **more)
+
+
+@contextlib.contextmanager
+def listening(path, *, name="tiny", app_options=None, lines=None, ignore_keys=(), **options):
+    """A worker with the model at *path*, which is loaded."""
+    slot = Slot(name, path, lambda: open_checkpoint(path, ignore_keys=ignore_keys), load)
+    with serving_all([slot], app_options=app_options, lines=lines, **options) as worker:
+        yield worker
+
+
+def slot_of(path, name="", **more):
+    return Slot(name or path.stem, path, lambda: open_checkpoint(path), load, **more)
+
+
+@contextlib.contextmanager
+def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
+    """A worker with all models of *slots*, the first of them loaded or none."""
+    lines = [] if lines is None else lines
+    metrics, narrate = Metrics(), Narrator(lines.append, worker_id="w1")
+    options = {"max_output_tokens": 48} | options
+    limits = WorkerLimits(
+        **{one.name: options.pop(one.name) for one in fields(WorkerLimits) if one.name in options}
+    )
+    with Models(slots, metrics, narrate, limits, **options) as models:
+        if loaded:
+            models.pin(models.default, slots[0].load(slots[0].open()))
+        app = create_app(models, metrics, narrate, **(app_options or {}))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                port=0,
+                http=PatientProtocol,
+                log_config=None,
+                timeout_graceful_shutdown=5,
+                timeout_keep_alive=PATIENCE_S,  # no connection ends just as a slow test uses it
+            )
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.005)
+            running = Running(models, server, lines)
+            with running.http:
+                yield running
+        finally:
+            server.should_exit = True
+            thread.join()

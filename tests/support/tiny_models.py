@@ -1,0 +1,231 @@
+"""Tiny random models of every family, as checkpoints in memory or GGUF files."""
+
+import string
+import zlib
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from builders import Tensor, vocabulary, write_gguf
+
+from bitnet.families.family import of_gguf
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.hidden_program import layout
+from bitnet.models.load import config_from, load_model
+from bitnet.quants import types
+from bitnet.quants.registry import quantize
+from bitnet.quants.weight import Weight
+from bitnet.runtime.scheduler import Scheduler
+from bitnet.tokenizer.spec import byte_spelling
+from bitnet.verify.trace import TEXT
+
+F32 = types.by_name("F32")
+VOCAB, DIM, LAYERS = 64, 256, 2
+KEYS = {
+    "block_count": LAYERS,
+    "embedding_length": DIM,
+    "feed_forward_length": 512,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "context_length": 64,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.sliding_window": 0,
+}
+FAMILIES = (
+    "arcee",
+    "bitnet",
+    "bitnet-b1.58",
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "glm4",
+    "granite",
+    "helium",
+    "hunyuan-dense",
+    "llama",
+    "minicpm",
+    "mistral3",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+)
+
+#: Families with states of fixed size in some of their layers.
+HYBRIDS = ("qwen35",)
+DELTA_NET = {
+    "full_attention_interval": 2,
+    "rope.dimension_count": 16,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 4 * 64,
+    "ssm.state_size": 32,
+    "ssm.time_step_rank": 4,
+}
+
+
+def metadata(architecture, **more):
+    keys = KEYS | more
+    if architecture == "qwen35":
+        keys = DELTA_NET | keys
+    if architecture == "cohere2":
+        keys = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5} | keys
+    if architecture == "minicpm":
+        scales = {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 1.5}
+        keys = scales | keys
+    if architecture in ("cohere2", "gemma2", "gemma3") and "attention.sliding_window" not in more:
+        keys["attention.sliding_window"] = 4
+    if architecture == "mistral3":  # queries grow within the context
+        own_keys = {"attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 8}
+        keys = own_keys | keys
+    own = {f"{architecture}.{key}": value for key, value in keys.items()}
+    return {"general.architecture": architecture} | own
+
+
+def tiny(architecture, *, seed=0, **more):
+    """An F32 checkpoint; weights are random by the name of their tensor, norms near one."""
+    rope_style = of_gguf(architecture).gguf_rope_style
+    width = more.get("embedding_length", DIM)
+    embedding = _f32("token_embd.weight", _normal(seed, "token_embd.weight", (VOCAB, width)) * 0.5)
+    weights = {embedding.name: embedding}
+    keys = metadata(architecture, **more)
+    checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
+    for name, shape in layout(config_from(checkpoint)).required.items():
+        if name in weights:
+            continue
+        values = _normal(seed, name, shape) * 0.08
+        if name.endswith("ssm_a"):
+            values = -np.exp(values * 10)  # below zero: a state is forgotten
+        weights[name] = _f32(name, values + 1 if name.endswith("norm.weight") else values)
+    return checkpoint
+
+
+def _normal(seed, name, shape):
+    return np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
+
+
+def seeing(decoder, windows):
+    """*decoder* with other attention windows, one for each block."""
+    blocks = []
+    for (before, behind), window in zip(decoder.blocks, windows, strict=True):
+        mixer = replace(before.mixers[0], window=window)
+        blocks.append((replace(before, mixers=(mixer,)), behind))
+    return replace(decoder, blocks=tuple(blocks))
+
+
+def in_encoding(checkpoint, name):
+    """*checkpoint* with the matrices of its blocks in the encoding *name*."""
+    expected = layout(config_from(checkpoint))
+    weights = {
+        key: _encoded(weight, name)
+        if key.startswith("blk.") and len(weight.shape) == 2 and key not in expected.vectors
+        else weight
+        for key, weight in checkpoint.weights.items()
+    }
+    return replace(checkpoint, weights=weights)
+
+
+def _encoded(weight, name):
+    quant = types.by_name(name)
+    if name == "Q4_K":
+        return Weight(weight.name, weight.shape, quant, _random_q4_k(weight))
+    return quantize(weight.name, weight.data.view("<f4").reshape(weight.shape), quant)
+
+
+def _random_q4_k(weight):
+    """Valid blocks without a quantizer: small scales, random codes."""
+    rng = np.random.default_rng(len(weight.name))
+    n_blocks = weight.shape[0] * weight.shape[1] // 256
+    blocks = rng.integers(0, 256, (n_blocks, 144)).astype(np.uint8)
+    scales = np.array([[4e-4, 3e-3]], dtype="<f2").view(np.uint8)
+    blocks[:, :4] = scales
+    return blocks.reshape(-1)
+
+
+def _f32(name, values):
+    values = np.asarray(values, dtype="<f4")
+    return Weight(name, values.shape, F32, values.reshape(-1).view(np.uint8))
+
+
+_BYTES = bytes([0xE6, 0x97, 0xA5, 0xC3, 0xA9]) + b"!.\n "  # the first three: one character
+TOKENS = (
+    "<s>",
+    "</s>",
+    "<extra>",
+    *string.ascii_letters,
+    *(byte_spelling(bytes([byte])) for byte in _BYTES),
+)
+
+
+def letters(tokens=None, **more):
+    """Metadata of a tokenizer with one token per letter and three special ones."""
+    types = [3, 3, 3, *[1] * (VOCAB - 3)]
+    own = {"pre": "gpt-2", "bos_token_id": 0, "eos_token_id": 1}
+    return vocabulary(tokens or TOKENS, merges=[], token_types=types, **own, **more)
+
+
+def taught(checkpoint, ids, rate=0.02):
+    """*checkpoint* with an output matrix that knows a little of which *ids* follow one another.
+
+    A model of random numbers predicts English worse than guessing does, and verify refuses it.
+    """
+    model = load_model(checkpoint, ops=ReferenceOps())
+    cache = Scheduler(model, context=KEYS["context_length"]).new_cache()
+    hidden = dict(model.trace(ids, cache))["result_norm"]
+    values = np.random.default_rng(1).standard_normal((VOCAB, DIM)) * 0.02
+    np.add.at(values, ids[1:], rate * np.asarray(hidden)[:-1])
+    weights = checkpoint.weights | {"output.weight": _f32("output.weight", values)}
+    return replace(checkpoint, weights=weights)
+
+
+@lru_cache
+def _taught_llama():
+    ids = [TOKENS.index(character) for character in TEXT if character in TOKENS]
+    return taught(tiny("llama"), ids[: KEYS["context_length"]])
+
+
+def write_model(path, checkpoint, tokens=TOKENS):
+    """*checkpoint* as a file with a tokenizer of single letters."""
+    metadata = dict(checkpoint.metadata) | letters(tokens, add_bos_token=True)
+    tensors = [
+        Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for weight in checkpoint.weights.values()
+    ]
+    return write_gguf(path, metadata, tensors)
+
+
+def ternary_gguf(path):
+    """A BitNet in I2_S as a file, wide enough for the kernels of other engines."""
+    wide = {"embedding_length": 512, "feed_forward_length": 1024, "rope.dimension_count": 128}
+    model = in_encoding(tiny("bitnet-b1.58", **wide), "I2_S")
+    keys = {"bitnet-b1.58.vocab_size": VOCAB, "bitnet-b1.58.rope.freq_base": 500000.0}
+    tensors = []
+    for weight in model.weights.values():
+        kind, data = weight.quant.ggml_id, weight.data
+        if weight.name == "token_embd.weight":
+            kind, data = 1, data.view("<f4").astype("<f2")
+        tensors.append(Tensor(weight.name, weight.shape, kind, data.tobytes()))
+    return write_gguf(path, dict(model.metadata) | letters() | keys, tensors)
+
+
+def tiny_gguf(path, *, tokenizer=True, **keys):
+    """A LLaMA as a file, with one token per letter; *keys* are metadata.
+
+    With a tokenizer it has an output matrix of its own, without one that of the embedding.
+    """
+    checkpoint = _taught_llama() if tokenizer else tiny("llama")
+    metadata = dict(checkpoint.metadata)
+    if tokenizer:
+        metadata |= letters(add_bos_token=True)
+    tensors = [
+        Tensor(weight.name, weight.shape, 0, weight.data.tobytes())
+        for weight in checkpoint.weights.values()
+    ]
+    return write_gguf(path, metadata | keys, tensors)

@@ -1,0 +1,417 @@
+"""Random ``tokenizer.json`` files, and what both engines make of them beside the library.
+
+What is accepted gives the ids and texts of the ``tokenizers`` library; the rest is refused.
+"""
+
+import base64
+import json
+import random
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import tokenizers
+from charsmaps import charsmap
+
+from bitnet.base.errors import BitnetError, is_panic
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.compiled import NotNative, meta_of, open_compiled
+from bitnet.tokenizer.engines import native_engine
+from bitnet.tokenizer.library import library_engine
+from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, byte_spelling
+from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
+
+SPACE = "\u2581"
+LETTERS = [*"abcAB12.,'!#", " ", "é", "e\u0301", "ß", "字", SPACE, "\n", "\t", "\U0001f600"]
+WORDS = [
+    *("ab", "abc", "a b", "##a", "##b", "##ab", "b ", " a", f"{SPACE}a", f"{SPACE}b", "字字"),
+    *("1 2", "ba", "aa", "bb", f"{SPACE}{SPACE}", "Ab", "'s", "a.", "é!", "İ", "ﬁ", "\u00a0a"),
+]
+SPECIAL = ["<s>", "</s>", "<unk>", "[UNK]", "[MASK]", "<|im|>"]
+BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+REGEXES = (r"\s+", r"[ab]+", r"\p{L}+|\p{N}", r"\w+", r"(?=b)", r"^a", r"a|ab", r".", r"\s+(?!\S)")
+TEMPLATE_TOKENS = ("<s>", "</s>", "<|im|>")
+
+
+def _flag(rng, share=0.5):
+    return rng.random() < share
+
+
+def _pattern(rng, texts):
+    if _flag(rng):
+        return {"Regex": rng.choice(REGEXES)}
+    return {"String": rng.choice([*texts, ""]) if _flag(rng, 0.1) else rng.choice(texts)}
+
+
+def _normalizers(rng):
+    kinds = [
+        *({"type": name} for name in ("NFC", "NFKC", "NFD", "NFKD", "StripAccents", "Lowercase")),
+        {"type": "Nmt"},
+        {"type": "Strip", "strip_left": _flag(rng), "strip_right": _flag(rng)},
+        {"type": "Prepend", "prepend": rng.choice([SPACE, " ", "ab", ""])},
+        {"type": "Replace", "pattern": _pattern(rng, [" ", "a", "ab", "é"]),
+         "content": rng.choice([SPACE, "", "b", " ", "aa"])},
+        {"type": "BertNormalizer", "clean_text": _flag(rng), "handle_chinese_chars": _flag(rng),
+         "strip_accents": rng.choice([None, True, False]), "lowercase": _flag(rng)},
+        {"type": "ByteLevel"},
+        {"type": "Precompiled", "precompiled_charsmap": _charsmap(rng)},
+    ]  # fmt: skip
+    return rng.choice(kinds)
+
+
+def _charsmap(rng):
+    """A character map of letters, marks, a cluster and what Arabic signs take in."""
+    keys = ["a", "é", "e\u0301", "ﬁ", "字", " ", "\t", "\u0301", "\r\n", "\u06dda", "ab", "😀"]
+    texts = ["", "b", "fi", "x\u0301", " ", "字字"]
+    chosen = rng.sample(keys, rng.randrange(1, 7))
+    entries = {key.encode(): rng.choice(texts).encode() for key in chosen}
+    return base64.b64encode(charsmap(entries)).decode()
+
+
+def _metaspace(rng):
+    split = {"split": _flag(rng)} if _flag(rng, 0.8) else {}
+    scheme = {"prepend_scheme": rng.choice(["always", "first", "never"])}
+    old = {"add_prefix_space": _flag(rng)}
+    symbol = SPACE if _flag(rng, 0.9) else "_"
+    chosen = scheme if _flag(rng, 0.9) else old
+    return {"type": "Metaspace", "replacement": symbol} | chosen | split
+
+
+def _byte_level(rng):
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": _flag(rng),
+        "trim_offsets": True,
+        "use_regex": _flag(rng),
+    }
+
+
+def _pre_tokenizers(rng):
+    kinds = [
+        {"type": "Split", "pattern": _pattern(rng, [" ", "a", "ab", SPACE]),
+         "behavior": rng.choice(BEHAVIORS), "invert": _flag(rng, 0.3)},
+        {"type": "Digits", "individual_digits": _flag(rng)},
+        _metaspace(rng),
+        _metaspace(rng),
+        {"type": "Punctuation", "behavior": rng.choice(BEHAVIORS)},
+        {"type": "BertPreTokenizer"},
+        {"type": "WhitespaceSplit"},
+        {"type": "Whitespace"},
+        {"type": "CharDelimiterSplit", "delimiter": rng.choice("a. ")},
+        {"type": "UnicodeScripts"},
+        {"type": "FixedLength", "length": rng.choice([1, 2, 5])},
+        _byte_level(rng),
+    ]  # fmt: skip
+    return rng.choice(kinds)
+
+
+def _decoders(rng, pre):
+    kinds = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "Replace", "pattern": _pattern(rng, ["a", "##"]), "content": rng.choice("b ")},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": rng.randrange(3), "stop": rng.randrange(2)},
+        {"type": "WordPiece", "prefix": "##", "cleanup": _flag(rng)},
+        {"type": "BPEDecoder", "suffix": rng.choice(["</w>", "a"])},
+        {"type": "CTC", "pad_token": rng.choice("ab"), "cleanup": _flag(rng),
+         "word_delimiter_token": rng.choice([" ", "b"])},
+        _byte_level(rng),
+        _metaspace(rng),
+    ]  # fmt: skip
+    usual = {"ByteLevel": _byte_level(rng), "Metaspace": next(
+        (step for step in pre if step["type"] == "Metaspace"), None
+    )}  # fmt: skip
+    for step in pre:
+        if step["type"] in usual and _flag(rng, 0.6):
+            return usual[step["type"]]
+    return rng.choice(kinds)
+
+
+def _some(rng, make, kind, most=3):
+    """None, one step, or a sequence of them."""
+    count = rng.choice([0, 1, 1, *range(2, most + 1)])
+    steps = [make(rng) for _ in range(count)]
+    if not steps:
+        return None, []
+    if len(steps) == 1:
+        return steps[0], steps
+    return {"type": "Sequence", kind: steps}, steps
+
+
+def _bpe(rng, pieces, *, byte_level):
+    texts = list(dict.fromkeys(BYTE_TO_CHARACTER if byte_level else LETTERS))
+    if _flag(rng, 0.3):
+        rng.shuffle(texts)
+        texts = texts[: len(texts) * 2 // 3]
+    if not byte_level and _flag(rng, 0.25):
+        return _affixed(rng, texts, pieces)
+    merges = []
+    for _ in range(rng.randrange(25)):
+        left, right = rng.choice(texts), rng.choice(texts)
+        if byte_level and _flag(rng, 0.8):
+            text = byte_spelling(rng.choice(WORDS).encode())
+            cut = rng.randrange(1, len(text)) if len(text) > 1 else 0
+            left, right = text[:cut], text[cut:]
+        if left in texts and right in texts and [left, right] not in merges:
+            merges.append([left, right])
+            texts += [left + right] if left + right not in texts else []
+    texts += [text for text in pieces if text not in texts]
+    if _flag(rng, 0.4):
+        texts += [name for byte in range(0x20, 0xF5) if (name := f"<0x{byte:02X}>") not in texts]
+    vocabulary = _numbered(rng, texts)
+    model = {"type": "BPE", "vocab": vocabulary, "merges": merges}
+    model |= {"unk_token": "<unk>" if "<unk>" in vocabulary and _flag(rng, 0.8) else None}
+    for name in ("fuse_unk", "byte_fallback", "ignore_merges"):
+        model |= {name: True} if _flag(rng, 0.3) else {}
+    return model
+
+
+def _affixed(rng, letters, pieces):
+    """A BPE whose tokens inside a word have a prefix, and those at its end a suffix."""
+    prefix, suffix = rng.choice([("##", ""), ("", "</w>"), ("@", "</w>")])
+    texts = [a + text + z for text in letters for a in ("", prefix) for z in ("", suffix)]
+    texts = list(dict.fromkeys(["<unk>", *texts]))
+    merges = []
+    for _ in range(rng.randrange(40)):
+        left, right = rng.choice(texts), rng.choice(texts)
+        if right.startswith(prefix) and not left.endswith(suffix or "\0"):
+            merges += [[left, right]] if [left, right] not in merges else []
+            texts += [text] if (text := left + right.removeprefix(prefix)) not in texts else []
+    texts += [text for text in pieces if text not in texts]
+    model = {"type": "BPE", "vocab": _numbered(rng, texts), "merges": merges, "unk_token": "<unk>"}
+    model |= {"continuing_subword_prefix": prefix or None, "end_of_word_suffix": suffix or None}
+    for name in ("fuse_unk", "ignore_merges"):
+        model |= {name: True} if _flag(rng, 0.3) else {}
+    return model
+
+
+def _numbered(rng, texts):
+    if _flag(rng, 0.2):
+        texts = texts[:]
+        rng.shuffle(texts)
+    return {text: id for id, text in enumerate(texts)}
+
+
+def _unigram(rng, pieces):
+    texts = list(dict.fromkeys(["<unk>", *LETTERS, *pieces]))
+    if _flag(rng, 0.3):
+        del texts[rng.randrange(1, len(texts)) :]
+    if _flag(rng, 0.3):
+        texts += [f"<0x{byte:02X}>" for byte in range(256)]
+    scores = [round(rng.uniform(-12, 0), rng.choice([1, 3])) for _ in texts]
+    vocabulary = [[text, score] for text, score in zip(texts, scores, strict=True)]
+    unknown = 0 if _flag(rng, 0.8) else rng.choice([None, 1, 3])
+    model = {"type": "Unigram", "vocab": vocabulary, "unk_id": unknown}
+    return model | ({"byte_fallback": True} if _flag(rng, 0.3) else {})
+
+
+def _wordpiece(rng, pieces):
+    prefix = "##" if _flag(rng, 0.8) else rng.choice(["", "@"])
+    texts = ["[UNK]", *LETTERS, *(prefix + text for text in LETTERS), *pieces]
+    texts = list(dict.fromkeys(text for text in texts if text))
+    if _flag(rng, 0.5):
+        texts = ["[UNK]", *(text for text in texts[1:] if _flag(rng, 0.7))]
+    model = {"type": "WordPiece", "vocab": _numbered(rng, texts), "unk_token": "[UNK]"}
+    model |= {"continuing_subword_prefix": prefix}
+    return model | {"max_input_chars_per_word": rng.choice([100, 100, 3, 5])}
+
+
+def _added(rng, model):
+    vocabulary = model["vocab"]
+    known = vocabulary if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
+    ids = {text: id for id, text in enumerate(known)} if isinstance(known, list) else dict(known)
+    texts = dict.fromkeys(rng.sample([*SPECIAL, *WORDS, *LETTERS, *ids], rng.randrange(6)))
+    entries = []
+    for text in texts:
+        if text not in ids:
+            ids[text] = max(ids.values(), default=-1) + 1
+        entry = {"id": ids[text], "content": text, "special": _flag(rng, 0.4)}
+        entry["normalized"] = _flag(rng, 0.15 if entry["special"] else 0.6)
+        for name in ("single_word", "lstrip", "rstrip"):
+            entry[name] = _flag(rng, 0.25)
+        entries.append(entry)
+    return sorted(entries, key=lambda entry: entry["id"]), ids
+
+
+def _processor(rng, ids):
+    usable = [text for text in TEMPLATE_TOKENS if text in ids]
+    kinds = [None, {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}]
+    if usable:
+        names = {"cls": rng.choice(usable), "sep": rng.choice(usable)}
+        pair = {name: [text, ids[text]] for name, text in names.items()}
+        kinds.append({"type": "BertProcessing"} | pair)
+        kinds.append(
+            {"type": "RobertaProcessing", "trim_offsets": True, "add_prefix_space": True} | pair
+        )
+        kinds += [_template(rng, usable, ids)] * 3
+    chosen = rng.choice(kinds)
+    if _flag(rng, 0.2):
+        both = [one for one in (rng.choice(kinds), chosen) if one]
+        return {"type": "Sequence", "processors": both}
+    return chosen
+
+
+def _template(rng, usable, ids):
+    def some(at):
+        return [{"SpecialToken": {"id": t, "type_id": at}} for t in rng.choices(usable, k=at)]
+
+    text = [{"Sequence": {"id": "A", "type_id": 0}}] * (2 if _flag(rng, 0.05) else 1)
+    single = [*some(rng.randrange(3)), *text, *some(rng.randrange(3))]
+    tokens = {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in usable}
+    if _flag(rng, 0.1):
+        tokens[usable[0]] |= {"ids": [0, 1], "tokens": ["x", "y"]}
+    pair = [*text, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
+
+
+def random_document(seed):
+    """A ``tokenizer.json`` that is like real ones in parts, and strange in others."""
+    rng = random.Random(seed)
+    pieces = rng.sample([*WORDS, *SPECIAL], rng.randrange(len(WORDS)))
+    normalizer, normal = _some(rng, _normalizers, "normalizers")
+    pre_tokenizer, pre = _some(rng, _pre_tokenizers, "pretokenizers")
+    bytes_at = [step["type"] == "ByteLevel" for step in (*normal, *pre)]
+    kind = rng.choice(["bpe", "bpe", "unigram", "wordpiece", "wordlevel"])
+    if kind == "wordlevel":
+        texts = list(dict.fromkeys(["<unk>", *LETTERS, *pieces]))
+        model = {"type": "WordLevel", "vocab": _numbered(rng, texts), "unk_token": "<unk>"}
+    elif kind == "bpe":
+        model = _bpe(rng, pieces, byte_level=any(bytes_at) or _flag(rng, 0.1))
+    else:
+        model = (_unigram if kind == "unigram" else _wordpiece)(rng, pieces)
+    added, ids = _added(rng, model)
+    decoder, _ = _some(rng, lambda rng: _decoders(rng, pre), "decoders")
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": _processor(rng, ids),
+        "decoder": decoder,
+        "model": model,
+    }
+
+
+def texts(rng, document, count=25):
+    """Texts of the pieces, letters and added tokens of *document*."""
+    vocabulary = document["model"]["vocab"]
+    known = list(vocabulary) if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
+    added = [entry["content"] for entry in document["added_tokens"]]
+    pool = [*LETTERS, *WORDS, *SPECIAL, *rng.sample(known, min(len(known), 10)), *added * 3]
+    joins = ("", "", " ", "  ")
+    for _ in range(count):
+        parts = rng.choices(pool, k=rng.randrange(8))
+        yield "".join(part + rng.choice(joins) for part in parts)
+
+
+def differences(document, folder, seed=0, count=25):
+    """Texts and ids of *document* that an engine has otherwise than the library.
+
+    Returns:
+        ``None`` where the configuration is refused, else a line for each difference.
+    """
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    try:
+        spec = replace(spec_from_tokenizer_json(path), fingerprint="")
+    except BitnetError:
+        return None
+    engines = []
+    for make in (open_native, library_engine):
+        with suppress(BitnetError, NotNative):
+            engines.append(Tokenizer(make(spec), meta_of(spec)))
+    if not engines:
+        return None
+    try:
+        library = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing more exact
+        return [f"the library refuses it: {error}"]
+    # What a post-processor does to offsets is not part of them here.
+    plain = tokenizers.Tokenizer.from_str(json.dumps(document | {"post_processor": None}))
+    rng = random.Random(seed)
+    found = []
+    for text in texts(rng, document, count):
+        found += _encoded(library, engines, text)
+        found += _placed(plain, engines, text)
+    size = len(spec.tokens)
+    if library.get_vocab_size() and size:
+        for _ in range(count * 3 // 5):
+            ids = [rng.randrange(size) for _ in range(rng.randrange(1, 10))]
+            found += _decoded(library, engines, ids)
+    return found
+
+
+def _encoded(library, engines, text):
+    for special in (True, False):
+        library.encode_special_tokens = not special
+        with _no_oracle():
+            wanted = library.encode(text, add_special_tokens=False).ids
+            around = library.encode(text).ids
+            for engine in engines:
+                ids = _answer(engine.encode, text, add_special=False, parse_special=special)
+                if ids != wanted:
+                    yield f"{engine.engine} {text!r} ({special=}): {ids}, expected {wanted}"
+                elif not _begins_as_template(engine, wanted):
+                    both = _answer(engine.encode, text, parse_special=special)
+                    if both != around:
+                        yield f"{engine.engine} {text!r} in full: {both}, expected {around}"
+    library.encode_special_tokens = False
+
+
+def _placed(library, engines, text):
+    with _no_oracle():
+        wanted = library.encode(text, add_special_tokens=False)
+        for engine in engines:
+            spans = _answer(engine.spans, text, add_special=False)
+            places = [(start, stop) for _, start, stop in spans]
+            if places != wanted.offsets:
+                yield f"{engine.engine} {text!r}: {places}, expected {wanted.offsets}"
+
+
+def open_native(spec):
+    """The native engine of *spec*.
+
+    Raises:
+        NotNative: it does not run exactly there.
+    """
+    return native_engine(*open_compiled(spec))
+
+
+def _begins_as_template(engine, ids):
+    """True if *ids* begin or end with what is put around: there the library puts it twice."""
+    first, last = engine._prefix, engine._suffix
+    return (first and ids[: len(first)] == first) or (last and ids[-len(last) :] == last)
+
+
+def _decoded(library, engines, ids):
+    for skip in (False, True):
+        with _no_oracle():
+            wanted = library.decode(ids, skip_special_tokens=skip)
+            for engine in engines:
+                text = _answer(engine.decode, ids, skip_special=skip)
+                if text != wanted or _answer(_streamed, engine, ids, skip) != wanted:
+                    yield f"{engine.engine} {ids} ({skip=}): {text!r}, expected {wanted!r}"
+
+
+def _streamed(engine, ids, skip):
+    stream = engine.stream(skip_special=skip)
+    return "".join(map(stream.push, ids)) + stream.finish()
+
+
+def _answer(run, *args, **options):
+    """Result of *run*, or its refusal."""
+    try:
+        return run(*args, **options)
+    except BitnetError as error:
+        return f"refused: {error}"
+
+
+@contextmanager
+def _no_oracle():
+    """Leaves out what the library cannot do itself: it raises, or panics where Rust's code does."""
+    try:
+        yield
+    except BaseException as error:
+        ours = type(error).__module__ == "builtins" and type(error) is not Exception
+        if ours and not is_panic(error):
+            raise
