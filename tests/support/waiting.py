@@ -9,24 +9,19 @@ PATIENCE_S = 120
 
 
 def until(condition, process=None):
-    """Value of *condition* once it holds; *process*, if any, must not have ended before."""
+    """Value of *condition* once it holds; *process*, if any, must not have ended before.
+
+    A file or folder that another process renames or removes under *condition* is looked for again.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while True:
         ended = process is not None and process.poll() is not None
-        if found := condition():
-            return found
+        with contextlib.suppress(FileNotFoundError):
+            if found := condition():
+                return found
         assert not ended, "the process ended first"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def sizes(paths):
-    """Bytes of each of *paths* that is there still: another process may rename them."""
-    found = []
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            found.append(path.stat().st_size)
-    return found
 
 
 def free_port():
