@@ -4,7 +4,7 @@ Every ternary encoding becomes one with two bits per weight, or one with five we
 (``ternary_choice``), when a model is loaded, in memory with huge pages. Packing
 costs less than reading the file did, and a core reads such memory almost twice as fast as a mapped
 file. The pages of the file are given back as they are done with, so the weights take their place
-in memory once. ``native/ternary/layout.hpp`` draws the layout.
+in memory once. ``native/kernels/ternary/layout.hpp`` draws the layout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["COLUMNS", "PackedTernary", "pack_ternary"]
 
 _ROWS, _LINE = 16, 64  # of a tile; bytes of all its rows
 COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
-_MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/ternary/layout.hpp
+_MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/kernels/ternary/layout.hpp
 # Columns of a block where rows must be whole blocks to be read in place.
 _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
 
