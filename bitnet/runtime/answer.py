@@ -38,6 +38,7 @@ class Stats:
         prompt_tokens: ids of the prompt.
         reused_tokens: prompt tokens found in the KV cache.
         tokens: ids generated, including the one that ended the answer.
+        reasoning_tokens: those of its reasoning part, where the request separates it.
         passes: forward passes of the model.
         drafted: tokens drafted by lookup.
         accepted: drafted tokens that the model accepted.
@@ -55,6 +56,7 @@ class Stats:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     tokens: int = 0
+    reasoning_tokens: int = 0
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -266,6 +268,8 @@ class Answer:
         reasoning = ""
         if self._thoughts is not None:
             reasoning, text = self._thoughts.push(text)
+            if self._thoughts.is_inside or reasoning:
+                self.stats.reasoning_tokens = self.stats.tokens
             if reason:
                 last = self._thoughts.finish()
                 reasoning, text = reasoning + last[0], text + last[1]

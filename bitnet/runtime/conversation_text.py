@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.runtime.reasoning import render_beginning
 from bitnet.runtime.request import check_messages
 from bitnet.runtime.tool_formats import (
     HARMONY,
@@ -35,7 +36,8 @@ def conversation_text(
     """The messages of *request* in the model's chat template, up to where the answer begins.
 
     If the template does not support tools, they are described in the system message, and the
-    calls and results of the conversation are written as text.
+    calls and results of the conversation are written as text. A final message that is continued
+    ends the text.
 
     Returns:
         The text, the functions that may be called (``None``: none) and the format of calls.
@@ -51,6 +53,16 @@ def conversation_text(
             hint="model.chat([{'role': 'user', 'content': 'Hello'}])",
         )
     check_messages(messages)
+    if not request.continue_final_message:
+        return _text(tokenizer, request, messages)
+    *earlier, last = messages
+    text, tools, form = _text(tokenizer, request, earlier)
+    return text + render_beginning(tokenizer, text, last), tools, form
+
+
+def _text(
+    tokenizer: Tokenizer, request: Request, messages: Sequence[Mapping[str, Any]]
+) -> tuple[str, Tools | None, CallFormat]:
     template = chat_template(tokenizer)
     tools = read_tools(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
 

@@ -141,7 +141,7 @@ class LanguageModel:
                 hint=f"bitnet embed {word(self.path)} --input texts.txt",
             )
         calls = reasoning = None
-        if request.messages is None:
+        if (messages := request.messages) is None:
             ids = self._encode(request.prompt)
         else:
             if request.thinking is not None:
@@ -156,7 +156,8 @@ class LanguageModel:
             if tools is not None:
                 request = replace(request, grammar=self._calls_grammar(request, tools, form))
             if request.separate_reasoning and not (request.grammar or request.needs_grammar):
-                reasoning = reasoning_rules(self.tokenizer, text, request.thinking_budget)
+                begun = messages[-1] if request.continue_final_message else None
+                reasoning = reasoning_rules(self.tokenizer, text, request.thinking_budget, begun)
         stop_ids = request.stop_ids or self.tokenizer.stop_ids
         return ids, replace(
             request,

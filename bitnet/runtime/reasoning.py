@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["ReasoningReader", "ReasoningRules", "reasoning_rules"]
+__all__ = ["ReasoningReader", "ReasoningRules", "reasoning_rules", "render_beginning"]
 
 #: A text of the template that identifies them, and the marks.
 _MARKS = (
@@ -58,19 +59,53 @@ class ReasoningRules:
         return closing
 
 
+def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:
+    """Text of *message*, the beginning of the answer to *prompt*, as the model has written it.
+
+    Raises:
+        Unsupported: the model writes its answers in channels.
+    """
+    content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+    marks = _marks_of(tokenizer)
+    if marks is None:
+        return content
+    opening, closing = marks
+    if opening.startswith("<|channel|>"):
+        raise Unsupported("answers of this model are written in channels and cannot be continued")
+    is_open = prompt.rstrip().endswith(opening)
+    if not (reasoning or is_open):
+        return content
+    begun = ("" if is_open else f"{opening}\n") + reasoning
+    return f"{begun}\n{closing}\n\n{content}" if content else begun
+
+
+def _marks_of(tokenizer: Tokenizer) -> list[str] | None:
+    template = tokenizer.chat_template or ""
+    return next((marks for sign, *marks in _MARKS if sign in template), None)
+
+
 def reasoning_rules(
-    tokenizer: Tokenizer, prompt: str, budget: int | None = None
+    tokenizer: Tokenizer,
+    prompt: str,
+    budget: int | None = None,
+    begun: Mapping[str, Any] | None = None,
 ) -> ReasoningRules | None:
     """Rules for answers to *prompt*; ``None`` for a model whose template has no reasoning.
+
+    Args:
+        tokenizer: of the model.
+        prompt: text of the conversation, up to where the answer begins.
+        budget: tokens after which the reasoning is ended; ``None``: no limit.
+        begun: the message that the answer continues, if it does.
 
     Raises:
         UsageError: there is a budget, and the marks are not single tokens of the model.
     """
-    template = tokenizer.chat_template or ""
-    marks = next((marks for sign, *marks in _MARKS if sign in template), None)
+    marks = _marks_of(tokenizer)
     if marks is None:
         return None
     opening, closing = marks
+    is_begun = prompt.rstrip().endswith(opening) if begun is None else not begun.get("content")
     ids = [tokenizer.encode(mark, add_special=False) for mark in marks]
     tokens = (ids[0][0], ids[1][0]) if all(len(each) == 1 for each in ids) else None
     if budget is not None and tokens is None:
@@ -82,7 +117,7 @@ def reasoning_rules(
     return ReasoningRules(
         opening,
         closing,
-        prompt.rstrip().endswith(opening),
+        is_begun,
         budget,
         tokens,
         {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special},
@@ -99,6 +134,11 @@ class ReasoningReader:
         self._ended = False
         self._fresh = True  # nothing of the current part has been passed on
         self._held = ""
+
+    @property
+    def is_inside(self) -> bool:
+        """True if what comes next is reasoning."""
+        return self._inside
 
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning and text that are certain after the next part, *text*."""

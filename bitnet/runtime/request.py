@@ -85,6 +85,8 @@ class Request:
             template does by itself.
         thinking_budget: most tokens of reasoning; ``None``: no limit of its own.
         separate_reasoning: the reasoning part of the answer to *messages* is not in its text.
+        continue_final_message: the last of *messages* is the beginning of the answer, with its
+            ``content`` and ``reasoning_content``; the answer is what follows it.
         stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
         grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
             fills it in.
@@ -120,6 +122,7 @@ class Request:
     thinking: bool | None = None
     thinking_budget: int | None = field(default=None, metadata={"bounds": (0, None)})
     separate_reasoning: bool = False
+    continue_final_message: bool = False
     stop_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     calls: CallRules | None = None
@@ -136,7 +139,7 @@ class Request:
         check_type("sampling", self.sampling, "SamplingParams", SamplingParams)
         check_type("regex", self.regex, "a text or None", str, None)
         check_type("json_schema", self.json_schema, "a schema", str, bool, Mapping, None)
-        for name in ("parallel_tool_calls", "ignore_eos", "thinking"):
+        for name in ("parallel_tool_calls", "ignore_eos", "thinking", "continue_final_message"):
             check_type(name, getattr(self, name), "true or false", bool, None)
         if self.tools or self.tool_choice is not None:
             from bitnet.runtime.tools import read_tools  # a command's defaults need none
@@ -196,10 +199,27 @@ class Request:
         for name in ("messages", "tool_choice", "template_variables"):
             check_value(name, getattr(self, name))
         check_value("stop", self.stop, nul=True)  # a model may write one
+        if self.continue_final_message:
+            self._check_begun()
         for name in ("tools", "regex"):
             check_schema(name, getattr(self, name))
         if not isinstance(self.json_schema, str):  # a text is read first, by ``Grammars``
             check_schema("json_schema", self.json_schema)
+
+    def _check_begun(self) -> None:
+        last = self.messages[-1] if self.messages else {}
+        begun = last.get("content") or "", last.get("reasoning_content") or ""
+        is_text = any(begun) and all(isinstance(text, str) for text in begun)
+        if last.get("role") != "assistant" or not is_text or last.get("tool_calls"):
+            raise UsageError(
+                "continue_final_message: expected a text of the assistant as the last message",
+                field="continue_final_message",
+            )
+        if self.needs_grammar:
+            raise UsageError(
+                "continue_final_message: an answer with a grammar cannot be continued",
+                field="continue_final_message",
+            )
 
     def choice(self, number: int) -> Request:
         """This request for answer *number* of several, with a seed of its own."""
@@ -211,7 +231,7 @@ _JSON = {
     *("prompt", "messages", "json_schema", "regex"),
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("max_tokens", "min_tokens", "ignore_eos", "stop", "lookup", "logprobs"),
-    *("thinking", "thinking_budget"),
+    *("thinking", "thinking_budget", "continue_final_message"),
 }
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 

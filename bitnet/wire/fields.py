@@ -59,6 +59,7 @@ NAMES: dict[str, tuple[str, str, str, str, str]] = {
     "prompt": ("prompt", "", "", "prompt", "prompt"),
     "thinking": ("", "", "thinking", "think", ""),
     "thinking_budget": ("thinking_token_budget", "", "thinking.budget_tokens", "", ""),
+    "continue_final_message": ("continue_final_message", "", "", "", ""),
 }
 
 TEXT: Schema = {"type": "string"}

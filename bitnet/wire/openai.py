@@ -60,7 +60,7 @@ _OURS = {
 
 _CHAT_ONLY = (
     *("messages", "prompt", "tools", "tool_choice", "parallel_tool_calls"),
-    *("thinking", "thinking_budget"),
+    *("thinking", "thinking_budget", "continue_final_message"),
 )
 #: Fields for sampling, ending and constraining an answer, which OpenAI's routes share.
 ANSWER: dict[str, Schema] = {
@@ -104,7 +104,7 @@ CHAT = Form(
         "modalities": {"type": "array", "items": {"type": "string", "enum": ["text"]}},
         "response_format": OBJECT,
         "chat_template_kwargs": OBJECT,
-        **schemas_by_name("openai", "thinking_budget"),
+        **schemas_by_name("openai", "thinking_budget", "continue_final_message"),
     },
     required=("messages",),
     idle=IDLE,
@@ -164,6 +164,7 @@ def chat_requests(body: Mapping[str, Any], default: Request | None = None) -> li
         template_variables=variables,
         thinking_budget=body["thinking_token_budget"],
         separate_reasoning=True,
+        continue_final_message=bool(body["continue_final_message"]),
     )
     return [request]
 

@@ -88,7 +88,7 @@ def response_requests(body: Mapping[str, Any], default: Request | None = None) -
         "top_p": body["top_p"],
     }
     request = Request.from_mapping(fields, random(default, temperature=1.0))
-    return [replace(request, logprobs=top or 0) if include else request]
+    return [replace(request, logprobs=top or 0 if include else None, separate_reasoning=True)]
 
 
 def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -139,7 +139,7 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             result = _text(item.get("output"), where)
             turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
-        else:
+        elif kind != "reasoning":  # templates leave out that of earlier turns
             raise UsageError(f"{where}: an item of type {str(kind)[:40]!r} and role "
                           f"{str(item.get('role'))[:40]!r} is not served", field=where)  # fmt: skip
     return turns
@@ -205,7 +205,8 @@ class ResponseItems:
             CallDelta(index, call.arguments, call.id, call.name)
             for index, call in enumerate(answer.calls)
         )
-        for _ in self.of(0, Piece(None, text=answer.text, calls=calls), answer):
+        piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
+        for _ in self.of(0, piece, answer):
             pass
         *_, ended = self.end(answers)
         return dict(ended["response"])
@@ -225,13 +226,17 @@ class ResponseItems:
             begun = self._response | {"status": "in_progress", "output": []}
             yield self.event("response.created", response=begun)
             yield self.event("response.in_progress", response=begun)
+        if piece.reasoning:
+            if not self._is_in("reasoning"):
+                yield from self._open_text("reasoning", summary=[])
+            self._output[-1]["content"][0]["text"] += piece.reasoning
+            yield self._part_event("reasoning_text.delta", delta=piece.reasoning)
         if piece.text:
-            if not self._is_open or self._output[-1]["type"] != "message":
-                yield from self._open_message()
-            part = self._output[-1]["content"][0]
-            part["text"] += piece.text
+            if not self._is_in("message"):
+                yield from self._open_text("message", role="assistant")
+            self._output[-1]["content"][0]["text"] += piece.text
             logprobs = [with_top(piece.described)] if piece.described else []
-            yield self._part_event("delta", delta=piece.text, logprobs=logprobs)
+            yield self._part_event("output_text.delta", delta=piece.text, logprobs=logprobs)
         for call in piece.calls:
             if call.id:
                 item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}",
@@ -245,7 +250,7 @@ class ResponseItems:
         """Events after the last piece."""
         (answer,) = answers
         if not self._output:
-            yield from self._open_message()
+            yield from self._open_text("message", role="assistant")
         reason = answer.finish_reason
         status = {"stop": "completed", "cancelled": "cancelled"}.get(str(reason), "incomplete")
         if self._has_logprobs and self._output[-1]["type"] == "message":
@@ -264,17 +269,25 @@ class ResponseItems:
                     "cache_write_tokens": 0,
                 },
                 "output_tokens": stats.tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": stats.reasoning_tokens},
                 "total_tokens": stats.prompt_tokens + stats.tokens,
             },
         }
         kind = "completed" if status == "completed" else "incomplete"
         yield self.event(f"response.{kind}", response=ended)
 
-    def _open_message(self) -> Iterator[dict[str, Any]]:
-        message = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
-        yield from self._open(message | {"content": []})
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    def _is_in(self, kind: str) -> bool:
+        """True if the open item is of the type *kind*."""
+        return self._is_open and self._output[-1]["type"] == kind
+
+    def _open_text(self, kind: str, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Open a message or a reasoning item, with its one part."""
+        prefix = "rs" if kind == "reasoning" else "msg"
+        item = {"type": kind, "id": f"{prefix}_{secrets.token_hex(12)}", **facts}
+        yield from self._open(item | {"content": []})
+        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._output[-1]["content"].append(part)
         yield self._item_event("content_part.added", content_index=0, part=dict(part))
 
@@ -292,9 +305,10 @@ class ResponseItems:
         self._is_open = False
         item = self._output[-1]
         item["status"] = status
-        if item["type"] == "message":
-            part = item["content"][0]
-            yield self._part_event("done", text=part["text"], logprobs=part["logprobs"])
+        if "content" in item:
+            (part,) = item["content"]
+            facts = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield self._part_event(f"{part['type']}.done", **facts)
             yield self._item_event("content_part.done", content_index=0, part=part)
         else:
             name, arguments = item["name"], item["arguments"]
@@ -307,4 +321,4 @@ class ResponseItems:
         return self.event(f"response.{kind}", **where, **facts)
 
     def _part_event(self, kind: str, **facts: Any) -> dict[str, Any]:
-        return self._item_event(f"output_text.{kind}", content_index=0, **facts)
+        return self._item_event(kind, content_index=0, **facts)

@@ -20,7 +20,15 @@ WIDER = {"stop": "str | Sequence[str]"}  # one text is a list of one
 # Fields that a conversation or another method has, and those that a model fills in.
 NOT_KEYWORDS = {
     *("prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "template_variables"),
-    *("thinking", "thinking_budget", "separate_reasoning", "embed", "prompt_name", "ignore_eos"),
+    *(
+        "thinking",
+        "thinking_budget",
+        "separate_reasoning",
+        "continue_final_message",
+        "embed",
+        "prompt_name",
+        "ignore_eos",
+    ),
     *("stop_ids", "grammar", "calls", "reasoning"),
 }
 

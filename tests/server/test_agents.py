@@ -54,10 +54,11 @@ def test_pydantic_ai_gets_an_object_and_calls_a_tool(worker):
     from pydantic_ai.providers.openai import OpenAIProvider
 
     async def asked():
-        provider = OpenAIProvider(base_url=f"{worker.address}/v1", api_key="none")
-        model = OpenAIChatModel("tiny", provider=provider)
-        agent = ai.Agent(model, output_type=Weather, model_settings={"max_tokens": 300})
-        return await agent.run("a")
+        # A client of its own making would stay open.
+        async with openai.AsyncOpenAI(base_url=f"{worker.address}/v1", api_key="none") as client:
+            model = OpenAIChatModel("tiny", provider=OpenAIProvider(openai_client=client))
+            agent = ai.Agent(model, output_type=Weather, model_settings={"max_tokens": 300})
+            return await agent.run("a")
 
     result = asyncio.run(asked())
     assert result.output.city in CITIES

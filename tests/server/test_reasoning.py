@@ -2,6 +2,7 @@
 
 import json
 
+import openai
 import pytest
 from reasoning_models import reasoning_gguf
 from server_process import listening
@@ -16,7 +17,7 @@ def worker(tmp_path):
         yield worker
 
 
-def events(reply):
+def chunks(reply):
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines()]
     return [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -30,10 +31,69 @@ def test_a_chat_has_reasoning_content(worker):
     assert message["content"]
     deltas = [
         chunk["choices"][0]["delta"]
-        for chunk in events(worker.post("/v1/chat/completions", body | {"stream": True}))
+        for chunk in chunks(worker.post("/v1/chat/completions", body | {"stream": True}))
     ]
     for name in ("reasoning_content", "content"):
         assert "".join(delta.get(name, "") for delta in deltas) == message[name]
+
+
+def test_a_response_has_a_reasoning_item_whole_and_streamed(worker):
+    client = openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0)
+    asked = {"model": "tiny", "input": "a", "max_output_tokens": 16, "temperature": 0}
+    whole = client.responses.create(**asked)
+    thought, *_ = whole.output
+    assert (thought.type, thought.summary) == ("reasoning", [])
+    assert thought.content[0].type == "reasoning_text"
+    assert thought.content[0].text
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens <= whole.usage.output_tokens
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+    kinds, final = [event.type for event in events], events[-1].response
+    assert final.output[0].content == thought.content
+    assert final.output_text == whole.output_text
+    places = [
+        kinds.index(kind)
+        for kind in (
+            "response.output_item.added", "response.content_part.added",
+            "response.reasoning_text.delta", "response.reasoning_text.done",
+            "response.content_part.done", "response.output_item.done",
+        )
+    ]  # fmt: skip
+    assert places == sorted(places)
+    # What a client sends back as the conversation is taken.
+    turns = [{"role": "user", "content": "a"}, *(item.model_dump() for item in whole.output)]
+    turns.append({"role": "user", "content": "b"})
+    assert client.responses.create(**asked | {"input": turns}).output
+
+
+def test_an_answer_is_continued_where_it_was_cut_also_within_its_reasoning(worker):
+    body = CHAT | {"max_tokens": 12, "temperature": 0}
+
+    def ask(**more):
+        (choice,) = worker.post("/v1/chat/completions", body | more).json()["choices"]
+        return choice["message"].get("reasoning_content", ""), choice["message"]["content"]
+
+    def begun(reasoning="", content=""):
+        message = {"role": "assistant", "reasoning_content": reasoning, "content": content}
+        return {"messages": [*CHAT["messages"], message], "continue_final_message": True}
+
+    reasoning, _ = ask(max_tokens=4)
+    assert reasoning
+    more, _ = ask(**begun(reasoning))
+    assert more  # it goes on in the reasoning part
+    thought, text = ask(**begun(reasoning, "ab"))
+    assert (thought, bool(text)) == ("", True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [CHAT, {"messages": [*CHAT["messages"], {"role": "assistant", "content": ""}]},
+     {"messages": [{"role": "assistant", "content": "a"}], "json_schema": {}}],
+    ids=["of the user", "empty", "with a grammar"],
+)  # fmt: skip
+def test_what_cannot_be_continued_is_refused(worker, body):
+    reply = worker.post("/v1/chat/completions", body | {"continue_final_message": True})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "continue_final_message")
 
 
 def test_a_message_has_a_block_of_thinking(worker):
@@ -41,7 +101,7 @@ def test_a_message_has_a_block_of_thinking(worker):
     body["thinking"] = {"type": "enabled", "budget_tokens": 5}
     blocks = worker.post("/v1/messages", body).json()["content"]
     assert [block["type"] for block in blocks][:1] == ["thinking"]
-    streamed = events(worker.post("/v1/messages", body | {"stream": True}))
+    streamed = chunks(worker.post("/v1/messages", body | {"stream": True}))
     deltas = [event["delta"] for event in streamed if event["type"] == "content_block_delta"]
     assert "".join(delta.get("thinking", "") for delta in deltas) == blocks[0]["thinking"]
     on, off = (

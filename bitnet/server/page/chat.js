@@ -1,7 +1,9 @@
 /* The events of the page, and what follows from each. */
 
 import { chat, models } from "./api.js";
+import { Attachments } from "./attach.js";
 import { at, make } from "./dom.js";
+import { Find } from "./find.js";
 import { History } from "./history.js";
 import { cut, divided } from "./message.js";
 import { Settings } from "./settings.js";
@@ -15,8 +17,10 @@ const KEEP_EVERY_MS = 1000; // while an answer is written
 const store = await open();
 const speech = new Speech(at("speech"));
 const settings = new Settings({ onSystem: setSystem, onKey: showModels });
-const talk = new Talk(at("talk"), { edit, regenerate, select: choose });
-const list = new History(store, { open: openConversation, removed, removedAll, renamed, problem });
+const talk = new Talk(at("talk"), { edit, regenerate, proceed, select: choose });
+const find = new Find(reveal);
+const attachments = new Attachments(problem);
+const list = new History(store, { open: openConversation, searched: () => find.update(conversation), removed, removedAll, renamed, problem });
 let conversation = create("");
 let running = null; // {controller, conversation, node, over: a promise}
 let isNew = true; // nothing of the conversation is kept yet
@@ -71,6 +75,8 @@ async function openConversation(id) {
   if (isOther) {
     problem(""); // that of another conversation
     talk.toEnd();
+    find.update(conversation);
+    find.step(1);
   }
   await list.show(conversation.id);
 }
@@ -114,14 +120,17 @@ async function setSystem(text) {
 
 async function send() {
   const text = at("text").value.trim();
-  if (!text || running) return;
+  const { files } = attachments;
+  if (!(text || files.length) || running) return;
   setText("");
+  attachments.set([]);
   const { leaf } = conversation;
   const asked = conversation;
-  const node = add(asked, leaf, { role: "user", content: text });
+  const node = add(asked, leaf, { role: "user", content: text, ...(files.length ? { files } : {}) });
   await answer(node, () => {
     remove(asked, node, leaf);
     if (!at("text").value) setText(text);
+    if (!attachments.files.length) attachments.set(files);
   });
 }
 
@@ -129,7 +138,7 @@ async function edit(before, text) {
   if (running) return;
   const { leaf } = conversation;
   const asked = conversation;
-  const node = add(asked, before.parent, { role: "user", content: text });
+  const node = add(asked, before.parent, { role: "user", content: text, ...(before.files ? { files: before.files } : {}) });
   await answer(node, () => {
     remove(asked, node, leaf);
     show();
@@ -145,24 +154,41 @@ async function regenerate(before) {
   await answer(question, () => { asked.leaf = leaf; });
 }
 
+/** Have the answer *node*, which was cut off, written on. */
+async function proceed(node) {
+  if (running) return;
+  node.end = node.detail = "";
+  await answer(conversation.nodes.find((one) => one.id === node.parent), () => {}, node);
+}
+
+/** Show the message of *node*, which may belong to another version of the conversation. */
+function reveal(node) {
+  if (!path(conversation).includes(node)) {
+    select(conversation, node);
+    show();
+  }
+  return talk.elementOf(node);
+}
+
 async function choose(node) {
   select(conversation, node);
   show();
   await keep(conversation);
 }
 
-/** Have *question* answered; *undo* is called where nothing came of it. */
-async function answer(question, undo) {
+/** Have *question* answered, or the answer *begun* written on; *undo* is called where nothing came of it. */
+async function answer(question, undo, begun = null) {
   const asked = conversation;
   const model = at("model").value;
   const fields = { role: "assistant", content: "", thought: "", model, end: "", detail: "", tokens: 0, seconds: 0 };
-  const node = add(asked, question.id, fields);
+  const node = begun ?? add(asked, question.id, fields);
   let end;
   const over = new Promise((resolve) => { end = resolve; });
   running = { controller: new AbortController(), conversation: asked, node, over };
   problem("");
   busy(true);
   show();
+  if (begun) talk.progress(node);
   talk.toEnd();
   speech.begin();
   const kept = keep(asked);
@@ -192,18 +218,23 @@ async function answer(question, undo) {
 /** Fill *node* with what the worker writes, and say in it how that ended. */
 async function write(asked, question, node, signal) {
   let first = 0, kept = performance.now();
+  const { content, thought, tokens = 0, seconds = 0 } = node;
   try {
     const body = { model: node.model || undefined, messages: messages(asked, question), ...settings.sampling };
+    if (content || thought) {
+      body.messages.push({ role: "assistant", content, ...(thought ? { reasoning_content: thought } : {}) });
+      body.continue_final_message = true;
+    }
     for await (const part of chat(body, settings.key, signal)) {
-      if (part.usage) node.tokens = part.usage.completion_tokens;
+      if (part.usage) node.tokens = tokens + part.usage.completion_tokens;
       if (part.end) node.end = part.end;
       if (!part.text && !part.thought) continue;
       const now = performance.now();
       first ||= now;
       node.content += part.text ?? "";
-      node.thought += part.thought ?? "";
-      node.tokens += 1; // about; the exact number comes at the end
-      node.seconds = (now - first) / 1000;
+      node.thought = (node.thought ?? "") + (part.thought ?? "");
+      node.tokens = (node.tokens ?? 0) + 1; // about; the exact number comes at the end
+      node.seconds = seconds + (now - first) / 1000;
       if (asked === conversation) {
         talk.progress(node);
         speech.update(divided(node.content).said ?? "");

@@ -6,14 +6,17 @@ import { asJSON, asMarkdown, fromJSON, matches, title } from "./tree.js";
 export class History {
   /**
    * @param {object} store of store.js
-   * @param {object} told open(conversation), removed(id), removedAll(), renamed(id, name), problem(text)
+   * @param {object} told open(conversation), searched(), removed(id), removedAll(), renamed(id, name), problem(text)
    */
   constructor(store, told) {
     this.store = store;
     this.told = told;
     this.current = null; // id
     this.turn = 0;
-    at("search").oninput = () => this.show();
+    at("search").oninput = () => {
+      this.show();
+      told.searched();
+    };
     at("import").onchange = (event) => this.take(event.target);
     at("delete-all").onclick = () => this.removeAll();
   }

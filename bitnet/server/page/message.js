@@ -23,7 +23,7 @@ export function cut(node) {
 export class Message {
   /**
    * @param {object} node of tree.js
-   * @param {object} actions edit(node, text), regenerate(node), select(node)
+   * @param {object} actions edit(node, text), regenerate(node), proceed(node), select(node)
    */
   constructor(node, actions) {
     this.node = node;
@@ -34,7 +34,8 @@ export class Message {
     this.element = make("article", { class: node.role }, this.title);
     if (isMine) {
       this.body = make("div", { class: "said" }, node.content);
-      this.element.append(this.body, this.tools);
+      this.body.hidden = !node.content;
+      this.element.append(...(node.files ?? []).map(fileOf), this.body, this.tools);
     } else {
       this.note = make("p", { class: "cut", hidden: true });
       this.rate = make("p", { class: "quiet", "aria-hidden": "true", hidden: true });
@@ -70,7 +71,7 @@ export class Message {
   }
 
   /** Show what can be done; *versions*: this message and those beside it; *isWriting*: not yet. */
-  refresh(versions, isWriting) {
+  refresh(versions, { isWriting, isLast }) {
     this.tools.replaceChildren();
     this.tools.hidden = isWriting;
     const { node, actions } = this;
@@ -78,6 +79,8 @@ export class Message {
     this.tools.append(copyButton(() => node.content, name));
     if (node.role === "user") this.tools.append(this.tool("Edit", () => this.edit()));
     else this.tools.append(this.tool("Regenerate", () => actions.regenerate(node)));
+    const isPart = node.role === "assistant" && isLast && (node.content || node.thought) && cut(node);
+    if (isPart) this.tools.append(this.tool("Continue", () => actions.proceed(node)));
     if (versions.length > 1) this.tools.append(this.switcher(versions));
     if (node.tokens) this.tools.append(make("span", { class: "metrics" }, metricsOf(node)));
   }
@@ -104,7 +107,8 @@ export class Message {
     const close = () => {
       this.editor.remove();
       this.editor = null;
-      this.body.hidden = this.tools.hidden = false;
+      this.body.hidden = !this.node.content;
+      this.tools.hidden = false;
     };
     const cancel = () => {
       close();
@@ -112,7 +116,7 @@ export class Message {
     };
     const send = () => {
       const changed = area.value.trim();
-      if (!changed || document.body.hasAttribute("data-busy")) return;
+      if (!(changed || this.node.files) || document.body.hasAttribute("data-busy")) return;
       close();
       this.actions.edit(this.node, changed);
     };
@@ -141,6 +145,11 @@ export function divided(text) {
   const end = start.indexOf(THOUGHT);
   if (end < 0) return { thought: start.slice(THINKING.length), said: null };
   return { thought: start.slice(THINKING.length, end), said: start.slice(end + THOUGHT.length).trimStart() };
+}
+
+/** A file of a message, folded. */
+function fileOf({ name, text }) {
+  return make("details", { class: "file" }, make("summary", {}, name), make("pre", { tabindex: "0" }, text));
 }
 
 function metricsOf({ tokens, seconds }) {

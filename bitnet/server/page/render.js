@@ -1,71 +1,112 @@
 /*
- * Blocks of markdown.js as elements. Text becomes text nodes, attributes are ours, and only
+ * Tokens of markdown.js as elements. Text becomes text nodes, attributes are ours, and only
  * http, https and mailto addresses become links; nothing is ever loaded from one.
  */
 
 import { copyButton, make } from "./dom.js";
 import { highlighted } from "./highlight.js";
-import { parseInline } from "./inline.js";
-import { parse } from "./markdown.js";
+import { address, parse } from "./markdown.js";
 
-const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const MAX_DEPTH = 64; // of elements; what is nested deeper stands in the last one
+const TASK = /^\[([ xX])\] /;
+const NAMES = new Set(["blockquote", "ul", "ol", "li", "thead", "tbody", "tr", "th", "td", "em", "strong"]);
 
 /** The elements of *text*. */
 export function render(text) {
-  return parse(text).map(block);
+  return blocksOf(text).flatMap(elements);
 }
 
-function block(one) {
-  switch (one.type) {
-    case "heading": return element(`h${Math.min(6, one.level + 2)}`, inline(one.text));
-    case "code": return code(one);
-    case "math": return make("p", { class: "math" }, one.text);
-    case "quote": return element("blockquote", one.blocks.map(block));
-    case "list": return list(one);
-    case "table": return table(one);
-    case "rule": return make("hr");
-    default: return element("p", inline(one.text));
+/** The blocks of *text*, each with its tokens and the number of its first line. */
+function blocksOf(text) {
+  const blocks = [];
+  for (const token of parse(text)) {
+    if (token.level === 0 && token.nesting >= 0) blocks.push({ line: token.map[0], tokens: [] });
+    blocks[blocks.length - 1].tokens.push(token);
   }
+  return blocks;
 }
 
-function inline(text) {
-  return nodes(parseInline(text), false);
+function elements({ tokens }) {
+  const root = make("div");
+  append(root, tokens);
+  return [...root.childNodes];
 }
 
-function nodes(all, inLink) {
-  return all.map((node) => {
-    if (typeof node === "string") return node;
-    if (node.type === "br") return make("br");
-    if (node.type === "code") return make("code", {}, node.text);
-    if (node.type === "math") return make("span", { class: "math" }, node.text);
-    if (node.type === "link") return link(node, inLink);
-    return element(node.type, nodes(node.children, inLink));
+/** Append to *root* what *tokens* stand for. */
+function append(root, tokens, around = []) {
+  const stack = [root];
+  tokens.forEach((token, place) => {
+    const top = stack[stack.length - 1];
+    if (token.nesting < 0) stack.pop();
+    else if (token.type === "inline") {
+      if (tokens[place - 2]?.type === "list_item_open") checkbox(top, token);
+      append(top, token.children, [...around, ...stack]);
+    } else if (token.nesting > 0) {
+      const isDeep = around.length + stack.length > MAX_DEPTH;
+      stack.push(isDeep ? top : opened(token, top));
+    } else top.append(leaf(token, [...around, ...stack]));
   });
 }
 
-/** An element with any number of children: spread, too many of them overflow the stack. */
-function element(kind, children, attributes = {}) {
-  const made = make(kind, attributes);
-  for (const child of children) made.append(child);
-  return made;
-}
-
-function link(node, inLink) {
-  const children = nodes(node.children.length ? node.children : [node.href], true);
-  const href = address(node.href);
-  if (!href) return element("span", ["[", element("span", children), `](${node.href})`]);
-  if (inLink) return element("span", children);
-  return element("a", children, { href, title: href, target: "_blank", rel: "noopener noreferrer nofollow" });
-}
-
-/** *href* if it is one that may be followed. */
-function address(href) {
-  try {
-    const url = new URL(href);
-    return SCHEMES.has(url.protocol) ? url.href : null;
-  } catch {
-    return null;
+/** The element that *token* opens, in *top*. */
+function opened(token, top) {
+  let element;
+  if (token.type === "heading_open") element = make(`h${Math.min(6, Number(token.tag[1]) + 2)}`);
+  else if (token.type === "paragraph_open") element = make(token.hidden ? "span" : "p");
+  else if (token.type === "link_open") element = link(token.attrGet("href"));
+  else if (token.type === "s_open") element = make("del");
+  else if (token.type === "table_open") {
+    element = make("table");
+    top.append(make("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, element));
+    return element;
+  } else {
+    const align = token.attrGet("style")?.replace("text-align:", "");
+    const attributes = { class: align, start: token.attrGet("start"), scope: token.tag === "th" ? "col" : null };
+    element = make(NAMES.has(token.tag) ? token.tag : "span", attributes);
   }
+  top.append(element);
+  return element;
+}
+
+function leaf(token, around) {
+  switch (token.type) {
+    case "fence": case "code_block": return code(codeOf(token));
+    case "hr": return make("hr");
+    case "softbreak": case "hardbreak": return make("br");
+    case "code_inline": return make("code", {}, token.content);
+    case "formula_block": return make("p", { class: "math" }, token.content);
+    case "formula_inline": return make("span", { class: "math" }, token.content);
+    case "image": {
+      const isInLink = around.some((element) => element.localName === "a");
+      const element = isInLink ? make("span") : link(token.attrGet("src"));
+      append(element, token.children, [...around, element]);
+      return element;
+    }
+    default: return token.content;
+  }
+}
+
+function link(given) {
+  const href = address(given);
+  return href ? make("a", { href, title: href, target: "_blank", rel: "noopener noreferrer nofollow" }) : make("span");
+}
+
+/** Make a task of the item whose first paragraph is *element*, if its text begins as one. */
+function checkbox(element, { children: [first] }) {
+  const task = first?.type === "text" && TASK.exec(first.content);
+  if (!task) return;
+  first.content = first.content.slice(task[0].length);
+  const checked = task[1] !== " ";
+  element.before(make("input", { type: "checkbox", disabled: true, checked, "aria-label": checked ? "done" : "to do" }), " ");
+  element.parentElement.className = "task";
+}
+
+/** Language and text of a block of code, and whether its end is there. */
+function codeOf({ type, info, content, map: [start, end] }) {
+  const text = content.endsWith("\n") ? content.slice(0, -1) : content;
+  const lines = content ? text.split("\n").length : 0;
+  const language = info.trim().split(/\s/, 1)[0].slice(0, 40);
+  return { language, text, closed: type !== "fence" || end - start - 1 > lines };
 }
 
 function code({ language, text }) {
@@ -73,27 +114,6 @@ function code({ language, text }) {
   const caption = make("figcaption", {}, make("span", {}, language), copyButton(() => inside.textContent, "code"));
   const label = language ? `Code, ${language}` : "Code";
   return make("figure", { class: "code" }, caption, make("pre", { tabindex: "0", role: "region", "aria-label": label }, inside));
-}
-
-function list(one) {
-  const items = one.items.map(({ checked, blocks }) => {
-    const inside = [];
-    if (checked !== null) inside.push(make("input", { type: "checkbox", disabled: true, checked, "aria-label": checked ? "done" : "to do" }), " ");
-    for (const child of blocks) {
-      const isTight = child.type === "paragraph" && !one.loose;
-      inside.push(isTight ? element("span", inline(child.text)) : block(child));
-    }
-    return element("li", inside, { class: checked === null ? null : "task" });
-  });
-  const isLater = one.ordered && one.start !== 1;
-  return element(one.ordered ? "ol" : "ul", items, { start: isLater ? one.start : null });
-}
-
-function table({ align, head, rows }) {
-  const row = (kind, cells) => element("tr", cells.map((cell, column) => element(kind, inline(cell), { class: align[column] || null, scope: kind === "th" ? "col" : null })));
-  const body = element("tbody", rows.map((cells) => row("td", cells)));
-  const whole = make("table", {}, make("thead", {}, row("th", head)), body);
-  return make("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, whole);
 }
 
 /**
@@ -111,10 +131,12 @@ export class Streamed {
 
   /** Show *text*, which begins with what was shown before; *ended*: nothing will follow. */
   update(text, ended = false) {
+    if (text.includes("\r")) text = text.replace(/\r\n?/g, "\n");
     if (!ended) this.settle(text);
-    const blocks = parse(text.slice(this.start));
-    const last = blocks[blocks.length - 1];
-    const isOpen = !ended && blocks.length === 1 && last.type === "code" && !last.closed;
+    const blocks = blocksOf(text.slice(this.start));
+    const [token] = blocks[blocks.length - 1]?.tokens ?? [];
+    const last = token?.type === "fence" && !ended && blocks.length === 1 ? codeOf(token) : null;
+    const isOpen = last !== null && !last.closed;
     if (isOpen && this.growing && this.language === last.language) {
       const shown = this.growing.data;
       if (last.text.startsWith(shown)) this.growing.appendData(last.text.slice(shown.length));
@@ -122,8 +144,8 @@ export class Streamed {
       return;
     }
     for (const element of this.tail) element.remove();
-    this.tail = blocks.map((one) => (isOpen && one === last ? this.open(one) : block(one)));
     if (!isOpen) this.growing = null;
+    this.tail = isOpen ? [this.open(last)] : blocks.flatMap(elements);
     for (const element of this.tail) this.element.append(element);
   }
 
@@ -132,12 +154,12 @@ export class Streamed {
     const end = text.lastIndexOf("\n") + 1;
     if (end <= this.start) return;
     const part = text.slice(this.start, end);
-    const blocks = parse(part);
+    const blocks = blocksOf(part);
     if (blocks.length < 2) return;
     for (const element of this.tail) element.remove();
     this.tail = [];
     this.growing = null;
-    for (const one of blocks.slice(0, -1)) this.element.append(block(one));
+    for (const element of blocks.slice(0, -1).flatMap(elements)) this.element.append(element);
     let offset = 0;
     for (let line = 0; line < blocks[blocks.length - 1].line; line += 1) offset = part.indexOf("\n", offset) + 1;
     this.start += offset;

@@ -4,7 +4,7 @@
  */
 
 import { make } from "./dom.js";
-import { parseInline, plain } from "./inline.js";
+import { plain } from "./markdown.js";
 
 const KEPT = 8; // sentences in the region, so that it stays small
 const SENTENCE_END = /[.!?:;…]["')\]*_`»”]{0,3}(?=\s)|[。！？]/g;
@@ -50,7 +50,7 @@ export class Speech {
 
   /** Say *text* now. */
   say(text) {
-    const words = plain(parseInline(text.replace(MARKUP, " "))).trim();
+    const words = plain(text.replace(MARKUP, " ")).trim();
     if (!words) return;
     this.region.append(make("p", {}, words));
     while (this.region.childElementCount > KEPT) this.region.firstElementChild.remove();

@@ -35,7 +35,7 @@ export class Talk {
         message = new Message(node, this.actions);
         message.draw(node === writing);
       }
-      message.refresh(versions(conversation, node), node === writing);
+      message.refresh(versions(conversation, node), { isWriting: node === writing, isLast: node.id === conversation.leaf });
       this.shown.set(node, message);
     }
     const wanted = [...this.shown.values()].map((message) => message.element);
@@ -45,6 +45,11 @@ export class Talk {
       this.element.replaceChildren(...wanted);
     }
     this.follow();
+  }
+
+  /** The element of the message of *node*, which is shown. */
+  elementOf(node) {
+    return this.shown.get(node).element;
   }
 
   /** Show the end from now on, until it is scrolled away from. */

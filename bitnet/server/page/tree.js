@@ -4,7 +4,7 @@
  *
  *   {id, name, created, updated, system, next, leaf, nodes: [{id, parent, role, content, ...}]}
  *
- * An answer also has model, tokens, seconds, and `end`: why it ended ("" while it is written).
+ * A question may have files, {name, text}. An answer also has model, tokens, seconds, and `end`: why it ended ("" while it is written).
  */
 
 const ROLES = ["user", "assistant"];
@@ -60,18 +60,29 @@ export function messages(conversation, node) {
   const shown = path({ ...conversation, leaf: node.id });
   const system = conversation.system.trim();
   const first = system ? [{ role: "system", content: system }] : [];
-  return [...first, ...shown.map(({ role, content }) => ({ role, content }))];
+  return [...first, ...shown.map((one) => ({ role: one.role, content: whole(one) }))];
+}
+
+/** The text of a message with its files, each in a block of code that its backticks do not end. */
+function whole({ content, files = [] }) {
+  const blocks = files.map(({ name, text }) => {
+    const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([run]) => run.length));
+    const fence = "`".repeat(longest + 1);
+    return `${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
+  });
+  return [...blocks, content].filter(Boolean).join("\n\n");
 }
 
 /** The name it was given, or its first question. */
 export function title(conversation) {
   const first = conversation.nodes.find((node) => node.role === "user");
-  return conversation.name || first?.content.trim().split("\n", 1)[0].slice(0, 80) || "New chat";
+  const begin = first && (first.content.trim().split("\n", 1)[0].slice(0, 80) || first.files?.[0].name);
+  return conversation.name || begin || "New chat";
 }
 
-/** Whether all words of *query* are in its name or its messages. */
+/** Whether all words of *query* are in its name, its messages or their files. */
 export function matches(conversation, query) {
-  const text = [title(conversation), ...conversation.nodes.map((node) => node.content)].join("\n").toLowerCase();
+  const text = [title(conversation), ...conversation.nodes.map(whole)].join("\n").toLowerCase();
   return query.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
@@ -81,7 +92,7 @@ export function asMarkdown(conversation) {
   if (conversation.system.trim()) parts.push(`**System prompt**\n\n${conversation.system.trim()}`);
   for (const node of path(conversation)) {
     const who = node.role === "user" ? "You" : node.model || "Model";
-    parts.push(`## ${who}\n\n${node.content}`);
+    parts.push(`## ${who}\n\n${whole(node)}`);
   }
   return parts.join("\n\n") + "\n";
 }
@@ -115,7 +126,8 @@ export function fromJSON(text) {
       throw new Error(`Message ${ids.size} of this file is not one: expected a role, a text and what it follows`);
     }
     const { role, content } = node;
-    const fields = role === "user" ? { role, content } : {
+    const files = (Array.isArray(node.files) ? node.files : []).map(({ name, text }) => ({ name: String(name), text: String(text) }));
+    const fields = role === "user" ? { role, content, ...(files.length ? { files } : {}) } : {
       role, content, thought: String(node.thought ?? ""), model: String(node.model ?? ""), end: String(node.end || "stop"), detail: String(node.detail ?? ""),
     };
     ids.set(node.id, add(made, ids.get(node.parent), fields).id);

@@ -87,12 +87,83 @@ def test_an_answer_at_its_limit_says_so(worker, person):
     person.expect(person.page.locator(".metrics")).to_contain_text("3 tokens")
 
 
+def test_an_answer_that_was_cut_off_can_be_continued(writer, person, dictated):
+    person.goes_to(writer.address)
+    person.sets(Tokens_at_most="4")
+    dictated("a long answer")
+    person.says("abc")
+    person.expect(note(person)).to_contain_text("limit of tokens")
+    begun = person.answers.inner_text()
+    assert "a long answer".startswith(begun)
+    person.page.unroute("**/v1/chat/completions")
+    person.button("Continue").click()
+    person.expect(person.page.locator(".metrics")).to_contain_text("8 tokens")
+    person.waits()
+    sent = person.sent[-1]
+    assert sent["continue_final_message"] is True
+    assert [one["role"] for one in sent["messages"]] == ["user", "assistant"]
+    assert sent["messages"][1]["content"].strip() == begun
+    person.expect(person.answers).to_have_count(1)
+    assert person.answers.text_content().startswith(begun)
+    content = "(await (await import('/page/store.js')).open()).all()"
+    (kept,) = person.page.evaluate(f"async () => await {content}")
+    assert kept["nodes"][1]["content"].startswith(sent["messages"][1]["content"])
+    assert len(kept["nodes"]) == 2
+
+
 def test_a_whole_answer_has_no_such_note(writer, person, dictated):
     person.goes_to(writer.address)
     dictated("a whole answer.")
     person.says("abc")
     person.expect(person.answers).to_have_text("a whole answer.")
     person.expect(note(person)).to_have_count(0)
+    person.expect(person.button("Continue")).to_have_count(0)
+
+
+FILE = {"name": "notes.md", "mimeType": "", "buffer": "é\n```js\na\n```\n".encode()}
+
+
+def test_text_files_go_with_a_message_and_stay_with_it(worker, person):
+    person.goes_to(worker.address)
+    attach = person.page.get_by_label("Attach text files")
+    attach.set_input_files([FILE, FILE | {"name": "b.txt", "buffer": b"\xef\xbb\xbfb"}])
+    person.expect(person.page.locator("#attached li")).to_have_count(2)
+    person.button("Remove b.txt").click()
+    person.expect(person.page.locator("#attached li")).to_have_count(1)
+    person.says("What is this?")
+    expected = "notes.md:\n````\né\n```js\na\n```\n````\n\nWhat is this?"
+    assert person.sent[-1]["messages"] == [{"role": "user", "content": expected}]
+    person.expect(person.page.locator("#attached li")).to_have_count(0)
+    person.reloads()
+    person.expect(person.questions).to_have_text("What is this?")
+    person.page.locator("details.file summary").click()
+    person.expect(person.page.locator("details.file pre")).to_be_visible()
+    person.page.get_by_role("searchbox").fill("js notes.md")
+    person.expect(person.conversations).to_have_count(1)
+    person.button("Edit").click()
+    person.page.get_by_label("Edited message").fill("Why?")
+    person.button("Send again").click()
+    person.waits()
+    assert person.sent[-1]["messages"][0]["content"] == expected.replace("What is this?", "Why?")
+
+
+def test_a_refused_message_gives_its_files_back(worker, person):
+    person.goes_to(worker.address)
+    person.sets(Tokens_at_most="9999")
+    person.page.get_by_label("Attach text files").set_input_files([FILE])
+    person.expect(person.page.locator("#attached li")).to_have_count(1)
+    person.button("Send").click()  # a file alone is a message
+    person.expect(person.page.get_by_role("alert")).to_contain_text("at most 48")
+    person.expect(person.page.locator("#attached li")).to_have_text("notes.md×")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b", b"a" * 600_000], ids=str)
+def test_a_file_that_is_not_text_or_too_large_is_refused(worker, person, content):
+    person.goes_to(worker.address)
+    wrong = FILE | {"name": "wrong.bin", "buffer": content}
+    person.page.get_by_label("Attach text files").set_input_files([wrong])
+    person.expect(person.page.get_by_role("alert")).to_contain_text("wrong.bin is not attached")
+    person.expect(person.page.locator("#attached li")).to_have_count(0)
 
 
 def test_an_answer_of_a_worker_that_had_to_stop_says_so(serving, person, slow):

@@ -95,6 +95,36 @@ def test_search_looks_at_names_and_messages(writer, person, dictated):
     person.expect(person.conversations).to_have_count(2)
 
 
+def test_the_search_shows_its_messages_in_every_version_one_after_the_other(
+    writer, person, dictated
+):
+    person.goes_to(writer.address)
+    dictated("the sea is **blue**")
+    person.says("first")
+    dictated("no water")
+    person.button("Regenerate").click()
+    person.expect(person.answers).to_have_text(["no water"])
+    person.waits()
+    dictated("the sea again")
+    person.says("second")
+    person.button("New chat").click()
+    search = person.page.get_by_role("searchbox")
+    search.fill("SEA")
+    person.conversations.first.click()  # shows the first one, which is in another version
+    person.expect(person.answers).to_have_text(["the sea is blue"])
+    person.expect(person.page.get_by_text("Message 1 of 2")).to_be_visible()
+    marked = "[...CSS.highlights.get('found')].map((range) => range.toString())"
+    assert person.page.evaluate(marked) == ["sea"]
+    search.press("Enter")
+    person.expect(person.page.get_by_text("Message 2 of 2")).to_be_visible()
+    person.expect(person.answers).to_have_text(["no water", "the sea again"])
+    person.button("Previous message found").click()
+    person.expect(person.answers).to_have_text(["the sea is blue"])
+    search.fill("")
+    person.expect(person.page.locator("#places")).to_be_hidden()
+    assert person.page.evaluate("CSS.highlights.size") == 0
+
+
 def saved(person, name):
     with person.page.expect_download() as waiting:
         person.page.get_by_role("button", name=f"{name}:").click()

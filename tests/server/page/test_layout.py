@@ -192,6 +192,23 @@ def test_text_can_be_read_in_light_and_dark(worker, person, scheme):
     assert (contrast(page, "rgb(0, 0, 0)") > 10) == (scheme == "light")
 
 
+PLACEHOLDERS = """() => [...document.querySelectorAll("[placeholder]")].map((one) => {
+    const {color, opacity} = getComputedStyle(one, "::placeholder");
+    return [one.id, color, getComputedStyle(one).backgroundColor, opacity];
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_placeholders_can_be_read_in_light_and_dark(worker, person, scheme):
+    person.page.emulate_media(color_scheme=scheme)
+    person.goes_to(worker.address)
+    person.button("Settings").click()
+    found = person.page.evaluate(PLACEHOLDERS)
+    assert {name for name, *_ in found} == {"search", "text", "max_tokens", "seed"}
+    for name, colour, behind, opacity in found:
+        assert (contrast(colour, behind) >= 4.5, opacity) == (True, "1"), name
+
+
 @pytest.mark.parametrize("wish", ["reduce", "no-preference"])
 def test_nothing_moves_for_people_who_do_not_want_it(worker, person, slow, wish):
     person.page.emulate_media(reduced_motion=wish)

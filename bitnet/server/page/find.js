@@ -1,0 +1,67 @@
+/* The messages of the open conversation in which the words of the search stand. */
+
+import { at } from "./dom.js";
+
+const MARK = "found"; // name of the highlight in chat.css
+
+export class Find {
+  /** @param {function} reveal shows a node of the conversation, and gives the element of its message */
+  constructor(reveal) {
+    this.reveal = reveal;
+    this.nodes = [];
+    this.place = -1;
+    this.pattern = null;
+    at("search").onkeydown = (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      this.step(event.shiftKey ? -1 : 1);
+    };
+    at("next-message").onclick = () => this.step(1);
+    at("previous-message").onclick = () => this.step(-1);
+  }
+
+  /** Look for the search's words in *conversation*, also in versions that are not shown. */
+  update(conversation) {
+    const words = at("search").value.trim().split(/\s+/).filter(Boolean);
+    this.pattern = words.length ? new RegExp(words.map((word) => word.replace(/[^\p{L}\p{N}_]/gu, "\\$&")).join("|"), "gi") : null;
+    this.nodes = this.pattern ? conversation.nodes.filter((node) => texts(node).some((text) => text.search(this.pattern) >= 0)) : [];
+    this.place = -1;
+    this.show();
+  }
+
+  /** Show the next of the messages, or the one before where *by* is -1. */
+  step(by) {
+    const count = this.nodes.length;
+    if (!count) return;
+    this.place = this.place < 0 ? (by > 0 ? 0 : count - 1) : (this.place + by + count) % count;
+    const element = this.reveal(this.nodes[this.place]);
+    this.show();
+    for (const details of element.querySelectorAll("details.file")) details.open = details.textContent.search(this.pattern) >= 0;
+    element.scrollIntoView({ block: "nearest" });
+  }
+
+  show() {
+    const count = this.nodes.length;
+    at("places").hidden = !count;
+    at("place").textContent = this.place < 0 ? `In ${count} message${count > 1 ? "s" : ""} here` : `Message ${this.place + 1} of ${count}`;
+    CSS.highlights?.delete(MARK);
+    const ranges = count ? [...rangesOf(at("talk"), this.pattern)] : [];
+    if (ranges.length) CSS.highlights?.set(MARK, new Highlight(...ranges));
+  }
+}
+
+function texts({ content, files = [] }) {
+  return [content, ...files.flatMap(({ name, text }) => [name, text])];
+}
+
+function* rangesOf(element, pattern) {
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    for (const match of node.data.matchAll(pattern)) {
+      const range = new Range();
+      range.setStart(node, match.index);
+      range.setEnd(node, match.index + match[0].length);
+      yield range;
+    }
+  }
+}
