@@ -260,6 +260,10 @@ class ModelConfig:
         centered_norms: norms subtract the mean first (LayerNorm without a bias).
         input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
         left_out: beginnings of the names of tensors that generating text does not need.
+        first_block: number of the first block in the names of tensors.
+        joined: its input is the embedding of a token joined with a hidden state of another
+            decoder, that of the token before.
+        drafter: its own block that predicts one more token, as a decoder; ``None``: it has none.
         basis: of matrices that are rotated; ``None``: none is.
     """
 
@@ -277,6 +281,9 @@ class ModelConfig:
     centered_norms: bool = False
     input_norms: bool = False
     left_out: tuple[str, ...] = ()
+    first_block: int = 0
+    joined: bool = False
+    drafter: ModelConfig | None = None
     basis: HadamardBasis | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ _PERIOD = 4
 
 def _decoder(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
-    drafting = keys.integer("nextn_predict_layers", 0)  # blocks at the end
+    drafting = keys.integer("nextn_predict_layers", 0)  # blocks at the end, not of the text
     layers = range(model_sizes.layers - drafting)
     full = attention(keys, model_sizes.dim, qk_norm="head", gated=True)
     pairs = keys.integer("rope.dimension_count", full.head_dim) // 2
@@ -54,8 +55,17 @@ def _decoder(keys: Keys) -> ModelConfig:
         )
         for is_linear in _linear_layers(keys, model_sizes.layers)[: len(layers)]
     )
-    left_out = tuple(f"blk.{layer}." for layer in range(len(layers), model_sizes.layers))
-    return model_of(keys, model_sizes, blocks, left_out=left_out)
+    model = model_of(keys, model_sizes, blocks)
+    last = f"blk.{len(layers)}."
+    own = {f"{last}nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head")}
+    if drafting != 1 or own & keys.weights.keys():  # only one block with the model's head drafts
+        left_out = tuple(f"blk.{layer}." for layer in range(len(layers), model_sizes.layers))
+        return replace(model, left_out=left_out)
+    if f"{last}nextn.eh_proj.weight" not in keys.weights:
+        return model  # the file was written without the block
+    block = Branch("attn_norm", (full,)), Branch("post_attention_norm", (network,))
+    drafter = replace(model, blocks=(block,), first_block=len(layers), joined=True)
+    return replace(model, drafter=drafter)
 
 
 def _sections(pairs: int) -> list[int]:
@@ -149,7 +159,7 @@ register(
             "attention.recurrent_layers": read("which layers have a delta net"),
             "attention.sliding_window": neutral(0),
             "full_attention_interval": read("one layer in this many has attention"),
-            "nextn_predict_layers": read("blocks at the end that draft tokens and are left out"),
+            "nextn_predict_layers": read("blocks at the end; a single one drafts tokens"),
             "rope.dimension_sections": read("must cover all pairs, as those of a text do"),
             "ssm.conv_kernel": read("positions of the convolution"),
             "ssm.group_count": read("key heads of the delta net"),

@@ -31,12 +31,14 @@ __all__ = [
     "Embed",
     "Gate",
     "Hadamard",
+    "Join",
     "Linear",
     "Mark",
     "Norm",
     "Rotate",
     "Select",
     "Split",
+    "Take",
     "Temper",
     "Transpose",
 ]
@@ -119,6 +121,34 @@ class Linear:
             [to.weights[weight] for weight in self.weights],
             [to.weights[bias] if bias else None for bias in self.biases],
         )
+
+
+@dataclass(frozen=True)
+class Take:
+    """``out`` = the hidden states that come with the tokens of a pass."""
+
+    out: Register
+
+    def run(self, on: Pass) -> None:
+        given = [segment.hidden for segment in on.segments if segment.hidden is not None]
+        on.registers[self.out] = np.concatenate(given)
+
+    def compile(self, to: Graph) -> None:
+        raise NotImplementedError("programs that take hidden states are interpreted")
+
+
+@dataclass(frozen=True)
+class Join:
+    """``out`` = the columns of *parts*, one after the other."""
+
+    out: Register
+    parts: tuple[Register, ...]
+
+    def run(self, on: Pass) -> None:
+        on.registers[self.out] = np.concatenate([on.registers[it] for it in self.parts], axis=1)
+
+    def compile(self, to: Graph) -> None:
+        raise NotImplementedError("programs that take hidden states are interpreted")
 
 
 @dataclass(frozen=True)

@@ -114,11 +114,13 @@ class Segment:
         tokens: ids that continue what *cache* holds.
         cache: of this sequence; no two segments of a batch share one.
         outputs: the tokens whose hidden states are returned.
+        hidden: of the tokens before *tokens*, ``(T, dim)``, for a program that takes them.
     """
 
     tokens: Sequence[int]
     cache: Cache
     outputs: Literal["none", "last", "all"] = "last"
+    hidden: Array | None = None
 
     @property
     def rows(self) -> int:

@@ -20,12 +20,14 @@ from bitnet.kernels.instructions import (
     Embed,
     Gate,
     Hadamard,
+    Join,
     Linear,
     Mark,
     Norm,
     Rotate,
     Select,
     Split,
+    Take,
     Temper,
     Transpose,
 )
@@ -72,6 +74,10 @@ def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
 def layout(decoder: ModelConfig) -> Layout:
     """Tensors that *decoder* reads."""
     writer = _Writer(decoder, ())
+    if decoder.drafter is not None:
+        drafts = _Writer(decoder.drafter, ())
+        writer.required |= drafts.required
+        writer.optional |= drafts.optional
     return Layout(writer.required, writer.optional, writer.scales, writer.vectors, decoder.left_out)
 
 
@@ -96,18 +102,37 @@ class _Writer:
         self._do(Embed(self.x, "token_embd.weight", decoder.embedding_scale))
         self._transform(self.x, self.x, "token_embd.weight", inverse=True)
         self._do(Mark("embed", self.x))
-        for self._layer, block in enumerate(decoder.blocks):
+        head = "output" if "output.weight" in self.tensors else "token_embd"
+        for self._layer, block in enumerate(decoder.blocks, decoder.first_block):
             self._block = f"blk.{self._layer}."
+            if decoder.joined:
+                self._join(head)
             for branch in block:
                 self._branch(branch)
             self._mark("l_out", self.x)
-        self._block = ""
-        self._norm(self.x, "output_norm")
+        own_norm = f"{self._block}nextn.shared_head_norm.weight"
+        if decoder.joined:
+            self.optional[own_norm] = (decoder.dim,)
+        if own_norm in self.tensors:
+            self._norm(self.x, "nextn.shared_head_norm")
+        else:
+            self._block = ""
+            self._norm(self.x, "output_norm")
         self._do(Mark("result_norm", self.x))
-        if decoder.writes:
-            head = "output" if "output.weight" in self.tensors else "token_embd"
-            if self._transform(self.x, self.x, f"{head}.weight"):
-                self._do(Mark("result_rotated", self.x))
+        if decoder.writes and self._transform(self.x, self.x, f"{head}.weight"):
+            self._do(Mark("result_rotated", self.x))
+
+    def _join(self, head: str) -> None:
+        """X = eh_proj [enorm(x), hnorm(h)]: multi-token prediction (arXiv:2412.19437)."""
+        e, h = self._norm(self.x, "nextn.enorm", out="e"), Register("h", self.decoder.dim)
+        self._do(Take(h))  # (T, dim)
+        basis = self.decoder.basis
+        if basis and f"{head}.weight" in basis.weights:
+            self._do(Hadamard(h, h, basis.signs_of(h.width), basis.block, inverse=True))
+        self._norm(h, "nextn.hnorm")
+        both = Register("eh", 2 * self.decoder.dim)  # (T, 2 dim)
+        self._do(Join(both, (e, h)))
+        self._linear((self.x,), both, ("nextn.eh_proj",))  # (T, dim)
 
     def _branch(self, branch: Branch) -> None:
         h = self._norm(self.x, branch.norm, out="h") if branch.norm else self.x  # (T, dim)

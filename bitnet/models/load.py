@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.family import families, of_gguf
@@ -51,12 +51,13 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     config = family.decoder(checkpoint)
     if not family.gguf_keys.get("attention.scale"):
         _check_scale(checkpoint, family, config)
-    return replace(
-        config,
-        pooling=POOLINGS[checkpoint.integer("pooling_type", 0)],
-        input_norms=has_input_norms(checkpoint.weights),
-        basis=hadamard_basis(checkpoint),
-    )
+    more: dict[str, Any] = {
+        "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
+        "input_norms": has_input_norms(checkpoint.weights),
+        "basis": hadamard_basis(checkpoint),
+    }
+    drafter = replace(config.drafter, **more) if config.drafter else None
+    return replace(config, drafter=drafter, **more)
 
 
 def _check_scale(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:

@@ -67,6 +67,9 @@ class Model:
         program = hidden_program(config, self._weights)
         self._run = ops.compile(program, self._weights)
         self._interpreter = Interpreter(program, self._weights, ops)
+        drafter = config.drafter
+        drafts = hidden_program(drafter, self._weights) if drafter else None
+        self._run_drafter = ops.compile(drafts, self._weights) if drafts else None
 
     def _bind(self, checkpoint: Checkpoint, exact_head: HeadMode) -> None:
         config, ops = self.config, self.ops
@@ -97,6 +100,17 @@ class Model:
             IntegrityError: as :meth:`check_files`.
         """
         return _parts(self._states(segments), segments)
+
+    def foresee(self, segments: Sequence[Segment]) -> Array:
+        """Hidden states to expect after the last token of each segment, ``(n, dim)``.
+
+        Its own block for it (``config.drafter``) reads the tokens and the hidden states before
+        them; its caches are those of ``config.drafter``.
+        """
+        assert self._run_drafter is not None, "the model has a block that drafts"
+        rows = self._run_drafter(segments)
+        self.check_files()
+        return rows
 
     def run(self, segments: Sequence[Segment]) -> list[Array]:
         """Logits of the requested tokens of each segment, ``(n, vocab_size)``.

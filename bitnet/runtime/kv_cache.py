@@ -41,6 +41,7 @@ class KVCache:
         length: positions stored.
         capacity: positions it has room for.
         reach: positions of the prompt, which select the RoPE scaling; *capacity* until it is set.
+        drafter: the cache of the model's block that drafts tokens; ``None``: it has none.
     """
 
     def __init__(self, config: ModelConfig, capacity: int, *, dtype: DTypeLike = np.int16) -> None:
@@ -79,11 +80,13 @@ class KVCache:
         self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
         self._kept: list[int] = []
         self._marked = 0
+        self.drafter = KVCache(config.drafter, capacity, dtype=dtype) if config.drafter else None
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its pages, including shared ones."""
-        return sum(table.size_bytes for table in self._tables) + self._states.size_bytes
+        drafts = self.drafter.size_bytes if self.drafter else 0
+        return sum(table.size_bytes for table in self._tables) + self._states.size_bytes + drafts
 
     @property
     def state_bytes(self) -> int:
@@ -97,9 +100,15 @@ class KVCache:
             positions: of the whole sequence.
             step: tokens of one pass at most.
         """
-        kept = [SLACK] * KEPT
-        return self.state_bytes + sum(
-            table.most_pages(positions, step, kept) * table.page_bytes for table in self._tables
+        snapshots = [SLACK] * KEPT
+        drafts = self.drafter.cost(positions, step) if self.drafter else 0
+        return (
+            drafts
+            + self.state_bytes
+            + sum(
+                table.most_pages(positions, step, snapshots) * table.page_bytes
+                for table in self._tables
+            )
         )
 
     def affordable(self, size_bytes: int, step: int) -> int:

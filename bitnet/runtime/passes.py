@@ -11,19 +11,23 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError
 from bitnet.models.transformer import Segment
+from bitnet.runtime.next_token import draft_together
 from bitnet.runtime.prefix_cache import common_prefix
 
 if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.models.transformer import Model
+    from bitnet.runtime.next_token import Foresight
     from bitnet.runtime.prefix_cache import Lease
     from bitnet.runtime.sequence import Sequence
 
 __all__ = [
     "Scheduled",
+    "foresee",
     "lease_of",
     "no_memory",
     "part_of",
+    "prepare_draft",
     "repeat",
     "return_to_start",
     "run_parts",
@@ -60,15 +64,52 @@ def part_of(sequence: Sequence, tokens: list[int], draft: list[int]) -> Schedule
     outputs: Literal["none", "last", "all"] = "none"
     if draft or (sequence.request.embed and not sequence.pools_last):
         outputs = "all"
+    elif complete and sequence.foresight:
+        outputs = "all"  # its block reads these hidden states
     elif complete:
         outputs = "last"
     return Scheduled(sequence, Segment(tokens, cache, outputs), draft, cache.length)
+
+
+def prepare_draft(draft: list[int], sequence: Sequence, config: ModelConfig) -> None:
+    """Shorten *draft* to what runs behind the last token of *sequence* with the same bits."""
+    cache, length = lease_of(sequence).cache, len(sequence.ids)
+    regime = config.regime(max(cache.reach, length))
+    while draft and config.regime(max(cache.reach, length + len(draft))) != regime:
+        draft.pop()  # its RoPE frequencies would differ from those of the token before
+    if draft:
+        cache.mark()  # a state returns here if drafts are rejected
+
+
+def foresee(
+    model: Model, sequences: list[Sequence], room: int, context: int
+) -> dict[Sequence, list[int]]:
+    """Drafts of the model's own block for *sequences*, which decode; *room* tokens in all."""
+    wanted: dict[Foresight, int] = {}
+    owners: dict[Foresight, Sequence] = {}
+    for sequence in sequences:
+        most = min(room, sequence.draft_room, context - len(sequence.ids))
+        if (its := sequence.foresight) and most > 0 and its.is_ready:
+            owners[its], wanted[its] = sequence, min(most, its.length)
+            room -= wanted[its]
+    try:
+        drafts = draft_together(model, wanted) if wanted else {}
+    except MemoryError:
+        for sequence in sequences:
+            sequence.foresight = None  # the answer itself may have room
+        return {}
+    return {owners[its]: draft for its, draft in drafts.items()}
 
 
 def run_parts(model: Model, parts: list[Scheduled]) -> list[Any]:
     """Logits of the requested tokens of each part; hidden states for embeddings."""
     results: list[Any] = model.hidden([part.segment for part in parts])
     places = [at for at, part in enumerate(parts) if not part.sequence.request.embed]
+    for at in places:
+        sequence, draft = parts[at].sequence, parts[at].draft
+        if sequence.foresight and len(results[at]):
+            sequence.hidden = parts[at].start + len(parts[at].segment.tokens), results[at]
+            results[at] = results[at][-len(draft) - 1 :]
     if places:
         hidden = np.concatenate([results[at] for at in places])
         needed = [parts[at].sequence.needs(parts[at].draft) for at in places]

@@ -34,11 +34,14 @@ import numpy as np
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.forks import renew_in_child
 from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.next_token import Foresight, Pace
 from bitnet.runtime.passes import (
     Scheduled,
+    foresee,
     lease_of,
     no_memory,
     part_of,
+    prepare_draft,
     repeat,
     return_to_start,
     run_parts,
@@ -129,6 +132,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_stall_s = max_stall_s
         self._prefill_token_s = 0.0  # of recent passes with prompts
+        self._pace = Pace() if model.config.drafter else None
         self._kv_budget_bytes = kv_budget_bytes
         # Not a method: with a way back here, the model would stay until the garbage collector runs.
         self.new_cache = partial(KVCache, model.config, self.context, dtype=cache_dtype)
@@ -161,9 +165,13 @@ class Scheduler:
 
         A sequence that fails ends with a piece that reports it; the others continue.
         """
+        started = time.perf_counter()
         pieces = self._admit()
         if parts := self._schedule():
+            answering = all(part.sequence.tokens for part in parts)
             pieces += self._run(parts)
+            if self._pace and answering:
+                self._pace.observe(len(pieces), time.perf_counter() - started)
         for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
             self._leave(sequence)
         return pieces
@@ -188,6 +196,8 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             sequence.admitted_at = time.perf_counter()
             sequence.reused = sequence.lease.cache.length
+            if (drafter := sequence.lease.cache.drafter) and not sequence.request.embed:
+                sequence.foresight = Foresight(drafter)
             logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
         return []
 
@@ -197,25 +207,16 @@ class Scheduler:
             start_over_beyond_border(sequence, self.model.config)
         decoding = [sequence for sequence in self.running if sequence.decodes]
         spare = max(0, DECODE_ROWS - len(decoding))
+        drafting = self._pace and self._pace.drafting
+        foreseen = foresee(self.model, decoding, spare, self.context) if drafting else {}
         parts = []
         for sequence in decoding:
-            draft = self._draft(sequence, spare)
+            room = min(spare, self.context - len(sequence.ids))
+            draft = sequence.draft(room, foreseen.get(sequence, []))
+            prepare_draft(draft, sequence, self.model.config)
             spare -= len(draft)
             parts.append(part_of(sequence, [sequence.ids[-1], *draft], draft))
         return parts + self._prefill(self._chunk() if decoding else self.prefill_chunk)
-
-    def _draft(self, sequence: Sequence, room: int) -> list[int]:
-        """At most *room* tokens that *sequence* may write next, run with its last token."""
-        draft = sequence.draft(min(room, self.context - len(sequence.ids)))
-        cache, regime = lease_of(sequence).cache, self.model.config.regime
-        length = len(sequence.ids)
-        while draft and regime(max(cache.reach, length + len(draft))) != regime(
-            max(cache.reach, length)
-        ):
-            draft.pop()  # its RoPE frequencies would differ from those of the token before
-        if draft:
-            cache.mark()  # a state returns here if drafts are rejected
-        return draft
 
     def _prefill(self, room: int) -> list[Scheduled]:
         """Next chunks of the prompts that are not in a cache yet, *room* tokens in all.

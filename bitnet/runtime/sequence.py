@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import Pooling
+    from bitnet.kernels.ops import Array
     from bitnet.models.exact_head.logits import Logits, Needed
+    from bitnet.runtime.next_token import Foresight
     from bitnet.runtime.prefix_cache import Lease
     from bitnet.runtime.request import Request
 
@@ -35,7 +37,7 @@ class Sequence:
         request: the request it answers.
         reused: prompt ids found in the KV cache.
         passes: forward passes it took part in.
-        drafted: tokens drafted by lookup.
+        drafted: tokens drafted, by lookup or by the model's own block.
         accepted: drafted tokens that the model accepted.
         exact_head_tokens: tokens chosen without computing the whole output head.
         exact_head_rows: sum over them of the share of the head's rows computed.
@@ -44,6 +46,9 @@ class Sequence:
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
         pieces: written and not read yet, for :meth:`bitnet.runtime.scheduler.Scheduler.run`.
+        foresight: what the model's own block for drafts knows of it; ``None``: it does not draft.
+        hidden: end of its part of a pass, and the hidden states before it,
+            ``(T, dim)``, which *foresight* will read.
         embedding: for an embedding, its value after the hidden states so far, ``(dim,)``.
     """
 
@@ -63,6 +68,8 @@ class Sequence:
         self.admitted_at: float | None = None
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
+        self.foresight: Foresight | None = None
+        self.hidden: tuple[int, Array] | None = None
         self.embedding: NDArray[np.float64] | None = None
         self._pooling = pooling
         self.lease: Lease | None = None
@@ -96,11 +103,16 @@ class Sequence:
         """Number of ids not run yet; 1 while decoding."""
         return len(self.ids) - (self.lease.cache.length if self.lease else 0)
 
-    def draft(self, room: int) -> list[int]:
-        """At most *room* tokens that are likely to follow."""
-        if self._lookup is None:
-            return []
-        draft = self._lookup.draft(self.ids, min(room, self.request.max_tokens - self.tokens - 1))
+    @property
+    def draft_room(self) -> int:
+        """Tokens that a draft may have, behind which one more is still wanted."""
+        return max(0, self.request.max_tokens - self.tokens - 1)
+
+    def draft(self, room: int, foreseen: list[int]) -> list[int]:
+        """At most *room* tokens that are likely to follow: of its own text, or those *foreseen*."""
+        room = min(room, self.draft_room)
+        draft = self._lookup.draft(self.ids, room) if self._lookup else []
+        draft = draft or foreseen[:room]
         if draft and self._matcher:
             draft = draft[: self._matcher.valid(draft)]
         return draft
@@ -144,6 +156,11 @@ class Sequence:
         self.accepted += accepted
         if self._lookup and draft:
             self._lookup.report(len(self.ids), drafted=len(draft), accepted=accepted)
+        if self.foresight and draft:
+            self.foresight.report(drafted=len(draft), accepted=accepted)
+        if self.foresight and self.hidden:
+            self.foresight.add(self.ids, *self.hidden)
+            self.hidden = None
         return pieces
 
     def add_hidden(self, states: NDArray[np.floating[Any]]) -> list[Piece]:

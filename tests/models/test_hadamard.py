@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import Tensor, write_gguf
+from rotations import F32, rotated
 from tiny_models import tiny
 
 import bitnet
@@ -19,7 +20,7 @@ from bitnet.formats.gguf_values import Array
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.quants import registry, types
+from bitnet.quants import registry
 from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
@@ -29,52 +30,10 @@ from bitnet.sheet.plan import ModelOrigin, Resources, plan_file
 TINY = Path(bitnet.__file__).with_name("shipped") / "bitnet-tiny.gguf"
 PROMPT = "It is a truth universally acknowledged, that"
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
-F32 = types.by_name("F32")
 SHAPES = {
     256: {"embedding_length": 256, "feed_forward_length": 512},
     1024: {"embedding_length": 1024, "feed_forward_length": 2048},
 }
-
-
-def sylvester(size):
-    """Walsh and Hadamard's matrix in natural order, orthonormal."""
-    h = np.ones((1, 1))
-    while len(h) < size:
-        h = np.block([[h, h], [h, -h]])
-    return h / np.sqrt(size)
-
-
-def rotated(checkpoint, block, *, explicit=True, embedding=True, only=""):
-    """*checkpoint* in the basis of ``H(signs * x)``: its rows are ``H(signs * row)``."""
-    rng, h = np.random.default_rng(4), sylvester(block)
-    matrices = {
-        name: weight
-        for name, weight in checkpoint.weights.items()
-        if len(weight.shape) == 2 and name.startswith(only)
-    }
-    widths = sorted({weight.shape[1] for weight in matrices.values()})
-    signs = {width: rng.choice([-1, 1], width) if explicit else np.ones(width) for width in widths}
-    weights = dict(checkpoint.weights)
-    for name, weight in matrices.items():
-        if name == "token_embd.weight" and not embedding:
-            continue
-        rows = registry.dequantize(weight).astype(np.float64) * signs[weight.shape[1]]
-        stored = (rows.reshape(-1, block) @ h).reshape(weight.shape).astype("<f4")
-        weights[name] = Weight(name, weight.shape, F32, stored.reshape(-1).view(np.uint8))
-    keys = {
-        "version": 1,
-        "block_size": block,
-        "transform": "normalized-sylvester-walsh-hadamard",
-        "axis": "input-last-dimension",
-        "sign_mode": "explicit" if explicit else "identity",
-        "weight_names": [n for n in matrices if n != "token_embd.weight" or embedding],
-        "inverse_weight_names": ["token_embd.weight"] if embedding else [],
-    }
-    if explicit:
-        keys["sign_widths"] = [int(width) for width in widths]
-        keys["sign_values"] = [int(sign) for width in widths for sign in signs[width]]
-    named = {f"prism.hadamard.{key}": value for key, value in keys.items()}
-    return replace(checkpoint, weights=weights, metadata=dict(checkpoint.metadata) | named)
 
 
 def logits(checkpoint, ops):
@@ -150,15 +109,18 @@ def text_of(path):
 
 @pytest.mark.parametrize("encoding", ["Q2_0", "PTQ1_0"])
 def test_bitnet_tiny_and_its_twins_write_the_same_text(tmp_path, encoding):
-    """Its matrices repacked; and then its embedding, which is its head as well, rotated."""
-    twin = tmp_path / "twin.gguf"
-    assert convert(TINY, twin, ConversionRequest(encoding)).exact
-    in_blocks = {w.quant.name for w in open_checkpoint(twin).weights.values() if len(w.shape) == 2}
-    assert in_blocks == {encoding, "F16"}
-    turned = rotated(open_checkpoint(twin), 256, only="token_embd")
-    basis = save(tmp_path / "rotated.gguf", turned)
-    assert "rotated: " in "\n".join(inspect_gguf(basis).lines())
-    assert text_of(TINY) == text_of(twin) == text_of(basis)
+    """Its matrices repacked; and those of it with an embedding, also its head, that is rotated."""
+    basis = save(tmp_path / "basis.gguf", rotated(open_checkpoint(TINY), 256, only="token_embd"))
+    texts = {text_of(TINY)}
+    for source, embedding in ((TINY, "F16"), (basis, "F32")):
+        twin = tmp_path / f"{source.stem}-{encoding}.gguf"
+        assert convert(source, twin, ConversionRequest(encoding)).exact
+        matrices = [w for w in open_checkpoint(twin).weights.values() if len(w.shape) == 2]
+        assert {weight.quant.name for weight in matrices} == {encoding, embedding}
+        is_rotated = "rotated: prism.hadamard" in "\n".join(inspect_gguf(twin).lines())
+        assert is_rotated == (source == basis)
+        texts.add(text_of(twin))
+    assert len(texts) == 1
 
 
 WRONG = {
@@ -226,11 +188,8 @@ def hybrid(grouped):
             values = np.ascontiguousarray(registry.dequantize(weight)[:, columns])
             weights[name] = Weight(name, weight.shape, F32, values.reshape(-1).view(np.uint8))
     turned = rotated(replace(plain, weights=weights), 256)
-    products = [n for n in turned.metadata["prism.hadamard.weight_names"] if "conv1d" not in n]
-    keys = {"prism.hadamard.weight_names": products, "prism.hadamard.gdn_v_grouped": grouped}
-    metadata = dict(turned.metadata) | keys
-    conv = {name: weight for name, weight in plain.weights.items() if "conv1d" in name}
-    return plain, replace(turned, metadata=metadata, weights=dict(turned.weights) | conv)
+    metadata = dict(turned.metadata) | {"prism.hadamard.gdn_v_grouped": grouped}
+    return plain, replace(turned, metadata=metadata)
 
 
 @pytest.mark.parametrize("grouped", [True, False])

@@ -19,18 +19,23 @@ EXPECTED = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def _model():
-    machines = {"llama": AnyOrder, "qwen35": AnyOrderOfStates}
-    for family, machine in machines.items():
-        machine.model = load_model(in_encoding(tiny(family), "Q8_0"), ops=select(threads=1))
+    drafting = tiny("qwen35", block_count=3, nextn_predict_layers=1)
+    machines = {
+        AnyOrder: tiny("llama"),
+        AnyOrderOfStates: tiny("qwen35"),
+        AnyOrderOfDrafts: drafting,
+    }
+    for machine, checkpoint in machines.items():
+        machine.model = load_model(in_encoding(checkpoint, "Q8_0"), ops=select(threads=1))
     yield
-    for machine in machines.values():
+    for machine in machines:
         del machine.model  # kernels that outlive the run are leaks to the extension
 
 
 def expected(model, ids, wanted):
     """Answers generated alone and without drafts; computed once for each."""
-    architecture = model.config.architecture
-    key = (architecture, tuple(ids), wanted.max_tokens, wanted.sampling.seed)
+    kind = model.config.architecture, model.config.drafter is None
+    key = (kind, tuple(ids), wanted.max_tokens, wanted.sampling.seed)
     if key not in EXPECTED:
         EXPECTED[key] = alone(model, ids, replace(wanted, lookup=0))
     return EXPECTED[key]
@@ -110,7 +115,18 @@ class AnyOrderOfStates(AnyOrder):
     """The same with layers whose state returns to chosen lengths only."""
 
 
+class AnyOrderOfDrafts(AnyOrder):
+    """The same with states, and a block of the model that drafts whenever it may."""
+
+    @initialize(max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.just(None))
+    def make(self, max_batch, chunk, room):
+        super().make(max_batch, chunk, room)
+        self.scheduler._pace.observe = lambda *_: None
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestAnyOrderOfStates = AnyOrderOfStates.TestCase
 TestAnyOrderOfStates.settings = TestAnyOrder.settings
+TestAnyOrderOfDrafts = AnyOrderOfDrafts.TestCase
+TestAnyOrderOfDrafts.settings = TestAnyOrder.settings

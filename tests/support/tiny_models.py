@@ -95,6 +95,9 @@ def tiny(architecture, *, seed=0, **more):
     width = more.get("embedding_length", DIM)
     embedding = _f32("token_embd.weight", _normal(seed, "token_embd.weight", (VOCAB, width)) * 0.5)
     weights = {embedding.name: embedding}
+    if more.get("nextn_predict_layers"):  # a model drafts if it has this tensor
+        name = f"blk.{more['block_count'] - 1}.nextn.eh_proj.weight"
+        weights[name] = _f32(name, _normal(seed, name, (width, 2 * width)) * 0.08)
     keys = metadata(architecture, **more)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
     for name, shape in layout(config_from(checkpoint)).required.items():

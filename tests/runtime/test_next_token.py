@@ -1,0 +1,199 @@
+"""Drafts by a model's own block: what it computes, and that no answer changes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rotations import rotated, sylvester
+from scheduling import prompt, run
+from tiny_models import DIM, tiny
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.kernels.program import Segment
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.kernels.select import select
+from bitnet.models.load import config_from, load_model
+from bitnet.quants import registry
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.next_token import FIRST_STAY, LONGEST_STAY, TRIAL, Pace
+from bitnet.runtime.request import Request
+from bitnet.runtime.sampling import SamplingParams
+from bitnet.runtime.scheduler import Scheduler
+
+BLOCK = "blk.4."
+DRAFTING = tiny("qwen35", block_count=5, nextn_predict_layers=1, context_length=512)
+
+
+def without_block(checkpoint):
+    weights = {n: w for n, w in checkpoint.weights.items() if not n.startswith(BLOCK)}
+    return replace(checkpoint, weights=weights)
+
+
+def changed(checkpoint, values):
+    """*checkpoint* with other *values* in tensors whose names end so."""
+    weights = dict(checkpoint.weights)
+    for name, weight in weights.items():
+        for end, value in values.items():
+            if name.endswith(end):
+                array = np.ascontiguousarray(value(weight.shape), dtype="<f4")
+                weights[name] = replace(weight, data=array.reshape(-1).view(np.uint8))
+    return replace(checkpoint, weights=weights)
+
+
+def predictable():
+    """The next token depends on the last one alone, for the model and for its block."""
+    outputs = ("attn_output.weight", "ffn_down.weight", "ssm_out.weight")
+    first_half = {"eh_proj.weight": lambda _: np.hstack([np.eye(DIM), np.zeros((DIM, DIM))])}
+    return changed(DRAFTING, dict.fromkeys(outputs, np.zeros) | first_half)
+
+
+def answer(model, ids, *, temperature=0.0, drafting=True, **more):
+    """The sequence that continues *ids* with 60 tokens."""
+    scheduler = Scheduler(model, **more)
+    if scheduler._pace:
+        scheduler._pace.drafting = drafting
+        scheduler._pace.observe = lambda *_: None
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    sequence = scheduler.submit(ids, Request(max_tokens=60, sampling=sampling))
+    run(scheduler)
+    return sequence
+
+
+def in_basis(basis, rows):
+    """*rows* as the inputs of rotated matrices."""
+    turned = (rows * basis.signs_of(rows.shape[1])).reshape(-1, basis.block)
+    return (turned @ sylvester(basis.block)).reshape(rows.shape)
+
+
+def turned_block():
+    model = rotated(DRAFTING, 256)
+    keys = {"prism.hadamard.gdn_v_grouped": False}
+    return replace(model, metadata=dict(model.metadata) | keys)
+
+
+@pytest.mark.parametrize("is_rotated", [False, True], ids=["plain", "rotated"])
+def test_the_block_is_a_decoder_of_joined_rows(is_rotated):
+    """Its states equal those of an ordinary model of one block whose embedding has these rows."""
+    ops = ReferenceOps(dtype=np.float64)
+    model = load_model(turned_block() if is_rotated else DRAFTING, ops=ops)
+    ids = np.random.default_rng(3).integers(3, 60, 12).tolist()
+    hidden = np.random.default_rng(4).standard_normal((12, DIM))
+    numbers = {n: registry.dequantize(w) for n, w in DRAFTING.weights.items()}
+
+    def norm(x, name):
+        x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + model.config.norm_eps)
+        return x * numbers[f"{BLOCK}nextn.{name}.weight"]
+
+    rows = np.hstack([norm(numbers["token_embd.weight"][ids], "enorm"), norm(hidden, "hnorm")])
+    rows = rows @ numbers[f"{BLOCK}nextn.eh_proj.weight"].T
+    weights = {n.replace(BLOCK, "blk.0."): w for n, w in DRAFTING.weights.items() if BLOCK in n}
+    weights = {n: w for n, w in weights.items() if "nextn" not in n}
+    for name in ("token_embd.weight", "output_norm.weight"):
+        weights[name] = DRAFTING.weights[name]
+    keys = {"qwen35.block_count": 1, "qwen35.full_attention_interval": 1}
+    one = replace(
+        DRAFTING,
+        weights=weights,
+        metadata={k: v for k, v in DRAFTING.metadata.items() if "nextn" not in k} | keys,
+    )
+    oracle = load_model(one, ops=ops)
+    steps = oracle.trace(list(range(12)), KVCache(oracle.config, 16, dtype=np.float64), head=False)
+    expected, sent = {}, None
+    while True:
+        try:
+            name, value = steps.send(sent)
+        except StopIteration:
+            break
+        expected[name] = value
+        sent = rows if name == "embed" else None
+    basis = model.config.basis
+    given = hidden if basis is None else in_basis(basis, hidden)
+    cache = KVCache(model.config.drafter, 16, dtype=np.float64)
+    first = model.foresee([Segment(ids[:7], cache, "all", given[:7])])
+    second = model.foresee([Segment(ids[7:], cache, "all", given[7:])])
+    found = np.concatenate([first, second])
+    wanted = expected["result_norm"] if basis is None else in_basis(basis, expected["result_norm"])
+    np.testing.assert_allclose(found, wanted, atol=1e-5 * np.ptp(wanted))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("checkpoint", [DRAFTING, predictable()], ids=["random", "predictable"])
+def test_no_answer_changes_and_good_drafts_save_passes(checkpoint, temperature):
+    ops = select(threads=2)
+    model, plain = load_model(checkpoint, ops=ops), load_model(without_block(checkpoint), ops=ops)
+    expected = answer(plain, prompt(300), temperature=temperature)
+    sequence = answer(model, prompt(300), temperature=temperature)
+    assert sequence.ids == expected.ids
+    assert sequence.drafted > 0
+    if checkpoint is not DRAFTING:
+        assert sequence.accepted == sequence.drafted
+        assert sequence.passes < expected.passes / 3
+    unused = answer(model, prompt(300), temperature=temperature, drafting=False)
+    assert unused.ids == expected.ids
+    assert unused.drafted == 0
+
+
+def test_several_sequences_draft_together_within_the_bounds():
+    model = load_model(predictable(), ops=select(threads=2))
+    expected = [answer(model, prompt(40, seed=n), drafting=False).ids for n in range(3)]
+    scheduler = Scheduler(model, kv_budget_bytes=4 * Scheduler(model).cost(100))
+    scheduler._pace.observe = lambda *_: None
+    request = Request(max_tokens=60, sampling=SamplingParams(temperature=0))
+    sequences = [scheduler.submit(prompt(40, seed=n), request) for n in range(3)]
+    for sequence in sequences:
+        while not sequence.finish_reason:
+            scheduler.step()
+            for running in scheduler.running:
+                cache = running.lease.cache
+                assert cache.size_bytes <= cache.cost(100, 256)
+                assert cache.drafter.length < len(running.ids)
+    assert [sequence.ids for sequence in sequences] == expected
+    assert all(sequence.accepted for sequence in sequences)
+
+
+def test_an_answer_goes_on_without_memory_for_drafts(monkeypatch):
+    model = load_model(predictable(), ops=select(threads=1))
+    expected = answer(model, prompt(20), drafting=False)
+
+    def no_room(_segments):
+        raise MemoryError
+
+    monkeypatch.setattr(model, "foresee", no_room)
+    sequence = answer(model, prompt(20))
+    assert (sequence.ids, sequence.drafted) == (expected.ids, 0)
+
+
+def test_only_a_single_block_with_the_head_of_the_model_drafts():
+    for keys, name in (({"nextn_predict_layers": 2}, ""), ({}, "nextn.shared_head_head.weight")):
+        metadata = dict(DRAFTING.metadata) | {f"qwen35.{key}": keys[key] for key in keys}
+        weights = dict(DRAFTING.weights)
+        if name:
+            weights[BLOCK + name] = weights["token_embd.weight"]
+        config = config_from(replace(DRAFTING, metadata=metadata, weights=weights))
+        assert config.drafter is None
+        assert config.n_layers == 5 - metadata["qwen35.nextn_predict_layers"]
+        assert BLOCK in config.left_out
+    lacking = {n: w for n, w in DRAFTING.weights.items() if not n.endswith("hnorm.weight")}
+    with pytest.raises(InvalidFormat, match=r"blk\.4\.nextn\.hnorm\.weight .* is missing"):
+        load_model(replace(DRAFTING, weights=lacking), ops=select())
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_pace_stays_with_the_faster_way_and_tries_the_other_ever_more_rarely(faster):
+    pace = Pace()
+    ways = []
+    for _ in range(20_000):
+        ways.append(pace.drafting)
+        pace.observe(1, 1.0 if pace.drafting == faster else 1.3)
+    assert ways[:TRIAL] == [True] * TRIAL
+    assert set(ways[2 * TRIAL : 2 * TRIAL + FIRST_STAY]) == {faster}
+    slower = [way for way in ways if way != faster]
+    assert TRIAL < len(slower) < 0.01 * len(ways)
+
+
+def test_the_pace_follows_a_change():
+    pace = Pace()
+    for step in range(8 * LONGEST_STAY):
+        slow = pace.drafting if step < 2 * LONGEST_STAY else not pace.drafting
+        pace.observe(1, 2.0 if slow else 1.0)
+    assert pace.drafting
