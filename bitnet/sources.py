@@ -175,6 +175,21 @@ TOKENIZERS = {
     )
 }
 
+
+def _bonsai(name: str, encoding: str, family: str, size: int | None = None) -> Source:
+    """A model of PrismML's Bonsai line; their pages name files and licence, not digests."""
+    repo = f"prism-ml/{name}-gguf"
+    return Source(
+        name.lower(),
+        repo,
+        f"{name}-{encoding}.gguf",
+        size=size,
+        licence="Apache-2.0",
+        licence_url=f"https://huggingface.co/{repo}",
+        family=family,
+    )
+
+
 MODELS = {
     source.name: source
     for source in (
@@ -186,6 +201,11 @@ MODELS = {
             licence_url="https://huggingface.co/microsoft/bitnet-b1.58-2B-4T-gguf",
             family="bitnet-b1.58",
         ),
+        *(_bonsai(f"Bonsai-{size}", "Q1_0", "qwen3") for size in ("1.7B", "4B", "8B")),
+        _bonsai("Bonsai-27B", "Q1_0", "qwen35", 3_803_452_480),
+        *(_bonsai(f"Ternary-Bonsai-{size}", "PQ2_0", "qwen3") for size in ("1.7B", "4B", "8B")),
+        _bonsai("Ternary-Bonsai-27B", "PQ2_0", "qwen35"),
+        _bonsai("Ternary-Bonsai-2-27B", "PTQ1_0", "qwen35", 5_946_648_928),
     )
 }
 
