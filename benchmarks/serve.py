@@ -33,8 +33,8 @@ from pathlib import Path
 
 from peers import program
 
+from bitnet import load
 from bitnet.bench.machine import describe_machine
-from bitnet.runtime.language_model import load
 
 PEER = Path(__file__).with_name("peer_server.py")
 SLOTS = 8

@@ -29,8 +29,8 @@ from pathlib import Path
 
 from serve import PROMPTS, Server, events, free_port
 
+from bitnet import load
 from bitnet.bench.machine import describe_machine
-from bitnet.runtime.language_model import load
 
 CONTEXT = 1024
 TOKENS = 16

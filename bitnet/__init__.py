@@ -38,10 +38,10 @@ if TYPE_CHECKING:
         VocabMismatch,
         WrongType,
     )
-    from bitnet.provision import SmartTokenizerDownload, load
+    from bitnet.provision import SmartTokenizerDownload, embed, load
     from bitnet.runtime.answer import Answer, Stats
     from bitnet.runtime.keywords import AnswerOptions
-    from bitnet.runtime.language_model import LanguageModel, embed
+    from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import SamplingParams
     from bitnet.runtime.piece import TokenLogprob
     from bitnet.server.narration import narrate
@@ -59,16 +59,10 @@ __version__ = "0.1.0"
 
 # Names of __all__ that are not here are errors.
 _HOMES: dict[str, tuple[str, ...]] = {
-    "bitnet.provision": ("SmartTokenizerDownload", "load"),
-    "bitnet.runtime.answer": (
-        "Answer",
-        "Stats",
-    ),
+    "bitnet.provision": ("SmartTokenizerDownload", "embed", "load"),
+    "bitnet.runtime.answer": ("Answer", "Stats"),
     "bitnet.runtime.keywords": ("AnswerOptions",),
-    "bitnet.runtime.language_model": (
-        "LanguageModel",
-        "embed",
-    ),
+    "bitnet.runtime.language_model": ("LanguageModel",),
     "bitnet.runtime.options": ("SamplingParams",),
     "bitnet.runtime.piece": ("TokenLogprob",),
     "bitnet.server.narration": ("narrate",),

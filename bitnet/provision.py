@@ -1,4 +1,4 @@
-"""Provisioning for Python code: :func:`load` by name, and downloads as objects to call.
+"""Models by name for Python code, and tokenizer downloads as objects to call.
 
 What discovery says is missing is what is fetched::
 
@@ -13,17 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Collection
 from contextlib import suppress
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.base import settings
-from bitnet.base.errors import NotFound, TokenizerNotFound, VocabMismatch
+from bitnet.base.arguments import check_type, wrong_type
+from bitnet.base.errors import NotFound, TokenizerNotFound, UsageError, VocabMismatch
 from bitnet.sources import Source, TokenizerDownloadInfo
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Collection
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.containers import I2SLayout
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["SmartTokenizerDownload", "load"]
+__all__ = ["SmartTokenizerDownload", "embed", "load"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,19 +84,67 @@ def load(
         InferenceError: not enough memory.
         BitnetError: the model cannot be downloaded.
     """
-    from bitnet.runtime.language_model import load as load_path
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.containers import open_checkpoint
+    from bitnet.models.exact_head.head import HeadMode
+    from bitnet.runtime.language_model import load_checkpoint, memory_errors
+    from bitnet.tokenizer import Tokenizer
 
-    return load_path(
-        _locate(model, fetch=fetch) if isinstance(model, str) else model,
+    check_type("model", model, "a path, a name or an open checkpoint", str, os.PathLike, Checkpoint)
+    check_type(
+        "tokenizer", tokenizer, "a Tokenizer, a path or None", Tokenizer, str, os.PathLike, None
+    )
+    check_type("pre", pre, "a text or None", str, None)
+    check_type("context", context, "a whole number or None", Integral, None)
+    check_type("threads", threads, "a whole number", Integral)
+    check_type("allow_mock", allow_mock, "True or False", bool)
+    if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
+        raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
+    if exact_head not in get_args(HeadMode):
+        raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
+    if isinstance(model, Checkpoint):
+        checkpoint = model
+    else:
+        path = Path(_locate(model, fetch=fetch) if isinstance(model, str) else model)
+        with memory_errors(path):
+            checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
+    if isinstance(tokenizer, str | os.PathLike):
+        tokenizer = Path(tokenizer)
+    return load_checkpoint(
+        checkpoint,
         tokenizer=tokenizer,
         pre=pre,
         context=context,
         threads=threads,
         allow_mock=allow_mock,
         exact_head=exact_head,
-        i2_s_layout=i2_s_layout,
-        ignore_keys=ignore_keys,
     )
+
+
+def embed(
+    model: LanguageModel | str | os.PathLike[str],
+    texts: str | Sequence[str | Sequence[int]],
+    **options: Any,
+) -> NDArray[np.float32]:
+    """Vectors of *texts*, as :meth:`LanguageModel.embed` makes them.
+
+    Args:
+        model: one that is loaded, or what :func:`load` takes, which is loaded for these texts.
+        texts: as of :meth:`LanguageModel.embed`.
+        options: as of :meth:`LanguageModel.embed`.
+
+    Returns:
+        ``(len(texts), dim)``; one row for a single text.
+
+    Raises:
+        BitnetError: as :func:`load` and :meth:`LanguageModel.embed`.
+    """
+    from bitnet.runtime.language_model import LanguageModel
+
+    if isinstance(model, LanguageModel):
+        return model.embed(texts, **options)
+    with load(model) as loaded:
+        return loaded.embed(texts, **options)
 
 
 def _locate(text: str, *, fetch: bool) -> str | Path:

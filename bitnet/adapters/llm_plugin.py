@@ -125,6 +125,6 @@ def _names() -> list[str]:
 
 @lru_cache(maxsize=1)
 def _load_model(name: str) -> LanguageModel:
-    from bitnet.runtime.language_model import load
+    from bitnet.provision import load
 
     return load(Context().model(name))

@@ -60,7 +60,7 @@ class Replica:
         """
         from bitnet.formats.containers import open_checkpoint
         from bitnet.formats.model_files import model_name
-        from bitnet.runtime.language_model import load
+        from bitnet.runtime.language_model import load_checkpoint
         from bitnet.server.app import create_app
         from bitnet.server.metrics import Metrics
         from bitnet.server.models import Models
@@ -73,7 +73,7 @@ class Replica:
             model_name(path),
             path,
             lambda: open_checkpoint(path),
-            lambda checkpoint: load(checkpoint, threads=threads),
+            lambda checkpoint: load_checkpoint(checkpoint, threads=threads),
             aliases=(model,),
         )
         limits = WorkerLimits(

@@ -26,9 +26,10 @@ class _Actor:
     """A process with a model; Ray calls it with columns of rows."""
 
     def __init__(self, path: str, max_tokens: int, max_batch: int, threads: int) -> None:
-        from bitnet.runtime.language_model import load
+        from bitnet.formats.containers import open_checkpoint
+        from bitnet.runtime.language_model import load_checkpoint
 
-        self._model = load(path, threads=threads)
+        self._model = load_checkpoint(open_checkpoint(path), threads=threads)
         self._limits = {"max_tokens": max_tokens, "max_batch": max_batch}
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def open_model(options: ModelOptions, common: Context) -> LanguageModel:
 
     Raises:
         Offline: something has to be fetched, and the network is switched off.
-        BitnetError: as :func:`bitnet.runtime.language_model.load`.
+        BitnetError: as :func:`bitnet.load`.
     """
     return load_model(options, common, open_file(options, common))
 
@@ -176,7 +176,7 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
     """The open *checkpoint* with its tokenizer, which is fetched where that is allowed.
 
     Raises:
-        BitnetError: as :func:`bitnet.runtime.language_model.load`.
+        BitnetError: as :func:`bitnet.load`.
     """
     if options.features or options.no_default_features:
         features = options.features or "none"
@@ -224,10 +224,10 @@ def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokeni
 
 def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> LanguageModel:
     """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
-    from bitnet.runtime.language_model import load
+    from bitnet.runtime.language_model import load_checkpoint
 
     def attempt(tokenizer: Path | None) -> LanguageModel:
-        return load(
+        return load_checkpoint(
             checkpoint,
             tokenizer=tokenizer,
             pre=options.pre or None,

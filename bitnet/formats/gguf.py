@@ -88,14 +88,14 @@ class GGUF:
     def __init__(self, path: Path, parts: list[_Part], maps: list[MappedFile]) -> None:
         first = parts[0]
         self.path = path
-        self.version = first.version
-        self.alignment = first.alignment
+        self.version: int = first.version
+        self.alignment: int = first.alignment
         self.metadata: Mapping[str, Any] = MappingProxyType(first.metadata)
         architecture = first.metadata.get("general.architecture", "")
         self.architecture: str = architecture if isinstance(architecture, str) else ""
-        self.data_offset = first.data_offset
+        self.data_offset: int = first.data_offset
         known = all(part.size != _UNKNOWN_SIZE for part in parts)
-        self.size = sum(part.size for part in parts) if known else None
+        self.size: int | None = sum(part.size for part in parts) if known else None
         evidence = [entry for part in parts for entry in _evidence(part)]
         self.dialect: Dialect = types.resolve_dialect(
             self.architecture, evidence, alignment=self.alignment

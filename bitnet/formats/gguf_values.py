@@ -58,7 +58,7 @@ class Array:
     def __init__(self, raw: memoryview, item_type: int, length: int) -> None:
         self.raw = raw
         self._type = item_type
-        self.item_type = VALUE_TYPES[item_type][0]
+        self.item_type: str = VALUE_TYPES[item_type][0]
         self.length = length
         self._starts: memoryview | None = None
 

@@ -75,7 +75,7 @@ class Model:
         config, ops = self.config, self.ops
         by_row = read_by_row(checkpoint, config, ops, exact_head)
         self._weights = bind(checkpoint, config, ops, by_row=by_row)
-        self.head = Head(checkpoint, config, ops, self._weights, exact_head)
+        self.head: Head = Head(checkpoint, config, ops, self._weights, exact_head)
         read = [array for one in self._weights.values() for array in ops.reads(one)]
         self._files = files_behind(read)
 

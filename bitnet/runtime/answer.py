@@ -166,13 +166,14 @@ class Answer:
             stats: metrics known before, such as the load time.
         """
         self.sequence = sequence
-        self.prompt_ids = tuple(sequence.ids)
+        self.prompt_ids: tuple[int, ...] = tuple(sequence.ids)
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.text = self.reasoning = ""
+        self.text: str = ""
+        self.reasoning: str = ""
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
-        self.stats = stats or Stats()
+        self.stats: Stats = stats or Stats()
         self._tokenizer = tokenizer
         self._run = run
         self.calls: list[ToolCall] = []
@@ -183,7 +184,8 @@ class Answer:
         thoughts = sequence.request.reasoning
         self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
         self._shown |= {} if thoughts is None else thoughts.shown
-        self._at = self.begun_at = time.perf_counter()
+        self.begun_at: float = time.perf_counter()
+        self._at = self.begun_at
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip(self._prompt_tokens())

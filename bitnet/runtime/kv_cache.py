@@ -58,8 +58,9 @@ class KVCache:
         """
         if capacity < 1:
             raise UsageError(f"a context of {capacity} positions; at least 1 is needed")
-        self.capacity = self.reach = capacity
-        self.length = 0
+        self.capacity: int = capacity
+        self.reach: int = capacity
+        self.length: int = 0
         self._dtype = np.dtype(dtype)
         self._coded = self._dtype == np.int16
         if not self._coded and self._dtype.kind != "f":

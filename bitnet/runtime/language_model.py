@@ -6,26 +6,20 @@ Close it, or use it as a context manager, as ``with bitnet.load("models/model.gg
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from numbers import Integral
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.arguments import check_ids, check_type, wrong_type
+from bitnet.base.arguments import check_ids, check_type
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import word
-from bitnet.formats.checkpoint import Checkpoint
-from bitnet.formats.containers import I2SLayout, open_checkpoint
 from bitnet.formats.sentence_transformers import Prompts
 from bitnet.kernels.select import select
-from bitnet.models.exact_head.head import HeadMode
 from bitnet.models.load import load_model
 from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text
@@ -36,30 +30,32 @@ from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.runtime.vectors import check_vectors
-from bitnet.shipped import SHIPPED
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits
 from bitnet.tokenizer.model_facts import model_facts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from bitnet.families.blocks import ModelConfig
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.models.exact_head.head import HeadMode
     from bitnet.models.transformer import Model
     from bitnet.runtime.structured import CompiledGrammar
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
 
-__all__ = ["LanguageModel", "embed", "load"]
+__all__ = ["LanguageModel", "load_checkpoint", "memory_errors"]
 
 VECTORS_AT_ONCE = 16  # texts per forward pass; they are packed without padding
 
 
 class LanguageModel:
-    """A model ready to generate; :func:`load` creates it.
+    """A model ready to generate; :func:`bitnet.load` creates it.
 
     :meth:`scheduler` runs several answers together. Answers of :meth:`answer`, :meth:`stream` and
     similar methods are generated one at a time, from any thread; the prefix that a prompt shares
@@ -88,12 +84,12 @@ class LanguageModel:
         self._engine: Scheduler | None = Scheduler(model, context=context, max_batch=1)
         self.path = path
         self.tokenizer = tokenizer
-        self.context = self._engine.context
+        self.context: int = self._engine.context
         self.config: ModelConfig = model.config
         self.backend: str = model.ops.name
         self.load_s = load_s
         self.ignored_keys: tuple[str, ...] = ()
-        self.prompts = Prompts()
+        self.prompts: Prompts = Prompts()
 
     @property
     def engine(self) -> Scheduler:
@@ -389,108 +385,35 @@ class LanguageModel:
         return self.tokenizer.encode(prompt)
 
 
-def load(
-    model: str | os.PathLike[str] | Checkpoint,
+def load_checkpoint(
+    checkpoint: Checkpoint,
     *,
-    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    tokenizer: Tokenizer | Path | None = None,
     pre: str | None = None,
     context: int | None = None,
     threads: int = 0,
     allow_mock: bool = False,
     exact_head: HeadMode = "auto",
-    i2_s_layout: I2SLayout = "x86",
-    ignore_keys: Collection[str] = (),
 ) -> LanguageModel:
-    """*model* with its tokenizer, ready to generate.
-
-    Args:
-        model: GGUF file, folder with ``config.json`` and safetensors files, or an open
-            checkpoint; or ``bitnet-tiny``, the model of this package.
-        tokenizer: the tokenizer, or a file or folder with it; discovered when not given.
-        pre: pre-tokenizer name to use instead of what the GGUF file says.
-        context: positions a sequence may reach; the model's own length when not given.
-        threads: compute threads; 0: ``BITNET_THREADS``, else as many as there are cores.
-        allow_mock: without a tokenizer, treat bytes as tokens.
-        exact_head: choose tokens without computing the whole output head, with identical
-            results: on, off, or ``auto`` where it saves time.
-        i2_s_layout: processor that wrote the I2_S weights, which no file records; ignored for
-            an open checkpoint.
-        ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.
-
-    Raises:
-        NotFound: the file does not exist.
-        TokenizerNotFound: no tokenizer matches the model exactly.
-        VocabMismatch: *tokenizer* does not match the model.
-        UsageError: a value is out of its range.
-        WrongType: a value is of another type.
-        InvalidFormat: the file is damaged.
-        Unsupported: the architecture or an encoding is unknown, or the file is not a model.
-        InferenceError: not enough memory.
-    """
-    check_type("model", model, "a path, a name or an open checkpoint", str, os.PathLike, Checkpoint)
-    check_type(
-        "tokenizer", tokenizer, "a Tokenizer, a path or None", Tokenizer, str, os.PathLike, None
-    )
-    check_type("pre", pre, "a text or None", str, None)
-    check_type("context", context, "a whole number or None", Integral, None)
-    check_type("threads", threads, "a whole number", Integral)
-    check_type("allow_mock", allow_mock, "True or False", bool)
-    if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
-        raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
-    if exact_head not in get_args(HeadMode):
-        raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
-    path = model.path if isinstance(model, Checkpoint) else _path(model)
-    with _memory_errors(path):
-        if isinstance(model, Checkpoint):
-            checkpoint = model
-        else:
-            checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
-        started = time.perf_counter() - checkpoint.opened_s
+    """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`."""
+    path = checkpoint.path
+    started = time.perf_counter() - checkpoint.opened_s
+    with memory_errors(path):
         if isinstance(tokenizer, Tokenizer):
             fits(model_facts(checkpoint), tokenizer)
         else:
-            explicit = Path(tokenizer) if tokenizer is not None else None
-            tokenizer = resolve_tokenizer(checkpoint, explicit, pre=pre, allow_mock=allow_mock)
+            tokenizer = resolve_tokenizer(checkpoint, tokenizer, pre=pre, allow_mock=allow_mock)
         transformer = load_model(checkpoint, ops=select(threads=threads), exact_head=exact_head)
         load_s = time.perf_counter() - started
-        loaded = LanguageModel(transformer, tokenizer, path=path, context=context, load_s=load_s)
-    loaded.ignored_keys = tuple(sorted(checkpoint.ignored))
-    loaded.prompts = checkpoint.prompts
-    return loaded
-
-
-def embed(
-    model: LanguageModel | str | os.PathLike[str],
-    texts: str | Sequence[str | Sequence[int]],
-    **options: Any,
-) -> NDArray[np.float32]:
-    """Vectors of *texts*, as :meth:`LanguageModel.embed` makes them.
-
-    Args:
-        model: one that is loaded, or what :func:`load` takes, which is loaded for these texts.
-        texts: as of :meth:`LanguageModel.embed`.
-        options: as of :meth:`LanguageModel.embed`.
-
-    Returns:
-        ``(len(texts), dim)``; one row for a single text.
-
-    Raises:
-        BitnetError: as :func:`load` and :meth:`LanguageModel.embed`.
-    """
-    if isinstance(model, LanguageModel):
-        return model.embed(texts, **options)
-    with load(model) as loaded:
-        return loaded.embed(texts, **options)
-
-
-def _path(model: str | os.PathLike[str]) -> Path:
-    """Path of *model*: the path itself, or that of the package's model of this name."""
-    path = Path(model)
-    return SHIPPED[str(model)].path if str(model) in SHIPPED and not path.exists() else path
+        model = LanguageModel(transformer, tokenizer, path=path, context=context, load_s=load_s)
+    model.ignored_keys = tuple(sorted(checkpoint.ignored))
+    model.prompts = checkpoint.prompts
+    return model
 
 
 @contextmanager
-def _memory_errors(path: Path) -> Iterator[None]:
+def memory_errors(path: Path) -> Iterator[None]:
+    """Turn a ``MemoryError`` into an :class:`InferenceError` that names the model at *path*."""
     try:
         yield
     except MemoryError as error:

@@ -106,15 +106,13 @@ class Scheduler:
             max_batch: sequences that run at the same time, at least one; also the number of caches
                 kept for later prompts.
             prefill_chunk: most prompt tokens in one pass, at least one.
-            max_stall_s: seconds by which prompts may delay a pass while others decode; measured,
-                and observed by reducing the chunk.
+            max_stall_s: most seconds that prompts may delay a decoding pass; bounds the chunk.
             kv_budget_bytes: memory of all KV caches; a sequence waits until its prompt and the
                 longest answer it may generate fit. ``None``: unlimited.
             cache_dtype: of keys and values, as of a :class:`KVCache`.
 
         Raises:
-            UsageError: a number is out of its range, or the context longer than the model
-                supports.
+            UsageError: a number is out of its range, or *context* exceeds the model's.
         """
         limit = model.config.context_length
         stretches = any(rope.scaling == "dynamic" for rope in model.config.ropes)
@@ -127,7 +125,7 @@ class Scheduler:
             if value < 1:
                 raise UsageError(f"{name} is {value}, expected at least 1", field=name)
         self.model = model
-        self.context = limit if context is None else context
+        self.context: int = limit if context is None else context
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
         self.max_stall_s = max_stall_s
@@ -135,7 +133,9 @@ class Scheduler:
         self._pace = Pace() if model.config.drafter else None
         self._kv_budget_bytes = kv_budget_bytes
         # Not a method: with a way back here, the model would stay until the garbage collector runs.
-        self.new_cache = partial(KVCache, model.config, self.context, dtype=cache_dtype)
+        self.new_cache: partial[KVCache] = partial(
+            KVCache, model.config, self.context, dtype=cache_dtype
+        )
         self._begin()
         renew_in_child(self, Scheduler._renew)
 

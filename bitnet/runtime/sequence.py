@@ -55,15 +55,15 @@ class Sequence:
     def __init__(
         self, prompt: abc.Iterable[int], request: Request, pooling: Pooling = "none"
     ) -> None:
-        self.ids = list(prompt)
-        self.prompt_tokens = len(self.ids)
+        self.ids: list[int] = list(prompt)
+        self.prompt_tokens: int = len(self.ids)
         self.request = request
         self.reused = 0
         self.passes = 0
-        self.drafted = 0
-        self.accepted = 0
-        self.exact_head_tokens = 0
-        self.exact_head_rows = 0.0
+        self.drafted: int = 0
+        self.accepted: int = 0
+        self.exact_head_tokens: int = 0
+        self.exact_head_rows: float = 0.0
         self.exact_head_stopped = False
         self.admitted_at: float | None = None
         self.finish_reason: FinishReason | None = None

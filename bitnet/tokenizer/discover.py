@@ -298,7 +298,7 @@ class TokenizerDiscovery:
     """
 
     def __init__(self, model: str | Path | Checkpoint) -> None:
-        self.model = model_facts(model)
+        self.model: ModelFacts = model_facts(model)
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> TokenizerDiscovery:

@@ -52,15 +52,15 @@ class Tokenizer:
 
     def __init__(self, engine: Engine, meta: dict[str, Any]) -> None:
         self._engine = engine
-        self.engine = engine.name
+        self.engine: str = engine.name
         self.source: str = meta["source"]
-        self.vocab_size = len(engine)
+        self.vocab_size: int = len(engine)
         self.bos_id: int | None = meta["bos_id"]
         self.eos_id: int | None = meta["eos_id"]
         self.stop_ids: frozenset[int] = frozenset(meta["stop_ids"])
         self.special_ids: frozenset[int] = frozenset(meta["special_ids"])
         self.chat_template: str | None = meta["chat_template"]
-        self.chat_template_source = f"the tokenizer {self.source}"
+        self.chat_template_source: str = f"the tokenizer {self.source}"
         self.pre: str = meta["pre"]
         self.model: str = meta["model"]
         self.fingerprint: str = meta["fingerprint"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny_gguf
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 from bitnet.shipped import SHIPPED
 
 if sys.version_info >= (3, 11):

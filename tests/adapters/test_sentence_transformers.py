@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 from bitnet.shipped import SHIPPED
 
 pytest.importorskip("sentence_transformers")

@@ -10,13 +10,13 @@ from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 from waiting import until
 
+from bitnet import load
 from bitnet.base import locks
 from bitnet.base.errors import UsageError
 from bitnet.batch.files import BatchFiles
 from bitnet.batch.options import BatchOptions
 from bitnet.batch.rows import BatchRow
 from bitnet.batch.run import answers, in_order
-from bitnet.runtime.language_model import load
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 ROWS = [

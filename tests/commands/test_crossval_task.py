@@ -103,7 +103,9 @@ def test_tokenizers_alone_load_no_weights(run, tmp_path, monkeypatch):
 
     golden = tmp_path / "golden.json"
     assert run("--reference", "float64", "--record", golden).code == 0
-    monkeypatch.setattr(loader, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(
+        loader, "load_checkpoint", lambda *_, **__: pytest.fail("weights were loaded")
+    )
     report = report_of(run("--recording", golden, "--tokenizer-only", "--json"))
     assert report["verdict"]["status"] == "passed"
     assert report["tokenizer_parity"]["total"] == 3

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import TOKENS, VOCAB, in_encoding, tiny
 
+from bitnet import load
 from bitnet.base.errors import (
     InvalidFormat,
     Unsupported,
@@ -29,7 +30,6 @@ from bitnet.quants.iq_bn import pack_iq2_bn
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
 from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.language_model import load
 
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
 PACKERS = {

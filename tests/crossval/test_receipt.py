@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny, tiny_gguf
 
-from bitnet import native
+from bitnet import load, native
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import choose
@@ -19,7 +19,6 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.language_model import load
 from bitnet.tokenizer.load import mock_tokenizer
 
 needs_native = pytest.mark.skipif(

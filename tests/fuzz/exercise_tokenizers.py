@@ -13,8 +13,8 @@ from pathlib import Path
 import tekken_files
 from tiny_models import tiny_gguf
 
+from bitnet import load
 from bitnet.base.errors import BitnetError
-from bitnet.runtime.language_model import load
 from bitnet.runtime.request import Request
 from bitnet.server import prompts, refusals
 from bitnet.server.metrics import Metrics

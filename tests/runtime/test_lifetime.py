@@ -6,11 +6,11 @@ import weakref
 import pytest
 from tiny_models import FAMILIES, tiny, tiny_gguf
 
+from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
-from bitnet.runtime.language_model import load
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.server.metrics import Metrics
 from bitnet.server.worker import Worker, WorkerLimits

@@ -9,9 +9,9 @@ from reasoning_models import MARKS, TOKENS, reasoning_gguf
 from tool_models import tool_gguf
 
 import bitnet
+from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.language_model import load
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.reasoning import ReasoningReader, ReasoningRules

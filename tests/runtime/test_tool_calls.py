@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_models import CITIES, CLOCK, SIGNS, WEATHER, tool_gguf
 
+from bitnet import load
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.runtime.language_model import load
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.request import Request
 from bitnet.runtime.tool_calls import call_reader

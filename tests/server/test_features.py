@@ -6,9 +6,9 @@ import pytest
 from pytest_bdd import given, parsers, scenarios, then, when
 from tiny_models import tiny_gguf
 
+from bitnet import load
 from bitnet.base.errors import BitnetError
 from bitnet.formats.containers import open_checkpoint
-from bitnet.runtime.language_model import load
 from bitnet.server.loading import open_and_load
 from bitnet.server.narration import Narrator
 

@@ -11,7 +11,7 @@ from serve_process import Process, serving
 from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, until
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 ASK = [{"role": "user", "content": "abc"}]

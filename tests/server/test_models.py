@@ -9,8 +9,8 @@ from server_process import serving_all, slot_of
 from tiny_models import tiny_gguf
 from waiting import until
 
+from bitnet import load
 from bitnet.base.errors import InferenceError
-from bitnet.runtime.language_model import load
 from bitnet.server.slot import memory_of
 from bitnet.server.worker import WorkerLimits
 

@@ -9,7 +9,7 @@ import pytest
 from server_process import listening
 from tiny_models import TOKENS
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 
 TEXT = {"role": "user", "content": "a"}
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from waiting import PATIENCE_S, until
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.server import connection
 from bitnet.server import worker as server_worker

@@ -9,8 +9,8 @@ import httpx
 import uvicorn
 from waiting import PATIENCE_S
 
+from bitnet import load
 from bitnet.formats.containers import open_checkpoint
-from bitnet.runtime.language_model import load
 from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics

@@ -69,11 +69,11 @@ class HeadCopy:
         self._native = module.ExactHead(*head, **arrays, file=file, file_offset=offset)
         self._matrix = matrix
         self.arrays = arrays
-        self.size_bytes = sum(array.nbytes for array in arrays.values())
-        self.sixth_bytes = arrays["sixth"].nbytes
-        self.head_bytes = matrix.data.nbytes
-        self.steps = 0
-        self.computed = 0
+        self.size_bytes: int = sum(array.nbytes for array in arrays.values())
+        self.sixth_bytes: int = arrays["sixth"].nbytes
+        self.head_bytes: int = matrix.data.nbytes
+        self.steps: int = 0
+        self.computed: int = 0
 
     @classmethod
     def build(

@@ -61,8 +61,8 @@ class Head:
         self._ops, self._bias = ops, weights.get("output.bias")
         self._scale, self._softcap = config.logit_scale, config.final_softcap
         self._use(weights[name])
-        self.copy = None
-        self.stopped = False
+        self.copy: HeadCopy | None = None
+        self.stopped: bool = False
         if _is_exact(checkpoint, config, ops, mode):
             self.copy = self._copy(checkpoint.path.name, weights["output_norm.weight"], mode)
         # With "on" the copy is never dropped, so its costs do not matter.

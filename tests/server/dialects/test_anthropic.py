@@ -6,7 +6,7 @@ import pytest
 from server_process import listening
 from tool_models import CITIES, WEATHER
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 
 anthropic = pytest.importorskip("anthropic")
 

@@ -6,7 +6,7 @@ import pytest
 from server_process import listening
 from tool_models import WEATHER, tool_gguf
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 
 GREEDY = {"prompt": "abc", "n_predict": 8, "temperature": 0}
 

@@ -11,7 +11,7 @@ from server_process import listening
 from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 
 ollama = pytest.importorskip("ollama")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from tool_models import CITIES, WEATHER
 
-from bitnet.runtime.language_model import load
+from bitnet import load
 
 ASK = [{"role": "user", "content": "abc"}]
 TOOL = {"type": "function", **WEATHER["function"]}
