@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hf_models import MAX_RELATIVE_DIFFERENCE, random_model, save, torch
-from low_bit_models import SHAPE, TOKENS, as_mlx, unpacked_model
+from low_bit_models import SHAPE, TOKENS, as_mlx, unpacked_hybrid, unpacked_model
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
@@ -37,6 +37,21 @@ def test_an_unpacked_qwen3_is_repacked_without_loss(tmp_path, encoding):
     assert done.exact
     assert encodings(output) == {encoding}  # embedding and head, too
     found, expected = reference_logits(output), transformers_logits(model)
+    assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("encoding", ["PQ2_0", "PTQ1_0"])
+def test_an_unpacked_qwen35_with_a_vision_tower_is_repacked_without_loss(tmp_path, encoding):
+    """The folder of the 27B: the language model is one part of it, its heads change their order."""
+    model = unpacked_hybrid(tmp_path / "model")
+    expected = transformers_logits(model)
+    found = reference_logits(tmp_path / "model")
+    assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
+    output = tmp_path / "model.gguf"
+    assert convert(tmp_path / "model", output, ConversionRequest(encoding, no_tokenizer=True)).exact
+    assert encodings(output) == {encoding, "F32"}  # the convolutions are not products
+    found = reference_logits(output)
     assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
 
 

@@ -7,7 +7,7 @@ import copy
 import json
 
 import numpy as np
-from hf_models import random_model, torch
+from hf_models import random_model, torch, transformers
 from safetensors.numpy import load_file, save_file
 
 SHAPE = {
@@ -44,19 +44,50 @@ def low_bit(values, levels, rng):
     return (codes * scales).reshape(rows, columns).astype(np.float32)
 
 
+def unpacked_hybrid(folder):
+    """A random Qwen 3.5 with a vision tower, as :func:`unpacked_model`."""
+    text = SHAPE | {
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [3, 3, 2],
+            "mrope_interleaved": True,
+        },
+    }
+    vision = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2}
+    vision |= {"out_hidden_size": 256, "num_position_embeddings": 16}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+    config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    model = transformers.Qwen3_5ForConditionalGeneration(config).float().eval()
+    _quantize(model, 2)
+    model.save_pretrained(folder, safe_serialization=True)
+    return model
+
+
 def unpacked_model(folder, *, levels=2, rope=YARN, **options):
     """A random model, saved as float16 into *folder*, and itself as a module of transformers."""
     model = random_model("Qwen3", SHAPE | {"rope_parameters": rope} | options)
-    rng = np.random.default_rng(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.copy_(torch.from_numpy(low_bit(parameter.numpy(), levels, rng)))
-            else:
-                parameter.copy_(parameter.half().float())
+    _quantize(model, levels)
     halves = copy.deepcopy(model).half()  # which rounds the rope frequencies as well
     halves.save_pretrained(folder, safe_serialization=True)
     return model
+
+
+def _quantize(model, levels):
+    rng = np.random.default_rng(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "visual" not in name:
+                parameter.copy_(torch.from_numpy(low_bit(parameter.numpy(), levels, rng)))
+            else:
+                parameter.copy_(parameter.half().float())
 
 
 def as_mlx(folder, bits):
@@ -84,4 +115,4 @@ def as_mlx(folder, bits):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-__all__ = ["TOKENS", "YARN", "as_mlx", "low_bit", "unpacked_model"]
+__all__ = ["TOKENS", "YARN", "as_mlx", "low_bit", "unpacked_hybrid", "unpacked_model"]
