@@ -16,7 +16,6 @@ from bitnet import native
 from bitnet.base import locks, settings
 from bitnet.base.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
 from bitnet.base.findings import Finding
-from bitnet.base.invocation import find_pip_wheel
 from bitnet.base.progress import human_size
 from bitnet.cache.prune import space_hint
 from bitnet.formats.containers import open_checkpoint
@@ -71,11 +70,9 @@ def _versions() -> list[Finding]:
 
 
 def _pip() -> Finding:
-    """The program that finds packaged models; environments of ``uv tool`` and ``pipx`` lack it."""
+    """The program that finds packaged models, a dependency that can be uninstalled."""
     if find_spec("pip") is not None:
         return Finding("ok", "pip", _version("pip"))
-    if (bundled := find_pip_wheel()) is not None:
-        return Finding("ok", "pip", f"{bundled.stem} inside Python")
     hint = f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)"
     return Finding("failed", "pip", "missing; it finds packaged models such as smollm2-135m", hint)
 

@@ -2,11 +2,12 @@
 
 import os
 import socket
-import subprocess
+from pathlib import Path
 
 import pytest
 from builders import write_gguf
 
+import bitnet
 from bitnet.base.errors import NetworkError, NoSpace, PermissionDenied
 from bitnet.base.findings import Finding
 from bitnet.doctor import examine, markdown, verdict
@@ -115,21 +116,12 @@ def test_the_report_is_a_block_that_can_be_pasted(tmp_path):
     assert (lines[2], lines[-2], lines[-1]) == ("```", "Nothing is wrong.", "```")
 
 
-def test_without_pip_the_one_inside_python_is_used_and_without_both_doctor_fails(monkeypatch):
+def test_pip_is_a_dependency_and_doctor_fails_without_it(monkeypatch):
     from bitnet import doctor
-    from bitnet.base import invocation
 
-    if invocation.find_pip_wheel() is None:
-        pytest.skip("this Python was built without ensurepip's wheel")
-    real = invocation.find_spec
-    hidden = ["pip"]
-    for module in (doctor, invocation):
-        monkeypatch.setattr(
-            module, "find_spec", lambda name: None if name in hidden else real(name)
-        )
-    command = invocation.isolate("pip", "--version")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("pip "), done.stderr
+    project = (Path(bitnet.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    required = project.partition("dependencies = [")[2].partition("\n]")[0]
+    assert '"pip>=' in required
     assert not doctor._pip().failed
-    hidden.append("ensurepip")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert doctor._pip().failed

@@ -11,14 +11,12 @@ import re
 import shlex
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = [
     "NO_BREAK",
     "as_started",
     "as_typed",
-    "find_pip_wheel",
     "harmless",
     "isolate",
     "program",
@@ -50,17 +48,8 @@ def isolate(module: str, *words: str) -> list[str]:
     here = Path.cwd()
     places = [place for place in sys.path if place and Path(place).resolve() != here]
     places.append(str(Path(__file__).parents[2]))  # this program, whatever put it on the path
-    if module == "pip" and find_spec("pip") is None and (bundled := find_pip_wheel()) is not None:
-        places.append(str(bundled))
     command = [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}"]
     return [*command, "-c", _RUN.format(sep=os.pathsep), os.pathsep.join(places), module, *words]
-
-
-def find_pip_wheel() -> Path | None:
-    """The wheel of pip inside Python itself, which environments of ``uv tool`` and ``pipx`` use."""
-    ensurepip = find_spec("ensurepip")
-    folder = Path(ensurepip.origin or "").parent / "_bundled" if ensurepip is not None else Path()
-    return next(iter(sorted(folder.glob("pip-*.whl"))), None)
 
 
 def program() -> str:

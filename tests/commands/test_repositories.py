@@ -27,7 +27,9 @@ def work(hub, tmp_path, monkeypatch):
 
 
 def below(folder):
-    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    """Paths of the files in *folder* that came from the hub."""
+    paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sorted(path for path in paths if not path.endswith(".attestation.json"))
 
 
 def test_several_names_and_patterns_are_fetched_by_one_command(work, bitnet):
@@ -56,6 +58,55 @@ def test_a_repository_without_a_model_that_runs_is_fetched_whole(work, bitnet):
     assert done.code == 0, done.err
     assert below(work / "models/org-other") == ["README.md", "onnx/model.onnx", "tokenizer.json"]
     assert bitnet("sync", "--check").code == 0
+
+
+OWN = (".gitattributes", "modeling.py")  # every repository has the first
+
+
+def test_a_repository_with_a_model_is_downloaded_whole(work, hub, bitnet, tmp_path):
+    for name in OWN:
+        hub.add("org/two", name, b"*.gguf filter=lfs")
+    done = bitnet("download", "org/two")
+    assert done.code == 0, done.err
+    whole = ["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "sub/notes.txt"]
+    assert below(work / "models/org-two") == whole
+    assert ".gitattributes (it is hidden), modeling.py" in done.err
+    pinned = json.loads((work / "bitnet.lock.json").read_text())["files"]
+    assert [entry["file"] for entry in pinned] == whole
+    shutil.rmtree(work / "models")
+    assert bitnet("sync").code == 0
+    assert below(work / "models/org-two") == whole
+    elsewhere = tmp_path / "elsewhere"
+    assert bitnet("download", "org/two", "--local-dir", elsewhere).code == 0
+    assert below(elsewhere) == sorted([*OWN, *whole])
+    assert bitnet("download", "org/two", "modeling.py").code != 0  # who names it hears why not
+
+
+def test_the_files_of_a_repository_are_named_or_matched(work, hub, bitnet, tmp_path):
+    there = tmp_path / "there"
+    done = bitnet("download", "org/two", "*.gguf", "sub/notes.txt", "--output", there, "--json")
+    assert done.code == 0, done.err
+    assert [Path(row["path"]).name for row in json.loads(done.out)] == [
+        "m-Q4_0.gguf",
+        "m-Q8_0.gguf",
+        "notes.txt",
+    ]
+    assert below(there) == ["m-Q4_0.gguf", "m-Q8_0.gguf", "sub/notes.txt"]  # paths are kept
+    assert bitnet("download", "org/two", "--exclude", "*.gguf").code == 0
+    assert below(work / "models/org-two") == ["README.md", "sub/notes.txt"]
+    missing = bitnet("download", "org/two", "README.md", "*.onnx")
+    assert (missing.code, "no file of org/two matches '*.onnx'" in missing.err) == (19, True)
+    hub.close()
+    assert bitnet("download", "org/two", "README.md", "--offline").code == 0
+
+
+def test_the_model_of_a_repository_is_not_the_whole_of_it(work, hub, bitnet):
+    hub.add("org/one", "README.md", b"# one")
+    hub.add("org/one", "tiny.gguf", tiny_gguf(work.parent / "one.gguf").read_bytes())
+    assert bitnet("download-model", "org/one").code == 0
+    assert below(work / "models/org-one") == ["tiny.gguf"]
+    assert bitnet("download", "org/one").code == 0
+    assert below(work / "models/org-one") == ["README.md", "tiny.gguf"]
 
 
 def test_a_plan_lists_the_files_that_would_be_fetched(work, hub, bitnet):
