@@ -252,7 +252,7 @@ def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> 
     """True if *entry* is a good file from elsewhere; warns if it is replaced."""
     if not entry.is_file():
         return False
-    record = project.store.verified.record_of(entry)
+    record = project.store.verified.find(entry)
     is_placed = record is not None and record.placed
     if record is not None and is_placed and project.store.digest_of(entry) == record.sha256:
         return False  # what we put there

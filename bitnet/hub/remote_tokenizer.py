@@ -78,7 +78,7 @@ def provide(remote: Ref, project: Project, *, check: Callable[[Path], object]) -
     folder = _folder(remote, project.cache)
     for name in _names(remote):
         path = folder / name
-        record = project.store.verified.record_of(path)
+        record = project.store.verified.find(path)
         if path.is_file() and record is not None and record.placed:
             if project.store.digest_of(path) == record.sha256:
                 logger.info("tokenizer %s is in the cache: %s", remote.name, path)

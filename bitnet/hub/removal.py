@@ -62,7 +62,7 @@ class ModelRemoval:
                 with suppress(OSError):
                     self.folder.rmdir()
                 for identity in self.identities:
-                    self.store.index.file_for(*identity).unlink(missing_ok=True)
+                    self.store.index.forget(*identity)
                 for blob in self.blobs:
                     if not self.store.index.of(blob.sha256):
                         self.store.drop(blob)

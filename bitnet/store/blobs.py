@@ -258,7 +258,7 @@ class Store:
 
         Either this program put it there and it is unchanged, or the store has its content.
         """
-        record = self.verified.record_of(path)
+        record = self.verified.find(path)
         if record is not None and record.placed and record.is_unchanged:
             return True
         return path.is_file() and self.path_of(self.digest_of(path)).is_file()

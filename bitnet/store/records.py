@@ -26,8 +26,9 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.base.files import keep, text_of, write_text
@@ -35,14 +36,16 @@ from bitnet.base.trust import SHA256, is_plain_text, place_problem, printable
 from bitnet.sources import licence_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = [
     "LOCK_FILE",
     "Artifact",
+    "RecordFolder",
     "StoreIndex",
     "find_pin",
     "from_record",
+    "from_subject",
     "lock_text",
     "parse_lock",
     "pin",
@@ -50,8 +53,11 @@ __all__ = [
     "refuse_unreadable",
     "relative",
     "to_record",
+    "to_subject",
     "write_lock",
 ]
+
+T = TypeVar("T")
 
 LOCK_FILE = "bitnet.lock.json"
 VERSION = 1
@@ -161,6 +167,45 @@ def from_record(record: Any, where: str) -> Artifact:
     return Artifact(**{_FIELDS[name]: value for name, value in record.items()})
 
 
+def to_subject(name: str, files: Iterable[Artifact]) -> tuple[list[Any], list[Any]]:
+    """*files*, those of the model *name*, as an in-toto statement names them.
+
+    Returns:
+        The subject, with the digest of all their digests, and the files as OpenSSF's form of
+        model signatures lists them, by path.
+    """
+    resources = [
+        {"name": file.file, "algorithm": "sha256", "digest": file.sha256}
+        for file in sorted(files, key=lambda file: PurePosixPath(file.file))
+    ]
+    return [{"name": name, "digest": {"sha256": _root_digest(resources)}}], resources
+
+
+def from_subject(subject: Any, resources: Any) -> list[Artifact]:
+    """The files that :func:`to_subject` made this of; only their paths and digests are known.
+
+    Raises:
+        ValueError: the digests do not fit, or a path is there twice.
+        KeyError: a value is missing.
+        TypeError: a value is of another kind.
+    """
+    (whole,), files = (
+        subject,
+        [Artifact(file=one["name"], sha256=one["digest"]) for one in resources],
+    )
+    are_sound = all(is_plain_text(file.file) and SHA256.fullmatch(file.sha256) for file in files)
+    is_once = len({file.file for file in files}) == len(files) > 0
+    if not (are_sound and is_once and {one["algorithm"] for one in resources} == {"sha256"}):
+        raise ValueError("its files are not named by SHA-256")
+    if whole["digest"]["sha256"] != _root_digest(resources):
+        raise ValueError("its digests do not fit")
+    return files
+
+
+def _root_digest(resources: list[dict[str, str]]) -> str:
+    return hashlib.sha256(b"".join(bytes.fromhex(one["digest"]) for one in resources)).hexdigest()
+
+
 def refuse_unreadable(artifact: Artifact) -> None:
     """Refuse an *artifact* that a lock file could not name.
 
@@ -219,46 +264,59 @@ def relative(path: Path, folder: Path) -> str | None:
         return None
 
 
-# --- the index of a store --------------------------------------------------------------------
+# --- records in a folder ---------------------------------------------------------------------
 
 
-class StoreIndex:
-    """Artifacts by name in *folder*, a file for each: what a name meant when it was looked up."""
+class RecordFolder(Generic[T]):
+    """Records by name in *folder*, a JSON file for each; one that is not readable is not there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, read: Callable[[Any], T], write: Callable[[T], dict[str, Any]]
+    ) -> None:
         self._folder = folder
+        self._read = read
+        self._write = write
 
-    def __iter__(self) -> Iterator[Artifact]:
+    def __iter__(self) -> Iterator[T]:
         """Every readable record."""
         with suppress(OSError):
-            for path in sorted(self._folder.iterdir()):
-                artifact = _read_file(path)
-                if artifact is not None:
-                    yield artifact
+            yield from filter(None, map(self._open, sorted(self._folder.iterdir())))
 
-    def find(self, *name: str) -> Artifact | None:
-        """Record of *name*, such as repository, revision and file."""
-        return _read_file(self.file_for(*name))
+    def find(self, *name: str | Path) -> T | None:
+        """Record of *name*, such as a path; or a repository, revision and file."""
+        return self._open(self.file_for(*name))
 
-    def write(self, artifact: Artifact, *name: str) -> None:
+    def write(self, record: T, *name: str | Path) -> None:
         """Record the meaning of *name*; without permission nothing happens."""
-        if self.find(*name) != artifact:
-            keep(self.file_for(*name), json.dumps(to_record(artifact)).encode())
+        if self.find(*name) != record:
+            keep(self.file_for(*name), json.dumps(self._write(record)).encode())
+
+    def forget(self, *name: str | Path) -> None:
+        """Drop the record of *name*."""
+        with suppress(OSError):
+            self.file_for(*name).unlink()
+
+    def file_for(self, *name: str | Path) -> Path:
+        """Path of the record of *name*."""
+        key = hashlib.sha256(json.dumps([*map(str, name)]).encode()).hexdigest()
+        return self._folder / f"{key[:32]}.json"
+
+    def _open(self, path: Path) -> T | None:
+        try:
+            return self._read(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError, InvalidFormat):
+            return None
+
+
+class StoreIndex(RecordFolder[Artifact]):
+    """What a name meant when it was looked up."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, partial(from_record, where="index"), to_record)
 
     def of(self, sha256: str) -> list[Artifact]:
         """Records of the file with this digest."""
         return [artifact for artifact in self if artifact.sha256 == sha256]
-
-    def file_for(self, *name: str) -> Path:
-        """Path of the record of *name*."""
-        return self._folder / f"{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:32]}.json"
-
-
-def _read_file(path: Path) -> Artifact | None:
-    try:
-        return from_record(json.loads(path.read_text(encoding="utf-8")), path.name)
-    except (OSError, ValueError, RecursionError, InvalidFormat):
-        return None
 
 
 # --- lock files ------------------------------------------------------------------------------

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bitnet.base.files import keep
+from bitnet.store.records import RecordFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["SETTLED_S", "Verified", "VerifiedFiles"]
 
@@ -66,28 +62,19 @@ class Verified:
         return self.is_unchanged and self.ctime_ns == changed > 0
 
 
-class VerifiedFiles:
-    """Records in *folder*, one per path."""
+class VerifiedFiles(RecordFolder[Verified]):
+    """Records by path."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        super().__init__(folder, _parse, asdict)
 
-    def __iter__(self) -> Iterator[Verified]:
-        """Every readable record."""
-        with suppress(OSError):
-            for path in sorted(self._folder.iterdir()):
-                record = _read(path)
-                if record is not None:
-                    yield record
-
-    def record_of(self, path: Path) -> Verified | None:
-        """Last record of *path*, whatever is there now."""
-        record = _read(self.file_for(path))
-        return record if record is not None and record.path == _absolute(path) else None
+    def file_for(self, *name: str | Path) -> Path:
+        """Path of the record of a path; links are not resolved, a name is a name."""
+        return super().file_for(*map(os.path.abspath, name))
 
     def digest_of(self, path: Path) -> str | None:
         """Digest of *path*, if it was computed and the file has not changed since."""
-        record = self.record_of(path)
+        record = self.find(path)
         return record.sha256 if record is not None and record.is_unchanged else None
 
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
@@ -107,43 +94,26 @@ class VerifiedFiles:
         if not 0 <= status.st_mtime <= time.time() - SETTLED_S:
             self.forget(path)
             return
-        place = _absolute(path)
-        earlier = self.record_of(path)
+        earlier = self.find(path)
         placed = placed or (earlier is not None and earlier.placed and earlier.sha256 == sha256)
         state = status.st_size, status.st_mtime_ns, status.st_ino
         settled = 0 <= status.st_ctime <= time.time() - SETTLED_S
         changed = status.st_ctime_ns if settled else 0
-        record = Verified(place, sha256, *state, placed, changed)
-        if earlier != record:
-            keep(self.file_for(path), json.dumps(asdict(record)).encode())
-
-    def forget(self, path: Path) -> None:
-        """Drop the record of *path*."""
-        with suppress(OSError):
-            self.file_for(path).unlink()
+        record = Verified(os.path.abspath(path), sha256, *state, placed, changed)  # noqa: PTH100
+        self.write(record, path)
 
     def sweep(self) -> None:
         """Drop the records of files that are gone."""
         for record in self:
             if not os.path.lexists(record.path):
-                self.forget(Path(record.path))
-
-    def file_for(self, path: Path) -> Path:
-        """Path of the record of *path*."""
-        name = hashlib.sha256(os.fsencode(_absolute(path))).hexdigest()[:32]
-        return self._folder / f"{name}.json"
+                self.forget(record.path)
 
 
-def _absolute(path: Path) -> str:
-    return os.path.abspath(path)  # noqa: PTH100  # without links resolved: a name is a name
-
-
-def _read(path: Path) -> Verified | None:
-    try:
-        record = Verified(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
+def _parse(values: Any) -> Verified:
+    """The record of *values*, a JSON object; ValueError or TypeError if it is none."""
+    record = Verified(**values)
     numbers = (record.size, record.mtime_ns, record.inode, record.ctime_ns)
     texts = (record.path, record.sha256)
-    sound = all(type(n) is int for n in numbers) and all(isinstance(t, str) for t in texts)
-    return record if sound else None
+    if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
+        raise ValueError("not the record of a file")
+    return record

@@ -246,7 +246,7 @@ def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
         file.seek(0)
         return hashlib.sha256(file.read()).hexdigest()
     records = verified.VerifiedFiles(settings.cache_dir() / "tokenizers" / "compiled" / "digests")
-    record = None if verify else records.record_of(path)
+    record = None if verify else records.find(path)
     if record is not None and record.is_untouched:
         return record.sha256
     settled = before.st_ctime <= time.time() - verified.SETTLED_S

@@ -12,16 +12,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.base.installation import extra_command
 from bitnet.formats.json_file import parse_json
+from bitnet.store.records import Artifact, from_subject, to_subject
 from bitnet.tokenizer.load import read_files
 from bitnet.verify.attestation import Attestation
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bitnet.formats.checkpoint import Checkpoint
 
 __all__ = ["is_bundle", "open_bundle", "sign", "statement_of"]
@@ -45,14 +47,11 @@ def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, 
         names = {name: "." if len(files.names) == 1 else name for name in files.names}
         hidden = []
     read = files.sha256 | dict(attestation.unread)
-    digests = {names[name]: sha256 for name, sha256 in read.items()}
-    resources = [
-        {"name": name, "algorithm": "sha256", "digest": digests[name]}
-        for name in sorted(digests, key=PurePosixPath)
-    ]
+    artifacts = [Artifact(file=names[name], sha256=sha256) for name, sha256 in read.items()]
+    subject, resources = to_subject(attestation.name, artifacts)
     return {
         "_type": _STATEMENT,
-        "subject": [{"name": attestation.name, "digest": {"sha256": _root_digest(resources)}}],
+        "subject": subject,
         "predicateType": _PREDICATE,
         "predicate": {
             "serialization": {
@@ -121,20 +120,17 @@ def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[
             document = parse_json(_check_signature(document, key, path), path, dict)
         if (document["_type"], document["predicateType"]) != (_STATEMENT, _PREDICATE):
             raise ValueError("another kind of statement")
-        predicate, (subject,) = document["predicate"], document["subject"]
-        resources = predicate["resources"]
-        files = {entry["name"]: entry["digest"] for entry in resources}
-        methods = {entry["algorithm"] for entry in resources}
-        whole = methods == {"sha256"} and len(files) == len(resources)
-        if not whole or subject["digest"]["sha256"] != _root_digest(resources):
-            raise ValueError("its digests do not fit")
+        predicate = document["predicate"]
+        files = from_subject(document["subject"], predicate["resources"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidFormat(
             f"{path.name} is not a statement of model-signing: {error}",
             hint="make it again: bitnet attest ORIGINAL --bundle FILE",
         ) from error
     content = predicate.get("content")
-    return Attestation.parse(json.dumps(content), path.name) if content else None, files
+    return Attestation.parse(json.dumps(content), path.name) if content else None, {
+        file.file: file.sha256 for file in files
+    }
 
 
 def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:
@@ -163,11 +159,6 @@ def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:
 def _message_of(payload: bytes) -> bytes:
     """The bytes that a DSSE signature is of."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
-
-
-def _root_digest(resources: list[dict[str, str]]) -> str:
-    raw = b"".join(bytes.fromhex(entry["digest"]) for entry in resources)
-    return hashlib.sha256(raw).hexdigest()
 
 
 def _hint(crypto: _Crypto, public: Any) -> str:

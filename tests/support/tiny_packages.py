@@ -1,5 +1,6 @@
 """A model in three wheels, small enough to be built by every test."""
 
+import base64
 import hashlib
 import zipfile
 
@@ -49,5 +50,12 @@ def wheel(folder, name, files, version="1.0", paths=()):
             archive.write(file, member, zipfile.ZIP_STORED)
         archive.writestr(f"{info}/METADATA", metadata)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
+        names = archive.namelist()
+        rows = [f"{member},sha256={_digest(archive.read(member))}," for member in names]
+        archive.writestr(f"{info}/RECORD", "\n".join([*rows, f"{info}/RECORD,,"]))
     return path
+
+
+def _digest(content):
+    """SHA-256 as RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
