@@ -1,6 +1,7 @@
 """One name, one meaning: a public class has a name of its own in the whole package."""
 
 import ast
+import fnmatch
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -138,6 +139,35 @@ def test_docstrings_name_what_is_there():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, kinds)
         for name in missing_names(ast.get_docstring(node) or "")
+    ]
+    assert missing == []
+
+
+SOURCE = re.compile(r"[\w./*-]*\w\.(?:hpp|cpp)\b")
+ENGINE = re.compile(r"(?:^|[/_])(?:bitnet|llama)\.cpp$")
+
+
+def missing_sources(text):
+    """Names of our C++ files in *text* that no path ends with; a ``*`` stands for a name."""
+    paths = [
+        f"/{path.relative_to(ROOT.parent)}"
+        for folder in ("native", "tests/native")
+        for path in ROOT.parent.joinpath(folder).rglob("*.*pp")
+    ]
+    for name in SOURCE.findall(text):
+        theirs = ENGINE.search(name) or name.startswith(("src/", "ggml"))
+        if not theirs and not fnmatch.filter(paths, f"*/{name}"):
+            yield name
+
+
+def test_files_of_c_plus_plus_are_named_by_where_they_are():
+    patterns = {"bitnet": "*.py", "native": "*.*pp", "docs": "*.md", "tests/native": "*.*p*"}
+    missing = [
+        f"{path.relative_to(ROOT.parent)}: {name}"
+        for folder, pattern in patterns.items()
+        for path in sorted(ROOT.parent.joinpath(folder).rglob(pattern))
+        if "__pycache__" not in path.parts
+        for name in missing_sources(path.read_text(encoding="utf-8"))
     ]
     assert missing == []
 

@@ -1,6 +1,6 @@
 """Index of a GGUF header, with every length, count and type checked before use.
 
-:func:`walk` is the specification; ``native/gguf_index.cpp`` does the same, some hundred times
+:func:`walk` is the specification; ``native/gguf/index.cpp`` does the same, some hundred times
 faster, with the same index or the same problem for every input. :func:`index` uses the native one
 if it is available.
 
@@ -87,7 +87,7 @@ class NeedMoreBytes(InvalidFormat):
 
 
 class Fault(IntEnum):
-    """Kind of problem of a header; the values are those of ``gguf_index.hpp``."""
+    """Kind of problem of a header; the values are those of ``native/gguf/index.hpp``."""
 
     MORE = 1
     TRUNCATED = 2

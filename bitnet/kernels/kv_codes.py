@@ -27,10 +27,10 @@ __all__ = [
     "store",
 ]
 
-PAGE = 64  # positions; ``kKeyBlock`` in native/isa/kernels.hpp
+PAGE = 64  # positions; ``kKeyBlock`` in native/kernels/isa/kernels.hpp
 _KEY_RANGE, _VALUE_RANGE = np.float32(32767), np.float32(16383)
 _LARGEST, _SMALLEST = np.float32(1e18), np.float32(1e-18)  # of which squares are normal numbers
-_LANES = 16  # partial sums of a length, as in native/ops/float_ops.hpp
+_LANES = 16  # partial sums of a length, as in native/kernels/ops/float_ops.hpp
 
 
 class Vectors(NamedTuple):
@@ -70,7 +70,7 @@ def _encode(x: NDArray[np.float32], size: NDArray[np.float32], extent: np.float3
 
 
 def _sum(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sums over the last axis, in the order of ``sum_over`` in ``native/ops/float_ops.hpp``."""
+    """Sums over the last axis, in the order of ``sum_over`` in ``ops/float_ops.hpp``."""
     padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % _LANES)]
     parts = np.pad(x, padding).reshape(*x.shape[:-1], -1, _LANES)
     lanes: NDArray[np.float32] = np.zeros_like(parts[..., 0, :])

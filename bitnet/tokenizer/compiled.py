@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 _MODELS = ("bpe", "spm", "unigram", "wordpiece", "wordlevel")
 _NO_ID = 0xFFFFFFFF
-# Config flags, see tokenizer_file.hpp.
+# Config flags, see native/tokenizer/file.hpp.
 _BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM = 1, 2, 4, 8, 16
 _STEPS, _FUSE = 32, 64
-# Token flags, see tokenizer_file.hpp.
+# Token flags, see native/tokenizer/file.hpp.
 _SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
 _NORMAL, _, _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = map(int, TokenType)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8

@@ -1,8 +1,8 @@
 """Bounds on what a tokenizer file may ask for; ``SECURITY.md`` states them for users.
 
 Far above the needs of published tokenizers, and low enough that a hostile file, or a hostile text
-for a careless one, ends in an error instead of exhausting the machine. ``native/budget.hpp`` has
-the same numbers; a test compares the three.
+for a careless one, ends in an error instead of exhausting the machine.
+``native/tokenizer/budget.hpp`` has the same numbers; a test compares the three.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NotNative", "charsmaps_of", "pack_steps"]
 
-# Kinds of steps, see tokenizer_steps.hpp.
+# Kinds of steps, see native/tokenizer/steps.hpp.
 _NORMALIZERS = {
     "NFC": 1, "NFKC": 2, "NFD": 3, "NFKD": 4, "Lowercase": 5, "StripAccents": 6, "Nmt": 11,
     "ByteLevel": 13, "Precompiled": 14,

@@ -436,7 +436,7 @@ void bind_operations(nb::module_& m) {
           "out"_a.noconvert(), "silu of a causal convolution of each channel");
     m.def("delta_rule", &bind_delta_rule, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
           "alpha"_a.noconvert(), "beta"_a.noconvert(), "a"_a.noconvert(), "dt"_a.noconvert(), "grouped"_a,
-          "state"_a.noconvert(), "out"_a.noconvert(), "The gated delta rule (native/ops/delta.hpp).");
+          "state"_a.noconvert(), "out"_a.noconvert(), "The gated delta rule (native/kernels/ops/delta.hpp).");
     nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")
         .def(nb::init<>())
         .def("add_register", &BoundGraph::add_register, "width"_a, "place"_a)
