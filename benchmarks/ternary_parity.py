@@ -31,8 +31,9 @@ from bitnet.base.errors import BitnetError
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval.asking import PROMPTS, our_trace
 from bitnet.crossval.compare import compare
-from bitnet.crossval.exact import Float64Pass
+from bitnet.crossval.exact import Float64
 from bitnet.crossval.references import BitnetCpp, IkLlamaCpp, LlamaCpp, Question, Transformers
+from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, encode_value, write_new
 from bitnet.formats.gguf_write import raw_values
@@ -139,13 +140,13 @@ def ours(checkpoint, question, level):
     if level and not native.module().set_kernel_level(level):
         raise SystemExit(f"this machine has no {level}")
     with bitnet.load(checkpoint, threads=1) as model:
-        return our_trace(model, question, arithmetic="int8")
+        return our_trace(model, question)
 
 
 def theirs(reference, checkpoint, question):
     """The answer of a reference, or why there is none."""
     try:
-        return reference.trace(Question(checkpoint, question.prompts, greedy=STEPS, threads=1))
+        return reference.trace(Question(checkpoint, question.prompts))
     except BitnetError as error:
         return error.message
 
@@ -184,14 +185,14 @@ def table(found, best, exact):
         if isinstance(trace, str):
             yield f"| {label} | none: {trace} | | | |"
             continue
-        beside = compare(trace, exact)
-        kl = [row.kl for row in beside.rows]
-        agreed = sum(row.agrees for row in beside.rows)
-        near = np.mean([row.kl for row in compare(trace, best).rows])
-        equal = sum(one.agreed == one.steps for one in beside.greedy)
+        rows, continuations = compare(trace, exact)
+        kl = [row.kl for row in rows]
+        agreed = sum(row.agrees for row in rows)
+        near = np.mean([row.kl for row in compare(trace, best)[0]])
+        equal = sum(row.agrees for row in continuations)
         yield (
             f"| {label} | {agreed} of {len(kl)} | {np.mean(kl):.1e} ({max(kl):.1e}) | {near:.1e} | "
-            f"{equal} of {len(beside.greedy)} equal |"
+            f"{equal} of {len(continuations)} equal |"
         )
 
 
@@ -200,9 +201,9 @@ def main():
     output = Path(sys.argv[1])
     checkpoint = open_checkpoint(SHIPPED["bitnet-tiny"].path)
     with bitnet.load(checkpoint, threads=1) as model:
-        prompts = tuple((text, tuple(model.tokenizer.encode(text))) for text in PROMPTS[:6])
-    question = Question(checkpoint, prompts, greedy=STEPS, threads=1)
-    exact = Float64Pass(checkpoint).trace(prompts, (), (STEPS,) * len(prompts))
+        ids = {text: tuple(model.tokenizer.encode(text)) for text in PROMPTS[:6]}
+    question = Question(checkpoint, tuple(Prompt(*it, steps=STEPS) for it in ids.items()))
+    exact = Float64().trace(question)
     with tempfile.TemporaryDirectory() as work:
         found, best = answers(checkpoint, question, Path(work))
     text = "\n".join(table(found, best, exact)) + "\n"

@@ -45,11 +45,9 @@ def crossval(
         return
     texts = _texts(requested.prompts)
     _check_outputs(requested)
-    report = (_report_of_tokens if requested.tokenizer_only else _report)(
-        requested, texts, model, common
-    )
-    _show(report, requested, common.output)
-    _end(report, requested, model.model, quiet=common.output.json)
+    evidence = _compare(requested, texts, model, common)
+    _show(evidence, requested, common.output)
+    _end(evidence, requested, model.model, quiet=common.output.json)
 
 
 def _check_outputs(requested):
@@ -74,15 +72,29 @@ def _texts(file):
     return texts
 
 
-def _report(requested, texts, options, common):
+def _compare(requested, texts, options, common):
+    """The evidence of the comparison that was *requested*."""
     from bitnet.base.files import write_text
-    from bitnet.crossval.report import Report
+    from bitnet.crossval.references import choose
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.store.tag import make_cache
 
+    _, tokenizer = open_tokenizer(options, common) if requested.tokenizer_only else (None, None)
     checkpoint = open_file(options, common)
+    recording = Path(requested.recording) if requested.recording else None
+    reference = choose(requested.against, checkpoint, recording=recording)
+    if requested.tokenizer_only:
+        evidence, _ = cross_validate(
+            None,
+            checkpoint,
+            reference,
+            requested,
+            tokenizer=tokenizer,
+            texts=texts,
+            facts=_facts(checkpoint),
+        )
+        return evidence
     make_cache(common.cache.root)
-    reference = _reference(checkpoint, requested.against, requested.recording)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         evidence, theirs = cross_validate(
             model,
@@ -94,29 +106,9 @@ def _report(requested, texts, options, common):
             notify=notify,
         )
         if requested.record and theirs:
-            trace = recordable(theirs, model)
+            trace = recordable(theirs, model.tokenizer)
             write_text(Path(requested.record), json.dumps(trace.as_json()) + "\n")
-    return Report.of(evidence)
-
-
-def _report_of_tokens(requested, texts, options, common):
-    from bitnet.crossval.report import Report
-    from bitnet.crossval.run import compare_tokens
-
-    _, tokenizer = open_tokenizer(options, common)
-    checkpoint = open_file(options, common)
-    reference = _reference(checkpoint, requested.against, requested.recording)
-    facts = _facts(checkpoint)
-    evidence, _ = compare_tokens(
-        tokenizer, checkpoint, reference, options=requested, texts=texts, facts=facts
-    )
-    return Report.of(evidence)
-
-
-def _reference(checkpoint, name, recording):
-    from bitnet.crossval.references import choose
-
-    return choose(name, checkpoint, recording=Path(recording) if recording else None)
+    return evidence
 
 
 @contextmanager
@@ -174,32 +166,35 @@ def _origin(sha256):
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 
-def _show(report, requested, output):
+def _show(evidence, requested, output):
     """The result on stdout, the report files, and the summary of the CI job."""
-    from bitnet.crossval.report import append_summary, as_markdown, write
+    from bitnet.crossval import report
 
     if output.json:
-        print(as_json(report.as_json()))
+        print(as_json(report.as_json(evidence)))
     else:
-        print(*of_markdown(as_markdown(report)), sep="\n")
+        print(*of_markdown(report.as_markdown(evidence)), sep="\n")
     if requested.report_dir:
-        for path in write(report, Path(requested.report_dir)):
+        for path in report.write(evidence, Path(requested.report_dir)):
             logger.info("wrote %s", path)
     summary = settings.step_summary()
     if summary is not None:
-        append_summary(report, summary)
+        report.append_summary(evidence, summary)
 
 
-def _end(report, requested, name, *, quiet):
-    """The exit code that the verdict of *report* amounts to, with its reasons.
+def _end(evidence, requested, name, *, quiet):
+    """The exit code that the verdict on *evidence* amounts to, with its reasons.
 
     ``--allow-missing`` excuses an engine that is not installed, and nothing else.
     """
-    verdict, state = report.verdict, report.evidence.reference.state
+    from bitnet.crossval.judge import judge
+
+    verdict, no_answer = judge(evidence), evidence.no_answer
     if verdict.status == "passed":
         return
+    is_missing = no_answer is not None and no_answer.severity == "skipped"
     reasons = "; ".join(verdict.reasons)
-    if verdict.status == "not run" and state == "missing" and requested.allow_missing:
+    if verdict.status == "not run" and is_missing and requested.allow_missing:
         say(f"crossval was not run: {reasons}")
         say("NOT CHECKED: nothing was compared")
         return
@@ -214,14 +209,15 @@ def _check(requested, options, common):
     """``--check``: the verdict of a report derived again."""
     from bitnet.base.findings import render
     from bitnet.crossval.check import check_report
+    from bitnet.crossval.judge import judge
     from bitnet.crossval.report import read_report
 
-    report, claimed = read_report(Path(requested.check))
-    findings = check_report(report, claimed)
+    evidence, claimed = read_report(Path(requested.check))
+    findings = check_report(evidence, claimed)
     if requested.replay:
-        findings.append(_replay(report.evidence, requested, options, common))
+        findings.append(_replay(evidence, requested, options, common))
     wrong = [finding for finding in findings if finding.severity == "failed"]
-    status, output = report.verdict.status, common.output
+    status, output = judge(evidence).status, common.output
     if output.json:
         facts = {"file": requested.check, "holds": not wrong, "status": status}
         print(as_json(facts | {"findings": [finding.facts() for finding in findings]}))
@@ -242,7 +238,7 @@ def _check(requested, options, common):
             raise ReferenceUnavailable(
                 f"{requested.check}: {finding.subject} {finding.text}", hint=finding.hint
             )
-    _end(report, requested, report.evidence.model.file, quiet=output.json)
+    _end(evidence, requested, evidence.model.file, quiet=output.json)
 
 
 def _replay(evidence, requested, options, common):
@@ -250,7 +246,6 @@ def _replay(evidence, requested, options, common):
     from bitnet.crossval.check import compare_again, options_of
 
     again = options_of(evidence)
-    if not evidence.reference.live:
+    if not evidence.plan.live:
         again = replace(again, recording=requested.recording)
-    report = _report_of_tokens if again.tokenizer_only else _report
-    return compare_again(evidence, report(again, evidence.plan.asked, options, common).evidence)
+    return compare_again(evidence, _compare(again, evidence.plan.asked, options, common))

@@ -48,7 +48,6 @@ def differences(
         yield _by("llama.cpp", "lets no position see those behind it, unless it is told to")
     yield from _windows(config, family.llama_cpp)
     yield from _scale(config, family.llama_cpp)
-    yield from _caps(config, family.llama_cpp)
     yield from _rope(config)
     yield from _tensors(checkpoint, config, family.llama_cpp)
 
@@ -112,20 +111,10 @@ def _scale(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
             usual = (config.dim / its.heads) ** -0.5
         if not math.isclose(its.scale, usual, rel_tol=1e-6):
             yield _by(
-                "llama.cpp",
+                "every engine",
                 f"scales the scores of {config.architecture} models by {usual:.6g} whatever "
                 f"query_pre_attn_scalar says, here {its.scale:.6g}",
             )
-
-
-def _caps(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
-    uncapped = any(its.softcap == 0 for its in config.attentions)
-    if engine.always_caps and (uncapped or config.final_softcap == 0):
-        yield _by(
-            "llama.cpp",
-            f"divides the {'scores' if uncapped else 'logits'} of {config.architecture} models by "
-            "their soft cap, and this one has none",
-        )
 
 
 def _rope(config: ModelConfig) -> Iterator[Finding]:

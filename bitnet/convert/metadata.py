@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.convert.engines import is_dynamic
-from bitnet.formats.gguf_checkpoint import INPUTS
+from bitnet.families.family import of_gguf
+from bitnet.families.gguf_keys import find_zero
+from bitnet.formats.gguf_checkpoint import INPUTS, effective_keys
 from bitnet.formats.gguf_new import encode_value
 from bitnet.formats.gguf_write import raw_values
 from bitnet.quants import registry
@@ -102,7 +104,24 @@ def _check_dynamic(checkpoint: Checkpoint) -> None:
         )
 
 
+def _check_zeros(checkpoint: Checkpoint) -> None:
+    """Check that llama.cpp can compute what the keys of a folder would say in a file.
+
+    Raises:
+        Unsupported: it cannot, so GGUF has no word for it.
+    """
+    family = of_gguf(checkpoint.architecture)
+    metadata = effective_keys(checkpoint.metadata, checkpoint.architecture)
+    if family is not None and (zero := find_zero(metadata, family)):
+        raise Unsupported(
+            f"{checkpoint.path.name}: {zero} would be 0 in the file, and llama.cpp computes no "
+            f"usable logits of {family.title} models with it",
+            hint="run the folder as it is",
+        )
+
+
 def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
+    _check_zeros(checkpoint)
     keys = dict(checkpoint.metadata)
     prefix = checkpoint.architecture
     keys["general.name"] = checkpoint.path.resolve().name

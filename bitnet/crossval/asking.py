@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import bitnet
-from bitnet.base.cores import thread_count
 from bitnet.base.errors import BitnetError
-from bitnet.crossval.answers import steps_of
-from bitnet.crossval.reference import Question
-from bitnet.crossval.tokens import texts_for
-from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace, spread
+from bitnet.crossval.trace import EngineFacts, Prompt, PromptTrace, Trace, prompt_trace, spread
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.quants import registry
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.request import Request
 
@@ -20,12 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bitnet.crossval.options import CrossvalOptions
-    from bitnet.crossval.reference import Reference
+    from bitnet.crossval.reference import Question
     from bitnet.crossval.trace import Arithmetic, Position
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.models.transformer import Model
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["PROMPTS", "our_trace", "question_for"]
+__all__ = ["PROMPTS", "our_trace", "prompts_for"]
+
+_FLOATS = ("F32", "F16", "BF16")
+_NO_TOKENS = "it has no tokens"
 
 # Of a longer prompt only the last positions are compared: they attend to all others.
 LONG, COMPARED = 128, 48
@@ -45,99 +48,84 @@ PROMPTS = (
 )
 
 
-def question_for(
+def prompts_for(
     model: LanguageModel,
-    checkpoint: Checkpoint,
-    reference: Reference,
+    recording: Trace | None,
     texts: Sequence[str],
     options: CrossvalOptions,
-) -> Question:
-    """Request with the prompts, cut to ``--max-positions``; a recording brings its own."""
-    recorded = reference.recording
-    unreadable: dict[str, str] = {}
-    whole: list[tuple[str, tuple[int, ...], int]] = []  # with the first position
-    if recorded is not None:
-        whole = [
-            (prompt.prompt, prompt.ids[: prompt.n_requested], prompt.first)
-            for prompt in recorded.prompts
-        ]
-        steps = min(options.greedy, steps_of(recorded))
+) -> tuple[Prompt, ...]:
+    """The prompts, cut to ``--max-positions`` in all; a *recording* brings its own."""
+    if recording is None:
+        whole = [_prompt(model, text, options.greedy) for text in texts]
     else:
-        room = max(model.engine.context - options.greedy, 1)
-        steps = options.greedy
-        for text in texts:
-            try:
-                ids = tuple(model.tokenizer.encode(text))[:room]
-            except BitnetError as error:
-                unreadable[text] = f"it cannot be encoded: {error.message}"
-                ids = ()
-            whole.append((text, ids, len(ids) - COMPARED if len(ids) > LONG else 0))
-    shares = spread([len(ids) - first for _, ids, first in whole], options.max_positions)
-    selection: list[tuple[str, tuple[int, ...], int, bool]] = []
-    for (text, ids, first), share in zip(whole, shares, strict=True):
-        is_whole = recorded is None or share == len(ids) - first
-        if first and share and recorded is None:
-            selection.append((text, ids, len(ids) - share, True))
-        elif share or not ids:
-            selection.append((text, ids[: first + share], first, is_whole))
-    reasons = {
-        at: unreadable.get(text, "it has no tokens")
-        for at, (text, ids, _, _) in enumerate(selection)
-        if not ids
-    }
-    continued = tuple(bool(ids) and is_whole and steps > 0 for _, ids, _, is_whole in selection)
-    there = sum(len(ids) - first for _, ids, first in whole)
-    return Question(
-        checkpoint,
-        prompts=tuple((text, ids) for text, ids, _, _ in selection),
-        firsts=tuple(first for *_, first, _ in selection),
-        texts=texts_for(reference, texts),
-        greedy=steps,
-        continued=continued,
-        threads=thread_count(),
-        positions_there=there,
-        unreadable=reasons,
+        steps = min(options.greedy, max((len(it.greedy) for it in recording.prompts), default=0))
+        whole = [
+            Prompt(it.prompt, it.ids, it.first, steps, "" if it.ids else _NO_TOKENS)
+            for it in recording.prompts
+        ]
+    shares = spread([len(it.ids) - it.first for it in whole], options.max_positions)
+    prompts = []
+    for prompt, share in zip(whole, shares, strict=True):
+        count = len(prompt.ids)
+        if not count:
+            prompts.append(replace(prompt, steps=0))
+        elif share and recording is None and prompt.first:
+            prompts.append(replace(prompt, first=count - share))
+        elif share and recording is None:
+            prompts.append(replace(prompt, ids=prompt.ids[:share]))
+        elif share:
+            is_whole = share == count - prompt.first
+            ids, steps = prompt.ids[: prompt.first + share], prompt.steps if is_whole else 0
+            prompts.append(replace(prompt, ids=ids, steps=steps))
+    return tuple(
+        replace(it, tokens=tuple(model.tokenizer.decode([id]) for id in it.ids)) for it in prompts
     )
 
 
-def our_trace(model: LanguageModel, question: Question, *, arithmetic: Arithmetic) -> Trace:
+def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
+    try:
+        ids = tuple(model.tokenizer.encode(text))[: max(model.engine.context - steps, 1)]
+    except BitnetError as error:
+        return Prompt(text, (), error=f"it cannot be encoded: {error.message}")
+    if not ids:
+        return Prompt(text, (), error=_NO_TOKENS)
+    return Prompt(text, ids, len(ids) - COMPARED if len(ids) > LONG else 0, steps)
+
+
+def our_trace(model: LanguageModel, question: Question) -> Trace:
     """Answer of *model* to *question*; a failing prompt has an error and does not stop others."""
-    reasons = question.unreadable
-    size = model.config.vocab_size
-    return Trace(
-        engine="bitnet",
-        version=bitnet.__version__,
-        arithmetic=arithmetic,
-        prompts=tuple(
-            PromptTrace(text, ids, error=reasons[number])
-            if number in reasons
-            else PromptTrace(text, ids, error=f"id {max(ids)} is outside the vocabulary of {size}")
-            if max(ids) >= size
-            else _our_prompt(model, text, ids, first, steps)
-            for number, ((text, ids), first, steps) in enumerate(
-                zip(question.prompts, question.starts, question.steps, strict=True)
-            )
-        ),
-    )
+    arithmetic = _arithmetic(model.engine.model, question.checkpoint)
+    engine = EngineFacts("bitnet", bitnet.__version__, arithmetic)
+    return Trace(engine, tuple(_our_prompt(model, prompt) for prompt in question.prompts))
 
 
-def _our_prompt(
-    model: LanguageModel, text: str, ids: tuple[int, ...], first: int, steps: int
-) -> PromptTrace:
+def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
+    """Arithmetic of *model*: 8-bit activations on the native backend and for ternary weights."""
+    if any(registry.rounds_activations(one) for one in checkpoint.weights.values()):
+        return "int8"
+    floats = all(one.quant.name in _FLOATS for one in checkpoint.weights.values())
+    return "float" if floats or isinstance(model.ops, ReferenceOps) else "int8"
+
+
+def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
+    ids, size, error = prompt.ids, model.config.vocab_size, prompt.error
+    if not error and max(ids) >= size:
+        error = f"id {max(ids)} is outside the vocabulary of {size}"
+    if error:
+        return PromptTrace(prompt.text, ids, error=error, first=prompt.first)
     tokens: list[int] = []
     gaps: list[float] = []
     positions: tuple[Position, ...] = ()
-    error = ""
     try:
         cache = KVCache(model.config, len(ids))
         forward = partial(model.engine.model.forward, cache=cache)
-        positions = prompt_trace(forward, ids, 0, first=first).positions
-        if steps:
-            params = Request(max_tokens=steps, logprobs=2)
+        positions = prompt_trace(forward, replace(prompt, steps=0)).positions
+        if prompt.steps:
+            params = Request(max_tokens=prompt.steps, logprobs=2)
             for piece in model.engine.generate(ids, params):
                 assert piece.token is not None  # it is not cancelled
                 tokens.append(piece.token)
                 gaps.append(piece.top_logprobs[0][1] - piece.top_logprobs[1][1])
     except BitnetError as failure:
         error = failure.message
-    return PromptTrace(text, ids, positions, tuple(tokens), tuple(gaps), error=error, first=first)
+    return PromptTrace(prompt.text, ids, positions, tuple(tokens), tuple(gaps), error, prompt.first)

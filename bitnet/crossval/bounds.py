@@ -17,7 +17,6 @@ Engines that round activations to 8 bit (``int8``) differ by that much, so no bo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,12 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLEARLY_BETTER",
-    "LEAST_NOISE",
     "SAME_FLOAT64",
+    "SCALE",
     "WORST",
-    "Bounds",
-    "bounds_for",
-    "near_tie_for",
+    "kl_between",
+    "kl_of_ours",
+    "kl_of_reference",
+    "near_tie",
 ]
 
 # Largest accepted mean KL from the float64 pass: the largest measured value, rounded up (llama.cpp
@@ -67,48 +67,41 @@ SAME_FLOAT64 = 1e-8
 # nats understands the model better than this package does.
 CLEARLY_BETTER = 0.5
 
-# Least noise that rounding activations to 8 bit leaves relative to the float64 pass, as a share of
-# the spread of log-probabilities. With less noise, floats were used, whatever the counters say.
-LEAST_NOISE = 2e-4
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """Thresholds of agreement; KL divergences are means, :data:`WORST` times as much at a position.
-
-    Attributes:
-        near_tie: gap in logits below which the order of two tokens is not significant.
-        kl: from the reference to ours.
-        ours_kl: from the float64 pass to ours.
-        theirs_kl: from the float64 pass to the reference, for it to be accepted as a judge.
-        ours_scale: distance of the mean slope of our log-probabilities from 1.
-        theirs_scale: the same of the reference's.
-    """
-
-    near_tie: float
-    kl: float
-    ours_kl: float
-    theirs_kl: float
-    ours_scale: float
-    theirs_scale: float
-
-
-def near_tie_for(ours: Arithmetic, theirs: Arithmetic) -> float:
+def near_tie(ours: Arithmetic, theirs: Arithmetic) -> float:
     """Gap in logits below which two such engines may order two tokens either way."""
     return FLIPPED[ours] + FLIPPED[theirs]
 
 
-def bounds_for(
-    ours: Arithmetic,
-    theirs: Arithmetic,
-    *,
-    ours_kl: float | None = None,
-    theirs_kl: float | None = None,
-) -> Bounds:
-    """Bounds for two engines with such arithmetic, by what both measure on this model.
+def kl_of_reference(theirs: Arithmetic) -> float:
+    """Largest accepted mean KL from the float64 pass to a reference with such arithmetic.
 
-    The reference is held to what its arithmetic measured elsewhere. What the model makes of that
-    arithmetic is then the reference's own distance from the float64 pass, to which we are held.
+    It is held to what its arithmetic measured elsewhere; :data:`WORST` times as much at a position.
+    """
+    return ALLOWANCE * NOISE[theirs]
+
+
+def kl_of_ours(ours: Arithmetic, theirs: Arithmetic, theirs_kl: float | None) -> float:
+    """Largest accepted mean KL from the float64 pass to ours.
+
+    What the model makes of an arithmetic is the distance of a reference with the same one from the
+    float64 pass, to which we are held.
+
+    Args:
+        ours: our arithmetic.
+        theirs: the reference's.
+        theirs_kl: mean KL from the float64 pass to the reference, None if it was not measured.
+    """
+    most = ALLOWANCE * NOISE[ours]
+    if ours != theirs or theirs_kl is None:
+        return most
+    return max(min(most, ALLOWANCE * theirs_kl), most / LEAST)
+
+
+def kl_between(
+    ours: Arithmetic, theirs: Arithmetic, ours_kl: float | None, theirs_kl: float | None
+) -> float:
+    """Largest accepted mean KL from the reference to ours.
 
     Args:
         ours: our arithmetic.
@@ -116,14 +109,9 @@ def bounds_for(
         ours_kl: mean KL from the float64 pass to ours, None if it was not measured.
         theirs_kl: the same to the reference.
     """
-    mean, mean_theirs = ALLOWANCE * NOISE[ours], ALLOWANCE * NOISE[theirs]
-    between = max(mean, mean_theirs)
-    if ours == theirs and theirs_kl is not None:
-        mean = max(min(mean, ALLOWANCE * theirs_kl), mean / LEAST)
-    if ours_kl is not None and theirs_kl is not None:
-        # The root of a small KL divergence is a distance.
-        largest = APART * (math.sqrt(ours_kl) + math.sqrt(theirs_kl)) ** 2
-        between = max(min(between, largest), between / LEAST)
-    return Bounds(
-        near_tie_for(ours, theirs), between, mean, mean_theirs, SCALE[ours], SCALE[theirs]
-    )
+    most = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
+    if ours_kl is None or theirs_kl is None:
+        return most
+    # The root of a small KL divergence is a distance.
+    largest = APART * (math.sqrt(ours_kl) + math.sqrt(theirs_kl)) ** 2
+    return max(min(most, largest), most / LEAST)

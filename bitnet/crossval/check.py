@@ -15,13 +15,13 @@ from bitnet.base.findings import Finding
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.records import to_json
 from bitnet.crossval.references import REFERENCES
+from bitnet.crossval.report import as_json
 from bitnet.crossval.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bitnet.crossval.evidence import Evidence
-    from bitnet.crossval.report import Report
 
 __all__ = ["check_report", "compare_again", "options_of"]
 
@@ -31,20 +31,19 @@ _SHOWN = 5
 
 # What made the report. Where it is another here, its numbers cannot be computed again.
 _MAKERS = (
-    *("machine", "ours.version", "ours.module_sha256", "ours.backend"),
-    *("reference.state", "reference.said", "reference.hint", "reference.version"),
-    *("reference.library", "reference.library_sha256"),
+    *("machine", "ours.version", "ours.library", "backend", "no_answer"),
+    *("reference.version", "reference.library"),
 )
 
 
-def check_report(report: Report, claimed: dict[str, Any]) -> list[Finding]:
+def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
     """Findings on the report's version, and on what follows from its evidence.
 
     Args:
-        report: as read from its file.
+        evidence: as read from its file.
         claimed: ``verdict``, ``summary`` and the digest of the evidence in the file.
     """
-    version, derived = report.evidence.schema_version, report.as_json()
+    version, derived = evidence.schema_version, as_json(evidence)
     text = f"version {version} of the form, expected {SCHEMA_VERSION}"
     findings = [Finding.from_check("form", version == SCHEMA_VERSION, text)]
     for name, value in claimed.items():
@@ -52,7 +51,7 @@ def check_report(report: Report, claimed: dict[str, Any]) -> list[Finding]:
         text = "as it follows from the evidence" if same else "another follows from the evidence"
         if name == "verdict":
             theirs = value.get("status") if isinstance(value, dict) else None
-            text += f": {report.verdict.status}; the report says {str(theirs)!r:.20}"
+            text += f": {derived[name]['status']}; the report says {str(theirs)!r:.20}"
         findings.append(Finding.from_check(name, same, text))
     return findings
 
@@ -63,14 +62,15 @@ def options_of(evidence: Evidence) -> CrossvalOptions:
     Raises:
         InvalidFormat: it names an engine or a plan that is not possible.
     """
-    plan, name = evidence.plan, evidence.reference.name
-    if name not in REFERENCES and evidence.reference.live:
+    plan = evidence.plan
+    if plan.against not in REFERENCES and plan.live:
         raise InvalidFormat(
-            f"the report names the reference {name!r}, expected one of {', '.join(REFERENCES)}",
+            f"the report names the reference {plan.against!r}, expected one of "
+            f"{', '.join(REFERENCES)}",
             hint="compare again: bitnet crossval MODEL --report-dir DIR",
         )
     return CrossvalOptions(
-        against=name if evidence.reference.live else "",
+        against=plan.against if plan.live else "",
         max_positions=plan.limit,
         greedy=plan.greedy,
         tokenizer_only=plan.tokenizer_only,

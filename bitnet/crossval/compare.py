@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.trace import Position, PromptTrace, Trace
 
-__all__ = [
-    "Greedy",
-    "Nearness",
-    "Row",
-    "TokenizerParity",
-    "compare",
-    "divergence",
-    "nearness",
-]
+__all__ = ["Row", "compare", "divergence", "nearness"]
 
 _TINY = 1e-12  # smallest remaining probability; anything below is rounding
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
@@ -34,40 +26,29 @@ _ROUNDING = 1e-7  # of a remaining probability, from writing down logits
 
 
 @dataclass(frozen=True)
-class Nearness:
-    """One engine compared with the float64 pass at one position.
-
-    Attributes:
-        kl: KL divergence from the float64 pass to the engine.
-        scale: slope of its log-probabilities over those of the float64 pass, 1 without scaling;
-            ``None`` if all tokens of the float64 pass are equal.
-        noise: remaining differences around that line, as a share of the spread.
-    """
-
-    kl: float
-    scale: float | None
-    noise: float | None
-
-
-@dataclass(frozen=True)
 class Row:
     """One position, teacher-forced: both engines were given the same tokens.
 
-    A field is ``None`` if one of them has no finite logits there, which never passes.
+    In a continuation, it is the first step where the engines part, or the last one, and holds
+    tokens and the gap alone. A field is ``None`` if one of them has no finite logits there, which
+    never passes.
 
     Attributes:
         prompt: index of the prompt.
-        position: index of the last token given.
+        position: index of the last token given, or of the step.
         ours: our likeliest next token.
         theirs: the reference's.
         gap: logit difference between the reference's best and second token.
         kl: from the reference to ours.
-        surprise: upper bound of our ``-log p`` of the actual next token; None at the end.
-        theirs_surprise: the reference's.
+        nll: upper bound of our ``-log p`` of the actual next token; None at the end.
+        theirs_nll: the reference's.
         exact: likeliest next token of the float64 pass, ``None`` without such a pass.
-        exact_surprise: its ``-log p`` of the actual next token.
-        exact_ours: ours compared with the float64 pass.
-        exact_theirs: the reference compared with it.
+        exact_nll: its ``-log p`` of the actual next token.
+        ours_kl: from the float64 pass to ours.
+        ours_scale: slope of our log-probabilities over those of the float64 pass, 1 without
+            scaling; ``None`` if all tokens of the float64 pass are equal.
+        theirs_kl: from the float64 pass to the reference.
+        theirs_scale: slope of its log-probabilities.
         drift: KL from a recorded float64 pass to today's; None without a recorded one.
     """
 
@@ -76,67 +57,21 @@ class Row:
     ours: int | None
     theirs: int | None
     gap: float | None
-    kl: float | None
-    surprise: float | None = None
-    theirs_surprise: float | None = None
+    kl: float | None = None
+    nll: float | None = None
+    theirs_nll: float | None = None
     exact: int | None = None
-    exact_surprise: float | None = None
-    exact_ours: Nearness | None = None
-    exact_theirs: Nearness | None = None
+    exact_nll: float | None = None
+    ours_kl: float | None = None
+    ours_scale: float | None = None
+    theirs_kl: float | None = None
+    theirs_scale: float | None = None
     drift: float | None = None
 
     @property
     def agrees(self) -> bool:
         """True if both have the same likeliest token."""
         return self.ours is not None and self.ours == self.theirs
-
-
-@dataclass(frozen=True)
-class Greedy:
-    """Two greedy continuations of one prompt, each generated independently.
-
-    Attributes:
-        prompt: index of the prompt.
-        steps: tokens compared.
-        agreed: number of equal tokens before the first difference.
-        gap: the reference's logit gap at the first difference; ``None`` if there is none.
-        exact_agrees: the float64 pass has our token there, ``None`` if it was not asked.
-    """
-
-    prompt: int
-    steps: int
-    agreed: int
-    gap: float | None = None
-    exact_agrees: bool | None = None
-
-
-@dataclass(frozen=True)
-class TokenizerParity:
-    """Two tokenizers compared on the same texts, and on the ids that both gave for them.
-
-    Attributes:
-        total: texts that are judged.
-        equal: of these, texts with equal ids.
-        apart: texts that are compared but not judged; :mod:`bitnet.crossval.tokens` says which.
-        apart_equal: of these, texts with equal ids.
-        text: the first judged text with different ids, ``None`` if there is none.
-        ours: our ids of it.
-        theirs: the reference's.
-        decoded: lists of ids that were decoded and are judged; 0: the reference decoded none.
-        decoded_equal: of these, lists with equal texts.
-        ids: the first of them with different texts, empty if there is none.
-    """
-
-    total: int
-    equal: int
-    apart: int = 0
-    apart_equal: int = 0
-    text: str | None = None
-    ours: tuple[int, ...] = ()
-    theirs: tuple[int, ...] = ()
-    decoded: int = 0
-    decoded_equal: int = 0
-    ids: tuple[int, ...] = ()
 
 
 def divergence(p: Position, q: Position) -> float:
@@ -166,11 +101,11 @@ def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) ->
 
 def compare(
     ours: Trace, theirs: Trace, *, exact: Trace | None = None, today: Trace | None = None
-) -> tuple[tuple[Row, ...], tuple[Greedy, ...]]:
-    """*ours* beside *theirs*, position by position and continuation by continuation.
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """*ours* beside *theirs*: a row for each position, and one for each continuation.
 
     Prompts are paired by index and only if their tokens are equal; unpaired ones have no row,
-    and :mod:`bitnet.crossval.answers` has counted them.
+    and :mod:`bitnet.crossval.answers` has found them.
 
     Args:
         ours: answers to the prompts in the same order.
@@ -179,20 +114,19 @@ def compare(
         today: another float64 pass, where *exact* was recorded.
     """
     rows: list[Row] = []
-    greedy: list[Greedy] = []
-    for number, (our_prompt, their_prompt) in enumerate(
-        zip(ours.prompts, theirs.prompts, strict=False)
-    ):
-        if (our_prompt.ids, our_prompt.first) != (their_prompt.ids, their_prompt.first):
+    continuations: list[Row] = []
+    pairs = zip(ours.prompts, theirs.prompts, strict=False)
+    for number, (answer, reply) in enumerate(pairs):
+        if (answer.ids, answer.first) != (reply.ids, reply.first):
             continue
         truth, now = (
-            one.prompts[number] if one and number < len(one.prompts) else None
-            for one in (exact, today)
+            trace.prompts[number] if trace and number < len(trace.prompts) else None
+            for trace in (exact, today)
         )
-        rows += _rows(number, our_prompt, their_prompt, truth, now)
-        if our_prompt.greedy and their_prompt.greedy:
-            greedy.append(_greedy(number, our_prompt, their_prompt))
-    return tuple(rows), tuple(greedy)
+        rows += _rows(number, answer, reply, truth, now)
+        if answer.greedy and reply.greedy:
+            continuations.append(_continuation(number, answer, reply))
+    return tuple(rows), tuple(continuations)
 
 
 def _rows(
@@ -204,61 +138,53 @@ def _rows(
 ) -> Iterator[Row]:
     following: list[int | None] = [*mine.ids[mine.first + 1 :], None]
     for at, (p, q) in enumerate(zip(mine.positions, other.positions, strict=False)):
+        best, best_of_other = (it.ids[0] if it.is_finite else None for it in (p, q))
+        row = Row(number, mine.first + at, best, best_of_other, None)
+        if p.is_finite and q.is_finite:
+            row = replace(
+                row,
+                gap=q.gap,
+                kl=divergence(q, p),
+                nll=_nll(p, following[at]),
+                theirs_nll=_nll(q, following[at]),
+            )
         right = truth.positions[at] if truth and at < len(truth.positions) else None
-        row = _row(number, mine.first + at, p, q, following[at])
+        now = today.positions[at] if today and at < len(today.positions) else None
         if right is not None and right.is_finite:
+            kl, scale = nearness(right, p)
+            kl_of_other, scale_of_other = nearness(right, q)
             row = replace(
                 row,
                 exact=right.ids[0],
-                exact_surprise=_surprise(right, following[at]),
-                exact_ours=nearness(right, p),
-                exact_theirs=nearness(right, q),
+                exact_nll=_nll(right, following[at]),
+                ours_kl=kl,
+                ours_scale=scale,
+                theirs_kl=kl_of_other,
+                theirs_scale=scale_of_other,
+                drift=divergence(right, now) if now is not None and now.is_finite else None,
             )
-            now = today.positions[at] if today and at < len(today.positions) else None
-            if now is not None and now.is_finite:
-                row = replace(row, drift=divergence(right, now))
         yield row
 
 
-def _row(number: int, at: int, mine: Position, other: Position, following: int | None) -> Row:
-    if not (mine.is_finite and other.is_finite):
-        best = [one.ids[0] if one.is_finite else None for one in (mine, other)]
-        return Row(number, at, best[0], best[1], None, None)
-    return Row(
-        prompt=number,
-        position=at,
-        ours=mine.ids[0],
-        theirs=other.ids[0],
-        gap=other.gap,
-        kl=divergence(other, mine),
-        surprise=_surprise(mine, following),
-        theirs_surprise=_surprise(other, following),
-    )
+def nearness(exact: Position, engine: Position) -> tuple[float | None, float | None]:
+    """KL from *exact* to *engine*, and the slope of its log-probabilities over the exact ones.
 
-
-def nearness(exact: Position, engine: Position) -> Nearness | None:
-    """Compare *engine* with *exact*; ``None`` if its logits are not finite.
-
-    Args:
-        exact: the float64 pass.
-        engine: the engine to compare.
+    Both are None if its logits are not finite, the slope also where the exact ones are equal.
     """
     if not engine.is_finite:
-        return None
-    right, found = exact.log_probabilities(), engine.log_probabilities()
-    common = [token for token in exact.ids if token in found]
+        return None, None
+    right, theirs = exact.log_probabilities(), engine.log_probabilities()
+    common = [token for token in exact.ids if token in theirs]
     x = np.array([right[token] for token in common])
-    y = np.array([found[token] for token in common])
+    y = np.array([theirs[token] for token in common])
     scale: float | None = None
-    noise: float | None = None
-    if len(common) > 2 and (spread := float(np.std(x))) > _ALIKE:
-        x, y = x - x.mean(), y - y.mean()
-        scale = float(x @ y / (x @ x))
-        noise = float(np.std(y - scale * x)) / spread
-    return Nearness(divergence(exact, engine), scale, noise)
+    if len(common) > 2 and float(np.std(x)) > _ALIKE:
+        x = x - x.mean()
+        scale = float(x @ (y - y.mean()) / (x @ x))
+    return divergence(exact, engine), scale
 
 
-def _surprise(position: Position, following: int | None) -> float | None:
+def _nll(position: Position, following: int | None) -> float | None:
     """``-log p`` of *following*; a token that is not stored counts as the last stored one."""
     if following is None:
         return None
@@ -266,10 +192,7 @@ def _surprise(position: Position, following: int | None) -> float | None:
     return max(-known.get(following, min(known.values())), 0.0)
 
 
-def _greedy(number: int, mine: PromptTrace, other: PromptTrace) -> Greedy:
-    steps = min(len(mine.greedy), len(other.greedy))
-    pairs = zip(mine.greedy, other.greedy, strict=False)
-    parts = next((at for at, (one, two) in enumerate(pairs) if one != two), None)
-    if parts is None:
-        return Greedy(number, steps, steps)
-    return Greedy(number, steps, parts, other.top2_gaps[parts])
+def _continuation(number: int, mine: PromptTrace, other: PromptTrace) -> Row:
+    pairs = list(zip(mine.greedy, other.greedy, strict=False))
+    at = next((at for at, (one, two) in enumerate(pairs) if one != two), len(pairs) - 1)
+    return Row(number, at, *pairs[at], other.top2_gaps[at])

@@ -7,62 +7,52 @@ file can derive the verdict again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from bitnet.crossval.answers import Answered
-from bitnet.crossval.bounds import Bounds, bounds_for
-from bitnet.crossval.compare import Greedy, Row, TokenizerParity
-from bitnet.crossval.operations import Operations
+from bitnet.base.findings import Finding
+from bitnet.crossval.bounds import near_tie
+from bitnet.crossval.compare import Row
+from bitnet.crossval.operations import Operation
 from bitnet.crossval.receipt import ComputePath
-from bitnet.crossval.trace import Arithmetic
+from bitnet.crossval.tokens import TokenizerParity
+from bitnet.crossval.trace import EngineFacts, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "Evidence",
-    "OurEngine",
-    "Plan",
-    "Prompt",
-    "ReferenceFacts",
-    "State",
-    "TestedModel",
-    "mean",
-]
-
-# missing: not installed. failed: installed, but crashed, refused the model or took too long.
-State = Literal["answered", "missing", "failed"]
+__all__ = ["Evidence", "Plan", "TestedModel", "mean"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The planned checks.
+    """What was planned, before any engine ran.
 
     Attributes:
+        against: name of the reference on the command line.
+        independent: the reference is not this project's code.
+        live: it runs the same file here and now; a recording does not.
+        float64: a float64 pass is there to judge it: today's, or one that was recorded with it.
         asked: the texts of all prompts, as they were given.
         limit: positions to compare at most.
-        prompts: texts that are run.
-        positions: tokens of them that are compared.
-        positions_there: tokens they have in total.
         greedy: steps of each continuation; 0: none.
-        continuations: prompts that are continued.
         texts: texts that are tokenized by both; 0: the reference has no tokenizer of its own.
         tokenizer_only: nothing else is compared.
         require_real: only the native kernels are accepted.
+        recorded_sha256: of the file that a recording is of, if known.
     """
 
+    against: str
+    independent: bool
+    live: bool
+    float64: bool
     asked: tuple[str, ...]
     limit: int
-    prompts: int
-    positions: int
-    positions_there: int
     greedy: int
-    continuations: int
     texts: int
     tokenizer_only: bool = False
     require_real: bool = False
+    recorded_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +71,7 @@ class TestedModel:
         tokenizer: file of the tokenizer of the prompts, without folders.
         tokenizer_sha256: its fingerprint.
         vocab_size: tokens it has.
+        layers: of the model; 0 if its weights are not read.
     """
 
     file: str
@@ -94,79 +85,7 @@ class TestedModel:
     tokenizer: str = ""
     tokenizer_sha256: str = ""
     vocab_size: int = 0
-
-
-@dataclass(frozen=True)
-class OurEngine:
-    """The engine under test.
-
-    Attributes:
-        engine: ``bitnet``.
-        version: of this package.
-        backend: compute backend of the model.
-        arithmetic: of its products; ``None`` if there were none.
-        kernels: calls of each kernel, as counted inside the backend.
-        module_sha256: of the native module, empty if there is none.
-    """
-
-    engine: str
-    version: str
-    backend: str
-    arithmetic: Arithmetic | None
-    kernels: dict[str, int] = field(default_factory=dict)
-    module_sha256: str = ""
-
-
-@dataclass(frozen=True)
-class ReferenceFacts:
-    """The reference engine.
-
-    Attributes:
-        name: on the command line.
-        state: of its answer.
-        said: reason why it did not answer.
-        hint: what helps then.
-        engine: its own name.
-        version: of the engine.
-        arithmetic: of its products.
-        library: file that computed, without folders.
-        library_sha256: of that file.
-        independent: it is not this project's code.
-        live: it ran the same file here and now; a recording did not.
-        float64: a float64 pass is there to judge it: today's, or one that was recorded with it.
-        model_sha256: of the file it ran, if known.
-    """
-
-    name: str
-    state: State
-    said: str = ""
-    hint: str = ""
-    engine: str = ""
-    version: str = ""
-    arithmetic: Arithmetic | None = None
-    library: str = ""
-    library_sha256: str = ""
-    independent: bool = True
-    live: bool = True
-    float64: bool = True
-    model_sha256: str = ""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A text that was run.
-
-    Attributes:
-        text: the text.
-        ids: its tokens, as far as they were run.
-        first: index of the first whose position was compared.
-        tokens: text of each token.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    first: int = 0
-    tokens: tuple[str, ...] = ()
+    layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,50 +95,59 @@ class Evidence:
     Attributes:
         schema_version: of this record.
         created: time in ISO 8601, UTC.
-        plan: the planned checks.
-        compute_path: kind of backend that computed our side.
-        model: the model.
-        ours: our engine.
-        reference: the reference engine.
+        plan: what was planned.
         machine: ``system``, ``processor``, ``python`` and ``features``, the instruction sets that
             the native module can use, of the machine that ran both.
-        answers: completeness of each side's answers.
+        model: the model.
+        ours: our engine; its library is the native module.
+        backend: compute backend of the model.
+        reference: the reference engine.
+        no_answer: why the reference did not answer: skipped if it is not installed, failed if it
+            crashed, refused the model or took too long.
+        compute_path: kind of backend that computed our side.
+        kernels: calls of each kernel, as counted inside the backend.
+        faults: of the answers of ``ours``, ``reference`` and ``float64``; empty for a whole answer.
         tokenizer_parity: text by text; ``None`` if none were compared.
-        prompts: texts that were run.
+        prompts: texts to run.
         rows: position by position.
-        greedy: continuation by continuation.
-        operations: of each engine that gives intermediates.
+        greedy: continuation by continuation, the first step where they part or the last one.
+        operations: of each engine that gives intermediates, by its name.
         spellings: text of each token that an engine preferred somewhere, by id.
-        kl: description of the divergences.
     """
 
     schema_version: int
     created: str
     plan: Plan
-    compute_path: ComputePath
-    model: TestedModel
-    ours: OurEngine
-    reference: ReferenceFacts
     machine: dict[str, str]
-    answers: tuple[Answered, ...] = ()
+    model: TestedModel
+    ours: EngineFacts
+    backend: str
+    reference: EngineFacts
+    no_answer: Finding | None = None
+    compute_path: ComputePath = "none"
+    kernels: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tokenizer_parity: TokenizerParity | None = None
     prompts: tuple[Prompt, ...] = ()
     rows: tuple[Row, ...] = ()
-    greedy: tuple[Greedy, ...] = ()
-    operations: tuple[Operations, ...] = ()
+    greedy: tuple[Row, ...] = ()
+    operations: dict[str, tuple[Operation, ...]] = field(default_factory=dict)
     spellings: dict[str, str] = field(default_factory=dict)
-    kl: str = (
-        "in nats, over the stored tokens with all others as one event: never more than the "
-        "divergence over the whole vocabulary"
-    )
 
-    @cached_property
-    def bounds(self) -> Bounds:
-        """Thresholds of agreement."""
-        both = ([row.exact_ours for row in self.rows], [row.exact_theirs for row in self.rows])
-        ours_kl, theirs_kl = (mean(its.kl if its else None for its in side) for side in both)
-        ours, theirs = self.ours.arithmetic or "int8", self.reference.arithmetic or "int8"
-        return bounds_for(ours, theirs, ours_kl=ours_kl, theirs_kl=theirs_kl)
+    @property
+    def near_tie(self) -> float:
+        """Gap in logits below which these engines may order two tokens either way."""
+        return near_tie(self.ours.arithmetic, self.reference.arithmetic)
+
+    @property
+    def positions(self) -> int:
+        """Number of planned positions."""
+        return sum(len(prompt.ids) - prompt.first for prompt in self.prompts)
+
+    @property
+    def continuations(self) -> int:
+        """Number of planned continuations."""
+        return sum(prompt.steps > 0 for prompt in self.prompts)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -5,15 +5,14 @@ It rounds only where the model's format itself does (ternary weights with int8 a
 
 from __future__ import annotations
 
-import logging
 import math
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace
+from bitnet.crossval.reference import Reference
+from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace, prompt_trace
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry
@@ -21,15 +20,15 @@ from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from bitnet.crossval.reference import Question
+    from bitnet.crossval.trace import Prompt
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Array
     from bitnet.models.transformer import Model
 
-__all__ = ["Float64Pass"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Float64"]
 
 # More tokens than other traces, so that it contains theirs.
 KEPT = 256
@@ -37,56 +36,45 @@ _MOST_BYTES = 4 << 30  # weights in float64 at a time
 _ROWS = 1 << 14  # rows of a matrix converted to float64 at a time
 
 
-class Float64Pass:
-    """The float64 pass of a checkpoint; its weights are unpacked when it is first asked."""
+class Float64(Reference):
+    """Our graph in double precision: reveals rounding, but not mistakes of the graph.
 
-    def __init__(
-        self, checkpoint: Checkpoint, *, notify: Callable[[str], None] = logger.debug
-    ) -> None:
-        """The pass over *checkpoint*; *notify* is called with the progress."""
-        self._checkpoint = checkpoint
-        self._notify = notify
-        self._answers: dict[tuple[tuple[int, ...], int, int], PromptTrace] = {}
+    As the yardstick for another reference it answers several questions about one checkpoint.
+    """
 
-    @cached_property
-    def model(self) -> Model:
-        """The model in float64: all at once if it fits, else one matrix at a time."""
-        weights = self._checkpoint.weights.values()
-        fits = sum(8 * math.prod(weight.shape) for weight in weights) <= _MOST_BYTES
-        ops = ReferenceOps(dtype=np.float64) if fits else _Unpacking()
-        return load_model(self._checkpoint, ops=ops)
+    name = "float64"
+    independent = False
+    _model: Model | None = None
 
-    def trace(
-        self,
-        prompts: Sequence[tuple[str, Sequence[int]]],
-        firsts: Sequence[int] = (),
-        steps: Sequence[int] = (),
-    ) -> Trace:
-        """The float64 pass over *prompts*.
+    def reads(self, _checkpoint: Checkpoint) -> bool:
+        """True: it reads whatever this package reads."""
+        return True
 
-        Args:
-            prompts: texts with their ids.
-            firsts: first position of each that is returned; 0 if not given.
-            steps: of the greedy continuation of each; 0 if not given.
-        """
-        none = (0,) * len(prompts)
+    def model(self, checkpoint: Checkpoint) -> Model:
+        """*checkpoint* in float64, unpacked once: whole if it fits, else a matrix at a time."""
+        if self._model is None:
+            weights = checkpoint.weights.values()
+            fits = sum(8 * math.prod(weight.shape) for weight in weights) <= _MOST_BYTES
+            ops = ReferenceOps(dtype=np.float64) if fits else _Unpacking()
+            self._model = load_model(checkpoint, ops=ops)
+        return self._model
+
+    def trace(self, question: Question) -> Trace:
+        """The pass over the prompts of *question*; it has no tokenizer of its own."""
         answers = []
-        asked = zip(prompts, firsts or none, steps or none, strict=True)
-        for number, ((text, ids), first, count) in enumerate(asked, 1):
-            self._notify(f"float64 pass: prompt {number} of {len(prompts)}")
-            answers.append(replace(self._answer(tuple(ids), first, count), prompt=text))
-        return Trace("float64", f"NumPy {np.__version__}", "float", tuple(answers))
+        for number, prompt in enumerate(question.prompts, 1):
+            question.notify(f"float64 pass: prompt {number} of {len(question.prompts)}")
+            answers.append(self._answer(question.checkpoint, prompt))
+        return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))
 
-    def _answer(self, ids: tuple[int, ...], first: int, steps: int) -> PromptTrace:
-        if not ids:
-            return PromptTrace("", ())
-        if (ids, first, steps) not in self._answers:
-            cache = KVCache(self.model.config, len(ids) + steps + 1, dtype=np.float64)
-            cache.reach = len(ids)
-            forward = partial(self.model.forward, cache=cache)
-            answer = prompt_trace(forward, ids, steps, first=first, kept=KEPT)
-            self._answers[ids, first, steps] = answer
-        return self._answers[ids, first, steps]
+    def _answer(self, checkpoint: Checkpoint, prompt: Prompt) -> PromptTrace:
+        if not prompt.ids:
+            return PromptTrace(prompt.text, ())
+        model = self.model(checkpoint)
+        cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
+        cache.reach = len(prompt.ids)
+        forward = partial(model.forward, cache=cache)
+        return prompt_trace(forward, prompt, kept=KEPT)
 
 
 class _Unpacking(ReferenceOps):
@@ -96,8 +84,7 @@ class _Unpacking(ReferenceOps):
         super().__init__(dtype=np.float64)
 
     def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
-        ternary = registry.rounds_activations(weight)
-        if ternary or len(weight.shape) != 2:
+        if registry.rounds_activations(weight) or len(weight.shape) != 2:
             return super().prepare(weight, looked_up=looked_up)
         return weight
 

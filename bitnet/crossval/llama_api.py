@@ -11,9 +11,12 @@ import ctypes
 import os
 import struct
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from bitnet.crossval.reference import EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EngineError", "Llama"]
+__all__ = ["Llama"]
 
 _PARAMS_BYTES = 1024  # more than any version's struct; the callee reads only its own part
 
@@ -35,10 +38,6 @@ _UNSET = struct.pack("<i", -1)
 _F16 = 1  # number of the type in ggml
 
 _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-
-
-class EngineError(Exception):
-    """The library cannot do what was requested."""
 
 
 class _Params(ctypes.Structure):
@@ -92,7 +91,7 @@ class Llama:
             batch: positions it computes at a time; 0: all.
 
         Raises:
-            EngineError: the library has a different layout, or refuses the file.
+            EngineFailed: the library has a different layout, or refuses the file.
         """
         self._c = library
         self.library = file
@@ -105,7 +104,7 @@ class Llama:
             _set_vocab_only(params)
         self._model = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
-            raise EngineError("the engine does not load the file")
+            raise EngineFailed("the engine does not load the file")
         self._vocabulary = self._model
         if hasattr(library, "llama_model_get_vocab"):
             library.llama_model_get_vocab.restype = ctypes.c_void_p
@@ -125,7 +124,7 @@ class Llama:
         ids = (ctypes.c_int32 * room)()
         count = self._c.llama_tokenize(self._tokenizes, raw, len(raw), ids, room, add_special, True)
         if count < 0:
-            raise EngineError(f"the engine does not tokenize {text[:40]!r}")
+            raise EngineFailed(f"the engine does not tokenize {text[:40]!r}")
         return list(ids[:count])
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -140,13 +139,16 @@ class Llama:
             if count >= 0:
                 return out.raw[:count].decode("utf-8", "replace")
             room = -count
-        raise EngineError(f"the engine does not detokenize {list(ids[:10])}")
+        raise EngineFailed(f"the engine does not detokenize {list(ids[:10])}")
 
     @contextmanager
     def context(
         self, size: int, *, watch: Callable[..., None] | None = None
-    ) -> Iterator[LlamaContext]:
-        """A new sequence of up to *size* positions.
+    ) -> Iterator[Callable[..., NDArray[np.float32]]]:
+        """Logits of a new sequence of up to *size* positions, as a function of ids to append.
+
+        The function returns logits at each of the ids, or with ``all_positions=False`` at the last:
+        ``(T, vocabulary)``.
 
         Args:
             size: positions.
@@ -155,12 +157,12 @@ class Llama:
         params, callback = self._context_params(size, watch)
         handle = self._c.llama_init_from_model(self._model, params)
         if not handle:
-            raise EngineError(f"the engine makes no context of {size} positions")
+            raise EngineFailed(f"the engine makes no context of {size} positions")
         try:
             if self._c.llama_n_ctx(handle) < size:
-                raise EngineError("the engine's parameters are laid out in an unknown way")
+                raise EngineFailed("the engine's parameters are laid out in an unknown way")
             self._c.llama_set_n_threads(handle, self._threads, self._threads)
-            yield LlamaContext(self._c, handle, self.n_vocab)
+            yield partial(self._append, handle, [])
         finally:
             self._c.llama_free(handle)
             del callback  # until here, because the context calls it
@@ -173,7 +175,7 @@ class Llama:
         kv_types = struct.pack("<2i", _F16, _F16)
         known = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types
         if not known or _THREADS not in raw[sizes:rope]:
-            raise EngineError("the engine's parameters are laid out in an unknown way")
+            raise EngineFailed("the engine's parameters are laid out in an unknown way")
         batch = min(size, self.batch or size)
         struct.pack_into("<3I", params.raw, sizes, size, size, batch)
         if raw[rope - 16 : rope] == 4 * _UNSET:
@@ -186,44 +188,32 @@ class Llama:
             struct.pack_into("<Q", params.raw, after, address)
         return params, callback
 
-
-class LlamaContext:
-    """A sequence; :meth:`Llama.context` creates it."""
-
-    def __init__(self, library: Any, handle: int, n_vocab: int) -> None:
-        self._c = library
-        self._handle = handle
-        self._n_vocab = n_vocab
-        self._length = 0
-
-    def logits(self, ids: Sequence[int], *, all_positions: bool = True) -> NDArray[np.float32]:
-        """Logits at each or the last of *ids*, which continue the sequence: ``(T, vocabulary)``.
-
-        Raises:
-            EngineError: the library failed.
-        """
+    def _append(
+        self, handle: int, sequence: list[int], ids: Sequence[int], *, all_positions: bool = True
+    ) -> NDArray[np.float32]:
+        """Append *ids* to *sequence*, which *handle* has computed, and return their logits."""
         batch = self._c.llama_batch_init(len(ids), 0, 1)
         try:
             batch.n_tokens = len(ids)
             for at, token in enumerate(ids):
                 batch.token[at] = token
-                batch.pos[at] = self._length + at
+                batch.pos[at] = len(sequence) + at
                 batch.n_seq_id[at] = 1
                 batch.seq_id[at][0] = 0
                 batch.logits[at] = all_positions or at == len(ids) - 1
-            code = self._c.llama_decode(self._handle, batch)
+            code = self._c.llama_decode(handle, batch)
             if code:
-                raise EngineError(f"llama_decode gave {code}")
+                raise EngineFailed(f"llama_decode gave {code}")
         finally:
             self._c.llama_batch_free(batch)
-        self._length += len(ids)
+        sequence += ids
         places = range(0 if all_positions else len(ids) - 1, len(ids))
-        out = np.empty((len(places), self._n_vocab), dtype=np.float32)
+        out = np.empty((len(places), self.n_vocab), dtype=np.float32)
         for number, at in enumerate(places):
-            row = self._c.llama_get_logits_ith(self._handle, at)
+            row = self._c.llama_get_logits_ith(handle, at)
             if not row:
-                raise EngineError(f"no logits for position {at}")
-            out[number] = np.ctypeslib.as_array(row, shape=(self._n_vocab,))
+                raise EngineFailed(f"no logits for position {at}")
+            out[number] = np.ctypeslib.as_array(row, shape=(self.n_vocab,))
         return out
 
 
@@ -239,7 +229,7 @@ def _set_vocab_only(params: _Params) -> None:
         if not any(raw[at - 8 : at]) and set(switches) == {0, 1} and not switches[0]:
             params.raw[at] = 1
             return
-    raise EngineError("the engine's parameters are laid out in an unknown way")
+    raise EngineFailed("the engine's parameters are laid out in an unknown way")
 
 
 def _watcher(library: Any, watch: Callable[..., None]) -> Callable[[int, bool, Any], bool]:
@@ -293,6 +283,6 @@ def _declare(c: Any) -> None:
     ):
         function = getattr(c, name, None) or getattr(c, _OLDER.get(name, name), None)
         if function is None:
-            raise EngineError(f"the engine does not export {name}")
+            raise EngineFailed(f"the engine does not export {name}")
         function.restype, function.argtypes = result, arguments
         setattr(c, name, function)

@@ -1,18 +1,19 @@
 """Every operation of an engine, computed again in float64 from the engine's own inputs.
 
-An engine gives the intermediates of a pass. The float64 program computes the first of them, its
-value is replaced by the engine's, and so on: no error of one operation reaches the next. What is
-left is how that engine rounds one operation, so a norm that is 1 % off, another epsilon or an
-attention window that is short by one is thousands of times larger than what is measured for a right
-one, while the logits at the end of the pass would hide it.
+An engine gives the intermediates of a pass. The float64 program computes one operation, compares
+the result with the engine's, and continues from the engine's value, so that the error of one
+operation does not reach the next. The remaining difference is the rounding of that operation. A
+norm that is 1 % off, another epsilon or an attention window that is short by one exceeds it a
+thousand times, while the logits at the end of the pass would hide it.
 
-The engine's keys and values of all positions but the last are taken as they are, and the last
-:data:`ROWS` positions are computed again: a long prompt costs as little as a short one.
+Only the last :data:`ROWS` positions are computed again, with the engine's own keys and values of
+all earlier ones: a long prompt costs as little as a short one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +22,7 @@ from bitnet.kernels import instructions
 from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,11 +36,10 @@ __all__ = [
     "BOUNDS",
     "GAIN",
     "ROWS",
-    "Intermediates",
     "Kind",
     "Operation",
-    "Operations",
     "check_operations",
+    "describe",
     "our_intermediates",
 ]
 
@@ -48,8 +48,8 @@ ROWS = 16  # positions whose operations are computed again; ik_llama.cpp compute
 # What an operation rounds, from the least to the most.
 Kind = Literal["sum", "gate", "attention", "product", "half product", "int8 product"]
 
-# Largest accepted error of an operation. Measured on SmolLM2 (Q4_1) and Gemma 3 (Q4_K_M), engines
-# llama.cpp, ik_llama.cpp and ours:
+# Largest accepted relative error of an operation, with the largest that llama.cpp, ik_llama.cpp or
+# our engine has with SmolLM2 (Q4_1) and Gemma 3 (Q4_K_M).
 BOUNDS: dict[Kind, float] = {
     "sum": 1e-6,  # norms and sums in float32: 1.7e-7
     "gate": 2e-3,  # GELU from a table in float16: 7.1e-4
@@ -60,8 +60,8 @@ BOUNDS: dict[Kind, float] = {
 }
 _HALF = ("F16", "BF16")
 
-# Largest accepted gain of a product: rounding scatters results and does not stretch them. Measured:
-# 4.9e-3, through a norm that follows.
+# Largest accepted gain of a product: rounding scatters results and does not stretch them. The
+# largest measured one is 4.9e-3, through a norm that follows.
 GAIN = 1e-2
 
 
@@ -87,84 +87,34 @@ class Operation:
         return self.error <= BOUNDS[self.kind] and abs(self.gain) <= GAIN
 
 
-@dataclass(frozen=True)
-class Operations:
-    """The operations of one engine.
+def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool, str]:
+    """True if the operations of *engine* are right, and the result in one sentence.
 
-    Attributes:
+    They are right if every layer has attention and a sum that were compared, and all are near.
+
+    Args:
         engine: its name.
-        positions: of the pass; the last :data:`ROWS` were computed again.
-        layers: of the model, each of which has an operation.
-        steps: in the order of computation.
-        is_compared: the logits of the pass are, bit for bit, those that were compared; true of
-            other engines, whose pass we do not see.
+        steps: its operations.
+        layers: of the model.
     """
-
-    engine: str
-    positions: int
-    layers: int
-    steps: tuple[Operation, ...]
-    is_compared: bool = True
-
-    @property
-    def first(self) -> Operation | None:
-        """The first operation beyond its bound."""
-        return next((step for step in self.steps if not step.is_near), None)
-
-    @property
-    def is_right(self) -> bool:
-        """True if every layer has attention and a sum that were compared, and all are near."""
-        compared = {step.name for step in self.steps}
-        needed = {f"{name}-{at}" for name in ("Qcur", "l_out") for at in range(self.layers)}
-        return self.is_compared and needed <= compared and self.first is None
-
-    def __str__(self) -> str:
-        first = self.first
-        if first is not None:
-            return (
-                f"{self.engine} computes another {first.name} than float64 does from the same "
-                f"inputs: relative error {first.error:.1e}, at most {BOUNDS[first.kind]:.0e} for "
-                f"{first.kind}; gain {first.gain:+.1e}, at most {GAIN:.0e}"
-            )
-        if not self.is_compared:
-            return f"{self.engine} gave other logits with its intermediates than without them"
-        if not self.is_right:
-            return f"{self.engine} gave {len(self.steps)} intermediates, too few of some layer"
-        worst = {step.kind: step.error for step in sorted(self.steps, key=lambda it: it.error)}
-        errors = ", ".join(f"{kind} {worst[kind]:.1e}" for kind in get_args(Kind) if kind in worst)
-        return (
-            f"all {len(self.steps)} of {self.engine} at positions up to {self.positions - 1} "
-            f"({errors})"
+    wrong = next((step for step in steps if not step.is_near), None)
+    if wrong is not None:
+        return False, (
+            f"{wrong.name} of {engine} differs from float64 on the same inputs: relative error "
+            f"{wrong.error:.1e} (at most {BOUNDS[wrong.kind]:.0e} for {wrong.kind}), gain "
+            f"{wrong.gain:+.1e} (at most {GAIN:.0e})"
         )
+    compared = {step.name for step in steps}
+    needed = (f"{name}-{at}" for at in range(layers) for name in ("Qcur", "l_out"))
+    missing = next((name for name in needed if name not in compared), None)
+    if missing is not None:
+        return False, f"{engine} gave {len(steps)} intermediates, and no {missing}"
+    worst = {step.kind: step.error for step in sorted(steps, key=lambda step: step.error)}
+    errors = ", ".join(f"{kind} {worst[kind]:.1e}" for kind in get_args(Kind) if kind in worst)
+    return True, f"all {len(steps)} of {engine} as in float64 (largest relative errors: {errors})"
 
 
-@dataclass(frozen=True)
-class Intermediates:
-    """Intermediates of one pass of an engine, by llama.cpp's names.
-
-    Attributes:
-        engine: its name.
-        arithmetic: of its products.
-        tokens: of the pass.
-        before: ``Kcur`` and ``Vcur`` of all tokens but the last :data:`ROWS`.
-        after: every intermediate of the last ones, a row for each.
-    """
-
-    engine: str
-    arithmetic: Arithmetic
-    tokens: tuple[int, ...]
-    before: Mapping[str, NDArray[Any]]
-    after: Mapping[str, NDArray[Any]]
-
-    def rows(self, name: str, like: NDArray[Any]) -> NDArray[np.float64] | None:
-        """Intermediate *name* in the shape of *like*, None if the engine has no such one."""
-        values = self.after.get(name)
-        if values is None or values.size != like.size:
-            return None
-        return np.asarray(values, dtype=np.float64).reshape(like.shape)
-
-
-def our_intermediates(model: Model, ids: Sequence[int], arithmetic: Arithmetic) -> Intermediates:
+def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any]]:
     """Intermediates of *model* for *ids*; the last is its ``result_output``, the logits."""
     stop = max(len(ids) - ROWS, 0)
     cache = KVCache(model.config, len(ids))
@@ -173,53 +123,73 @@ def our_intermediates(model: Model, ids: Sequence[int], arithmetic: Arithmetic) 
         before = {
             name: np.array(values)
             for name, values in model.trace(ids[:stop], cache, head=False)
-            if name.startswith(("Kcur", "Vcur"))
+            if _is_cached(name)
         }
-    after = {name: np.array(values) for name, values in model.trace(ids[stop:], cache)}
-    return Intermediates("bitnet", arithmetic, tuple(ids), before, after)
+    last = ((name, np.array(values)) for name, values in model.trace(ids[stop:], cache))
+    return {
+        name: np.concatenate([before[name], rows]) if name in before else rows
+        for name, rows in last
+    }
 
 
 def check_operations(
-    exact: Model, checkpoint: Checkpoint, theirs: Intermediates, *, half_cache: bool
-) -> Operations:
-    """The operations of *theirs*, each beside that of *exact*.
+    exact: Model,
+    checkpoint: Checkpoint,
+    ids: Sequence[int],
+    theirs: Mapping[str, NDArray[Any]],
+    *,
+    arithmetic: Arithmetic,
+    half_cache: bool,
+) -> tuple[Operation, ...]:
+    """The operations of an engine, each beside that of *exact*, in the order of computation.
 
     Args:
         exact: the model in float64.
         checkpoint: the model on disk.
-        theirs: what the engine computed.
+        ids: tokens of the pass.
+        theirs: intermediates of the engine, by llama.cpp's names: keys and values have a row for
+            each of *ids*, all others for the last :data:`ROWS`.
+        arithmetic: of the engine's products.
         half_cache: its keys and values are stored as float16.
     """
-    config = exact.config
-    stop = max(len(theirs.tokens) - ROWS, 0)
-    cache = KVCache(config, len(theirs.tokens), dtype=np.float64)
-    cache.reach = len(theirs.tokens)
-    layers = config.n_layers
+    stop = max(len(ids) - ROWS, 0)
+    cache = KVCache(exact.config, len(ids), dtype=np.float64)
+    cache.reach = len(ids)
     if stop:
         for layer, number, kind in _caches(exact):
-            both = [theirs.before.get(f"{part}cur-{layer}") for part in "KV"]
-            if any(values is None for values in both):
-                return Operations(theirs.engine, len(theirs.tokens), layers, ())
-            shape = (stop, kind.kv_heads, kind.head_dim)
-            keys, values = (
-                _round_to_cache(it.reshape(shape), half_cache) for it in both if it is not None
-            )
-            cache.append(number, keys, values)
+            shape = (len(ids), kind.kv_heads, kind.head_dim)
+            both = [theirs.get(f"{part}cur-{layer}") for part in "KV"]
+            whole = [it.reshape(shape) for it in both if it is not None and it.size == prod(shape)]
+            if len(whole) < len(both):
+                return ()
+            cache.append(number, *(_round_to_cache(it[:stop], half_cache) for it in whole))
         cache.advance(stop)
-    kinds = _kinds(exact, checkpoint, theirs)
-    steps = []
-    trace = exact.trace(theirs.tokens[stop:], cache)
+    kinds = _kinds(exact, checkpoint, theirs, arithmetic)
+    steps: list[Operation] = []
+    trace = exact.trace(ids[stop:], cache)
     name, value = next(trace)
     while True:
-        rows = theirs.rows(name, value)
+        rows = _rows_like(value, theirs.get(name))
         if rows is not None:
             steps.append(Operation(name, kinds[name], _error(rows, value), _gain(rows, value)))
-            if name.startswith(("Kcur", "Vcur")):
+            if _is_cached(name):
                 rows = _round_to_cache(rows, half_cache)
         try:
             name, value = trace.send(rows)
         except StopIteration:
-            return Operations(theirs.engine, len(theirs.tokens), layers, tuple(steps))
+            return tuple(steps)
+
+
+def _is_cached(name: str) -> bool:
+    return name.startswith(("Kcur", "Vcur"))
+
+
+def _rows_like(value: NDArray[Any], theirs: NDArray[Any] | None) -> NDArray[np.float64] | None:
+    """The last rows of *theirs* in the shape of *value*, None if it has none of that size."""
+    last = None if theirs is None else theirs[-len(value) :]
+    if last is None or last.size != value.size:
+        return None
+    return np.asarray(last, dtype=np.float64).reshape(value.shape)
 
 
 def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues]]:
@@ -251,7 +221,9 @@ def _gain(theirs: NDArray[np.float64], ours: NDArray[Any]) -> float:
     return float((theirs * ours).sum()) / squares - 1 if squares else 0.0
 
 
-def _kinds(exact: Model, checkpoint: Checkpoint, theirs: Intermediates) -> dict[str, Kind]:
+def _kinds(
+    exact: Model, checkpoint: Checkpoint, theirs: Container[str], arithmetic: Arithmetic
+) -> dict[str, Kind]:
     """Kind of every marked value, by what was rounded since the values that *theirs* replaces."""
     order = get_args(Kind)
     kinds: dict[Register, Kind] = {}
@@ -264,7 +236,7 @@ def _kinds(exact: Model, checkpoint: Checkpoint, theirs: Intermediates) -> dict[
         stored = checkpoint.weights.get(weight, checkpoint.weights["token_embd.weight"])
         if stored.quant.name in _HALF:
             return "half product"
-        is_rounded = theirs.arithmetic == "int8" and stored.quant.name != "F32"
+        is_rounded = arithmetic == "int8" and stored.quant.name != "F32"
         return "int8 product" if is_rounded else "product"
 
     def kind_of(step: Any) -> Kind:
@@ -286,7 +258,7 @@ def _kinds(exact: Model, checkpoint: Checkpoint, theirs: Intermediates) -> dict[
         match step:
             case instructions.Mark():
                 mark_kinds[step.name] = kinds[step.register]
-                if step.name in theirs.after:
+                if step.name in theirs:
                     kinds[step.register] = "sum"
             case instructions.Select():
                 pass

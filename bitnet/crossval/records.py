@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from bitnet.base.errors import InvalidFormat
 
-__all__ = ["from_json", "to_json"]
+__all__ = ["from_json", "round_numbers", "to_json"]
 
 _DIGITS = 6  # significant digits of a measured number
 _MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
@@ -28,6 +28,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else float(f"{min(max(value, -_MOST), _MOST):.{_DIGITS}g}")
     return value
+
+
+def round_numbers(record: Record) -> Record:
+    """*record* with its numbers as a file has them."""
+    return from_json(type(record), to_json(record))
 
 
 def from_json(kind: type[Record], values: Any, where: str = "the report") -> Record:

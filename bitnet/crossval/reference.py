@@ -1,26 +1,25 @@
-"""Requests to a reference engine, and the two references that need no other program."""
+"""Requests to a reference engine, and recordings of one."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import VerificationFailed
-from bitnet.crossval.exact import Float64Pass
-from bitnet.crossval.trace import Trace, read_trace
+from bitnet.crossval.trace import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from bitnet.crossval.operations import Intermediates
-    from bitnet.crossval.trace import PromptTrace
+    from numpy.typing import NDArray
+
+    from bitnet.crossval.trace import Arithmetic, Prompt, PromptTrace, Trace
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["EngineFailed", "Float64", "Question", "Recorded", "Reference"]
+__all__ = ["EngineFailed", "Question", "Recorded", "Reference"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,45 +30,17 @@ class Question:
 
     Attributes:
         checkpoint: the model.
-        prompts: texts with their ids; without any, the weights are not needed.
-        firsts: index of the first id of each prompt whose position is compared; 0 if not given.
+        prompts: to run; without any, the weights are not needed.
         texts: to tokenize, each with true if BOS and EOS are added.
-        greedy: steps of the greedy continuation of each prompt.
-        continued: indices of the prompts that are continued; all when not given.
         threads: compute threads.
-        model_sha256: of the model's file.
         notify: called with the progress.
-        positions_there: tokens that all texts have, cut or not.
-        unreadable: reason why a text could not be tokenized, by index in *prompts*.
     """
 
     checkpoint: Checkpoint
-    prompts: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    firsts: tuple[int, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
     texts: tuple[tuple[str, bool], ...] = ()
-    greedy: int = 0
-    continued: tuple[bool, ...] = ()
     threads: int = 1
-    model_sha256: str = ""
     notify: Callable[[str], None] = logger.debug
-    positions_there: int = 0
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-
-    @cached_property
-    def exact(self) -> Float64Pass:
-        """The float64 pass; its weights are unpacked when it is first asked."""
-        return Float64Pass(self.checkpoint, notify=self.notify)
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """First compared position of each prompt."""
-        return self.firsts or (0,) * len(self.prompts)
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Steps of each prompt's continuation."""
-        flags = self.continued or (True,) * len(self.prompts)
-        return tuple(self.greedy if one else 0 for one in flags)
 
 
 class EngineFailed(VerificationFailed):
@@ -82,13 +53,11 @@ class Reference(ABC):
     Attributes:
         name: on the command line.
         independent: it is not this project's code, so the float64 pass can judge it.
-        live: it runs the same file here and now.
-        recording: its answers, where they were recorded.
+        recording: its answers, where they were recorded; otherwise it runs the file here and now.
     """
 
     name: str
     independent = True
-    live = True
     recording: Trace | None = None
 
     def reads(self, checkpoint: Checkpoint) -> bool:
@@ -108,8 +77,16 @@ class Reference(ABC):
             EngineFailed: it is installed, but crashed, refused the model or took too long.
         """
 
-    def intermediates(self, _question: Question) -> Intermediates | None:
-        """Intermediates of a pass over the first prompt, ``None`` if it has none."""
+    def arithmetic(self, _checkpoint: Checkpoint) -> Arithmetic:
+        """Arithmetic of its products with the weights of a model."""
+        return "float"
+
+    def intermediates(self, _question: Question) -> Mapping[str, NDArray[Any]] | None:
+        """Intermediates of a pass over the only prompt, by llama.cpp's names; None if it has none.
+
+        Keys and values (``Kcur-3``, ``Vcur-3``) have a row for each id, all others for the last
+        :data:`bitnet.crossval.operations.ROWS`.
+        """
         return None
 
 
@@ -117,7 +94,6 @@ class Recorded(Reference):
     """A recorded trace, which brings its own prompts."""
 
     name = "recorded"
-    live = False
     recording: Trace
 
     def __init__(self, path: Path) -> None:
@@ -125,54 +101,40 @@ class Recorded(Reference):
 
     def trace(self, question: Question) -> Trace:
         """The recorded answers to *question*, limited to its prompts and steps."""
-        tokenized = self.recording.tokenized
+        recording, exact = self.recording, self.recording.exact
+        tokenized = recording.tokenized
         if tokenized is None:
-            tokenized = tuple(one.ids for one in self.recording.prompts)
-        exact = self.recording.exact
+            tokenized = tuple(one.ids for one in recording.prompts)
+        alone = tuple(replace(prompt, steps=0) for prompt in question.prompts)
         return replace(
-            self.recording,
-            prompts=_select(self.recording, question),
+            recording,
+            prompts=_select(recording, question.prompts),
             tokenized=tokenized,
-            exact=exact and replace(exact, prompts=_select(exact, replace(question, greedy=0))),
+            exact=exact and replace(exact, prompts=_select(exact, alone)),
         )
 
 
-def _select(recording: Trace, question: Question) -> tuple[PromptTrace, ...]:
-    """The answers of *recording* to the prompts of *question*."""
+def _select(recording: Trace, prompts: tuple[Prompt, ...]) -> tuple[PromptTrace, ...]:
+    """The answers of *recording* to *prompts*."""
     left = list(recording.prompts)
     answers = []
-    asked = zip(question.prompts, question.starts, question.steps, strict=True)
-    for (text, ids), first, steps in asked:
-        while left and (left[0].prompt != text or left[0].ids[: len(ids)] != ids):
+    for prompt in prompts:
+        count = len(prompt.ids)
+        while left and (left[0].prompt != prompt.text or left[0].ids[:count] != prompt.ids):
             del left[0]
         if left:
-            answers.append(_cut(left.pop(0), len(ids), first, steps))
+            answers.append(_cut(left.pop(0), prompt))
     return tuple(answers)
 
 
-class Float64(Reference):
-    """Our graph in double precision: reveals rounding, but not mistakes of the graph."""
-
-    name = "float64"
-    independent = False
-
-    def reads(self, _checkpoint: Checkpoint) -> bool:
-        return True
-
-    def trace(self, question: Question) -> Trace:
-        trace = question.exact.trace(question.prompts, question.starts, question.steps)
-        return replace(trace, model_sha256=question.model_sha256)
-
-
-def _cut(one: PromptTrace, ids: int, first: int, steps: int) -> PromptTrace:
-    """A recorded answer for the first *ids*, its positions from *first* on, and *steps*."""
-    skipped = max(first - one.first, 0)
+def _cut(answer: PromptTrace, prompt: Prompt) -> PromptTrace:
+    """*answer* for the ids of *prompt* alone, its positions from its first on, and its steps."""
+    skipped, count = max(prompt.first - answer.first, 0), len(prompt.ids)
     return replace(
-        one,
-        ids=one.ids[:ids],
-        positions=one.positions[skipped : ids - one.first],
-        greedy=one.greedy[:steps],
-        top2_gaps=one.top2_gaps[:steps],
-        asked=ids,
-        first=max(first, one.first),
+        answer,
+        ids=answer.ids[:count],
+        positions=answer.positions[skipped : count - answer.first],
+        greedy=answer.greedy[: prompt.steps],
+        top2_gaps=answer.top2_gaps[: prompt.steps],
+        first=max(prompt.first, answer.first),
     )

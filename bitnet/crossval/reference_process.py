@@ -3,12 +3,11 @@
     python -m bitnet.crossval.reference_process ANSWER.json < request.json
 
 A separate process, because a foreign engine may crash, print, keep threads or bring its own
-OpenMP. The request names ``engine``, ``model``, ``prompts`` (lists of ids), ``steps`` of the
-continuation of each, ``firsts`` (the first compared position of each), ``texts`` to tokenize (each
-with whether special tokens are added), ``threads``, its ``arithmetic``, the ``library`` of an
-engine that is not a Python package, and, to dump intermediates of a pass, ``tensors`` (a folder).
-The answer is a trace (:mod:`bitnet.crossval.trace`), or
-``{"error": ...}``.
+OpenMP. The request names ``engine``, ``model``, ``prompts`` (text, ids, first compared position and
+steps of the continuation of each), ``texts`` to tokenize (each with whether special tokens are
+added), ``threads``, its ``arithmetic``, the ``library`` of an engine that is not a Python package,
+and, to dump intermediates of a pass, ``tensors`` (a folder). The answer is a trace
+(:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from bitnet.base.files import sha256_of
-from bitnet.crossval.llama_api import EngineError, Llama
+from bitnet.crossval.llama_api import Llama
 from bitnet.crossval.operations import ROWS
-from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace
+from bitnet.crossval.reference import EngineFailed
+from bitnet.crossval.trace import EngineFacts, Prompt, PromptTrace, Trace, prompt_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,21 +56,19 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         make = partial(make, library=request["library"])
     engine = make(request["model"], request["threads"], bool(request["prompts"]))
     digest = sha256_of(engine.library)
+    prompts = [Prompt(text, tuple(ids), *rest) for text, ids, *rest in request["prompts"]]
     if request.get("tensors"):
-        _dump(engine, request["prompts"][0], Path(request["tensors"]))
-        request |= {"prompts": [], "steps": [], "firsts": []}
+        _dump(engine, prompts.pop().ids, Path(request["tensors"]))
     tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
     encoded = [tuple(ids) for ids in tokenized if ids is not None]
-    asked = zip(request["prompts"], request["steps"], request["firsts"], strict=True)
+    facts = EngineFacts(
+        name, _version(name, digest), request["arithmetic"], engine.library.name, digest
+    )
     trace = Trace(
-        engine=name,
-        version=_version(name, digest),
-        arithmetic=request["arithmetic"],
-        prompts=tuple(_prompt(engine, *parts) for parts in asked),
-        tokenized=tuple(encoded) if encoded else None,
-        decoded=tuple(map(engine.detokenize, encoded)) if encoded else None,
-        library=engine.library.name,
-        library_sha256=digest,
+        facts,
+        tuple(_prompt(engine, prompt) for prompt in prompts),
+        tuple(encoded) if encoded else None,
+        tuple(map(engine.detokenize, encoded)) if encoded else None,
     )
     return trace.as_json()
 
@@ -83,20 +81,17 @@ def _version(name: str, digest: str) -> str:
     return f"{distribution} {importlib.metadata.version(distribution)}"
 
 
-def _prompt(engine: Any, ids: Sequence[int], steps: int, first: int) -> PromptTrace:
-    if not ids:
-        return PromptTrace("", ())
-    with engine.context(len(ids) + steps + 1) as sequence:
-        return prompt_trace(sequence.logits, ids, steps, first=first)
+def _prompt(engine: Any, prompt: Prompt) -> PromptTrace:
+    if not prompt.ids:
+        return PromptTrace(prompt.text, ())
+    with engine.context(len(prompt.ids) + prompt.steps + 1) as forward:
+        return prompt_trace(forward, prompt)
 
 
 def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
-    """Keys and values of *ids*, and every named tensor of the last, as ``tensors.npz``.
-
-    Names begin with ``before/`` for all ids but the last ``ROWS`` and with ``after/`` for these.
-    """
+    """Write keys and values of *ids*, and all else of the last ``ROWS``, to ``tensors.npz``."""
     if not isinstance(engine, Llama):
-        raise EngineError("this engine gives no intermediates")
+        raise EngineFailed("this engine gives no intermediates")
     seen: dict[str, NDArray[np.float32]] = {}
 
     def watch(name: str, values: NDArray[np.float32]) -> None:
@@ -105,24 +100,22 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
             seen[name] = values
 
     stop, size = max(len(ids) - ROWS, 0), engine.batch or len(ids)
+    chunks = [ids[at : min(at + size, stop)] for at in range(0, stop, size)]
     parts: dict[str, list[NDArray[np.float32]]] = {}
-    with engine.context(len(ids), watch=watch) as context:
-        for at in range(0, stop, size):
-            chunk = ids[at : min(at + size, stop)]
-            context.logits(chunk, all_positions=False)
+    with engine.context(len(ids), watch=watch) as forward:
+        for chunk in chunks:
+            forward(chunk, all_positions=False)
             for name, values in seen.items():
                 if name.startswith(("Kcur", "Vcur")):
-                    parts.setdefault(f"before/{name}", []).append(values.reshape(len(chunk), -1))
+                    parts.setdefault(name, []).append(values.reshape(len(chunk), -1))
             seen.clear()
-        context.logits(ids[stop:])
+        forward(ids[stop:])
     rows = len(ids) - stop
-    after = {
-        f"after/{name}": values.reshape(rows, -1)
-        for name, values in seen.items()
-        if not values.size % rows
-    }
-    before = {name: np.concatenate(values) for name, values in parts.items()}
-    np.savez(folder / "tensors.npz", **before, **after)  # type: ignore[arg-type]
+    for name, values in seen.items():
+        if not values.size % rows:
+            parts.setdefault(name, []).append(values.reshape(rows, -1))
+    tensors = {name: np.concatenate(values) for name, values in parts.items()}
+    np.savez(folder / "tensors.npz", **tensors)  # type: ignore[arg-type]
 
 
 class _TransformersEngine:
@@ -140,7 +133,7 @@ class _TransformersEngine:
             torch.nn.Module.float(self._model).eval()
             missing = sorted(loading["missing_keys"])
             if missing:  # it would fill them with random numbers
-                raise EngineError(f"the folder has no {missing[0]} ({len(missing)} are missing)")
+                raise EngineFailed(f"the folder has no {missing[0]} ({len(missing)} are missing)")
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 path, local_files_only=True
@@ -156,16 +149,17 @@ class _TransformersEngine:
     def detokenize(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    def context(self, _size: int) -> AbstractContextManager[_TransformersEngine]:
-        self._ids: list[int] = []
-        return nullcontext(self)
+    def context(self, _size: int) -> AbstractContextManager[Callable[..., NDArray[np.float32]]]:
+        return nullcontext(partial(self._append, []))
 
-    def logits(self, ids: Sequence[int], *, all_positions: bool = True) -> NDArray[np.float32]:
-        self._ids += list(ids)
+    def _append(
+        self, sequence: list[int], ids: Sequence[int], *, all_positions: bool = True
+    ) -> NDArray[np.float32]:
+        sequence += ids
         if not all_positions:  # nothing is cached: the next pass is over all of them
             return np.empty((0, 0), dtype=np.float32)
         with self._torch.no_grad():
-            out = self._model(self._torch.tensor([self._ids])).logits[0]
+            out = self._model(self._torch.tensor([sequence])).logits[0]
         rows: NDArray[np.float32] = out[-len(ids) :].float().numpy()
         return rows
 
@@ -174,7 +168,7 @@ def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise EngineError(f"the Python package {name} does not load: {error}") from error
+        raise EngineFailed(f"the Python package {name} does not load: {error}") from error
 
 
 def _llama_cpp(path: str, threads: int, weights: bool) -> Llama:
@@ -189,7 +183,7 @@ def _ik_llama_cpp(path: str, threads: int, weights: bool) -> Llama:
     folder = Path(_module("ik_llama_cpp").__file__ or "").parent / "lib"
     library = next(iter(sorted(folder.glob("*llama.*"))), None)
     if library is None:
-        raise EngineError("ik-llama-cpp-python came without its library")
+        raise EngineFailed("ik-llama-cpp-python came without its library")
     c = ctypes.CDLL(str(library))
     # Its products of Q4_1 with 32 positions and more at a time are wrong: 1.6 nats beside float64.
     make = partial(Llama, tokenize_with_model=True, batch=ROWS)
@@ -200,7 +194,7 @@ def _bitnet_cpp(path: str, threads: int, weights: bool, *, library: str) -> Llam
     c = ctypes.CDLL(library)
     product = getattr(c, "ggml_vec_dot_i2_i8_s", None)
     if product is None:
-        raise EngineError(f"{library} has no products of I2_S: it is not of bitnet.cpp")
+        raise EngineFailed(f"{library} has no products of I2_S: it is not of bitnet.cpp")
     # It keeps the results of a product on the stack, for all positions of a batch.
     file = _file_of(product) or Path(library)
     return Llama(c, path, file, threads=threads, weights=weights, batch=64)
@@ -226,8 +220,9 @@ _ENGINES: dict[str, Callable[..., Any]] = {
 def _main(target: str) -> None:
     try:
         found = answer(json.load(sys.stdin))
-    except (EngineError, OSError, ValueError) as error:
-        found = {"error": f"{type(error).__name__}: {error}"}
+    except (EngineFailed, OSError, ValueError) as error:
+        is_ours = isinstance(error, EngineFailed)
+        found = {"error": str(error) if is_ours else f"{type(error).__name__}: {error}"}
     Path(target).write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -24,9 +24,9 @@ from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
 from bitnet.base.installation import extra_command
 from bitnet.base.invocation import isolate
-from bitnet.crossval.operations import Intermediates
+from bitnet.crossval.exact import Float64
 from bitnet.crossval.own_build import bitnet_cpp_library
-from bitnet.crossval.reference import EngineFailed, Float64, Question, Recorded, Reference
+from bitnet.crossval.reference import EngineFailed, Question, Recorded, Reference
 from bitnet.crossval.trace import Trace, trace_from
 from bitnet.quants import registry
 from bitnet.quants.iq_bn import SHORTEST_ROW
@@ -44,11 +44,13 @@ __all__ = [
     "REFERENCES",
     "BitnetCpp",
     "EngineFailed",
+    "Float64",
     "IkLlamaCpp",
     "LlamaCpp",
     "Question",
     "Recorded",
     "Reference",
+    "Transformers",
     "choose",
 ]
 
@@ -74,7 +76,6 @@ class _InProcess(Reference):
         return all(map(importlib.util.find_spec, (self.package, *self.needs)))
 
     def arithmetic(self, checkpoint: Checkpoint) -> Arithmetic:
-        """Arithmetic of its products with the weights of *checkpoint*."""
         weights = checkpoint.weights.values()
         return "float" if all(one.quant.name == "F32" for one in weights) else "int8"
 
@@ -82,15 +83,9 @@ class _InProcess(Reference):
         with tempfile.TemporaryDirectory() as folder, self._file(question, Path(folder)) as model:
             found = self._ask(question, model, Path(folder))
         try:
-            trace = trace_from(found, name=f"the answer of {self.name}")
+            return trace_from(found, name=f"the answer of {self.name}")
         except InvalidFormat as error:
             raise EngineFailed(error.message, hint=_OTHER) from error
-        texts = [text for text, _ in question.prompts]
-        named = [
-            replace(one, prompt=texts[number] if number < len(texts) else "")
-            for number, one in enumerate(trace.prompts)
-        ]
-        return replace(trace, model_sha256=question.model_sha256, prompts=tuple(named))
 
     @contextmanager
     def _file(self, question: Question, _folder: Path) -> Iterator[Path]:
@@ -103,10 +98,8 @@ class _InProcess(Reference):
         request = {
             "engine": self.name,
             "model": str(model.absolute()),
-            "prompts": [list(ids) for _, ids in question.prompts],
+            "prompts": [[it.text, it.ids, it.first, it.steps] for it in question.prompts],
             "texts": list(question.texts),
-            "steps": list(question.steps),
-            "firsts": list(question.starts),
             "threads": question.threads,
             "arithmetic": self.arithmetic(question.checkpoint),
             **more,
@@ -153,7 +146,7 @@ class LlamaCpp(_InProcess):
         its_own = not checkpoint.architecture.startswith("bitnet")
         return its_own and super().reads(checkpoint)
 
-    def intermediates(self, question: Question) -> Intermediates | None:
+    def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
         import numpy as np
 
         with tempfile.TemporaryDirectory() as name, self._file(question, Path(name)) as model:
@@ -163,10 +156,7 @@ class LlamaCpp(_InProcess):
         names = _NAMES | self.names
         if any(name.endswith("post_ffw_norm.weight") for name in question.checkpoint.weights):
             names = names | _POST_NORMS
-        before, after = (_rename(found, part, names) for part in ("before/", "after/"))
-        arithmetic = self.arithmetic(question.checkpoint)
-        _, ids = question.prompts[0]
-        return Intermediates(self.name, arithmetic, ids, before, after)
+        return _rename(found, names)
 
 
 class IkLlamaCpp(LlamaCpp):
@@ -307,17 +297,16 @@ _POST_NORMS = {
 
 
 def _rename(
-    arrays: Mapping[str, NDArray[Any]], part: str, names: Mapping[str, str]
+    arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
-    """Those of *arrays* whose names begin with *part*, by our names; an alias replaces others."""
+    """*arrays* by our names; an alias replaces others."""
     by_our_name: dict[str, NDArray[Any]] = {}
-    for key in sorted(arrays, key=lambda key: key[len(part) :].rpartition("-")[0] in names):
-        name = key.removeprefix(part)
+    for name in sorted(arrays, key=lambda name: name.rpartition("-")[0] in names):
         operation, dash, layer = name.rpartition("-")
         operation, layer = (operation, layer) if dash else (layer, "")
         ours = names.get(operation, operation)
-        if key != name and ours:
-            by_our_name[f"{ours}{dash}{layer}"] = arrays[key]
+        if ours:
+            by_our_name[f"{ours}{dash}{layer}"] = arrays[name]
     return by_our_name
 
 

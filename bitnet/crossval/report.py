@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.resources import files
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat, from_os_error
 from bitnet.base.files import write_text
 from bitnet.crossval.evidence import Evidence, mean
-from bitnet.crossval.judge import Verdict, judge, kind_of
+from bitnet.crossval.judge import judge, kind_of
+from bitnet.crossval.operations import describe
 from bitnet.crossval.records import from_json, to_json
 
 if TYPE_CHECKING:
@@ -27,73 +26,46 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.compare import Row
 
-__all__ = ["Report", "append_summary", "as_html", "as_markdown", "read_report", "write"]
+__all__ = ["append_summary", "as_html", "as_json", "as_markdown", "read_report", "write"]
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
 DERIVED = ("verdict", "summary", "evidence_sha256")  # follow from the evidence
 _WORST = 8  # positions shown
+_KLD = (
+    "in nats, over the stored tokens with all others as one event: never more than the "
+    "divergence over the whole vocabulary"
+)
 
 
-@dataclass(frozen=True)
-class Report:
-    """A cross-validation as it is displayed and stored.
-
-    Attributes:
-        evidence: all results, with numbers rounded as in the file.
-    """
-
-    evidence: Evidence
-
-    @classmethod
-    def of(cls, evidence: Evidence) -> Report:
-        """Report of *evidence*; numbers are rounded first, so a file gives the same report."""
-        return cls(from_json(Evidence, to_json(evidence)))
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """The verdict."""
-        return judge(self.evidence)
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Metrics over all positions by name, empty if none were compared."""
-        return to_json(_summary(self.evidence)) if self.evidence.rows else {}
-
-    @property
-    def not_checked(self) -> str:
-        """One line that names the checks that were not run; empty if all were."""
-        names = [one.subject for one in self.verdict.findings if one.severity == "skipped"]
-        return f"NOT CHECKED: {', '.join(names)}" if names else ""
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        verdict = self.verdict
-        findings = [
-            {
-                "check": finding.subject,
-                "outcome": _OUTCOMES[finding.severity],
-                "said": finding.text,
-                "hint": finding.hint,
-            }
-            for finding in verdict.findings
-        ]
-        derived: dict[str, Any] = {
-            "verdict": {
-                "status": verdict.status,
-                "reference_rejected": verdict.reference_rejected,
-                "excused": verdict.excused,
-                "reasons": verdict.reasons,
-                "findings": findings,
-            },
-            "summary": self.summary,
+def as_json(evidence: Evidence) -> dict[str, Any]:
+    """The report on *evidence* as JSON values."""
+    verdict = judge(evidence)
+    findings = [
+        {
+            "check": finding.subject,
+            "outcome": _OUTCOMES[finding.severity],
+            "said": finding.text,
+            "hint": finding.hint,
         }
-        facts: dict[str, Any] = to_json(self.evidence)
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return derived | {"evidence_sha256": digest} | facts
+        for finding in verdict.findings
+    ]
+    facts: dict[str, Any] = to_json(evidence)
+    return {
+        "verdict": {
+            "status": verdict.status,
+            "reference_rejected": verdict.reference_rejected,
+            "excused": verdict.excused,
+            "reasons": verdict.reasons,
+            "findings": findings,
+        },
+        "summary": to_json(_summary(evidence)),
+        "evidence_sha256": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+        **facts,
+    }
 
 
-def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
-    """The report in the file *path*, and the derived values stored in it.
+def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
+    """The evidence in the report *path*, and the derived values stored in it.
 
     Raises:
         NotFound: the file does not exist.
@@ -110,89 +82,92 @@ def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
     if not isinstance(values, dict) or not set(DERIVED) <= set(values):
         raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")
     claimed = {name: values.pop(name) for name in DERIVED}
-    return Report(from_json(Evidence, values, path.name)), claimed
+    return from_json(Evidence, values, path.name), claimed
 
 
-def write(report: Report, folder: Path) -> list[Path]:
+def write(evidence: Evidence, folder: Path) -> list[Path]:
     """Write the three files to *folder*, which is created; return their paths."""
     texts = {
-        "report.json": json.dumps(report.as_json(), indent=1) + "\n",
-        "report.md": as_markdown(report),
-        "report.html": as_html(report),
+        "report.json": json.dumps(as_json(evidence), indent=1) + "\n",
+        "report.md": as_markdown(evidence),
+        "report.html": as_html(evidence),
     }
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
 
 
-def append_summary(report: Report, path: Path) -> None:
-    """Append *report* as text to the file *path*, which a CI job shows."""
+def append_summary(evidence: Evidence, path: Path) -> None:
+    """Append the report as text to the file *path*, which a CI job shows."""
     try:
         with path.open("a", encoding="utf-8", newline="\n") as out:
-            out.write(as_markdown(report) + "\n")
+            out.write(as_markdown(evidence) + "\n")
     except OSError as error:
         raise from_os_error(error, path) from error
 
 
-def as_markdown(report: Report) -> str:
-    """*report* as Markdown; its last line names checks that were not run."""
+def as_markdown(evidence: Evidence) -> str:
+    """The report as Markdown; its last line names checks that were not run."""
+    verdict = judge(evidence)
     marks = {"ok": "passed", "failed": "**failed**", "skipped": "**not run**"}
-    lines = [f"# Cross-validation: {report.verdict.status}", "", _plain(_title(report)), ""]
+    lines = [f"# Cross-validation: {verdict.status}", "", _plain(_title(evidence)), ""]
     lines += ["| check | | |", "|---|---|---|"]
-    for one in report.verdict.findings:
+    for one in verdict.findings:
         hint = f" ({one.hint})" if one.hint and one.severity != "ok" else ""
         lines.append(f"| {one.subject} | {marks[one.severity]} | {_cell(one.text + hint)} |")
-    if report.summary:
+    if evidence.rows:
         lines += ["", "| metric | |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in _metrics(report.summary)]
+        lines += [f"| {name} | {value} |" for name, value in _metrics(evidence)]
         lines += ["", "| worst positions | after | KLD | gap | ours | reference |"]
         lines.append("|---|---|---|---|---|---|")
-        for cells in _worst(report.evidence):
+        for cells in _worst(evidence):
             lines.append(f"| {' | '.join(_cell(_plain(cell)) for cell in cells)} |")
     lines.append("")
-    lines += [f"- {name}: {_plain(value)}" for name, value in _provenance(report.evidence)]
-    return "\n".join([*lines, *(["", report.not_checked] if report.not_checked else [])]) + "\n"
+    lines += [f"- {name}: {_plain(value)}" for name, value in _provenance(evidence)]
+    return "\n".join([*lines, *(["", verdict.not_checked] if verdict.not_checked else [])]) + "\n"
 
 
-def as_html(report: Report) -> str:
-    """*report* as a self-contained page without scripts."""
+def as_html(evidence: Evidence) -> str:
+    """The report as a self-contained page without scripts."""
     from jinja2 import Environment, StrictUndefined
 
     text = files("bitnet.crossval").joinpath("report.html.j2").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    evidence = report.evidence
-    kinds = {(row.prompt, row.position): kind_of(row, evidence.bounds) for row in evidence.rows}
+    rows, operations = evidence.rows, evidence.operations
     return page.from_string(text).render(
-        report=report,
-        verdict=report.verdict,
+        verdict=judge(evidence),
         evidence=evidence,
-        title=_title(report),
+        title=_title(evidence),
         outcomes=_OUTCOMES,
-        metrics=_metrics(report.summary),
-        worst=_worst(evidence) if evidence.rows else [],
+        metrics=_metrics(evidence),
+        worst=_worst(evidence),
         provenance=_provenance(evidence),
-        kinds=kinds,
+        kinds={(row.prompt, row.position): kind_of(row, evidence.near_tie) for row in rows},
+        results={
+            name: describe(name, operations[name], evidence.model.layers)[1] for name in operations
+        },
         shown=_show_blanks,
     )
 
 
 def _summary(evidence: Evidence) -> dict[str, Any]:
-    """Metrics over all positions; those of which a position lacks the number are None.
+    """Metrics over all positions, none without any; None where a position lacks the number.
 
     The first have the names of ``llama-perplexity --kl-divergence``: KLD is the KL divergence from
     the reference to ours, dp the difference of the probabilities of the actual next token.
     """
-    rows, bounds = evidence.rows, evidence.bounds
-    kinds = [kind_of(row, bounds) for row in rows]
-    ours = mean(row.exact_ours.kl if row.exact_ours else None for row in rows)
-    theirs = mean(row.exact_theirs.kl if row.exact_theirs else None for row in rows)
+    rows = evidence.rows
+    if not rows:
+        return {}
+    kinds = [kind_of(row, evidence.near_tie) for row in rows]
+    ours, theirs = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
     closer = None if ours is None or theirs is None else "ours" if ours < theirs else "reference"
     klds = sorted(row.kl for row in rows if row.kl is not None)
     complete = len(klds) == len(rows)
     squared = mean(
-        (math.exp(-row.surprise) - math.exp(-row.theirs_surprise)) ** 2
+        (math.exp(-row.nll) - math.exp(-row.theirs_nll)) ** 2
         for row in rows
-        if row.surprise is not None and row.theirs_surprise is not None
+        if row.nll is not None and row.theirs_nll is not None
     )
     return {
         "positions": len(rows),
@@ -203,7 +178,7 @@ def _summary(evidence: Evidence) -> dict[str, Any]:
         "median_kld": median(klds) if complete else None,
         "rms_dp": None if squared is None else math.sqrt(squared),
         "same_top": kinds.count("same") / len(rows),
-        "near_ties": sum(row.gap is not None and row.gap < bounds.near_tie for row in rows),
+        "near_ties": sum(row.gap is not None and row.gap < evidence.near_tie for row in rows),
         "excused": kinds.count("excused"),
         "wrong": kinds.count("wrong"),
         "exact_to_ours": ours,
@@ -212,18 +187,20 @@ def _summary(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _title(report: Report) -> str:
-    evidence = report.evidence
-    backend = "" if evidence.ours.backend == "none" else f" {evidence.ours.backend}"
-    reference = f"{evidence.reference.name} {evidence.reference.version}".rstrip()
+def _title(evidence: Evidence) -> str:
+    plan, ours, reference = evidence.plan, evidence.ours, evidence.reference
+    backend = "" if evidence.backend == "none" else f" {evidence.backend}"
+    recorded = "" if plan.live else "recorded "
+    against = f"{recorded}{reference.name} {reference.version}".rstrip()
     return (
-        f"{evidence.model.file} ({evidence.model.architecture}), bitnet {evidence.ours.version}"
-        f"{backend} against {reference}; compute path: {evidence.compute_path}"
+        f"{evidence.model.file} ({evidence.model.architecture}), bitnet {ours.version}{backend} "
+        f"against {against}; compute path: {evidence.compute_path}"
     )
 
 
-def _metrics(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _metrics(evidence: Evidence) -> list[tuple[str, str]]:
     """Names and values; the first are those of ``llama-perplexity --kl-divergence``."""
+    summary = _summary(evidence)
     if not summary:
         return []
     counts = (summary[name] for name in ("near_ties", "excused", "wrong"))
@@ -251,36 +228,32 @@ def _worst(evidence: Evidence) -> list[tuple[str, ...]]:
 
 
 def _cells(evidence: Evidence, row: Row) -> tuple[str, ...]:
-    prompt = evidence.prompts[row.prompt] if row.prompt < len(evidence.prompts) else None
-    tokens = prompt.tokens if prompt else ()
+    tokens = evidence.prompts[row.prompt].tokens if row.prompt < len(evidence.prompts) else ()
     token = _show_blanks(tokens[row.position]) if row.position < len(tokens) else "?"
-
-    def name_of(id: int | None) -> str:
-        return (
-            "no numbers"
-            if id is None
-            else f"{_show_blanks(evidence.spellings.get(str(id), ''))} {id}"
-        )
-
+    best = (
+        "no numbers" if id is None else f"{_show_blanks(evidence.spellings.get(str(id), ''))} {id}"
+        for id in (row.ours, row.theirs)
+    )
     where = f"prompt {row.prompt}, position {row.position}"
-    gap = _number(row.gap, ".2f")
-    return where, token, _number(row.kl), gap, name_of(row.ours), name_of(row.theirs)
+    return where, token, _number(row.kl), _number(row.gap, ".2f"), *best
 
 
 def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
     """Names and values of what ran."""
-    model, reference, ours = evidence.model, evidence.reference, evidence.ours
-    processor = evidence.machine.get("processor", ""), evidence.machine.get("features", "")
-    kernels = ", ".join(f"{name} x {count:,}" for name, count in ours.kernels.items())
+    model, machine = evidence.model, evidence.machine
+    processor = machine.get("processor", ""), machine.get("features", "")
+    kernels = ", ".join(f"{name} x {count:,}" for name, count in evidence.kernels.items())
     facts = [
         ("model", f"{model.origin}, SHA-256 {model.sha256}"),
         ("attestation", model.attestation),
         ("tokenizer", f"{model.tokenizer}, SHA-256 {model.tokenizer_sha256}"),
         ("processor", ", ".join(filter(None, processor))),
         ("kernels that ran", kernels or "none"),
-        ("compiled module", ours.module_sha256 and f"SHA-256 {ours.module_sha256}"),
-        (reference.library, reference.library_sha256 and f"SHA-256 {reference.library_sha256}"),
-        ("KLD", evidence.kl if evidence.rows else ""),
+        *(
+            (engine.library, engine.library_sha256 and f"SHA-256 {engine.library_sha256}")
+            for engine in (evidence.ours, evidence.reference)
+        ),
+        ("KLD", _KLD if evidence.rows else ""),
     ]
     return [(name, value) for name, value in facts if value]
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet.crossval.compare import TokenizerParity
 from bitnet.tokenizer.comparison import agreement
 from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import SPACE_SYMBOL
@@ -33,10 +33,39 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Trace
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["texts_for", "tokenizer_parity"]
+__all__ = ["TokenizerParity", "texts_for", "tokenizer_parity"]
 
 _LOOKS_SPECIAL = re.compile(r"</?s>|<\|?\w+\|?>")
 _CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)| \u2047 ")
+
+
+@dataclass(frozen=True)
+class TokenizerParity:
+    """Two tokenizers compared on the same texts, and on the ids that both gave for them.
+
+    Attributes:
+        total: texts that are judged.
+        equal: of these, texts with equal ids.
+        apart: texts that are compared but not judged.
+        apart_equal: of these, texts with equal ids.
+        text: the first judged text with different ids, ``None`` if there is none.
+        ours: our ids of it.
+        theirs: the reference's.
+        decoded: lists of ids that were decoded and are judged; 0: the reference decoded none.
+        decoded_equal: of these, lists with equal texts.
+        ids: the first of them with different texts, empty if there is none.
+    """
+
+    total: int
+    equal: int
+    apart: int = 0
+    apart_equal: int = 0
+    text: str | None = None
+    ours: tuple[int, ...] = ()
+    theirs: tuple[int, ...] = ()
+    decoded: int = 0
+    decoded_equal: int = 0
+    ids: tuple[int, ...] = ()
 
 
 def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:

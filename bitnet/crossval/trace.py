@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = [
     "KEPT",
     "Arithmetic",
+    "EngineFacts",
     "Position",
+    "Prompt",
     "PromptTrace",
     "Trace",
     "positions_from",
@@ -76,8 +78,48 @@ class Position:
 
 
 @dataclass(frozen=True)
+class EngineFacts:
+    """What computed one side.
+
+    Attributes:
+        name: for people.
+        version: of the engine.
+        arithmetic: of its products; int8, the coarsest, where unknown.
+        library: file that computed, without its folder.
+        library_sha256: of that file.
+    """
+
+    name: str
+    version: str = ""
+    arithmetic: Arithmetic = "int8"
+    library: str = ""
+    library_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to run on both sides.
+
+    Attributes:
+        text: the text.
+        ids: its tokens, as far as they are run.
+        first: index of the first id whose position is compared.
+        steps: tokens of its greedy continuation.
+        error: reason why it cannot be run.
+        tokens: text of each of *ids*.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    first: int = 0
+    steps: int = 0
+    error: str = ""
+    tokens: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PromptTrace:
-    """An engine's answer to one prompt.
+    """An engine's answer to one prompt; it names what the engine ran, which may be something else.
 
     Attributes:
         prompt: the text.
@@ -85,7 +127,6 @@ class PromptTrace:
         positions: distribution at each of *ids* from *first* on, or at some of these.
         greedy: the likeliest continuation, token by token.
         top2_gaps: logit gap of each of *greedy* to the second token.
-        asked: number of *ids* that were run; ``None``: all.
         error: reason for a missing or incomplete answer.
         first: index of the id that *positions* begin at.
     """
@@ -95,14 +136,8 @@ class PromptTrace:
     positions: tuple[Position, ...] = ()
     greedy: tuple[int, ...] = ()
     top2_gaps: tuple[float, ...] = ()
-    asked: int | None = None
     error: str = ""
     first: int = 0
-
-    @property
-    def n_requested(self) -> int:
-        """Number of ids of a complete answer."""
-        return len(self.ids) if self.asked is None else self.asked
 
 
 @dataclass(frozen=True)
@@ -110,43 +145,33 @@ class Trace:
     """An engine's answers to some prompts.
 
     Attributes:
-        engine: its name, for people.
-        version: of the engine.
-        arithmetic: of its products.
+        engine: what computed them.
         prompts: in the order of the request.
-        tokenized: ids of the texts to tokenize; ``None`` if it has no tokenizer.
-        decoded: its text of each of these lists of ids, with special tokens by name; in a
-            recording, of the ids of each prompt; ``None`` if not requested.
-        model_sha256: of the file it ran, if known.
-        features: processor features that it reports.
-        library: file of the engine that computed, without its folder.
-        library_sha256: of that file.
-        exact: the float64 pass over the same prompts, in a recording.
+        tokenized: ids of the texts to tokenize; ``None`` if it has no tokenizer. In a recording, of
+            the whole text of each prompt.
+        decoded: its text of each of these lists of ids, with special tokens by name; ``None`` if
+            not requested.
+        model_sha256: in a recording, of the file it ran.
+        exact: in a recording, the float64 pass over the same prompts.
     """
 
-    engine: str
-    version: str = ""
-    arithmetic: Arithmetic = "int8"
+    engine: EngineFacts
     prompts: tuple[PromptTrace, ...] = ()
     tokenized: tuple[tuple[int, ...], ...] | None = None
     decoded: tuple[str, ...] | None = None
     model_sha256: str = ""
-    features: str = field(default="", compare=False)
-    library: str = ""
-    library_sha256: str = ""
     exact: Trace | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The trace as JSON values."""
         return {
             "format": FORMAT,
-            "engine": self.engine,
-            "version": self.version,
-            "arithmetic": self.arithmetic,
+            "engine": self.engine.name,
+            "version": self.engine.version,
+            "arithmetic": self.engine.arithmetic,
             "model_sha256": self.model_sha256,
-            "features": self.features,
-            "library": self.library,
-            "library_sha256": self.library_sha256,
+            "library": self.engine.library,
+            "library_sha256": self.engine.library_sha256,
             "prompts": [_prompt_as_json(one) for one in self.prompts],
             **({} if self.tokenized is None else {"tokenized": list(map(list, self.tokenized))}),
             **({} if self.decoded is None else {"decoded": list(self.decoded)}),
@@ -158,7 +183,6 @@ def _prompt_as_json(one: PromptTrace) -> dict[str, Any]:
     return {
         "prompt": one.prompt,
         "ids": list(one.ids),
-        "asked": one.n_requested,
         "first": one.first,
         "error": one.error,
         "positions": [
@@ -186,35 +210,30 @@ def positions_from(logits: NDArray[np.floating[Any]], *, kept: int = KEPT) -> li
 
 
 def prompt_trace(
-    forward: Callable[..., NDArray[np.floating[Any]]],
-    ids: Sequence[int],
-    steps: int,
-    *,
-    first: int = 0,
-    kept: int = KEPT,
+    forward: Callable[..., NDArray[np.floating[Any]]], prompt: Prompt, *, kept: int = KEPT
 ) -> PromptTrace:
-    """Positions of the prompt *ids*, and its greedy continuation.
+    """Positions of *prompt*, and its greedy continuation.
 
     Args:
         forward: logits of more ids of one sequence, ``(T, vocabulary)``; with
             ``all_positions=False`` only those of the last are needed.
-        ids: the prompt, at least one id.
-        first: index of the first id whose position is returned.
-        steps: tokens of the continuation, which ends early where a logit is not finite.
+        prompt: at least one id; its continuation ends early where a logit is not finite.
         kept: best tokens stored per position of the prompt.
     """
-    if first:
-        forward(ids[:first], all_positions=False)
-    positions = positions_from(forward(ids[first:], all_positions=True), kept=kept)
+    if prompt.first:
+        forward(prompt.ids[: prompt.first], all_positions=False)
+    logits = forward(prompt.ids[prompt.first :], all_positions=True)
+    positions = positions_from(logits, kept=kept)
     greedy, gaps = [], []
     last = positions[-1]
-    for _ in range(steps):
+    for _ in range(prompt.steps):
         if not last.is_finite:
             break
         greedy.append(last.ids[0])
         gaps.append(last.gap)
         (last,) = positions_from(forward([last.ids[0]], all_positions=True), kept=2)
-    return PromptTrace("", tuple(ids), tuple(positions), tuple(greedy), tuple(gaps), first=first)
+    text, first = prompt.text, prompt.first
+    return PromptTrace(text, prompt.ids, tuple(positions), tuple(greedy), tuple(gaps), first=first)
 
 
 def _position_from(row: NDArray[np.float64], kept: int) -> Position:
@@ -234,20 +253,20 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
     """
     try:
         tokenized, decoded = values.get("tokenized"), values.get("decoded")
+        engine = EngineFacts(
+            str(values["engine"]),
+            str(values.get("version", "")),
+            _arithmetic(values.get("arithmetic")),
+            str(values.get("library", "")),
+            str(values.get("library_sha256", "")),
+        )
         return Trace(
-            engine=str(values["engine"]),
-            version=str(values.get("version", "")),
-            arithmetic=_arithmetic(values.get("arithmetic")),
-            prompts=tuple(_prompt(one) for one in values["prompts"]),
-            tokenized=None
-            if tokenized is None
-            else tuple(tuple(map(int, ids)) for ids in tokenized),
-            decoded=None if decoded is None else tuple(map(str, decoded)),
-            model_sha256=str(values.get("model_sha256", "")),
-            features=str(values.get("features", "")),
-            library=str(values.get("library", "")),
-            library_sha256=str(values.get("library_sha256", "")),
-            exact=None if values.get("exact") is None else trace_from(values["exact"], name=name),
+            engine,
+            tuple(_prompt(one) for one in values["prompts"]),
+            None if tokenized is None else tuple(tuple(map(int, ids)) for ids in tokenized),
+            None if decoded is None else tuple(map(str, decoded)),
+            str(values.get("model_sha256", "")),
+            None if values.get("exact") is None else trace_from(values["exact"], name=name),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFormat(
@@ -266,11 +285,10 @@ def _prompt(values: Mapping[str, Any]) -> PromptTrace:
     positions = tuple(map(_position, values["positions"]))
     greedy = tuple(map(int, values.get("greedy", ())))
     gaps = tuple(map(float, values.get("top2_gaps", ())))
-    asked = int(values.get("asked", len(ids)))
-    if len(positions) > len(ids) or asked > len(ids) or len(gaps) != len(greedy):
+    if len(positions) > len(ids) or len(gaps) != len(greedy):
         raise ValueError(f"{len(ids)} ids, {len(positions)} positions, {len(gaps)} gaps")
     error, first = str(values.get("error", "")), int(values.get("first", 0))
-    return PromptTrace(str(values["prompt"]), ids, positions, greedy, gaps, asked, error, first)
+    return PromptTrace(str(values["prompt"]), ids, positions, greedy, gaps, error, first)
 
 
 def _position(values: Mapping[str, Any] | None) -> Position:

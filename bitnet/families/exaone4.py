@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
+_WINDOW = 4096
+_LAYERS_OF_32B = 64  # in a GGUF file, only these models have windows, and without a key this one
+
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("sliding_window") is None:
@@ -30,10 +33,12 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decoder(keys: Keys) -> ModelConfig:
-    everywhere = not keys.integer("attention.sliding_window", 0)
+    usual_window = _WINDOW if keys.integer("block_count") == _LAYERS_OF_32B else 0
+    everywhere = not keys.integer("attention.sliding_window", usual_window)
     return dense(
         keys,
         norms=AFTER,
+        window=usual_window,
         period=4,
         qk_norm="head",
         each=lambda _layer, usual: (
@@ -50,7 +55,7 @@ register(
         activation="silu",
         defaults={
             "num_key_value_heads": 32,
-            "sliding_window": 4096,
+            "sliding_window": _WINDOW,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 2048,
         },
@@ -67,7 +72,8 @@ register(
             tensors=("output.weight", *BIASES, "rope_freqs.weight"),
             ignores=(),
             whole_width=True,
-            window_layers=64,
+            window_layers=_LAYERS_OF_32B,
+            nonzero=("attention.sliding_window",),
         ),
         translate=_translate,
         decoder=_decoder,

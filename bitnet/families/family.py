@@ -53,7 +53,7 @@ class LlamaCppSupport:
         wide_scale_layers: models with this many layers scale attention by another width.
         window_layers: only models with this many layers have windows, whatever their keys say.
         needs: kinds of layers without which it crashes: ``attention``, ``window`` or ``state``.
-        always_caps: it divides scores and logits by their soft caps, even by zero.
+        nonzero: keys with which it computes NaN, or nothing but zeros, where they are 0.
     """
 
     tensors: tuple[str, ...] = ("output.weight", *BIASES)
@@ -63,7 +63,7 @@ class LlamaCppSupport:
     wide_scale_layers: int = 0
     window_layers: int = 0
     needs: frozenset[str] = frozenset()
-    always_caps: bool = False
+    nonzero: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

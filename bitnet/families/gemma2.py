@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
-__all__ = ["DEFAULTS", "NORMS", "caps", "score_scale"]
+__all__ = ["DEFAULTS", "IGNORED_SCALE", "NORMS", "caps", "score_scale"]
 
 #: Defaults of Gemma 2 and 3; published files of config.json give little more than sizes.
 DEFAULTS: dict[str, Any] = {
@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+IGNORED_SCALE = read("on scores, from `query_pre_attn_scalar` of a folder; ignored in a GGUF file")
 NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -94,17 +95,17 @@ register(
             "sliding_window_pattern": neutral(None, 2),
         },
         gguf_keys={
-            "attention.scale": read("on scores"),
-            "attn_logit_softcapping": read("soft cap on attention scores, 50 when absent"),
-            "final_logit_softcapping": read("soft cap on logits, 30 when absent"),
+            "attention.scale": IGNORED_SCALE,
+            "attn_logit_softcapping": read("soft cap on attention scores, 50 when absent, never 0"),
+            "final_logit_softcapping": read("soft cap on logits, 30 when absent, never 0"),
         },
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},
         llama_cpp=LlamaCppSupport(
             tensors=BIASES,
-            ignores=(),
+            ignores=("attention.scale",),
             wide_scale_layers=46,
-            always_caps=True,
+            nonzero=("attn_logit_softcapping", "final_logit_softcapping"),
         ),
         norms_from_zero=True,
         translate=lambda config: alternating(2)(config) | caps(config),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.families.dense import AROUND, attention, dense, sizes
 from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
-from bitnet.families.gemma2 import DEFAULTS, NORMS, caps, score_scale
+from bitnet.families.gemma2 import DEFAULTS, IGNORED_SCALE, NORMS, caps, score_scale
 from bitnet.families.rope import rope_from
 from bitnet.families.rules import HARMLESS, read
 from bitnet.families.windows import alternating
@@ -69,13 +69,13 @@ register(
             "sliding_window_pattern": read("one layer in this many has full attention"),
         },
         gguf_keys={
-            "attention.scale": read("on scores"),
+            "attention.scale": IGNORED_SCALE,
             "final_logit_softcapping": read("soft cap on logits"),
             "rope.freq_base_swa": read("RoPE base of layers with a window"),
         },
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},
-        llama_cpp=LlamaCppSupport(ignores=(), wide_scale_layers=62),
+        llama_cpp=LlamaCppSupport(ignores=("attention.scale",), wide_scale_layers=62),
         norms_from_zero=True,
         layered_rope=True,
         translate=_translate,

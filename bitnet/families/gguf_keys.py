@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Family
 
-__all__ = ["COMMON", "check_keys"]
+__all__ = ["COMMON", "check_keys", "find_zero"]
 
 _OFF = neutral(0, False, note="not computed")
 #: For every family.
@@ -100,3 +100,15 @@ def check_keys(
             if key.startswith(f"{prefix}.")
         }
         check(own, rules, model=model, kind=family.title, below=f"{prefix}.")
+
+
+def find_zero(metadata: Mapping[str, Any], family: Family) -> str:
+    """The first key that is 0 and with which llama.cpp then computes nothing; empty if none is.
+
+    Args:
+        metadata: of a GGUF file, without the keys that llama.cpp ignores.
+        family: the family of its architecture.
+    """
+    names = family.llama_cpp.nonzero if family.llama_cpp is not None else ()
+    keys = (f"{family.architecture}.{name}" for name in names)
+    return next((key for key in keys if metadata.get(key, 1) == 0), "")

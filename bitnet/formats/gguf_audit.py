@@ -97,6 +97,13 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
     for key, value in find_ignored_keys(gguf.metadata, gguf.architecture).items():
         text = f"{key} is {value!r:.80}: llama.cpp ignores it, and so do we"
         yield Finding("warning", "ignored-key", text)
+    original = gguf.metadata.get(f"{gguf.architecture}.rope.scaling.original_context_length")
+    if "rope_factors_long.weight" in gguf.tensors and isinstance(original, int):
+        text = (
+            f"llama.cpp takes the long rope factors wherever its context is above {original:,} "
+            "positions; here the length of the text decides"
+        )
+        yield Finding("note", "rope-factors", text)
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:

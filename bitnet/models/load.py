@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import Unsupported
 from bitnet.families.family import families, of_gguf
 from bitnet.families.foreign import sentence_about
-from bitnet.families.gguf_keys import check_keys
+from bitnet.families.gguf_keys import check_keys, find_zero
 from bitnet.families.hadamard import hadamard_basis
 from bitnet.families.rules import refusal
 from bitnet.formats.checkpoint import has_input_norms
@@ -48,6 +48,9 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     check_keys(
         checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=checkpoint.path.name
     )
+    if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):
+        why = "llama.cpp computes no usable logits with 0, so no file can mean that"
+        raise refusal(zero, 0, model=checkpoint.path.name, kind=family.title, why=why)
     config = family.decoder(checkpoint)
     if not family.gguf_keys.get("attention.scale"):
         _check_scale(checkpoint, family, config)

@@ -67,23 +67,13 @@ CASES = {
     ),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 64}, ""),
     "gemma2-scale": ("gemma2", {"query_pre_attn_scalar": 5}, "scales the scores of gemma2"),
-    "gemma2-no-cap-on-scores": (
-        "gemma2",
-        {"query_pre_attn_scalar": 64, "attn_logit_softcapping": None},
-        "divides the scores of gemma2",
-    ),
-    "gemma2-no-cap-on-logits": (
-        "gemma2",
-        {"query_pre_attn_scalar": 64, "final_logit_softcapping": None},
-        "divides the logits of gemma2",
-    ),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}, ""),
     "gemma3-scale": ("gemma3", {"query_pre_attn_scalar": 5}, "scales the scores of gemma3"),
 }
 
 
 # GGUF means what llama.cpp makes of it: these say what it does not read.
-LOST = {"phi3-window", "mistral-window", "qwen2-window"}
+LOST = {"phi3-window", "mistral-window", "qwen2-window", "gemma2-scale", "gemma3-scale"}
 
 
 def folder_of(case, path):
@@ -174,6 +164,20 @@ def test_longrope_is_the_same_beyond_its_first_context(family, more, tmp_path):
     convert(tokenizer_folder(folder, TOKENS), file, ConversionRequest("F32"))
     (theirs,) = llama_cpp(file, [IDS], tmp_path)
     assert distance(ours(folder), theirs) < SAME
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "zero"),
+    [
+        ("gemma2", {"attn_logit_softcapping": None}, "gemma2.attn_logit_softcapping"),
+        ("gemma2", {"final_logit_softcapping": None}, "gemma2.final_logit_softcapping"),
+    ],
+)
+def test_what_llama_cpp_would_compute_as_nothing_is_refused(family, keys, zero, tmp_path):
+    folder, file = tiny_folder(tmp_path / "model", family, **keys), tmp_path / "out.gguf"
+    with pytest.raises(Unsupported, match=f"{zero} would be 0 in the file"):
+        convert(folder, file, ConversionRequest("F32", no_tokenizer=True))
+    assert not file.exists()
 
 
 def test_dynamic_rope_within_the_context_is_refused(tmp_path):

@@ -12,8 +12,9 @@ from tiny_models import ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.crossval import llama_api
-from bitnet.crossval.llama_api import EngineError, Llama
+from bitnet.crossval.llama_api import Llama
 from bitnet.crossval.references import BitnetCpp, EngineFailed, Question, choose
+from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED
 
@@ -29,8 +30,8 @@ def ternary(tmp_path):
     return open_checkpoint(ternary_gguf(tmp_path / "ternary.gguf"))
 
 
-def question(checkpoint, **more):
-    return Question(checkpoint, prompts=(("p", IDS),), **more)
+def question(checkpoint, steps=0, **more):
+    return Question(checkpoint, (Prompt("p", IDS, steps=steps),), **more)
 
 
 @pytest.fixture
@@ -121,9 +122,9 @@ def test_parameters_of_2024_are_found_in_their_places():
 
 
 def test_parameters_of_an_unknown_layout_are_refused():
-    with pytest.raises(EngineError, match="laid out in an unknown way"):
+    with pytest.raises(EngineFailed, match="laid out in an unknown way"):
         old(OLD[:36] + b"\0\0\0\0" + OLD[36:])._context_params(200, None)
-    with pytest.raises(EngineError, match="laid out in an unknown way"):
+    with pytest.raises(EngineFailed, match="laid out in an unknown way"):
         old(OLD.replace(struct.pack("<2f", 32, 1), struct.pack("<2f", 33, 1)))._context_params(
             9, None
         )
@@ -133,18 +134,18 @@ def test_parameters_of_an_unknown_layout_are_refused():
 def test_a_build_agrees_with_the_float64_pass_and_gives_intermediates(ternary, monkeypatch):
     monkeypatch.setenv("BITNET_CPP_DIR", BUILD)
     for checkpoint in (ternary, open_checkpoint(SHIPPED["bitnet-tiny"].path)):
-        asked = question(checkpoint, texts=(("ab", True),), greedy=3)
+        asked = question(checkpoint, texts=(("ab", True),), steps=3)
         chosen = choose("", checkpoint)
         assert chosen.name == "bitnet.cpp"
         trace = chosen.trace(asked)
-        assert (trace.arithmetic, len(trace.prompts[0].greedy)) == ("int8", 3)
+        assert (trace.engine.arithmetic, len(trace.prompts[0].greedy)) == ("int8", 3)
         assert len(trace.tokenized) == len(trace.decoded) == 1
-        assert "ggml" in trace.library
+        assert "ggml" in trace.engine.library
         verdict = verdict_on_float64(checkpoint, IDS, trace)
         (checked,) = (one for one in verdict.findings if one.subject == "reference")
         assert not checked.failed
         found = chosen.intermediates(asked)
-        assert {"attn_norm-0", "Qcur-1", "attn_sub_norm-1", "l_out-1"} <= set(found.after)
+        assert {"attn_norm-0", "Qcur-1", "attn_sub_norm-1", "l_out-1"} <= set(found)
 
 
 @with_a_build
@@ -152,7 +153,7 @@ def test_more_positions_than_its_stack_holds_are_computed_in_parts(monkeypatch):
     monkeypatch.setenv("BITNET_CPP_DIR", BUILD)
     tiny = open_checkpoint(SHIPPED["bitnet-tiny"].path)
     ids = tuple(number % 2000 for number in range(7, 7 + 13 * 200, 13))
-    trace = BitnetCpp().trace(Question(tiny, prompts=(("p", ids),)))
+    trace = BitnetCpp().trace(Question(tiny, prompts=(Prompt("p", ids),)))
     verdict = verdict_on_float64(tiny, ids, trace)
     (checked,) = (one for one in verdict.findings if one.subject == "reference")
     assert len(trace.prompts[0].positions) == 200

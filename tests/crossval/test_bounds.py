@@ -2,24 +2,30 @@
 
 import pytest
 
-from bitnet.crossval.bounds import ALLOWANCE, LEAST, NOISE, bounds_for
+from bitnet.crossval.bounds import (
+    ALLOWANCE,
+    LEAST,
+    NOISE,
+    kl_between,
+    kl_of_ours,
+    kl_of_reference,
+    near_tie,
+)
 
 
 def test_bounds_follow_from_the_noisier_side():
     noisy, exact, mixed = (
-        bounds_for(*pair) for pair in (("int8", "int8"), ("float", "float"), ("float", "int8"))
+        kl_between(*pair, None, None)
+        for pair in (("int8", "int8"), ("float", "float"), ("float", "int8"))
     )
-    assert exact.kl <= noisy.kl / 100
-    assert mixed.kl == noisy.kl
-    assert (mixed.ours_kl, mixed.theirs_kl) == (exact.ours_kl, noisy.theirs_kl)
-    assert exact.near_tie < mixed.near_tie < noisy.near_tie
+    assert exact <= noisy / 100
+    assert mixed == noisy
+    assert kl_of_ours("float", "int8", None) == kl_of_ours("float", "float", None) == exact
+    assert kl_of_reference("int8") == kl_of_ours("int8", "int8", None) == noisy
+    ties = near_tie("float", "float"), near_tie("float", "int8"), near_tie("int8", "int8")
+    assert ties == tuple(sorted(set(ties)))
     # Two C++ engines that are right pass each other's bounds.
-    assert noisy.kl >= 2 * 5e-3
-
-
-def test_both_sides_are_held_to_the_same():
-    bounds = bounds_for("int8", "int8")
-    assert (bounds.ours_kl, bounds.ours_scale) == (bounds.theirs_kl, bounds.theirs_scale)
+    assert noisy >= 2 * 5e-3
 
 
 # Mean KL from the float64 pass to ours and to the reference, and from the reference to ours, as
@@ -36,19 +42,18 @@ MEASURED = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_was_measured_passes_and_several_times_as_much_does_not(name):
     arithmetic, ours, theirs, between = MEASURED[name]
-    bounds = bounds_for(arithmetic, arithmetic, ours_kl=ours, theirs_kl=theirs)
-    assert ours <= bounds.ours_kl <= max(ALLOWANCE * theirs, ALLOWANCE * NOISE[arithmetic] / LEAST)
-    assert theirs <= bounds.theirs_kl
-    assert between <= bounds.kl <= 5 * between
+    most = kl_of_ours(arithmetic, arithmetic, theirs)
+    assert ours <= most <= max(ALLOWANCE * theirs, ALLOWANCE * NOISE[arithmetic] / LEAST)
+    assert theirs <= kl_of_reference(arithmetic)
+    assert between <= kl_between(arithmetic, arithmetic, ours, theirs) <= 5 * between
 
 
-def test_a_reference_further_away_than_its_arithmetic_allows_widens_no_bound():
-    usual = bounds_for("int8", "int8")
-    for theirs in (1.0, 1e9):
-        assert bounds_for("int8", "int8", ours_kl=1e-3, theirs_kl=theirs) == usual
+@pytest.mark.parametrize("theirs", [1.0, 1e9])
+def test_a_reference_further_away_than_its_arithmetic_allows_widens_no_bound(theirs):
+    assert kl_of_ours("int8", "int8", theirs) == kl_of_ours("int8", "int8", None)
+    usual = kl_between("int8", "int8", None, None)
+    assert kl_between("int8", "int8", 1e-3, theirs) == usual
 
 
 def test_engines_with_another_arithmetic_do_not_narrow_ours():
-    assert bounds_for("int8", "float", ours_kl=1e-3, theirs_kl=1e-6).ours_kl == pytest.approx(
-        ALLOWANCE * NOISE["int8"]
-    )
+    assert kl_of_ours("int8", "float", 1e-6) == pytest.approx(ALLOWANCE * NOISE["int8"])

@@ -111,7 +111,7 @@ def test_our_reading_rope_in_the_other_style_never_passes(bitnet, tmp_path, monk
     done = bitnet(*words, "--json", "--allow-missing")
     report = json.loads(done.out)
     assert done.code == 15
-    assert "llama.cpp computes another Qcur-0" in str(report["verdict"]["reasons"])
+    assert "Qcur-0 of llama.cpp differs from float64" in str(report["verdict"]["reasons"])
 
 
 @needs_llama_cpp

@@ -7,7 +7,9 @@ import pytest
 from builders import Tensor, vocabulary, write_gguf
 from tiny_models import DIM, TOKENS, VOCAB, tiny
 
+from bitnet.base.errors import Unsupported
 from bitnet.crossval.references import LlamaCpp, Question
+from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
@@ -27,7 +29,13 @@ CASES = {
     "arcee": ("arcee", {}),
     "exaone4": ("exaone4", {"block_count": 5, "attention.sliding_window": 0}),
     "exaone4-windows": ("exaone4", {"block_count": 64, "attention.sliding_window": 6}),
+    "exaone4-windows-without-a-key": (
+        "exaone4",
+        {"block_count": 64, "attention.sliding_window": None},
+    ),
     "gemma": ("gemma", {}),
+    "gemma2-attention-scale": ("gemma2", {"attention.scale": 0.4}),
+    "gemma3-attention-scale": ("gemma3", {"attention.scale": 0.4}),
     "granite": (
         "granite",
         {
@@ -85,18 +93,35 @@ def written(path, architecture, keys):
         bos_token_id=0,
         eos_token_id=1,
     )
+    metadata = {key: value for key, value in model.metadata.items() if value is not None}
     tensors = [Tensor(w.name, w.shape, 0, w.data.tobytes()) for w in model.weights.values()]
     if architecture == "olmo2":  # its head is never the embedding there
         tensors.append(Tensor("output.weight", (VOCAB, DIM), 0, tensors[0].data))
-    return open_checkpoint(write_gguf(path, dict(model.metadata) | more, tensors))
+    return open_checkpoint(write_gguf(path, metadata | more, tensors))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_llama_cpp(case, tmp_path):
     checkpoint = written(tmp_path / "tiny.gguf", *CASES[case])
-    (theirs,) = LlamaCpp().trace(Question(checkpoint, prompts=(("", IDS),))).prompts
+    (theirs,) = LlamaCpp().trace(Question(checkpoint, prompts=(Prompt("", IDS),))).prompts
     ours = Scheduler(load_model(checkpoint, ops=ReferenceOps()), cache_dtype=np.float32).logits(IDS)
     assert len(theirs.positions) == len(IDS)
     for row, position in zip(ours, theirs.positions, strict=True):
         apart = np.abs(row[list(position.ids)] - position.logits).max() / np.ptp(ours)
         assert apart < MAX_RELATIVE_DIFFERENCE
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "zero"),
+    [
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+        ("exaone4", {"block_count": 64}, "attention.sliding_window"),
+    ],
+)
+def test_what_llama_cpp_computes_as_nothing_is_refused(architecture, keys, zero, tmp_path):
+    checkpoint = written(tmp_path / "tiny.gguf", architecture, keys)
+    (theirs,) = LlamaCpp().trace(Question(checkpoint, prompts=(Prompt("", IDS),))).prompts
+    assert not any(at.is_finite and at.gap for at in theirs.positions)
+    with pytest.raises(Unsupported, match=rf"{architecture}\.{zero} = 0"):
+        load_model(checkpoint)

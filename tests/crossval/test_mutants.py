@@ -11,9 +11,9 @@ from tiny_models import LAYERS, TOKENS, in_encoding, tiny, write_model
 
 import bitnet.models.load as loading
 from bitnet import load
+from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
-from bitnet.crossval.report import Report
 from bitnet.crossval.run import cross_validate
 from bitnet.families.blocks import Attention
 from bitnet.formats.containers import open_checkpoint
@@ -154,7 +154,7 @@ def compared(request, tmp_path_factory):
             if reference.independent:  # else the float64 pass is the one with the right graph
                 stack.enter_context(mutated(mutant))
             evidence, _ = cross_validate(model, checkpoint, reference, OPTIONS, texts=TEXTS)
-        verdict = Report.of(evidence).verdict
+        verdict = judge(evidence)
         return verdict.status, {one.subject: one for one in verdict.findings}
 
     return run

@@ -9,10 +9,11 @@ import pytest
 from tiny_models import tiny, tiny_gguf
 
 from bitnet import load, native
+from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
-from bitnet.crossval.receipt import Receipt
+from bitnet.crossval.receipt import compute_path, kernels_since, read_counters
 from bitnet.crossval.references import choose
-from bitnet.crossval.report import Report, as_markdown
+from bitnet.crossval.report import as_markdown
 from bitnet.crossval.run import cross_validate
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
@@ -36,33 +37,44 @@ def run(model):
     return model.forward([1, 2, 3], KVCache(model.config, 8))
 
 
+class Receipt:
+    """Counts from its making on."""
+
+    def __init__(self, model, tokenizer=None):
+        self.model, self.tokenizer = model, tokenizer or Tokenizer()
+        self.before = read_counters(model)
+
+    @property
+    def kernels(self):
+        return kernels_since(self.model, self.before)
+
+    @property
+    def compute_path(self):
+        return compute_path(self.model, self.tokenizer, self.kernels)
+
+
 @needs_native
 def test_the_compiled_kernels_make_it_real():
     model = load_model(tiny("llama"), ops=NativeOps(threads=1))
     run(model)
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     assert (receipt.compute_path, receipt.kernels) == ("none", {})  # what ran before does not count
     run(model)
-    receipt.end()
     assert receipt.compute_path == "real"
-    first = receipt.kernels
-    assert sum(count for name, count in first.items() if name.startswith("linear/")) >= 2
-    run(model)
-    assert receipt.kernels == first  # what runs afterwards does not count, either
+    assert sum(n for name, n in receipt.kernels.items() if name.startswith("linear/")) >= 2
 
 
 def test_the_numpy_backend_is_called_by_its_name():
     model = load_model(tiny("llama"), ops=ReferenceOps())
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     run(model)
     assert receipt.compute_path == "reference"
 
 
 @needs_native
-@pytest.mark.parametrize("tokenizer", [lambda: None, mock_tokenizer])
-def test_bytes_taken_for_tokens_are_a_mock(tokenizer):
+def test_bytes_taken_for_tokens_are_a_mock():
     model = load_model(tiny("llama"), ops=NativeOps(threads=1))
-    receipt = Receipt(model, tokenizer())
+    receipt = Receipt(model, mock_tokenizer())
     run(model)
     assert receipt.compute_path == "mock"
 
@@ -88,7 +100,7 @@ class NativeStub(NativeOps):
 
 def test_a_backend_that_only_claims_is_none():
     model = load_model(tiny("llama"), ops=StubOps())
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     run(model)
     assert (receipt.compute_path, receipt.kernels) == ("none", {})
 
@@ -96,7 +108,7 @@ def test_a_backend_that_only_claims_is_none():
 @needs_native
 def test_a_backend_derived_from_the_compiled_one_is_none():
     model = load_model(tiny("llama"), ops=NativeStub(threads=1))
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     run(model)
     assert receipt.compute_path == "none"
 
@@ -107,7 +119,7 @@ def test_replaced_counters_do_not_count(monkeypatch):
     forged = {"linear/I2_S/avx512_vnni": 10**9}
     monkeypatch.setattr(NativeOps, "counters", lambda self: forged)
     monkeypatch.setattr(model.ops, "counters", lambda: forged)
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     assert (receipt.compute_path, receipt.kernels) == ("none", {})
 
 
@@ -118,7 +130,7 @@ def test_a_replaced_module_does_not_count(monkeypatch):
     stub = types.ModuleType("bitnet._native")
     stub.kernel_counters = lambda: {"linear/I2_S/avx512_vnni": next(calls)}
     monkeypatch.setitem(sys.modules, "bitnet._native", stub)
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     run(model)
     assert (receipt.compute_path, receipt.kernels) == ("none", {})
 
@@ -126,7 +138,7 @@ def test_a_replaced_module_does_not_count(monkeypatch):
 @needs_native
 def test_a_model_that_does_not_multiply_is_none(monkeypatch):
     model = load_model(tiny("llama"), ops=NativeOps(threads=1))
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     # A few real products, for fewer than the model's layers.
     model.head(np.zeros((1, model.config.dim), dtype=np.float32))
     assert receipt.compute_path == "none"
@@ -142,33 +154,33 @@ def test_another_kind_of_model_is_none():
             return [np.zeros((1, self.config.vocab_size), dtype=np.float32)]
 
     model.__class__ = Canned
-    receipt = Receipt(model, Tokenizer())
+    receipt = Receipt(model)
     run(model)
     assert receipt.compute_path == "none"
 
 
-def report(path, text, **options):
-    """A report on the model at *path*, against the float64 pass."""
+def evidence_of(path, text, **options):
+    """Evidence on the model at *path*, against the float64 pass."""
     wanted = CrossvalOptions(against="float64", greedy=2, max_positions=6)
     checkpoint = open_checkpoint(path)
     reference = choose("float64", checkpoint)
     with load(path, threads=1, **options) as model:
-        return Report.of(cross_validate(model, checkpoint, reference, wanted, texts=[text])[0])
+        return cross_validate(model, checkpoint, reference, wanted, texts=[text])[0]
 
 
 @needs_native
 def test_a_report_has_it_from_the_receipt_alone(tmp_path):
-    evidence = report(tiny_gguf(tmp_path / "model.gguf"), "abc").evidence
+    evidence = evidence_of(tiny_gguf(tmp_path / "model.gguf"), "abc")
     assert evidence.compute_path == "real"
-    assert len(evidence.ours.module_sha256) == 64
-    assert sum(evidence.ours.kernels.values()) > 2
+    assert len(evidence.ours.library_sha256) == 64
+    assert sum(evidence.kernels.values()) > 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         evidence.compute_path = "mock"
 
 
 def test_a_report_with_a_mock_tokenizer_is_never_real(tmp_path):
     model = tiny_gguf(tmp_path / "model.gguf", tokenizer=False)
-    found = report(model, "!#%", allow_mock=True)
-    assert found.evidence.compute_path == "mock"
-    assert found.verdict.status == "not run"
-    assert as_markdown(found).splitlines()[-1] == "NOT CHECKED: compute path"
+    evidence = evidence_of(model, "!#%", allow_mock=True)
+    assert evidence.compute_path == "mock"
+    assert judge(evidence).status == "not run"
+    assert as_markdown(evidence).splitlines()[-1] == "NOT CHECKED: compute path"

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from bitnet.crossval.references import (
     Transformers,
     choose,
 )
+from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED
 
@@ -49,8 +49,8 @@ def ternary(tmp_path):
     return open_checkpoint(ternary_gguf(tmp_path / "ternary.gguf"))
 
 
-def question(checkpoint, **more):
-    return Question(checkpoint, prompts=(("p", IDS),), **more)
+def question(checkpoint, steps=0, **more):
+    return Question(checkpoint, (Prompt("p", IDS, steps=steps),), **more)
 
 
 def judged(checkpoint, theirs):
@@ -59,9 +59,9 @@ def judged(checkpoint, theirs):
 
 @needs("xllamacpp")
 def test_llama_cpp_gives_logits_tokens_and_continuations(checkpoint):
-    asked = question(checkpoint, texts=(("ab", True), ("ab", False)), greedy=3, threads=1)
+    asked = question(checkpoint, texts=(("ab", True), ("ab", False)), steps=3, threads=1)
     found = LlamaCpp().trace(asked)
-    assert found.engine == "llama.cpp"
+    assert found.engine.name == "llama.cpp"
     assert found.tokenized == ((0, *map(TOKENS.index, "ab")), tuple(map(TOKENS.index, "ab")))
     (prompt,) = found.prompts
     assert (prompt.prompt, prompt.ids, len(prompt.positions)) == ("p", IDS, len(IDS))
@@ -74,13 +74,13 @@ def test_llama_cpp_gives_logits_tokens_and_continuations(checkpoint):
 @needs("xllamacpp")
 def test_llama_cpp_gives_intermediates(checkpoint):
     ids = IDS * 2
-    found = LlamaCpp().intermediates(replace(question(checkpoint), prompts=(("p", ids),)))
+    found = LlamaCpp().intermediates(Question(checkpoint, (Prompt("p", ids),)))
     names = {"embed", "attn_norm-0", "Qcur-1", "kqv_out-1", "ffn_act-0", "l_out-1"}
-    assert names | {"result_norm", "result_output"} <= set(found.after)
-    assert found.after["result_output"].shape == (ROWS, VOCAB)
-    assert found.after["l_out-0"].shape == (ROWS, tiny_models.DIM)
-    assert set(found.before) == {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"}
-    assert {len(values) for values in found.before.values()} == {len(ids) - ROWS}
+    assert names | {"result_norm", "result_output"} <= set(found)
+    assert found["result_output"].shape == (ROWS, VOCAB)
+    assert found["l_out-0"].shape == (ROWS, tiny_models.DIM)
+    whole = {name for name, values in found.items() if len(values) == len(ids)}
+    assert whole == {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"}
 
 
 @needs("ik_llama_cpp")
@@ -172,10 +172,10 @@ def test_an_engine_that_dies_is_named_with_its_last_words(checkpoint, monkeypatc
 
 
 def test_a_recording_gives_what_was_recorded(checkpoint, tmp_path):
-    trace = Float64().trace(question(checkpoint, greedy=2))
+    trace = Float64().trace(question(checkpoint, steps=2))
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(trace.as_json()))
-    found = Recorded(file).trace(question(checkpoint, greedy=2))
+    found = Recorded(file).trace(question(checkpoint, steps=2))
     assert found.prompts[0].greedy == trace.prompts[0].greedy
     assert choose("", checkpoint, recording=file).name == "recorded"
 
@@ -183,10 +183,10 @@ def test_a_recording_gives_what_was_recorded(checkpoint, tmp_path):
 def test_float64_unpacks_as_it_goes_where_a_model_does_not_fit(checkpoint, ternary, monkeypatch):
     for model in (checkpoint, ternary):
         monkeypatch.setattr(exact, "_MOST_BYTES", 1 << 40)
-        whole = exact_trace(model, [("p", IDS)])
+        whole = exact_trace(model, [Prompt("p", IDS)])
         monkeypatch.setattr(exact, "_MOST_BYTES", 0)
         monkeypatch.setattr(exact, "_ROWS", 7)
-        piecewise = exact_trace(model, [("p", IDS)])
+        piecewise = exact_trace(model, [Prompt("p", IDS)])
         for one, two in zip(
             whole.prompts[0].positions, piecewise.prompts[0].positions, strict=True
         ):

@@ -3,17 +3,17 @@
 import importlib.util
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from builders import vocabulary, write_gguf
 from tiny_models import KEYS, TOKENS, VOCAB
 
+from bitnet.crossval.judge import judge
+from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Question, Recorded
-from bitnet.crossval.report import Report
-from bitnet.crossval.run import compare_tokens, recordable
+from bitnet.crossval.run import cross_validate, recordable
 from bitnet.crossval.tokens import texts_for, tokenizer_parity
-from bitnet.crossval.trace import PromptTrace, Trace
+from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import resolve_tokenizer
 
@@ -34,30 +34,35 @@ def vocabulary_file(tmp_path):
     return write_gguf(tmp_path / "vocabulary.gguf", metadata, [])
 
 
+def compared(path, checkpoint, reference):
+    """Evidence of a comparison of tokenizers alone."""
+    tokenizer, options = resolve_tokenizer(path), CrossvalOptions(tokenizer_only=True)
+    return cross_validate(None, checkpoint, reference, options, tokenizer=tokenizer)[0]
+
+
 @pytest.mark.parametrize("kind", [LlamaCpp, IkLlamaCpp])
 def test_a_vocabulary_without_weights_is_compared(vocabulary_file, kind):
     if importlib.util.find_spec(kind.package) is None:
         pytest.skip(f"{kind.package} is not installed: an extra of crossval")
     checkpoint = open_checkpoint(vocabulary_file)
     assert not checkpoint.weights
-    report = Report.of(compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, kind())[0])
-    assert report.verdict.status == "passed", report.verdict.reasons
-    assert report.evidence.tokenizer_parity.total > 800
-    assert report.evidence.tokenizer_parity.apart > 10
-    assert report.evidence.compute_path == "none"
-    parity = report.evidence.tokenizer_parity
+    evidence = compared(vocabulary_file, checkpoint, kind())
+    assert judge(evidence).status == "passed", judge(evidence).reasons
+    assert evidence.compute_path == "none"
+    parity = evidence.tokenizer_parity
+    assert parity.total > 800
+    assert parity.apart > 10
     assert parity.decoded == parity.decoded_equal > 700
 
 
 def test_nothing_is_passed_where_the_reference_has_no_tokenizer(vocabulary_file):
     checkpoint = open_checkpoint(vocabulary_file)
-    report = Report.of(compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, Float64())[0])
-    assert report.verdict.status == "not run"
+    assert judge(compared(vocabulary_file, checkpoint, Float64())).status == "not run"
 
 
 def parity(path, pairs):
     """*pairs* of a text with whether it gets BOS, against a reference that is always wrong."""
-    theirs = Trace("e", "1", "float", (), tokenized=tuple((63, 63, 63) for _ in pairs))
+    theirs = Trace(EngineFacts("e"), tokenized=tuple((63, 63, 63) for _ in pairs))
     return tokenizer_parity(resolve_tokenizer(path), theirs, pairs)
 
 
@@ -73,7 +78,7 @@ def parity(path, pairs):
 def test_texts_of_ids_are_judged(vocabulary_file, text, theirs, judged, equal):
     tokenizer = resolve_tokenizer(vocabulary_file)
     ids = tuple(tokenizer.encode(text, add_special=False))
-    trace = Trace("e", "1", "float", (), tokenized=(ids,), decoded=(theirs,))
+    trace = Trace(EngineFacts("e"), tokenized=(ids,), decoded=(theirs,))
     found = tokenizer_parity(tokenizer, trace, [(text, False)])
     assert (found.decoded, found.decoded_equal) == (judged, equal)
     assert found.ids == (ids if judged > equal else ())
@@ -86,10 +91,11 @@ def test_recordings_hold_the_texts_of_ids(vocabulary_file, tmp_path, theirs):
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
     decoded = tuple(theirs.format(tokenizer.decode(one)) for one in ids)
     cut_off = tuple(PromptTrace(text, one[:1]) for text, one in zip(prompts, ids, strict=True))
-    answered = Trace("e", prompts=cut_off, tokenized=(*ids, (9,)), decoded=(*decoded, "x"))
-    model = SimpleNamespace(tokenizer=tokenizer)
+    answered = Trace(
+        EngineFacts("e"), prompts=cut_off, tokenized=(*ids, (9,)), decoded=(*decoded, "x")
+    )
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps(recordable(answered, model).as_json()))
+    path.write_text(json.dumps(recordable(answered, tokenizer).as_json()))
 
     recorded = Recorded(path)
     texts = texts_for(recorded, ())
@@ -97,7 +103,7 @@ def test_recordings_hold_the_texts_of_ids(vocabulary_file, tmp_path, theirs):
     found = tokenizer_parity(tokenizer, trace, texts)
     assert (found.total, found.equal, found.decoded) == (2, 2, 2)
     assert found.decoded_equal == (2 if theirs == "{}" else 0)
-    without = recordable(replace(answered, tokenized=ids[:1], decoded=decoded[:1]), model)
+    without = recordable(replace(answered, tokenized=ids[:1], decoded=decoded[:1]), tokenizer)
     assert without.decoded is None
 
 
@@ -105,7 +111,7 @@ def test_the_first_text_that_is_read_differently_is_shown(vocabulary_file):
     tokenizer = resolve_tokenizer(vocabulary_file)
     texts = [("ab", False), ("ba", False), ("bb", False)]
     ids = [tuple(tokenizer.encode(text, add_special=False)) for text, _ in texts]
-    theirs = Trace("e", "1", "float", (), tokenized=(ids[0], (9, 9), (9,)))
+    theirs = Trace(EngineFacts("e"), tokenized=(ids[0], (9, 9), (9,)))
     found = tokenizer_parity(tokenizer, theirs, texts)
     assert (found.total, found.equal, found.text) == (3, 1, "ba")
     assert (found.ours, found.theirs) == (ids[1], (9, 9))

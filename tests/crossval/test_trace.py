@@ -7,6 +7,7 @@ import pytest
 
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.crossval.trace import (
+    EngineFacts,
     Position,
     PromptTrace,
     Trace,
@@ -43,20 +44,20 @@ def test_the_best_tokens_are_kept_best_first_and_the_sum_over_all():
 def test_a_trace_survives_its_file(tmp_path):
     (position,) = positions_from(np.array([[0.25, 3.5, 1.0]]))
     prompt = PromptTrace("é\n", (0, 1), (position, position), (2, 1), (0.5, 0.25))
-    trace = Trace("x", "1", "float", (prompt,), ((1, 2), ()), "ab" * 32)
+    trace = Trace(EngineFacts("x", "1", "float"), (prompt,), ((1, 2), ()))
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(trace.as_json()))
     found = read_trace(file)
     assert found.prompts[0].positions[0].lse == pytest.approx(position.lse, abs=1e-5)
     (known,) = {(one.ids, one.logits) for one in found.prompts[0].positions}
     assert known == (position.ids, position.logits)
-    assert (found.tokenized, found.arithmetic) == (((1, 2), ()), "float")
+    assert (found.tokenized, found.engine.arithmetic) == (((1, 2), ()), "float")
     assert found.prompts[0].greedy == (2, 1)
 
 
 def test_recorded_goldens_of_another_engine_are_read(test_data):
     found = read_trace(test_data / "goldens" / "smollm2.json")
-    assert found.arithmetic == "int8"
+    assert found.engine.arithmetic == "int8"
     assert len(found.prompts) > 3
     assert all(len(at.ids) == 20 for one in found.prompts for at in one.positions)
     chances = [
@@ -82,7 +83,6 @@ def damaged(**changes):
         damaged(positions=[{"lse": 1.0, "ids": [1, 2], "logits": [1.0, 2.0]}]),
         damaged(positions=[{"lse": 0.0, "ids": [1], "logits": [1.0]}]),
         damaged(positions=[{"lse": 2.0, "ids": [1, 1], "logits": [1.0, 0.5]}]),
-        damaged(asked=3),
         damaged(positions=GOOD["prompts"][0]["positions"] * 3),
     ],
 )

@@ -7,6 +7,7 @@ from hf_folders import save_tensors, tiny_folder, tokenizer_folder
 from tiny_models import TOKENS
 
 from bitnet.crossval.references import EngineFailed, Question, Transformers
+from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'bitnet-xtask[parity]'")
@@ -30,13 +31,13 @@ def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_pa
     done = bitnet("crossval", "--model", folder, *ROOM, *more)
     assert done.code == 0, done.err
     report = json.loads(done.out)
-    assert report["reference"]["engine"] == "transformers"
+    assert report["reference"]["name"] == "transformers"
     assert report["reference"]["version"].startswith("transformers ")
     assert report["summary"]["positions"] == 20
     assert report["summary"]["exact_to_reference"] < 1e-5
     assert report["tokenizer_parity"]["total"] > 800
     assert {one["check"] for one in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
-    assert [one["engine"] for one in report["operations"]] == ["bitnet"]
+    assert [*report["operations"]] == ["bitnet"]
 
     damaged = bytearray((folder / "model.safetensors").read_bytes())
     directory = int.from_bytes(damaged[:8], "little")
@@ -74,7 +75,7 @@ def untie(folder):
 
 
 def test_weights_that_transformers_would_invent_give_no_reference(folder):
-    asked = Question(open_checkpoint(folder), prompts=(("ab", (3, 4)),))
+    asked = Question(open_checkpoint(folder), prompts=(Prompt("ab", (3, 4)),))
     (answer,) = Transformers().trace(asked).prompts
     assert len(answer.positions) == 2
     untie(folder)

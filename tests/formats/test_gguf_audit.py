@@ -74,6 +74,15 @@ def test_the_reader_refuses_every_layout_that_the_audit_calls_wrong(tmp_path, of
             "ignored-key",
             "llama.cpp ignores it",
         ),
+        (
+            {
+                "general.architecture": "phi3",
+                "phi3.rope.scaling.original_context_length": 4096,
+            },
+            [f32("rope_factors_long.weight", (1,))],
+            "rope-factors",
+            "above 4,096 positions",
+        ),
         ({"tokenizer.ggml.tokens": ["a"]}, [], "no-tokenizer-model", "tokenizer.ggml.model"),
         (vocabulary(["a"], merges=["a a"]), [], "no-pre", "fix-gguf --set-pre"),
         (vocabulary(["a"], pre="x"), [], "no-merges", "merges is missing"),

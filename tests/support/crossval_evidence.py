@@ -2,73 +2,64 @@
 
 from dataclasses import replace
 
-from bitnet.crossval.answers import KINDS, Answered
-from bitnet.crossval.compare import Greedy, Nearness, Row, TokenizerParity, compare
-from bitnet.crossval.evidence import (
-    Evidence,
-    OurEngine,
-    Plan,
-    Prompt,
-    ReferenceFacts,
-    TestedModel,
-)
-from bitnet.crossval.exact import Float64Pass
+from bitnet.crossval.compare import Row, compare
+from bitnet.crossval.evidence import Evidence, Plan, TestedModel
+from bitnet.crossval.exact import Float64
 from bitnet.crossval.judge import judge
-from bitnet.crossval.operations import Operation, Operations
+from bitnet.crossval.operations import Operation
+from bitnet.crossval.reference import Question
+from bitnet.crossval.tokens import TokenizerParity
+from bitnet.crossval.trace import EngineFacts, Prompt
 
-NEAR = Nearness(1e-3, 1.0, 0.05)
-ROW = Row(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1, 2.0, NEAR, NEAR)
+ROW = Row(
+    *(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1, 2.0),
+    ours_kl=1e-3,
+    ours_scale=1.0,
+    theirs_kl=1e-3,
+    theirs_scale=1.0,
+)
 STEPS = (Operation("Qcur-0", "int8 product", 0.01, 1e-4), Operation("l_out-0", "sum", 1e-7, 0.0))
-OPERATIONS = Operations("bitnet", 2, 1, STEPS)
 PARITY = TokenizerParity(3, 3, decoded=2, decoded_equal=2)
-
-
-def answer(side, positions, steps=0, texts=0):
-    counts = dict(zip(KINDS, (1, positions, steps, texts), strict=True))
-    return Answered(side, counts, dict(counts))
+WHOLE = Row(0, 7, 5, 5, 1.0)  # a continuation of eight steps that are all equal
+PARTED = Row(0, 3, 5, 6, 2.0)
 
 
 def evidence(*rows, greedy=(), parity=PARITY, **changes):
     """One prompt with a position for each of *rows*, all of it asked and answered."""
     rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
-    steps = sum(one.steps for one in greedy)
+    count = len(rows)
     made = Evidence(
-        schema_version=5,
+        schema_version=6,
         created="2026-01-01T00:00:00+00:00",
-        plan=Plan(("p",), 256, 1, len(rows), len(rows), steps, len(greedy), 3),
-        compute_path="real",
-        model=TestedModel("m.gguf", "ab" * 32, "llama", tokenizer="m.gguf", vocab_size=64),
-        ours=OurEngine(
-            "bitnet", "1", "native (scalar)", "int8", {"linear/Q8_0/scalar": 9}, "ef" * 32
-        ),
-        reference=ReferenceFacts("llama.cpp", "answered", engine="e", arithmetic="int8"),
+        plan=Plan("llama.cpp", True, True, True, ("p",), 256, 8 if greedy else 0, 3),
         machine={"system": "Linux", "processor": "x86_64"},
-        answers=(
-            answer("ours", len(rows), steps),
-            answer("reference", len(rows), steps, 3),
-            answer("float64", len(rows)),
-        ),
+        model=TestedModel("m.gguf", "ab" * 32, "llama", "m.gguf", vocab_size=64, layers=1),
+        ours=EngineFacts("bitnet", "1", "int8", "module.so", "ef" * 32),
+        backend="native (scalar)",
+        reference=EngineFacts("llama.cpp"),
+        compute_path="real",
+        kernels={"linear/Q8_0/scalar": 9},
+        faults={"ours": (), "reference": (), "float64": ()},
         tokenizer_parity=parity,
-        prompts=(Prompt("p", tuple(range(len(rows))), 0, ("t",) * len(rows)),),
+        prompts=(Prompt("p", tuple(range(count)), 0, 8 if greedy else 0, "", ("t",) * count),),
         rows=rows,
         greedy=tuple(greedy),
-        operations=(OPERATIONS,),
+        operations={"bitnet": STEPS},
     )
     return replace(made, **changes)
 
 
-PASSED = evidence(ROW, ROW, greedy=[Greedy(0, 8, 8)])
+PASSED = evidence(ROW, ROW, greedy=[WHOLE])
 
 
-def exact_trace(checkpoint, prompts, greedy=0):
-    """The float64 pass over *prompts*, each with a continuation of *greedy* steps."""
-    return Float64Pass(checkpoint).trace(prompts, (), (greedy,) * len(prompts))
+def exact_trace(checkpoint, prompts):
+    """The float64 pass over *prompts*."""
+    return Float64().trace(Question(checkpoint, tuple(prompts)))
 
 
 def verdict_on_float64(checkpoint, ids, theirs):
     """The verdict on the float64 pass itself by *theirs*."""
-    exact = exact_trace(checkpoint, [("p", ids)])
+    exact = exact_trace(checkpoint, [Prompt("p", ids)])
     rows, _ = compare(exact, theirs, exact=exact)
     ours = replace(PASSED.ours, arithmetic="float")
-    reference = replace(PASSED.reference, arithmetic=theirs.arithmetic)
-    return judge(evidence(*rows, ours=ours, reference=reference))
+    return judge(evidence(*rows, ours=ours, reference=theirs.engine))

@@ -40,18 +40,19 @@ def _main(path, asked, found):
     import ctypes
     from importlib import import_module
 
-    from bitnet.crossval.llama_api import EngineError, Llama
+    from bitnet.crossval.llama_api import Llama
+    from bitnet.crossval.reference import EngineFailed
 
     prompts = json.loads(Path(asked).read_text())
     file = import_module("xllamacpp.xllamacpp").__file__
     try:
         model = Llama(ctypes.CDLL(file), path, Path(file), threads=1)
-    except EngineError:
+    except EngineFailed:
         sys.exit(3)
     rows = []
     for ids in prompts:
-        with model.context(max(64, len(ids))) as context:
-            rows.append(context.logits(ids))
+        with model.context(max(64, len(ids))) as forward:
+            rows.append(forward(ids))
     np.savez(found, *rows)
 
 
