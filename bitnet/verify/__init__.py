@@ -126,7 +126,7 @@ def verify_model(
         find_pin: expected digest of a file of the model, if it is known.
         against: attestation with which every byte must agree.
         proof: file that *against* or the pins come from; then every other file of the folder must
-            be covered by them, and so must the tokenizer.
+            be covered by them, also one that no reader opens, and so must the tokenizer.
         ignore_keys: metadata keys to ignore.
 
     A damaged model gets verdicts; a file that is not a model is refused.
@@ -231,14 +231,19 @@ class _Examination:
         elif (known := recognise(checkpoint)) is not None:
             (wrong if known.differences else right).append(known.text)
             self.trace = None if known.differences else known.attestation.trace
-        unread = unread_files(checkpoint)
+        texts, unread = right or [UNPINNED], unread_files(checkpoint)
+        beside: list[str] = []
         if self.proof is not None:
             unread = [name for name in unread if not _is_same(checkpoint.path / name, self.proof)]
-            covered = self.against.unread if self.against is not None else {}
-            wrong += self._find_uncovered(checkpoint.inventory, unread, covered)
+            attested = self.against.unread if self.against is not None else {}
+            beside = [*self._find_uncovered(checkpoint.inventory, unread, attested)]
+            missing = sorted(attested.keys() - set(unread))
+            texts = [*texts, *([f"not here: {_summarize(missing)}"] if missing else [])]
         if wrong:
-            return Finding("failed", "identity", "; ".join(wrong), HINT)
-        texts = right or [UNPINNED]
+            return Finding("failed", "identity", "; ".join([*wrong, *beside]), HINT)
+        if beside:
+            text = f"{_summarize(beside)} (no reader opens it); the model itself: {texts[0]}"
+            return Finding("failed", "identity", text, HINT)
         if unread:
             texts = [*texts, f"not read: {_summarize(unread)}"]
         return Finding("ok" if right else "note", "identity", "; ".join(texts))
@@ -251,9 +256,9 @@ class _Examination:
             pin = self.find_pin(files.path(name))
             expected = pin.sha256 if pin is not None else attested.get(name)
             if expected is None:
-                yield f"{name} is not covered: nothing says what it is"
+                yield f"{name} is not covered, nothing says what it is"
             elif sha256 != expected:
-                yield f"{name}, which no reader opens, has other bytes than attested"
+                yield f"{name} was edited"
 
     def _compare_pins(self, files: Inventory) -> tuple[list[str], list[str]]:
         """Digests that are as pinned, if every file is, and those that are not."""

@@ -358,7 +358,28 @@ def test_what_the_attestation_does_not_cover_is_named_and_does_not_pass(
     UNCOVERED[name](folder)
     identity = findings(folder, against=attestation, proof=proof)["identity"]
     assert identity.severity == "failed"
-    assert name in identity.text
+    is_edit = name == "README.md"
+    said = "was edited" if is_edit else "is not covered, nothing says what it is"
+    assert f"{name} {said}" in identity.text
+    assert f"the model itself: as {attestation.name} is attested" in identity.text
+
+
+def test_a_page_that_is_not_here_is_named_and_the_model_passes(original, attestation, tmp_path):
+    folder = copy(original, tmp_path)
+    (folder / "README.md").unlink()
+    identity = findings(folder, against=attestation, proof=tmp_path / "a")["identity"]
+    assert (identity.severity, "not here: README.md" in identity.text) == ("ok", True)
+
+
+def test_an_edited_page_does_not_hide_a_changed_model(original, attestation, tmp_path):
+    folder = copy(original, tmp_path)
+    (folder / "README.md").write_text("other")
+    (folder / "generation_config.json").write_text("{}")
+    identity = findings(folder, against=attestation, proof=tmp_path / "a")["identity"]
+    assert identity.severity == "failed"
+    assert "README.md was edited" in identity.text
+    assert "generation_config.json" in identity.text
+    assert "the model itself" not in identity.text
 
 
 def test_a_tokenizer_from_elsewhere_is_covered_by_its_pin_alone(original, tmp_path):
