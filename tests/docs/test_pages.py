@@ -43,6 +43,18 @@ def test_models_that_commands_name_are_known(page):
     assert set(re.findall(name, text)) <= set(names())
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/how-to").glob("*.md")), ids=page_id)
+def test_a_how_to_begins_with_its_result_and_ends_with_what_to_do_on_failure(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    paragraphs = [part for part in text.split("\n\n") if part.strip()]
+    assert paragraphs[0].startswith("# ")
+    assert paragraphs[1].startswith("You get ")
+    assert (
+        re.findall(r"^## (.*)", text, re.MULTILINE)[-1] == "If it fails"
+        or page.stem == "troubleshooting"
+    )
+
+
 def test_the_index_names_every_page():
     index = ROOT / "docs/README.md"
     named = {index, *((index.parent / link).resolve() for link in links(index))}
