@@ -12,8 +12,8 @@ SIZES = {"desktop": {"width": 1000, "height": 640}, "phone": {"width": 390, "hei
 LIMIT = 150_000  # bytes of a picture
 TALKS = {
     "Why is the sky blue?": "60",
-    "List three reasons to bake bread at home.": "100",
-    "Write a Python function that adds two numbers.": "62",
+    "What are the three primary colors?": "60",
+    "List the first three planets of the solar system.": "60",  # right, and whole
 }
 
 
