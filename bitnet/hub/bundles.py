@@ -17,7 +17,8 @@ from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Offline, Us
 from bitnet.base.files import path_of, write_text
 from bitnet.hub.known import list_models
 from bitnet.hub.named import provide, provide_here, remember
-from bitnet.hub.provision import notices
+from bitnet.hub.orders import FileOrder
+from bitnet.hub.provision import notices, provide_all
 from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
 from bitnet.store.bundle import Bundle, read_bundle, unpack
@@ -234,11 +235,20 @@ def import_bundle(
     for digest, text in bundle.attestations.items():
         check(text, f"{path}: attestation of {digest}")
     lock = _lock_for(into, bundle, force=project.force) if into is not None else None
-    fresh = unpack(bundle, project.store, lock_s=project.options.lock_s, report=report)
-    for file in bundle.files:
-        _make_known(file, project)
-    for model, files in models:
-        remember(model, project, files)
+    fresh: list[str] = []
+    files = [file for file in bundle.files if not _is_other(file, project)]
+    provide_all(
+        [_order(file, project) for file in files],
+        replace(project, records=False, force=False),
+        root=project.cache,
+        obtain=lambda: fresh.extend(
+            unpack(bundle, project.store, lock_s=project.options.lock_s, report=report)
+        ),
+    )
+    for file in files:
+        project.store.index.write(file, file.repo, file.revision, file.file)
+    for model, names in models:
+        remember(model, project, names)
     if into is not None and lock is not None:
         write_text(into / LOCK_FILE, lock)
     return bundle, set(fresh), _usable(bundle, project, fits)
@@ -300,19 +310,22 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
     return lock_text(pinned)
 
 
-def _make_known(file: Artifact, project: Project) -> None:
-    """Record that the name of *file* means it; it is in the store."""
+def _is_other(file: Artifact, project: Project) -> bool:
+    """True if the name of *file* means another file on this machine, which stays; says so."""
     store, name = project.store, (file.repo, file.revision, file.file)
     known = store.index.find(*name)
-    is_other = known is not None and known.sha256 != file.sha256 and not project.force
-    if known is not None and is_other and store.find(known.sha256) is not None:
-        logger.warning(
-            "%s %s %s is another file on this machine, and stays it without --force", *name
-        )
-        return
-    store.index.write(file, *name)
-    blob = store.find(file.sha256)
-    if file.place is not None and file.kind == "tokenizer" and blob is not None:
-        entry = project.cache / path_of(file.place)
-        if project.force or not entry.exists():
-            store.place(blob, entry, project.cache)
+    if known is None or known.sha256 == file.sha256 or project.force:
+        return False
+    if store.find(known.sha256) is None:
+        return False
+    logger.warning("%s %s %s is another file on this machine, and stays it without --force", *name)
+    return True
+
+
+def _order(file: Artifact, project: Project) -> FileOrder:
+    """The order for *file*: the cache's entry of a tokenizer, else only the store."""
+    source = sources.Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
+    entry = project.cache / path_of(file.place) if file.place is not None else None
+    if entry is not None and entry.exists() and not project.force:
+        entry = None
+    return FileOrder(source, file.kind, place=file.place, entry=entry)

@@ -52,7 +52,7 @@ class FileOrder:
         kind: ``tokenizer``, ``model`` or ``package``.
         place: its future place in the lock file or in the index.
         target: where it goes; ``None``: only to *entry*.
-        entry: its place in the cache, for a tokenizer.
+        entry: its place in the cache, for a tokenizer; without both it is only in the store.
         default: its usual place; a right file there is used.
         pinned: its present entry in the lock file.
         lasts: the last known file of this name is good enough; otherwise the server is asked.
@@ -74,13 +74,6 @@ class FileOrder:
     is_known: bool = True
     is_usable: bool = False
     command: str = ""
-
-    @property
-    def path(self) -> Path:
-        """Path of the provided file."""
-        path = self.target or self.entry
-        assert path is not None
-        return path
 
     @property
     def update_hint(self) -> str:

@@ -80,6 +80,7 @@ def provide_all(
     *,
     root: Path | None = None,
     skip_gated: bool = False,
+    obtain: Callable[[], object] = lambda: None,
 ) -> list[Artifact]:
     """Provide the files of *orders*: all of them, or none.
 
@@ -88,6 +89,7 @@ def provide_all(
         project: folders and options.
         root: a folder that no place may leave through a link; the project's by default.
         skip_gated: leave out the files of a repository that refuses access.
+        obtain: brings files into the store together, as a bundle does, before each is looked for.
 
     Raises:
         Offline: a file is not here, and the network is switched off.
@@ -102,6 +104,7 @@ def provide_all(
             refuse_links(root if root is not None else project.folder, order.target.parent)
     make_cache(project.cache)
     with locks.hold_shared(project.store.in_use, timeout_s=project.options.lock_s):
+        obtain()
         places = [order.target for order in orders if order.target is not None]
         folder = common_folder(places) if len(places) > 1 else None
         obtained = at_once(
@@ -308,7 +311,8 @@ def _describe(
 ) -> Artifact:
     """*artifact* at its place, with its licence; a repository is asked for it once."""
     commit = artifact.commit or (order.pinned.commit if order.pinned is not None else None)
-    artifact = replace(artifact, path=order.path, commit=commit)
+    path = order.target or order.entry or artifact.path
+    artifact = replace(artifact, path=path, commit=commit)
     is_settled = not artifact.checked or (artifact.cached and order.pinned is not None)
     is_asked = order.kind == "model" and not (order.source.url or project.options.is_offline)
     if artifact.licence or is_settled or not is_asked:
