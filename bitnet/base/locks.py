@@ -32,7 +32,7 @@ from bitnet.base.errors import CacheBusy, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Lock", "Owner", "hold", "hold_shared", "is_held", "kernel_locks_work", "owner_of"]
+__all__ = ["Lock", "Owner", "hold", "is_held", "kernel_locks_work", "owner_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +197,7 @@ def hold(
     what: str = "",
     hint: str = "",
     leave: bool = True,
+    shared: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Lock]:
@@ -209,6 +210,8 @@ def hold(
         hint: what helps after too long a wait.
         leave: keep the file; otherwise it is deleted with the lock, and a killed process's file by
             the next one.
+        shared: hold it together with others that do the same; where the system cannot, it has no
+            effect.
         clock: monotonic seconds.
         sleep: waits this many seconds.
 
@@ -217,8 +220,8 @@ def hold(
         PermissionDenied: the lock file cannot be created.
     """
     try:
-        is_kernel = kernel_locks_work(path.parent)
-        lock = _kernel_lock(path)
+        is_kernel = kernel_locks_work(path.parent) and not (shared and os.name == "nt")
+        lock = _kernel_lock(path, is_shared=shared)
         if is_kernel:
             _wait_for(lock, path, timeout_s, what or path.name, hint, clock, sleep)
         else:
@@ -230,28 +233,6 @@ def hold(
     finally:
         if not leave:
             lock.delete()
-        lock.release()
-
-
-@contextmanager
-def hold_shared(path: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock file *path* together with others that do the same; :func:`hold` excludes it.
-
-    Raises:
-        CacheBusy: the wait was too long; names the owner.
-        PermissionDenied: the lock file cannot be created.
-    """
-    try:
-        if os.name == "nt" or not kernel_locks_work(path.parent):
-            yield
-            return
-        lock = _KernelLock(path, is_shared=True)
-        _wait_for(lock, path, timeout_s, path.name, "", time.monotonic, time.sleep)
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        yield
-    finally:
         lock.release()
 
 
@@ -280,8 +261,8 @@ def _wait_for(
         sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
 
 
-def _kernel_lock(path: Path) -> _KernelLock | _WindowsLock:
-    return _WindowsLock(path) if os.name == "nt" else _KernelLock(path)
+def _kernel_lock(path: Path, *, is_shared: bool = False) -> _KernelLock | _WindowsLock:
+    return _WindowsLock(path) if os.name == "nt" else _KernelLock(path, is_shared=is_shared)
 
 
 class _WindowsLock:  # pragma: no cover
@@ -377,7 +358,10 @@ def is_held(path: Path) -> bool:
 
 def owner_of(path: Path) -> Owner | None:
     """Last recorded owner of the lock file; it need not hold the lock any more."""
-    return _read_owner(path)
+    try:
+        return Owner.parse(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def kernel_locks_work(folder: Path) -> bool:
@@ -423,13 +407,6 @@ def _try_locks(folder: Path) -> bool:
         os.close(first)
         with suppress(OSError):
             probe.unlink()
-
-
-def _read_owner(path: Path) -> Owner | None:
-    try:
-        return Owner.parse(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _name(owner: Owner | None) -> str:

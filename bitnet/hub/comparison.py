@@ -9,7 +9,6 @@ from bitnet.base.errors import NotFound, UsageError
 from bitnet.base.files import git_oid
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
-from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.repository import file_url, head
 from bitnet.hub.session import HubSession
 
@@ -50,7 +49,7 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
             f"the cache has no file of {ref.repo} at {ref.revision}",
             hint="`bitnet cache list` lists what is there",
         )
-    options = with_mirror(project.options, ref.repo, project.folder)
+    options = project.options_for(ref.repo)
     with HubSession(options, limits=project.limits) as session:
         for artifact in sorted(artifacts, key=lambda entry: entry.file):
             yield _compare(artifact, project, session)

@@ -1,30 +1,47 @@
-"""A working folder with its lock file and cache."""
+"""A working folder with its lock file, its cache, and its ``bitnet.toml``: servers by repository.
+
+    [mirrors]
+    default = "https://hub.example.org"
+    "meta-llama/Meta-Llama-3-8B" = "https://models.example.org/approved"
+
+A server named there must speak the hub's protocol. ``--base-url`` wins over the file, a repository
+over ``default``, and ``default`` over ``HF_ENDPOINT``. Of a list of addresses, each is the fallback
+of those before it. A project is not the user: the access token does not go to a server named there.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bitnet.base import locks
-from bitnet.base.errors import Offline, PermissionDenied
+from bitnet.base import locks, settings, trust
+from bitnet.base.errors import Offline, PermissionDenied, UsageError, from_os_error
 from bitnet.base.files import check_writable
 from bitnet.hub.limits import Limits
 from bitnet.store import Store, records
 from bitnet.store.records import LOCK_FILE
 from bitnet.store.tag import make_cache
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
     from bitnet.store import Artifact
 
-__all__ = ["Project"]
+__all__ = ["MIRRORS", "Project", "find_pin", "mirrors"]
 
 logger = logging.getLogger(__name__)
 
+MIRRORS = "bitnet.toml"
 _PIN_ATTEMPTS = 5
 
 
@@ -77,9 +94,19 @@ class Project:
         """The store in the cache folder."""
         return Store(self.cache, rehash=self.verify, beside=self.read_only)
 
+    def options_for(self, repo: str) -> FetchOptions:
+        """The options, with the server that ``bitnet.toml`` names for *repo*."""
+        if self.options.base_url:
+            return self.options
+        table = mirrors(self.folder)
+        address = table.get(repo, table.get("default", ""))
+        if not address:
+            return self.options
+        return replace(self.options, base_url=address, user_endpoint=self.options.endpoint)
+
     def pin_of(self, identity: tuple[str, str, str, str]) -> Artifact | None:
         """Lock file entry of this identity; ``None`` if it is to be updated."""
-        return None if self.update else records.find_pin(self.pins(), identity)
+        return None if self.update else find_pin(self.pins(), identity)
 
     def place_of(self, path: Path | None) -> str | None:
         """*path* relative to the lock file; ``None`` if it is outside."""
@@ -133,7 +160,7 @@ class Project:
 
 def _complete(entry: Artifact, pins: list[Artifact]) -> Artifact | None:
     """*entry* completed by the lock file's entry; ``None`` if that would not change it."""
-    pinned = records.find_pin(pins, entry.identity)
+    pinned = find_pin(pins, entry.identity)
     if pinned is not None and pinned.sha256 == entry.sha256:
         entry = replace(
             entry,
@@ -142,3 +169,44 @@ def _complete(entry: Artifact, pins: list[Artifact]) -> Artifact | None:
             place=entry.place or pinned.place,
         )
     return None if pinned == entry else entry
+
+
+def find_pin(pins: Iterable[Artifact], identity: tuple[str, str, str, str]) -> Artifact | None:
+    """The first of *pins* with this identity."""
+    return next((entry for entry in pins if entry.identity == identity), None)
+
+
+def mirrors(folder: Path) -> dict[str, str]:
+    """The table in *folder*'s ``bitnet.toml``, several addresses with commas between them.
+
+    Raises:
+        UsageError: the file is not TOML, or an address is invalid.
+    """
+    path = folder / MIRRORS
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError as error:  # both TOML and UTF-8 errors
+        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct it") from error
+    table = document.get("mirrors", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: 'mirrors' is not a table", hint="write it as [mirrors]")
+    found: dict[str, str] = {}
+    for repo, value in table.items():
+        addresses = value if isinstance(value, list) else [value]
+        found[repo] = ",".join(_address(address, repo, path) for address in addresses)
+    return found
+
+
+def _address(text: object, repo: str, path: Path) -> str:
+    try:
+        return trust.address(text if isinstance(text, str) else "")
+    except ValueError:
+        shown = settings.without_login(str(text))
+        raise UsageError(
+            f"{path}: mirror of {repo!r} is {shown!r}, expected an address",
+            hint=f'"{repo}" = "https://hub.example.org"',
+        ) from None

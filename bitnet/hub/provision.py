@@ -32,7 +32,6 @@ from bitnet.base.errors import (
 )
 from bitnet.base.trust import redact_url, refuse_links
 from bitnet.hub.download import fetch, require_folder
-from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.orders import order_of
 from bitnet.hub.placing import common_folder, place_all
 from bitnet.hub.repository import file_url, model_facts
@@ -103,7 +102,7 @@ def provide_all(
         if order.target is not None:
             refuse_links(root if root is not None else project.folder, order.target.parent)
     make_cache(project.cache)
-    with locks.hold_shared(project.store.in_use, timeout_s=project.options.lock_s):
+    with locks.hold(project.store.in_use, timeout_s=project.options.lock_s, shared=True):
         obtain()
         places = [order.target for order in orders if order.target is not None]
         folder = common_folder(places) if len(places) > 1 else None
@@ -229,7 +228,7 @@ def _fetch(order: FileOrder, project: Project) -> Artifact:
         )
     url = source.url
     if not url:
-        options = with_mirror(options, source.repo, project.folder)
+        options = project.options_for(source.repo)
         where = source.repo, source.commit or source.revision, source.file
         url = file_url(*where, options)
         others = (replace(options, base_url=address) for address in options.mirrors)
@@ -325,7 +324,7 @@ def _describe(
 
 def _licence(repo: str, revision: str, project: Project) -> tuple[str, str]:
     """The licence that the page of *repo* names, and its address; empty without pages."""
-    options = with_mirror(project.options, repo, project.folder)
+    options = project.options_for(repo)
     options = replace(options, retries=min(options.retries or 3, 3))  # only informative
     try:
         facts = model_facts(repo, revision, options)

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 from bitnet.base.errors import BitnetError, NotFound, UsageError
 from bitnet.base.files import path_of
-from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.orders import FileOrder
 from bitnet.hub.provision import provide_all
 from bitnet.hub.repository import list_files, some_of
@@ -114,7 +113,7 @@ def _names(remote: Ref) -> tuple[str, ...]:
 def _files(remote: Ref, folder: Path, project: Project) -> list[Source]:
     """Files of a repository: the main file after its additional files, as it stands for all."""
     project.require_connection(folder, f"the same command, or copy the files to {folder}")
-    options = with_mirror(project.options, remote.repo, project.folder)
+    options = project.options_for(remote.repo)
     files = {file.file: file for file in list_files(remote.repo, remote.revision, options)}
     main = remote.file or next((name for name in MAIN_FILES if name in files), "")
     if main not in files:

@@ -170,8 +170,6 @@ def model_facts(
     repo: str,
     revision: str = "main",
     options: FetchOptions | None = None,
-    *,
-    session: HubSession | None = None,
 ) -> RepoFacts:
     """Commit, gated access and licence of *repo* at *revision*.
 
@@ -180,35 +178,25 @@ def model_facts(
         AuthError: access is refused.
         NetworkError: the hub does not answer, or not with this information.
     """
-
-    def ask(session: HubSession) -> RepoFacts:
-        path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
+    path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
+    with HubSession(options) as session:
         url = f"{session.options.endpoint}/api/models/{path}"
         facts, _, _ = session.json(url, f"facts about {repo}")
-        if not isinstance(facts, dict):
-            raise NetworkError(f"{redact_url(url)}: not the facts of a repository")
-        card = facts.get("cardData")
-        card = card if isinstance(card, dict) else {}
-        licence = card.get("license_name") or card.get("license")
-        return RepoFacts(
-            repo=repo,
-            commit=_text(facts.get("sha")),
-            gated=bool(facts.get("gated")),
-            licence=_text(licence),
-            licence_link=_text(card.get("license_link")),
-        )
-
-    return _in_session(ask, options, session)
+    if not isinstance(facts, dict):
+        raise NetworkError(f"{redact_url(url)}: not the facts of a repository")
+    card = facts.get("cardData")
+    card = card if isinstance(card, dict) else {}
+    licence = card.get("license_name") or card.get("license")
+    return RepoFacts(
+        repo=repo,
+        commit=_text(facts.get("sha")),
+        gated=bool(facts.get("gated")),
+        licence=_text(licence),
+        licence_link=_text(card.get("license_link")),
+    )
 
 
-def read_range(
-    url: str,
-    start: int,
-    stop: int,
-    options: FetchOptions | None = None,
-    *,
-    session: HubSession | None = None,
-) -> bytes:
+def read_range(url: str, start: int, stop: int, options: FetchOptions | None = None) -> bytes:
     """Bytes *start* to *stop* (exclusive) of the file at *url*; fewer if the file ends before.
 
     Raises:
@@ -218,7 +206,7 @@ def read_range(
         NetworkError: the server does not answer, or does not support range requests.
     """
 
-    def ask(session: HubSession) -> bytes:
+    def ask() -> bytes:
         wanted = {"Range": f"bytes={start}-{stop - 1}"}
         with session.open(url, headers=wanted, accept=(200, 206)) as response:
             refuse_pages(response, redact_url(url))
@@ -230,10 +218,8 @@ def read_range(
                 raise NetworkError(f"{redact_url(url)}: the server cannot send a part of the file")
             return _first_bytes(response.raw, stop - start, url)
 
-    def attempt(session: HubSession) -> bytes:
-        return session.retrying(redact_url(url), lambda: ask(session))
-
-    return _in_session(attempt, options, session)
+    with HubSession(options) as session:
+        return session.retrying(redact_url(url), ask)
 
 
 def strong_etag(value: str | None) -> str | None:

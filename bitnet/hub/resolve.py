@@ -19,7 +19,6 @@ from bitnet.hub.candidates import (
     models_in,
     select_paths,
 )
-from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provision import provide_all
@@ -128,7 +127,7 @@ def resolve(
     base = replace(base, revision=ref.revision)
     if not (is_pattern(ref.file) or models_only or select.is_given):
         return [replace(base, file=ref.file)]
-    options = with_mirror(project.options, ref.repo, project.folder)
+    options = project.options_for(ref.repo)
     if options.is_offline:
         raise Offline(
             f"offline: the list of files of {ref.repo} is needed to find {ref.file or '*.gguf'!r}",
@@ -294,7 +293,7 @@ def header_of(source: Source, project: Project) -> Header:
     if path.is_file():
         local = replace(source, size=path.stat().st_size)
         return Header(local, gated=source.gated or None, path=path)
-    options = with_mirror(project.options, source.repo, project.folder)
+    options = project.options_for(source.repo)
     facts = head(file_url(source.repo, source.revision, source.file, options), options)
     licence = source.licence
     gated: bool | None = source.gated or None

@@ -43,7 +43,6 @@ __all__ = [
     "Artifact",
     "RecordFolder",
     "StoreIndex",
-    "find_pin",
     "from_record",
     "from_subject",
     "lock_text",
@@ -249,11 +248,6 @@ def _stays_inside(text: str) -> bool:
     path = PurePosixPath(text)
     leaves = path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text
     return not leaves and path.as_posix() == text != "."
-
-
-def find_pin(artifacts: Iterable[Artifact], identity: tuple[str, str, str, str]) -> Artifact | None:
-    """The first of *artifacts* with this identity."""
-    return next((entry for entry in artifacts if entry.identity == identity), None)
 
 
 def relative(path: Path, folder: Path) -> str | None:

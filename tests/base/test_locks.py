@@ -11,7 +11,7 @@ import pytest
 
 from bitnet.base import locks
 from bitnet.base.errors import BitnetError, CacheBusy
-from bitnet.base.locks import Owner, hold, hold_shared, is_held, owner_of
+from bitnet.base.locks import Owner, hold, is_held, owner_of
 
 HOLDER = """
 import sys
@@ -185,16 +185,16 @@ def test_where_locks_do_nothing_the_holder_knows_it(path, flock, name):
         assert not lock.is_kernel
         lock.report("half")
         assert owner_of(path).progress == "half"
-        with hold(path, timeout_s=0), hold_shared(path, timeout_s=0):
+        with hold(path, timeout_s=0), hold(path, timeout_s=0, shared=True):
             pass
 
 
 def test_a_shared_lock_excludes_only_the_exclusive_one(path):
-    with hold_shared(path, timeout_s=0), hold_shared(path, timeout_s=0):
+    with hold(path, timeout_s=0, shared=True), hold(path, timeout_s=0, shared=True):
         assert is_held(path)
         with pytest.raises(CacheBusy), hold(path, timeout_s=0):
             raise AssertionError("held by two")
-    with hold(path, timeout_s=0), pytest.raises(CacheBusy), hold_shared(path, timeout_s=0):
+    with hold(path, timeout_s=0), pytest.raises(CacheBusy), hold(path, timeout_s=0, shared=True):
         raise AssertionError("held by two")
 
 

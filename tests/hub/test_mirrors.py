@@ -1,8 +1,8 @@
 import pytest
 
 from bitnet.base.errors import UsageError
-from bitnet.hub.mirrors import mirrors, with_mirror
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project, mirrors
 
 TABLE = """
 [mirrors]
@@ -13,18 +13,18 @@ default = "https://hub.example.org"
 
 def test_a_repository_wins_over_the_default_and_the_option_over_both(tmp_path):
     (tmp_path / "bitnet.toml").write_text(TABLE)
-    assert with_mirror(FetchOptions(), "org/model", tmp_path).endpoint.endswith(
-        "models.example.org"
-    )
-    assert with_mirror(FetchOptions(), "org/other", tmp_path).endpoint.endswith("hub.example.org")
+    project = Project(tmp_path, tmp_path / "cache", FetchOptions())
+    assert project.options_for("org/model").endpoint == "https://models.example.org"
+    assert project.options_for("org/other").endpoint == "https://hub.example.org"
     given = FetchOptions(base_url="https://given.example.org")
-    assert with_mirror(given, "org/model", tmp_path) is given
+    assert Project(tmp_path, tmp_path / "cache", given).options_for("org/model") is given
 
 
 def test_without_a_file_or_a_table_nothing_changes(tmp_path):
     assert mirrors(tmp_path) == {}
     (tmp_path / "bitnet.toml").write_text("[other]\nx = 1\n")
-    assert with_mirror(FetchOptions(), "org/model", tmp_path) == FetchOptions()
+    project = Project(tmp_path, tmp_path / "cache", FetchOptions())
+    assert project.options_for("org/model") == FetchOptions()
 
 
 @pytest.mark.parametrize(

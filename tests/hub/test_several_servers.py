@@ -8,7 +8,6 @@ from hub_server import HubServer, Rule
 
 from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub import transfer
-from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provision import provide
@@ -108,7 +107,7 @@ def test_a_list_in_the_project_file_names_fallbacks(hub, other, project):
     (project.folder / "bitnet.toml").write_text(
         f'[mirrors]\n"org/model" = ["{hub.url}", "{other.url}"]\n'
     )
-    options = with_mirror(FetchOptions(connections=2), "org/model", project.folder)
+    options = replace(project, options=FetchOptions(connections=2)).options_for("org/model")
     assert (options.endpoint, options.mirrors) == (hub.url, (other.url,))
     hub.rules.append(Rule(where="cdn", method="GET", status=404))
     assert received(replace(project, options=FetchOptions(connections=2)))
