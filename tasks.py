@@ -142,8 +142,8 @@ def fuzz(c, target, minutes=10):
     """Look for inputs that break a reader, guided by coverage (needs atheris).
 
     `models` draws configurations of every family instead, and compares with transformers and
-    llama.cpp (extras parity and crossval); `configurations` draws those of tokenizer.json, and
-    compares with the tokenizers library.
+    llama.cpp (extras parity and crossval); `configurations` draws those of tokenizer.json and of
+    SentencePiece, and compares with the libraries of both.
     """
     if target in ("models", "configurations"):
         program = ROOT / "tests" / "fuzz" / f"fuzz_{target}.py"

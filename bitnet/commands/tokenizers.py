@@ -170,28 +170,28 @@ def _provide(model, project):
 def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     """Show every place a tokenizer was looked for, and why."""
     from bitnet.base.errors import TokenizerNotFound
-    from bitnet.tokenizer.discover import Search, download_info, not_found
+    from bitnet.tokenizer.discover import download_info, not_found, search
     from bitnet.tokenizer.model_facts import model_facts
 
     facts = model_facts(Context().model(model))
-    search = Search(facts, Path(tokenizer) if tokenizer else None, pre or None, exhaustive=True)
-    search.run()
+    explicit = Path(tokenizer) if tokenizer else None
+    outcome = search(facts, explicit=explicit, pre=pre or None, exhaustive=True)
     fetchable = download_info(facts)
     if output.json:
-        rows = [asdict(entry) | {"path": str(entry.path)} for entry in search.candidates]
+        rows = [asdict(entry) | {"path": str(entry.path)} for entry in outcome.candidates]
         info = asdict(fetchable) if fetchable else None
         print(as_json({"model": str(facts.path), "candidates": rows, "download": info}))
-        raise Exit(code=0 if search.tokenizer is not None else TokenizerNotFound.exit_code)
+        raise Exit(code=0 if outcome.tokenizer is not None else TokenizerNotFound.exit_code)
     show(harmless(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens"))
-    for entry in search.candidates:
+    for entry in outcome.candidates:
         row = f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}"
         show(harmless(row))
     if fetchable:
         folder = facts.path if facts.path.is_dir() else facts.path.parent
         command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
         show(f"  can be fetched: {fetchable.repo} ({command})")
-    if search.tokenizer is None:
-        raise not_found(search)
+    if outcome.tokenizer is None:
+        raise not_found(outcome)
 
 
 @task(

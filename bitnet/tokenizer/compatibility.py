@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bitnet.base.errors import BitnetError
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.comparison import different_ids, measure_agreement
-from bitnet.tokenizer.discover import Search
+from bitnet.tokenizer.discover import search
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.tokenizer.model_facts import MAX_PADDING, ModelFacts, model_facts
 
@@ -87,8 +87,7 @@ def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer |
     """The tokenizer that came with the model: in its file, or in its folder."""
     if facts.gguf is not None:
         return _load_embedded(facts.gguf, pre, findings) if facts.token_count else None
-    search = Search(facts, places=("sibling",), pre=pre).run()
-    return search.tokenizer
+    return search(facts, places=("sibling",), pre=pre).tokenizer
 
 
 def _load_embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from bitnet.base import settings
 from bitnet.base.errors import (
@@ -46,9 +46,67 @@ __all__ = [
     "fits",
     "need_of",
     "resolve_tokenizer",
+    "search",
 ]
 
 logger = logging.getLogger(__name__)
+
+
+class _Variant:
+    """How a model gets its tokenizer, with the one value that this takes."""
+
+    _text: ClassVar[str]
+
+    def description(self) -> str:
+        """Description of the action."""
+        return self._text.format(self)
+
+
+class TokenizerStrategy:
+    """The ways in which a model gets its tokenizer; each may be the class in a ``match``."""
+
+    @dataclass(frozen=True)
+    class Exact(_Variant):
+        """The tokenizer the user named."""
+
+        path: Path
+        _text = "user-specified tokenizer: {0.path}"
+
+    @dataclass(frozen=True)
+    class Discovered(_Variant):
+        """A file beside the model, above it, or in a cache."""
+
+        path: Path
+        _text = "auto-discovered tokenizer: {0.path}"
+
+    @dataclass(frozen=True)
+    class NeedsDownload(_Variant):
+        """Not on disk; *info* describes the download."""
+
+        info: TokenizerDownloadInfo
+        _text = "smart download required: {0.info.repo}"
+
+    @dataclass(frozen=True)
+    class EmbeddedGguf(_Variant):
+        """The tokenizer inside the GGUF file."""
+
+        tokenizer: Tokenizer
+        _text = "GGUF-embedded tokenizer: {0.tokenizer.vocab_size} tokens"
+
+    @dataclass(frozen=True)
+    class Mock(_Variant):
+        """Bytes instead of tokens, only if explicitly allowed."""
+
+        _text = "MOCK tokenizer: the ids mean nothing to the model"
+
+
+Strategy: TypeAlias = (
+    TokenizerStrategy.Exact
+    | TokenizerStrategy.Discovered
+    | TokenizerStrategy.NeedsDownload
+    | TokenizerStrategy.EmbeddedGguf
+    | TokenizerStrategy.Mock
+)
 
 
 @dataclass(frozen=True)
@@ -70,86 +128,98 @@ class Candidate:
 
 @dataclass
 class Search:
-    """The search for one model's tokenizer; :meth:`run` fills in the rest.
+    """Result of :func:`search`.
 
     Attributes:
         model: the model's requirements.
-        explicit: the file named by the user, which is then the only candidate.
-        pre: name of the pre-tokenizer, overriding the GGUF file's.
-        exhaustive: look at every place, even after one has won.
-        places: names of the places to look at; every place of :data:`CHAIN` when empty.
         candidates: every place looked at, in order.
-        tokenizer: the chosen tokenizer.
+        tokenizer: the chosen tokenizer, ``None`` if no place has one that fits.
         place: the place where it was found.
+        refusal: error of the first candidate that was rejected.
     """
 
     model: ModelFacts
-    explicit: Path | None = None
-    pre: str | None = None
-    exhaustive: bool = False
-    places: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
     tokenizer: Tokenizer | None = None
     place: str = ""
     refusal: BitnetError | None = None
 
-    def run(self) -> Search:
-        """Search the chain.
-
-        Raises:
-            BitnetError: the explicit tokenizer cannot be read or does not fit.
-        """
-        logger.info(
-            "Discovering tokenizer strategy for %s model (vocab_size: %d)",
-            self.model.family,
-            self.model.vocab_size,
-        )
-        logger.debug("model type: %s (%s)", self.model.family, self.model.path)
-        if self.explicit is not None:
-            self._try("explicit", self.explicit)
-            if self.refusal is not None:
-                raise self.refusal
-            return self
-        for place in self.places or CHAIN:
-            for path in CHAIN[place](self.model):
-                if self.tokenizer is not None and not self.exhaustive:
-                    return self
-                self._try(place, path)
-        return self
-
-    def _try(self, place: str, path: Path) -> None:
-        if not path.exists():
-            self._note(place, path, "absent", "no such file")
-            if place == "explicit":
-                load_tokenizer(path)  # raises with the text for a missing tokenizer
-            return
-        try:
-            if place == "embedded":
-                if self.model.token_count == 0:
-                    self._note(place, path, "absent", "Missing tokenizer.ggml.tokens")
-                    return
-                candidate = extract_tokenizer_from_gguf(self.model.gguf or path, pre=self.pre)
-            else:
-                files = self.model.files if path.parent == self.model.path else None
-                candidate = load_tokenizer(path, pre=self.pre, files=files)
-            note = fits(self.model, candidate)
-        except BitnetError as error:
-            self._note(place, path, "rejected", error.message)
-            self.refusal = self.refusal or error
-            return
-        if self.tokenizer is not None:
-            same = not different_ids(self.tokenizer, candidate)
-            verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
-            self._note(place, path, "not needed", f"{self.place} comes first; {verdict}")
-            if not same:
-                logger.warning("%s has another vocabulary than the %s one", path, self.place)
-            return
-        self.tokenizer, self.place = candidate, place
-        self._note(place, path, "chosen", note)
-
-    def _note(self, place: str, path: Path, verdict: str, reason: str) -> None:
+    def note(self, place: str, path: Path, verdict: str, reason: str) -> None:
+        """Add a candidate."""
         logger.debug("tokenizer candidate %s: %s: %s (%s)", place, path, verdict, reason)
         self.candidates.append(Candidate(place, path, verdict, reason))
+
+
+def search(
+    model: ModelFacts,
+    *,
+    explicit: Path | None = None,
+    pre: str | None = None,
+    exhaustive: bool = False,
+    places: Iterable[str] = (),
+) -> Search:
+    """Look for the tokenizer of *model*, place by place.
+
+    Args:
+        model: the model's requirements.
+        explicit: the file named by the user, which is then the only candidate.
+        pre: name of the pre-tokenizer, overriding the GGUF file's.
+        exhaustive: look at every place, even after one has won.
+        places: names of the places to look at; every place of :data:`CHAIN` when empty.
+
+    Raises:
+        BitnetError: the explicit tokenizer cannot be read or does not fit.
+    """
+    logger.info(
+        "Discovering tokenizer strategy for %s model (vocab_size: %d)",
+        model.family, model.vocab_size,
+    )  # fmt: skip
+    logger.debug("model type: %s (%s)", model.family, model.path)
+    outcome = Search(model)
+    if explicit is not None:
+        _consider(outcome, "explicit", explicit, pre)
+        if outcome.refusal is not None:
+            raise outcome.refusal
+        return outcome
+    for place in places or CHAIN:
+        for path in CHAIN[place](model):
+            if outcome.tokenizer is not None and not exhaustive:
+                return outcome
+            _consider(outcome, place, path, pre)
+    return outcome
+
+
+def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
+    """Choose the tokenizer at *path*, or note why it is not chosen."""
+    model = outcome.model
+    if not path.exists():
+        outcome.note(place, path, "absent", "no such file")
+        if place == "explicit":
+            load_tokenizer(path)  # raises with the text for a missing tokenizer
+        return
+    if place == "embedded" and model.token_count == 0:
+        outcome.note(place, path, "absent", "Missing tokenizer.ggml.tokens")
+        return
+    try:
+        if place == "embedded":
+            candidate = extract_tokenizer_from_gguf(model.gguf or path, pre=pre)
+        else:
+            files = model.files if path.parent == model.path else None
+            candidate = load_tokenizer(path, pre=pre, files=files)
+        reason = fits(model, candidate)
+    except BitnetError as error:
+        outcome.note(place, path, "rejected", error.message)
+        outcome.refusal = outcome.refusal or error
+        return
+    if outcome.tokenizer is None:
+        outcome.tokenizer, outcome.place = candidate, place
+        outcome.note(place, path, "chosen", reason)
+        return
+    same = not different_ids(outcome.tokenizer, candidate)
+    verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
+    outcome.note(place, path, "not needed", f"{outcome.place} comes first; {verdict}")
+    if not same:
+        logger.warning("%s has another vocabulary than the %s one", path, outcome.place)
 
 
 def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
@@ -240,16 +310,16 @@ def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
     return TokenizerDownloadInfo(source.repo, files, source.cache_key, source.vocab_size)
 
 
-def not_found(search: Search) -> TokenizerNotFound:
+def not_found(failed: Search) -> TokenizerNotFound:
     """Error for an unsuccessful search: the places searched, and what would help."""
-    model = search.model
+    model = failed.model
     looked = "".join(
-        f"\n - {entry.place}: {entry.path}: {entry.reason}" for entry in search.candidates
+        f"\n - {entry.place}: {entry.path}: {entry.reason}" for entry in failed.candidates
     )
     info = download_info(model)
     hint = "name a tokenizer file: --tokenizer FILE"
-    if search.refusal is not None and search.refusal.hint:
-        hint = search.refusal.hint
+    if failed.refusal is not None and failed.refusal.hint:
+        hint = failed.refusal.hint
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
         folder = model.path if model.path.is_dir() else model.path.parent
@@ -281,13 +351,13 @@ def resolve_tokenizer(
         TokenizerNotFound: no place has one that fits; the message lists every place.
         VocabMismatch: the explicit one does not fit.
     """
-    search = Search(model_facts(model), Path(explicit) if explicit else None, pre=pre).run()
-    if search.tokenizer is not None:
-        return search.tokenizer
+    outcome = search(model_facts(model), explicit=Path(explicit) if explicit else None, pre=pre)
+    if outcome.tokenizer is not None:
+        return outcome.tokenizer
     if (allow_mock or settings.allow_mock()) and not settings.strict_tokenizers():
-        logger.warning("MOCK tokenizer: its ids mean nothing to %s", search.model.path.name)
+        logger.warning("MOCK tokenizer: its ids mean nothing to %s", outcome.model.path.name)
         return mock_tokenizer()
-    raise not_found(search)
+    raise not_found(outcome)
 
 
 class TokenizerDiscovery:
@@ -319,18 +389,18 @@ class TokenizerDiscovery:
         Raises:
             TokenizerNotFound: it is not on disk and its vocabulary cannot be fetched.
         """
-        search = Search(self.model).run()
-        if search.tokenizer is not None:
-            if search.place == "embedded":
-                return TokenizerStrategy.EmbeddedGguf(search.tokenizer)
-            return TokenizerStrategy.Discovered(search.candidates[-1].path)
+        outcome = search(self.model)
+        if outcome.tokenizer is not None:
+            if outcome.place == "embedded":
+                return TokenizerStrategy.EmbeddedGguf(outcome.tokenizer)
+            return TokenizerStrategy.Discovered(outcome.candidates[-1].path)
         info = download_info(self.model)
         if info is not None:
             logger.info("Can download compatible tokenizer from: %s", info.repo)
             return TokenizerStrategy.NeedsDownload(info)
         if settings.allow_mock() and not settings.strict_tokenizers():
             return TokenizerStrategy.Mock()
-        raise not_found(search)
+        raise not_found(outcome)
 
     def discover(self) -> Path:
         """Path of the file with the tokenizer; the model itself if it is embedded.
@@ -338,10 +408,10 @@ class TokenizerDiscovery:
         Raises:
             TokenizerNotFound: no place has one that fits.
         """
-        search = Search(self.model).run()
-        if search.tokenizer is None:
-            raise not_found(search)
-        return search.candidates[-1].path
+        outcome = search(self.model)
+        if outcome.tokenizer is None:
+            raise not_found(outcome)
+        return outcome.candidates[-1].path
 
 
 @dataclass(frozen=True)
@@ -386,10 +456,10 @@ def find_models(
             raise not_a_model.missing(folder)
     except OSError as error:
         raise from_os_error(error, folder) from error
-    found = sorted(among(folder))
-    if not found:
+    models = sorted(among(folder))
+    if not models:
         raise not_a_model.folder_without_model(folder)
-    return found
+    return models
 
 
 def need_of(model: Path) -> Need:
@@ -400,78 +470,12 @@ def need_of(model: Path) -> Need:
         NotFound: it does not exist.
     """
     facts = model_facts(model)
-    search = Search(facts, places=("embedded", "sibling", "parent")).run()
-    rejected = (entry for entry in search.candidates if entry.verdict == "rejected")
+    outcome = search(facts, places=("embedded", "sibling", "parent"))
+    rejected = (entry for entry in outcome.candidates if entry.verdict == "rejected")
     first = next(rejected, None)
     reason = f"{first.path}: {first.reason}" if first is not None else ""
-    if search.tokenizer is None:
+    if outcome.tokenizer is None:
         return Need(model, facts.architecture, facts.vocab_size, "", reason)
-    where = "embedded" if search.place == "embedded" else str(search.candidates[-1].path)
-    present = f"{where}, {search.tokenizer.vocab_size:,} tokens"
+    where = "embedded" if outcome.place == "embedded" else str(outcome.candidates[-1].path)
+    present = f"{where}, {outcome.tokenizer.vocab_size:,} tokens"
     return Need(model, facts.architecture, facts.vocab_size, present)
-
-
-@dataclass(frozen=True)
-class Exact:
-    """The tokenizer the user named."""
-
-    path: Path
-
-    def description(self) -> str:
-        """Description of the action."""
-        return f"user-specified tokenizer: {self.path}"
-
-
-@dataclass(frozen=True)
-class Discovered:
-    """A file beside the model, above it, or in a cache."""
-
-    path: Path
-
-    def description(self) -> str:
-        """Description of the action."""
-        return f"auto-discovered tokenizer: {self.path}"
-
-
-@dataclass(frozen=True)
-class NeedsDownload:
-    """Not on disk; *info* describes the download."""
-
-    info: TokenizerDownloadInfo
-
-    def description(self) -> str:
-        """Description of the action."""
-        return f"smart download required: {self.info.repo}"
-
-
-@dataclass(frozen=True)
-class EmbeddedGguf:
-    """The tokenizer inside the GGUF file."""
-
-    tokenizer: Tokenizer
-
-    def description(self) -> str:
-        """Description of the action."""
-        return f"GGUF-embedded tokenizer: {self.tokenizer.vocab_size} tokens"
-
-
-@dataclass(frozen=True)
-class Mock:
-    """Bytes instead of tokens, only if explicitly allowed; its ids mean nothing to the model."""
-
-    def description(self) -> str:
-        """Description of the action."""
-        return "MOCK tokenizer: the ids mean nothing to the model"
-
-
-Strategy: TypeAlias = Exact | Discovered | NeedsDownload | EmbeddedGguf | Mock
-
-
-class TokenizerStrategy:
-    """The variants under one name."""
-
-    Exact = Exact
-    Discovered = Discovered
-    NeedsDownload = NeedsDownload
-    EmbeddedGguf = EmbeddedGguf
-    Mock = Mock

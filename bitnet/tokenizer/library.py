@@ -19,7 +19,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, is_panic
 from bitnet.base.installation import extra_command
 from bitnet.tokenizer.compiled import is_verbatim
 from bitnet.tokenizer.document import tokenizer_json
-from bitnet.tokenizer.limits import check_spec
+from bitnet.tokenizer.limits import SPACES, check_spec, over_budget
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.sentencepiece_model import check_charsmap, write_model
 from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType, byte_spelling, spell_bytes
@@ -109,6 +109,16 @@ class _Spellings:
         self._added = {token.id: token.text for token in spec.added}
         self._bytes = frozenset(f"<0x{byte:02X}>" for byte in range(256))
         self._lock = threading.Lock()
+        # The library walks along the run of spaces again for each of these in it.
+        widens = (token.lstrip or token.rstrip for token in spec.added if token.text.isspace())
+        self._walks = any(widens)
+
+    def _check_spaces(self, text: str) -> None:
+        if self._walks and max(map(len, re.findall(r"\s+", text)), default=0) > SPACES:
+            reason = (
+                f"more than {SPACES:,} spaces in a row, among which added tokens are looked for"
+            )
+            raise over_budget(self._spec.source, reason)
 
     def __len__(self) -> int:
         return len(self._spec.tokens)
@@ -178,7 +188,10 @@ class _Tokenizers(_Spellings):
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         text.encode()  # raises what the other engine raises for half of a surrogate pair
+        self._check_spaces(text)
         with translate_errors(self._what), self._lock:
+            if self._walks and self._library.normalizer is not None:
+                self._check_spaces(self._library.normalizer.normalize_str(text))
             self._library.encode_special_tokens = not parse_special
             found = self._library.encode(text, add_special_tokens=False)
         pairs = zip(found.ids, found.offsets, strict=True)
@@ -264,6 +277,7 @@ class _SentencePiece(_Spellings):
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         text.encode()
+        self._check_spaces(text)
         out = []
         library, ids = self._raw if parse_special else self._ordinary
         with translate_errors(self._what):
@@ -273,11 +287,22 @@ class _SentencePiece(_Spellings):
                     out.append((ids[id], start, stop))
                     continue
                 made = self._model.encode(text[start:stop], out_type="offset_mapping")
-                for piece, (first, last) in zip(made["ids"], made["offsets"], strict=True):
-                    # Of a character in bytes, only the last one has it for the library.
-                    last += first == last and self.is_byte(piece)
-                    out.append((piece, start + first, start + last))
+                pieces = zip(made["ids"], made["offsets"], strict=True)
+                out += self._widen([(id, start + a, start + b) for id, (a, b) in pieces])
         return out
+
+    def _widen(self, spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """*spans*, of a character in bytes with the whole of it: the library has it at the last."""
+        continues, end = False, 0
+        for place in range(len(spans) - 1, -1, -1):
+            id, start, stop = spans[place]
+            if not self.is_byte(id):
+                continues = False
+                continue
+            end = end if continues else stop
+            continues = 0x80 <= int(self._spec.tokens[id][3:5], 16) < 0xC0
+            spans[place] = (id, start, end)
+        return spans
 
 
 def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dict[int, int]]:

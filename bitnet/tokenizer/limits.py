@@ -34,6 +34,7 @@ WORD_CHARS = 256  # of one WordPiece word
 CHARSMAP_KEY_BYTES = 128  # longest key of a SentencePiece character map
 CHARSMAP_BYTES = 4 << 20  # of such a map; the usual one has 240 KB
 AFFIX_IDS = 1_024  # put around a text
+SPACES = 1_024  # in a row, for a library that finds added tokens of spaces which take in others
 # Bytes out of the normalizers, or the decoders, per byte in; and out of the former for any text.
 GROWTH, GROWTH_BASE = 64, 65_536
 SCORE = 1e30  # largest absolute score

@@ -175,9 +175,9 @@ class Tokenizer:
     ) -> list[TokenSpan]:
         """Ids of *text* with their characters: ``text[span.start:span.stop]``.
 
-        The offsets are those of the ``tokenizers`` library before a post-processor trims them: a
-        token that is part of a character has the whole character, BOS and EOS have none. Slower
-        than :meth:`encode`, with the same ids.
+        The offsets are those of the ``tokenizers`` library before a post-processor trims them, or
+        those of ``sentencepiece``; bytes of a character have the whole of it, BOS and EOS nothing.
+        Slower than :meth:`encode`, with the same ids.
 
         Raises:
             UsageError: *text* contains half of a surrogate pair.

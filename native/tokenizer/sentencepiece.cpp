@@ -21,12 +21,12 @@ void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, boo
         if (spans != nullptr) spans->push_back({begin, end});
     };
     const uint32_t id = file.find(piece.data(), piece.size());
-    if (id != kNoId) {
+    if (id != kNoId && !(file.flags(id) & kUnused)) {
         add(id, at, at + piece.size());
         after_unknown = false;
     } else if (file.config.flags & kByteFallback) {
-        for (size_t i = 0; i < piece.size(); ++i) {
-            add(file.byte_id(static_cast<unsigned char>(piece[i])), at + i, at + i + 1);
+        for (const char c : piece) {
+            add(file.byte_id(static_cast<unsigned char>(c)), at, at + piece.size());
         }
     } else if (file.config.unknown_id != kNoId) {
         if (!after_unknown) add(file.config.unknown_id, at, at + piece.size());
@@ -143,65 +143,54 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
                                     const AddedMatcher& untouched, std::string_view text,
                                     bool prefix, Origin* origin) {
     const uint32_t flags = file.config.flags;
-    std::string replaced;
-    replaced.reserve(text.size() + text.size() / 8);
     const bool trim = (flags & kRemoveExtraWhitespaces) != 0;
-    bool after_space = true;
-    std::string chunk;
-    Origin from;  // of replaced
-    // Takes in what the text in [begin, end) becomes; byte by byte the same where `same`.
-    const auto add = [&](std::string_view part, size_t begin, size_t end, bool same) {
-        while (trim && after_space && !part.empty() && part[0] == ' ') {
-            part.remove_prefix(1);
-            if (same) ++begin;
-        }
-        if (part.empty()) return;
-        replaced.append(part);
-        after_space = part.back() == ' ';
-        for (size_t i = 0; origin != nullptr && i < part.size(); ++i) {
-            from.push_back(same ? Span{begin + i, begin + i + 1} : Span{begin, end});
-        }
-    };
-    if (map.empty() && !trim) {
-        add(text, 0, text.size(), true);
-    } else {
-        const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
-        for (size_t i = 0; i < text.size();) {
-            if (replaced.size() > most) throw OverBudget("a normalizer that makes the text too long");
-            const AddedToken* kept = untouched.longest(text, i);
-            if (kept != nullptr) {
-                add(kept->text, i, i + kept->text.size(), true);
-                i += kept->text.size();
-                continue;
-            }
-            chunk.clear();
-            if (map.empty()) {
-                const size_t n = unicode::length(text, i);
-                add(text.substr(i, n), i, i + n, true);
-                i += n;
-                continue;
-            }
-            const size_t n = map.replace(text, i, chunk);
-            add(chunk, i, i + n, false);
-            i += n;
-        }
-    }
-    if (text.empty()) return {};  // a text that vanishes still gets its prefix
     std::string out;
-    out.reserve(replaced.size() + replaced.size() / 2 + 3);
-    if (flags & kAddSpacePrefix && prefix) {
-        out += kSpaceSymbol;
-        if (origin != nullptr) origin->assign(out.size(), {0, 0});  // stands for nothing
+    out.reserve(text.size() + text.size() / 2 + 3);
+    std::vector<size_t> starts;  // of each byte of out, in text
+    // Appends what text[at] and the characters after it become.
+    const auto add = [&](std::string_view part, size_t at) {
+        for (const char c : part) {
+            if (c == ' ') out += kSpaceSymbol;
+            else out += c;
+        }
+        if (origin != nullptr) starts.resize(out.size(), at);
+    };
+    const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
+    const bool plain = map.empty() && !trim && origin == nullptr;
+    bool after_space = trim, begins = true;
+    std::string chunk;
+    size_t n = 0;
+    for (size_t i = 0; i < text.size(); i += n) {
+        if (out.size() > most) throw OverBudget("a normalizer that makes the text too long");
+        const AddedToken* kept = plain ? nullptr : untouched.longest(text, i);
+        std::string_view part;
+        if (plain) {
+            part = text;
+            n = part.size();
+        } else if (kept != nullptr) {
+            part = kept->text;
+            n = part.size();
+        } else if (map.empty()) {
+            n = unicode::length(text, i);
+            part = text.substr(i, n);
+        } else {
+            chunk.clear();
+            n = map.replace(text, i, chunk);
+            part = chunk;
+        }
+        if (trim && begins && part == " ") continue;  // spaces at the start belong to nothing
+        if (begins && flags & kAddSpacePrefix && prefix) add(" ", i);
+        begins = false;
+        while (after_space && !part.empty() && part[0] == ' ') part.remove_prefix(1);
+        add(part, i);
+        if (trim && !part.empty()) after_space = part.back() == ' ';
     }
-    for (size_t i = 0; i < replaced.size(); ++i) {
-        if (replaced[i] == ' ') out += kSpaceSymbol;
-        else out += replaced[i];
-        if (origin != nullptr) origin->resize(out.size(), from[i]);
-    }
+    starts.push_back(text.size());
     while (trim && out.size() >= 3 && out.compare(out.size() - 3, 3, kSpaceSymbol) == 0) {
         out.resize(out.size() - 3);
-        if (origin != nullptr) origin->resize(out.size());
+        if (origin != nullptr) starts.resize(out.size() + 1);
     }
+    for (size_t i = 0; origin != nullptr && i < out.size(); ++i) origin->push_back({starts[i], starts[i + 1]});
     return out;
 }
 
@@ -236,7 +225,7 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
         const uint32_t id = file.find(text.data() + a.begin, size);
         if (id == kNoId) return;
         agenda.push({file.score(id), left, right, size});
-        if (file.flags(id) & kUnused) unused.emplace(text.substr(a.begin, size), a.size);
+        if (file.flags(id) & kUnused) unused[text.substr(a.begin, size)] = a.size;
     };
     for (size_t i = 0; i + 1 < symbols.size(); ++i) {
         consider(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1);
@@ -295,8 +284,8 @@ void encode_unigram(const TokenizerFile& file, double lowest, std::string_view t
     const float unknown = static_cast<float>(lowest) - kUnknownPenalty;
     std::vector<Node> nodes(text.size() + 1);
     // Sums are rounded before they are compared, so that equal paths stay equal.
-    const auto offer = [&](size_t start, size_t stop, double score) {
-        const auto candidate = static_cast<float>(score + static_cast<double>(nodes[start].score));
+    const auto offer = [&](size_t start, size_t stop, float score) {
+        const float candidate = score + nodes[start].score;
         Node& node = nodes[stop];
         if (node.start < 0 || candidate > node.score) {
             node = {candidate, static_cast<int64_t>(start)};
@@ -307,12 +296,12 @@ void encode_unigram(const TokenizerFile& file, double lowest, std::string_view t
         if (!whole || file.flags(id) & kUnused) return false;
         // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
         offer(start, stop,
-              file.flags(id) & kUserDefined ? 0.1 * static_cast<double>(stop - start - 1)
-                                            : static_cast<double>(file.score(id)));
+              file.flags(id) & kUserDefined ? static_cast<float>(0.1 * static_cast<double>(stop - start - 1))
+                                            : file.score(id));
         return true;
     };
     walk_pieces(file, text, budget, offer_piece,
-                [&](size_t start, size_t stop) { offer(start, stop, static_cast<double>(unknown)); });
+                [&](size_t start, size_t stop) { offer(start, stop, unknown); });
     std::vector<std::string_view> pieces;
     for (size_t stop = text.size(); stop > 0;) {
         const auto start = static_cast<size_t>(nodes[stop].start);

@@ -1,11 +1,14 @@
-"""Random ``tokenizer.json`` files for some minutes: ``inv fuzz configurations --minutes 60``.
+"""Random tokenizer files for some minutes: ``inv fuzz configurations --minutes 60``.
 
-One with other ids or texts than the ``tokenizers`` library is written below
-``tests/tokenizer/found``, which ``tests/tokenizer/test_configurations.py`` checks from then on.
+They are written as ``tokenizer.json`` and as SentencePiece models, in turns. One with other ids,
+offsets or texts than the library's is written below ``tests/tokenizer/found``, which
+``tests/tokenizer/test_configurations.py`` checks from then on. With a number of configurations the
+seeds are 0 and on; the outcomes are counted per engine.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import logging
 import secrets
@@ -18,34 +21,55 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "support"))
 
-from tokenizer_configurations import differences, random_document  # noqa: E402 - of the tests
+from sentencepiece_configurations import compare_model, random_model  # noqa: E402 - of the tests
+from tokenizer_configurations import ENGINES, compare, random_document  # noqa: E402 - of the tests
 
 FOUND = ROOT / "tokenizer" / "found"
 
 
 def main():
-    """Look for *minutes*; the exit status says whether something was found."""
+    """Look for differences; the exit status says whether one was found."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10)
-    end = time.monotonic() + 60 * parser.parse_args().minutes
-    outcomes = Counter()
+    parser.add_argument("--configurations", type=int, help="as many of each kind, seeds 0 and on")
+    parser.add_argument("--texts", type=int, default=25, help="texts of each")
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    seeds = iter(lambda: secrets.randbits(64), None)
+    if options.configurations:
+        end, seeds = float("inf"), range(options.configurations)
+    counts = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        while time.monotonic() < end:
-            document = random_document(secrets.randbits(64))
-            different = differences(document, Path(folder))
-            if different is None:
-                outcomes["refused"] += 1
-            elif not different:
-                outcomes["the same"] += 1
-            else:
-                outcomes["different"] += 1
-                text = json.dumps(document, separators=(",", ":"))
-                path = FOUND / f"{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-                print(f"{path}: {different[0]}", flush=True)
-    print(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items()))
-    return bool(outcomes["different"])
+        for seed in itertools.takewhile(lambda _: time.monotonic() < end, seeds):
+            document, model = random_document(seed), random_model(seed)
+            text = json.dumps(document, separators=(",", ":")).encode()
+            for kind, content, outcome in (
+                ("json", text, compare(document, Path(folder), count=options.texts)),
+                ("model", model, compare_model(model, Path(folder), count=options.texts)),
+            ):
+                for name in ENGINES:
+                    counts[kind, name, _verdict(name, outcome)] += 1
+                if outcome.differences:
+                    _keep(kind, content, outcome.differences[0])
+    for (kind, name, verdict), count in sorted(counts.items()):
+        print(f"{kind}, {name}: {count:,} {verdict}")
+    return any(verdict == "different" for _, _, verdict in counts)
+
+
+def _verdict(name, outcome):
+    if name in outcome.refusals:
+        return "refused"
+    own = (
+        line for line in outcome.differences if not line.startswith(tuple(set(ENGINES) - {name}))
+    )
+    return "different" if any(own) else "equal"
+
+
+def _keep(kind, content, line):
+    path = FOUND / f"{hashlib.sha256(content).hexdigest()[:8]}.{kind}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    print(f"{path}: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -89,12 +89,12 @@ std::string charsmap(unsigned char key, const std::string& text) {
 std::string build(const Parts& parts) {
     std::vector<uint32_t> offsets{0}, bytes_ids(256, bitnet::kNoId);
     std::string bytes, flags;
-    std::vector<float> scores;
+    std::vector<double> scores;
     for (const std::string& token : parts.tokens) {
         bytes += token;
         offsets.push_back(uint32_t(bytes.size()));
         flags += char(bitnet::kInModel);
-        scores.push_back(-float(scores.size()));
+        scores.push_back(-double(scores.size()));
     }
     if (parts.flags & (bitnet::kByteLevel | bitnet::kByteFallback)) {
         for (uint32_t i = 0; i < 256; ++i) bytes_ids[i] = i;
@@ -104,8 +104,9 @@ std::string build(const Parts& parts) {
     settings.model = uint32_t(parts.model), settings.flags = parts.flags, settings.max_chars_per_word = 100;
     const std::string key(32, 'k'), meta = "{}";
     const std::string config(reinterpret_cast<const char*>(&settings), sizeof(settings));
-    const std::string offset_bytes = packed(offsets), merge_bytes = packed(parts.merges), score_bytes = packed(scores),
-                      id_bytes = packed(bytes_ids);
+    const std::string offset_bytes = packed(offsets), merge_bytes = packed(parts.merges), id_bytes = packed(bytes_ids),
+                      score_bytes = parts.flags & bitnet::kSteps ? packed(scores)
+                                                                 : packed(std::vector<float>(scores.begin(), scores.end()));
     return bitnet::build_tokenizer({key, meta, config, offset_bytes, bytes, flags, merge_bytes, score_bytes, id_bytes,
                                     parts.added, parts.steps, parts.charsmap, parts.prefix, parts.suffix});
 }
@@ -196,7 +197,21 @@ std::vector<Parts> seeds() {
     plain.tokens = {"<unk>", "a", "b", "ab", "\xE2\x96\x81"};
     plain.merges = {1, 2};
     plain.steps = packed<uint32_t>({2}) + step(24, 2, 1, "\xE2\x96\x81") + step(21, 2, 1, "b");
-    return {bpe, unigram, spm, words, plain};
+    Parts affixed;
+    affixed.tokens = {"<unk>", "a", "##a", "##a</w>", "a</w>", "aa</w>", "##b</w>"};
+    affixed.merges = {1, 3};
+    affixed.prefix = "##";
+    affixed.suffix = "</w>";
+    affixed.steps = packed<uint32_t>({3}) + step(13, 0, 0, "") + step(23, 2, 0, " ") + step(31, 0, 0, "");
+    Parts level;
+    level.model = ModelKind::kWordLevel;
+    level.tokens = {"<unk>", "hello", "aab", "\xC3\xA9"};
+    level.steps = packed<uint32_t>({6}) + step(3, 0, 0, "") + step(11, 0, 0, "") + step(12, 3, 0, "") +
+                  step(10, 0, 0, "[ab]*", "x") + step(30, 0, 0, "") + step(29, 2, 0, "");
+    Parts stepped = unigram;
+    stepped.flags = bitnet::kByteFallback | bitnet::kSteps;
+    stepped.steps = packed<uint32_t>({3}) + step(14, 0, 0, "") + step(8, 0, 0, "b") + step(24, 1, 1, "\xE2\x96\x81");
+    return {bpe, unigram, spm, words, plain, affixed, level, stepped};
 }
 
 void check_files(int copies) {
@@ -239,9 +254,11 @@ void check_patterns(int copies) {
             for (const std::string& text : kTexts) {
                 const Exact input(text);
                 Budget budget(input.size);
-                const char *from = nullptr, *to = nullptr, *end = input.bytes.get() + input.size;
-                for (const char* p = input.bytes.get(); regex.find(input.bytes.get(), p, end, budget, &from, &to); p = to) {
-                    if (from < p || to <= from || to > end) throw std::logic_error("a match outside of the text");
+                const char *from = nullptr, *to = nullptr, *last = input.bytes.get(), *end = last + input.size;
+                bitnet::RegexMatches matches(regex, last, end, budget);
+                for (bool first = true; matches.next(&from, &to); last = to, first = false) {
+                    const bool twice = !first && from == last && to == last;
+                    if (twice || from < last || to < from || to > end) throw std::logic_error("a match outside of the text");
                 }
                 ++ran;
             }

@@ -15,6 +15,7 @@ def write_model(model):
         body = _string(1, piece.encode()) + b"\x15" + struct.pack("<f", score)
         out += _string(1, body + _number(3, kind))
     trainer = _number(3, model.kind) + _number(35, int(model.byte_fallback))
+    trainer += _string(44, model.unknown_text.encode())
     for field, id in ((40, model.unknown_id), (41, model.bos_id), (42, model.eos_id)):
         trainer += _number(field, id)
     # The library looks these up by text, and insists on finding them.

@@ -6,8 +6,8 @@ What is accepted gives the ids and texts of the ``tokenizers`` library; the rest
 import base64
 import json
 import random
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import tokenizers
 from charsmaps import charsmap
@@ -32,6 +32,10 @@ REGEXES = (r"\s+", r"[ab]+", r"\p{L}+|\p{N}", r"\w+", r"(?=b)", r"^a", r"a|ab", 
 TEMPLATE_TOKENS = ("<s>", "</s>", "<|im|>")
 
 
+# By name; each raises where it does not run a specification exactly.
+ENGINES = {"native": lambda spec: native_engine(*open_compiled(spec)), "portable": library_engine}
+
+
 def _flag(rng, share=0.5):
     return rng.random() < share
 
@@ -53,12 +57,12 @@ def _normalizers(rng):
         {"type": "BertNormalizer", "clean_text": _flag(rng), "handle_chinese_chars": _flag(rng),
          "strip_accents": rng.choice([None, True, False]), "lowercase": _flag(rng)},
         {"type": "ByteLevel"},
-        {"type": "Precompiled", "precompiled_charsmap": _charsmap(rng)},
+        {"type": "Precompiled", "precompiled_charsmap": random_charsmap(rng)},
     ]  # fmt: skip
     return rng.choice(kinds)
 
 
-def _charsmap(rng):
+def random_charsmap(rng):
     """A character map of letters, marks, a cluster and what Arabic signs take in."""
     keys = ["a", "é", "e\u0301", "ﬁ", "字", " ", "\t", "\u0301", "\r\n", "\u06dda", "ab", "😀"]
     texts = ["", "b", "fi", "x\u0301", " ", "字字"]
@@ -292,11 +296,8 @@ def random_document(seed):
     }
 
 
-def texts(rng, document, count=25):
-    """Texts of the pieces, letters and added tokens of *document*."""
-    vocabulary = document["model"]["vocab"]
-    known = list(vocabulary) if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
-    added = [entry["content"] for entry in document["added_tokens"]]
+def texts(rng, known, added, count=25):
+    """Texts of letters, of the pieces *known* and of the tokens *added*."""
     pool = [*LETTERS, *WORDS, *SPECIAL, *rng.sample(known, min(len(known), 10)), *added * 3]
     joins = ("", "", " ", "  ")
     for _ in range(count):
@@ -304,77 +305,100 @@ def texts(rng, document, count=25):
         yield "".join(part + rng.choice(joins) for part in parts)
 
 
-def differences(document, folder, seed=0, count=25):
-    """Texts and ids of *document* that an engine has otherwise than the library.
+@dataclass
+class Outcome:
+    """What the engines make of one configuration.
 
-    Returns:
-        ``None`` where the configuration is refused, else a line for each difference.
+    Attributes:
+        refusals: reason by name of the engine that refuses it; ``native`` and ``portable``.
+        differences: a line for each difference from the library.
     """
+
+    refusals: dict[str, str] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def refused(self):
+        """True if no engine runs it."""
+        return len(self.refusals) == len(ENGINES)
+
+
+def open_engines(read, outcome):
+    """The specification that *read* gives, and a tokenizer for each engine that runs it."""
+    try:
+        spec = replace(read(), fingerprint="")
+    except BitnetError as error:
+        outcome.refusals = dict.fromkeys(ENGINES, error.message)
+        return None, []
+    engines = []
+    for name, make in ENGINES.items():
+        try:
+            engines.append(Tokenizer(make(spec), meta_of(spec)))
+        except (BitnetError, NotNative) as error:  # noqa: PERF203 - two engines
+            outcome.refusals[name] = str(error)
+    return spec, engines
+
+
+def compare(document, folder, seed=0, count=25):
+    """The outcome of *document* beside the ``tokenizers`` library, over *count* texts."""
+    outcome = Outcome()
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(document), encoding="utf-8")
-    try:
-        spec = replace(spec_from_tokenizer_json(path), fingerprint="")
-    except BitnetError:
-        return None
-    engines = []
-    for make in (open_native, library_engine):
-        with suppress(BitnetError, NotNative):
-            engines.append(Tokenizer(make(spec), meta_of(spec)))
+    spec, engines = open_engines(lambda: spec_from_tokenizer_json(path), outcome)
     if not engines:
-        return None
+        return outcome
+    found = outcome.differences
     try:
         library = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing more exact
-        return [f"the library refuses it: {error}"]
+        found.append(f"the library refuses it: {error}")
+        return outcome
     # What a post-processor does to offsets is not part of them here.
     plain = tokenizers.Tokenizer.from_str(json.dumps(document | {"post_processor": None}))
     rng = random.Random(seed)
-    found = []
-    for text in texts(rng, document, count):
+    vocabulary = document["model"]["vocab"]
+    known = list(vocabulary) if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
+    added = [entry["content"] for entry in document["added_tokens"]]
+    for text in texts(rng, known, added, count):
         found += _encoded(library, engines, text)
         found += _placed(plain, engines, text)
-    size = len(spec.tokens)
-    if library.get_vocab_size() and size:
-        for _ in range(count * 3 // 5):
-            ids = [rng.randrange(size) for _ in range(rng.randrange(1, 10))]
+    if library.get_vocab_size():
+        for ids in id_lists(rng, len(spec.tokens), count * 3 // 5):
             found += _decoded(library, engines, ids)
-    return found
+    return outcome
+
+
+def id_lists(rng, size, count):
+    """Lists of random ids below *size*."""
+    for _ in range(count if size else 0):
+        yield [rng.randrange(size) for _ in range(rng.randrange(1, 10))]
 
 
 def _encoded(library, engines, text):
     for special in (True, False):
         library.encode_special_tokens = not special
-        with _no_oracle():
+        with no_oracle():
             wanted = library.encode(text, add_special_tokens=False).ids
             around = library.encode(text).ids
             for engine in engines:
-                ids = _answer(engine.encode, text, add_special=False, parse_special=special)
+                ids = answer(engine.encode, text, add_special=False, parse_special=special)
                 if ids != wanted:
                     yield f"{engine.engine} {text!r} ({special=}): {ids}, expected {wanted}"
                 elif not _begins_as_template(engine, wanted):
-                    both = _answer(engine.encode, text, parse_special=special)
+                    both = answer(engine.encode, text, parse_special=special)
                     if both != around:
                         yield f"{engine.engine} {text!r} in full: {both}, expected {around}"
     library.encode_special_tokens = False
 
 
 def _placed(library, engines, text):
-    with _no_oracle():
+    with no_oracle():
         wanted = library.encode(text, add_special_tokens=False)
         for engine in engines:
-            spans = _answer(engine.spans, text, add_special=False)
+            spans = answer(engine.spans, text, add_special=False)
             places = [(start, stop) for _, start, stop in spans]
             if places != wanted.offsets:
                 yield f"{engine.engine} {text!r}: {places}, expected {wanted.offsets}"
-
-
-def open_native(spec):
-    """The native engine of *spec*.
-
-    Raises:
-        NotNative: it does not run exactly there.
-    """
-    return native_engine(*open_compiled(spec))
 
 
 def _begins_as_template(engine, ids):
@@ -385,20 +409,21 @@ def _begins_as_template(engine, ids):
 
 def _decoded(library, engines, ids):
     for skip in (False, True):
-        with _no_oracle():
+        with no_oracle():
             wanted = library.decode(ids, skip_special_tokens=skip)
             for engine in engines:
-                text = _answer(engine.decode, ids, skip_special=skip)
-                if text != wanted or _answer(_streamed, engine, ids, skip) != wanted:
+                text = answer(engine.decode, ids, skip_special=skip)
+                if text != wanted or answer(streamed, engine, ids, skip) != wanted:
                     yield f"{engine.engine} {ids} ({skip=}): {text!r}, expected {wanted!r}"
 
 
-def _streamed(engine, ids, skip):
+def streamed(engine, ids, skip):
+    """Text of *ids*, pushed one by one."""
     stream = engine.stream(skip_special=skip)
     return "".join(map(stream.push, ids)) + stream.finish()
 
 
-def _answer(run, *args, **options):
+def answer(run, *args, **options):
     """Result of *run*, or its refusal."""
     try:
         return run(*args, **options)
@@ -407,7 +432,7 @@ def _answer(run, *args, **options):
 
 
 @contextmanager
-def _no_oracle():
+def no_oracle():
     """Leaves out what the library cannot do itself: it raises, or panics where Rust's code does."""
     try:
         yield

@@ -1,16 +1,19 @@
-"""``tokenizer.json`` files of any configuration: the library's ids and texts, or a refusal."""
+"""Random tokenizer files: the library's ids, offsets and texts, or a refusal."""
 
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from tokenizer_configurations import differences, random_document
+from sentencepiece_configurations import compare_model, random_model
+from tokenizer_configurations import Outcome, compare, random_document
 
 from bitnet import native
 
-FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
+FOUND = Path(__file__).parent / "found"
 RUNS, EACH = 8, 25
+
+pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 
 
 @pytest.fixture(autouse=True)
@@ -18,31 +21,45 @@ def _quiet(monkeypatch):
     monkeypatch.setenv("RUST_BACKTRACE", "0")
 
 
-@pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 @pytest.mark.parametrize("run", range(RUNS))
 def test_random_configurations_are_run_as_the_library_runs_them_or_refused(run, tmp_path):
     refused = 0
     for seed in range(EACH * run, EACH * (run + 1)):
-        found = differences(random_document(seed), tmp_path)
-        refused += found is None
-        assert not found, f"random_document({seed}): {found[:3]}"
+        outcome = compare(random_document(seed), tmp_path)
+        refused += outcome.refused
+        assert not outcome.differences, f"random_document({seed}): {outcome.differences[:3]}"
     assert refused < EACH / 2
 
 
-@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", range(RUNS // 2))
+def test_random_sentencepiece_models_are_run_as_the_library_runs_them(run, tmp_path):
+    refused = 0
+    for seed in range(EACH * run, EACH * (run + 1)):
+        outcome = compare_model(random_model(seed), tmp_path)
+        refused += outcome.refused
+        assert not outcome.differences, f"random_model({seed}): {outcome.differences[:3]}"
+    assert refused < EACH / 5
+
+
+@pytest.mark.parametrize("path", sorted(FOUND.iterdir()), ids=lambda path: path.stem)
 def test_a_configuration_that_once_came_out_otherwise_no_longer_does(path, tmp_path):
-    assert not differences(json.loads(path.read_text()), tmp_path)
+    if path.suffix == ".json":
+        outcome = compare(json.loads(path.read_text()), tmp_path)
+    else:
+        outcome = compare_model(path.read_bytes(), tmp_path)
+    assert not outcome.differences
 
 
 def test_the_fuzzer_finds_what_is_wrong_and_keeps_it(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fuzz"))
     import fuzz_configurations
 
+    wrong = Outcome(differences=["native is b"])
     monkeypatch.setattr(fuzz_configurations, "FOUND", tmp_path / "found")
-    monkeypatch.setattr(fuzz_configurations, "differences", lambda document, folder: ["a is b"])
-    monkeypatch.setattr(sys, "argv", ["fuzz", "--minutes", "0.002"])
+    for name in ("compare", "compare_model"):
+        monkeypatch.setattr(fuzz_configurations, name, lambda *_, **__: wrong)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--configurations", "3"])
     assert fuzz_configurations.main()
-    kept = list((tmp_path / "found").iterdir())
-    assert kept
-    assert f"{kept[0]}: a is b" in capsys.readouterr().out
-    assert "model" in json.loads(kept[0].read_text())
+    kept = sorted((tmp_path / "found").iterdir())
+    assert sorted(path.suffix for path in kept) == [".json"] * 3 + [".model"] * 3
+    assert f"{kept[0]}: native is b" in capsys.readouterr().out

@@ -10,10 +10,10 @@ from tokenizers.models import BPE
 
 from bitnet.base.errors import NotFound, TokenizerNotFound, VocabMismatch
 from bitnet.tokenizer.discover import (
-    Search,
     TokenizerDiscovery,
     TokenizerStrategy,
     resolve_tokenizer,
+    search,
 )
 from bitnet.tokenizer.model_facts import model_facts
 
@@ -99,25 +99,25 @@ def test_a_sibling_with_another_vocabulary_is_passed_over(folder):
     model = bare_model(folder, rows=4)
     write_words(folder / "tokenizer.json", [*WORDS, "c", "d"])
     above = write_words(folder.parent / "tokenizer.json")
-    search = Search(model_facts(model)).run()
-    assert [(entry.place, entry.verdict) for entry in search.candidates] == [
+    found = search(model_facts(model))
+    assert [(entry.place, entry.verdict) for entry in found.candidates] == [
         ("embedded", "absent"),
         ("sibling", "rejected"),
         ("sibling", "absent"),
         ("sibling", "absent"),
         ("parent", "chosen"),
     ]
-    rejected = next(entry for entry in search.candidates if entry.verdict == "rejected")
+    rejected = next(entry for entry in found.candidates if entry.verdict == "rejected")
     assert "Vocabulary size mismatch: expected 4, got 6" in rejected.reason
-    assert search.candidates[-1].path == above
+    assert found.candidates[-1].path == above
 
 
 def test_an_explicit_tokenizer_wins_and_is_the_only_candidate(folder):
     model = bare_model(folder, rows=4)
     write_words(folder / "tokenizer.json")
     mine = write_words(folder / "mine" / "tokenizer.json")
-    search = Search(model_facts(model), mine).run()
-    assert [(entry.place, entry.path) for entry in search.candidates] == [("explicit", mine)]
+    found = search(model_facts(model), explicit=mine)
+    assert [(entry.place, entry.path) for entry in found.candidates] == [("explicit", mine)]
     assert resolve_tokenizer(model, mine).encode("ab", add_special=False) == [3]
 
 
@@ -146,8 +146,8 @@ def test_a_missing_explicit_tokenizer_says_where_it_was_expected(folder):
 def test_padded_embedding_rows_are_allowed_and_said(folder):
     model = bare_model(folder, rows=64)
     write_words(folder / "tokenizer.json")
-    search = Search(model_facts(model)).run()
-    assert search.candidates[-1].reason == "4 tokens, as the model needs, 60 padded embedding rows"
+    found = search(model_facts(model))
+    assert found.candidates[-1].reason == "4 tokens, as the model needs, 60 padded embedding rows"
 
 
 def test_too_many_spare_rows_are_another_vocabulary(folder):
@@ -284,9 +284,9 @@ def test_an_exhaustive_search_warns_of_a_different_neighbour(folder, caplog):
     logging.getLogger("bitnet").propagate = True
     model = write_gguf(folder / "m.gguf", embedded(), embedding(len(TOKENS)))
     write_words(folder / "tokenizer.json", [*TOKENS[:-1], "other"])
-    search = Search(model_facts(model), exhaustive=True).run()
-    sibling = next(e for e in search.candidates if e.path.name == "tokenizer.json")
-    assert (sibling.verdict, search.place) == ("not needed", "embedded")
+    found = search(model_facts(model), exhaustive=True)
+    sibling = next(e for e in found.candidates if e.path.name == "tokenizer.json")
+    assert (sibling.verdict, found.place) == ("not needed", "embedded")
     assert "another vocabulary" in caplog.text
 
 

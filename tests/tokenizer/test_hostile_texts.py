@@ -154,7 +154,14 @@ def test_spaces_around_added_tokens_are_swallowed_alike(text):
     assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
 
 
-@needs_native  # the library walks the run from each of them
+def test_a_library_refuses_a_run_that_it_would_walk_from_each_token_in_it():
+    library = library_engine(byte_level(added=SPACED[2:]))
+    assert len(library.encode("\u3000" * 1024)) == 1024
+    with pytest.raises(Unsupported, match="more than 1,024 spaces in a row"):
+        library.encode("a" + "\u3000" * 30_000)
+
+
+@needs_native
 def test_many_added_tokens_in_one_run_of_spaces_do_not_walk_it_again():
     run = " " * 300_000
     swallows = Tokenizer.from_spec(byte_level(added=SPACED))
