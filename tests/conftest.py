@@ -4,11 +4,13 @@ import os
 import shutil
 import signal
 import socket
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
 import pytest
+from grids import beyond_pairs
 from hub_server import HubServer
 
 from bitnet.base import settings
@@ -24,12 +26,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+DIMENSIONS_OF_A_GRID = 3
+
 _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
 def pytest_collection_modifyitems(items):
-    """Do not trace slow tests, which doubles their time, nor those that need optional files."""
+    """Leave the rest of a grid to the slow tests, and trace neither those nor optional files.
+
+    Of a grid of three parameters and more, the tests run every pair of values.
+    """
+    grids = defaultdict(dict)
+    for item in items:
+        if hasattr(item, "callspec") and len(item.callspec.params) >= DIMENSIONS_OF_A_GRID:
+            case = tuple(f"{value!r:.100}" for value in item.callspec.params.values())
+            grids[item.nodeid.split("[")[0]][case] = item
+    for grid in grids.values():
+        for case in beyond_pairs(list(grid)):
+            grid[case].add_marker("slow")
     for item in items:
         if item.get_closest_marker("slow") or {"test_data", "test_models"} & {*item.fixturenames}:
             item.add_marker("no_cover")
