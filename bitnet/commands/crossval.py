@@ -132,7 +132,7 @@ def _facts(checkpoint):
     found = recognise(checkpoint)
     same, problem = "", ""
     if found is not None:
-        same, problem = ("", found.text) if found.differences else (found.name, "")
+        same, problem = ("", found.text) if found.differences else (found.attestation.name, "")
     return TestedModel(
         checkpoint.path.name,
         sha256,

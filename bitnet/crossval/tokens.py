@@ -22,7 +22,6 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet.tokenizer.comparison import agreement
 from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 
@@ -97,41 +96,35 @@ def tokenizer_parity(
     """
     if theirs.tokenized is None or not texts:
         return None
-    made = theirs.decoded or (None,) * len(texts)
-    if not len(theirs.tokenized) == len(made) == len(texts):
+    decoded = theirs.decoded or (None,) * len(texts)
+    if not len(theirs.tokenized) == len(decoded) == len(texts):
         return TokenizerParity(len(texts), 0)
-    judged: list[tuple[str, list[int], tuple[int, ...]]] = []
-    apart: list[tuple[str, list[int], tuple[int, ...]]] = []
-    decoded = []
-    for (text, special), their_ids, made_of_it in zip(texts, theirs.tokenized, made, strict=True):
-        ids = tokenizer.encode(text, add_special=special)
-        is_apart = _is_apart(tokenizer, text, special)
-        (apart if is_apart else judged).append((text, ids, their_ids))
-        if (
-            made_of_it is None
-            or is_apart
-            or tuple(ids) != their_ids
-            or tokenizer.model == "wordpiece"
-        ):
+    judged, apart, same_text = [], [], []
+    for (text, special), reply, their_text in zip(texts, theirs.tokenized, decoded, strict=True):
+        ids = tuple(tokenizer.encode(text, add_special=special))
+        if _is_apart(tokenizer, text, special):
+            apart.append(ids == reply)
             continue
-        own = tokenizer.decode(ids)
+        judged.append((text, ids, reply))
+        if their_text is None or ids != reply or tokenizer.model == "wordpiece":
+            continue
+        own = tokenizer.decode(list(ids))
         if not _CLEANED_UP.search(own):
-            decoded.append((their_ids, own, made_of_it))
-    judged_agreement, besides = agreement(judged, decoded), agreement(apart)
-    different = next(
-        ((ids, their_ids) for _, ids, their_ids in judged if tuple(ids) != their_ids), ((), ())
-    )
+            same_text.append((ids, own == their_text))
+    different = [it for it in judged if it[1] != it[2]]
+    first = different[0] if different else (None, (), ())
+    wrong = [ids for ids, is_same in same_text if not is_same]
     return TokenizerParity(
-        total=judged_agreement.total,
-        equal=judged_agreement.equal,
-        apart=besides.total,
-        apart_equal=besides.equal,
-        text=judged_agreement.first_difference,
-        ours=tuple(different[0]),
-        theirs=different[1],
-        decoded=judged_agreement.decoded,
-        decoded_equal=judged_agreement.decoded_equal,
-        ids=tuple(judged_agreement.first_ids or ()),
+        total=len(judged),
+        equal=len(judged) - len(different),
+        apart=len(apart),
+        apart_equal=sum(apart),
+        text=first[0],
+        ours=first[1],
+        theirs=first[2],
+        decoded=len(same_text),
+        decoded_equal=len(same_text) - len(wrong),
+        ids=wrong[0] if wrong else (),
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, TokenizerNotFound, from_os_error
 from bitnet.base.files import matches
-from bitnet.base.findings import Finding
+from bitnet.base.findings import Finding, worst
 from bitnet.base.invocation import word
 from bitnet.base.progress import human_size
 from bitnet.formats.containers import container_of, open_checkpoint
@@ -333,14 +333,12 @@ class _Examination:
         gguf = checkpoint.gguf
         ternary = list(code_counts(gguf, full=True)) if gguf is not None else []
         anomalies += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]
-        anomalies.sort(key=lambda anomaly: not anomaly.fatal)
-        if anomalies:
-            status: Severity = "failed" if anomalies[0].fatal else "warning"
-            compare = f"bitnet crossval {word(self.path)}"
-            hint = f"compare with another engine: {compare}, or fetch it again"
-            return Finding(
-                status, "weights", _summarize([anomaly.text for anomaly in anomalies]), hint
+        if anomalies := worst(anomalies):
+            hint = (
+                f"compare with another engine: bitnet crossval {word(self.path)}, or fetch it again"
             )
+            texts = [anomaly.text for anomaly in anomalies]
+            return Finding(anomalies[0].severity, "weights", _summarize(texts), hint)
         text = "finite, no row of zeros outside the embedding"
         if ternary:
             total = sum(counts.total for counts in ternary)
@@ -460,7 +458,10 @@ class _Examination:
         return Finding(
             "ok",
             "stop ids",
-            ", ".join(f"{id} {_spelling(tokenizer, id)}" for id in _sort_stop_ids(tokenizer)),
+            ", ".join(
+                f"{id} {tokenizer.token_bytes(id).decode('utf-8', 'backslashreplace')}"
+                for id in sorted(tokenizer.stop_ids)
+            ),
         )
 
     def _forward(self) -> Finding:
@@ -469,21 +470,15 @@ class _Examination:
             raise _Skipped("the tensors are not those of the architecture")
         status, text, hint = forward_verdict(checkpoint, self.tokenizer, self.trace)
         if status == "failed" and not hint:
-            compare = f"bitnet crossval {word(self.path)}"
-            hint = f"fetch the model again, or compare it with another engine: {compare}"
+            hint = (
+                "fetch the model again, or compare it with another engine: "
+                f"bitnet crossval {word(self.path)}"
+            )
         return Finding(status, "forward pass", text, hint)
 
 
 def _is_same(first: Path, second: Path) -> bool:
     return second.exists() and first.samefile(second)
-
-
-def _sort_stop_ids(tokenizer: Tokenizer) -> list[int]:
-    return sorted(tokenizer.stop_ids)
-
-
-def _spelling(tokenizer: Tokenizer, id: int) -> str:
-    return tokenizer.token_bytes(id).decode("utf-8", "backslashreplace")
 
 
 def _summarize(texts: list[str]) -> str:

@@ -60,13 +60,11 @@ class Recognition:
     """A model for which this package has an attestation.
 
     Attributes:
-        name: of the model, such as ``smollm2-135m``.
-        attestation: of the model.
+        attestation: of the model; its name is one such as ``smollm2-135m``.
         by: ``content`` (most of it is the model's) or ``name`` (only the file's name is).
         differences: differing tensors, keys, tokens and merges; empty: it is the model.
     """
 
-    name: str
     attestation: Attestation
     by: Literal["content", "name"]
     differences: tuple[Difference, ...]
@@ -74,10 +72,11 @@ class Recognition:
     @property
     def text(self) -> str:
         """The result in one sentence."""
+        name = self.attestation.name
         if not self.differences:
-            return f"every byte of {self.name} (attestation {self.attestation.digest[:16]})"
+            return f"every byte of {name} (attestation {self.attestation.digest[:16]})"
         bears = "has most of the content" if self.by == "content" else "bears the name"
-        return f"it {bears} of {self.name} and is not it: {summarize(self.differences)}"
+        return f"it {bears} of {name} and is not it: {summarize(self.differences)}"
 
 
 def attest(
@@ -176,16 +175,16 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
         InvalidFormat: a file next to the weights is damaged.
     """
     content: Content | None = None
-    for name, attestation in attestations_by_name().items():
+    for attestation in attestations_by_name().values():
         named = checkpoint.path.name in attestation.files
         content = content or content_of(checkpoint)
         if not named and not _same_directory(attestation, content):
             continue
         found = differences(attestation, content)
         if not found or _same_content(attestation, found):
-            return Recognition(name, attestation, "content", tuple(found))
+            return Recognition(attestation, "content", tuple(found))
         if named:
-            return Recognition(name, attestation, "name", tuple(found))
+            return Recognition(attestation, "name", tuple(found))
     return None
 
 

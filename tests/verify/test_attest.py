@@ -254,7 +254,7 @@ def known(original, monkeypatch):
 def test_a_known_model_is_recognised_by_content(known, original, tmp_path):
     other = model(tmp_path / "other.gguf", change=lambda tensors: tensors[::-1])
     found = recognise(open_checkpoint(other))
-    assert (found.name, found.by, found.differences) == ("tiny", "content", ())
+    assert (found.attestation.name, found.by, found.differences) == ("tiny", "content", ())
 
 
 def test_a_damaged_copy_is_recognised_under_any_name(known, tmp_path):

@@ -37,13 +37,13 @@ def test_a_row_of_zeros_is_counted(name):
     values[2] = 0
     (found,) = weight_anomalies(encoded(name, values))
     assert "1 of 4 rows are zero" in found.text
-    assert not found.fatal
+    assert not found.failed
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_a_tensor_of_zeros_cannot_be_right(name):
     (found,) = weight_anomalies(encoded(name, SOUND * 0))
-    assert (found.fatal, found.text) == (True, "blk.0.attn_q.weight: all values are zero")
+    assert (found.failed, found.text) == (True, "blk.0.attn_q.weight: all values are zero")
 
 
 def test_unused_tokens_and_biases_may_be_zero():
@@ -55,7 +55,7 @@ def test_unused_tokens_and_biases_may_be_zero():
 
 def test_a_norm_of_zeros_cannot_be_right():
     (found,) = weight_anomalies(encoded("F32", SOUND[0] * 0, "blk.0.attn_norm.weight"))
-    assert found.fatal
+    assert found.failed
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_norm_of_zeros_cannot_be_right():
 def test_numbers_that_are_not_finite_are_counted(name, at, raw, what):
     found = weight_anomalies(with_bytes(encoded(name), at, raw))
     assert [entry.text for entry in found] == [f"blk.0.attn_q.weight: 1 {what} are NaN or infinite"]
-    assert found[0].fatal
+    assert found[0].failed
 
 
 @pytest.mark.parametrize(("name", "at"), [("Q8_0", 0), ("Q4_1", 20), ("TQ2_0", 64)])
@@ -95,7 +95,7 @@ def test_a_scale_with_a_flipped_exponent_is_named():
 def test_the_scale_of_i2_s_is_finite_and_above_zero(scale):
     weight = encoded("I2_S")
     found = weight_anomalies(with_bytes(weight, 256, np.float32(scale).tobytes()))
-    assert found[0].fatal
+    assert found[0].failed
     assert "expected a finite number above 0" in found[0].text
 
 
@@ -122,7 +122,7 @@ def counts(minus, zero, plus, invalid=0):
 )
 def test_codes_that_no_trained_model_has_are_named(found, fatal, said):
     (anomaly,) = code_anomalies(found)
-    assert anomaly.fatal == fatal
+    assert anomaly.failed == fatal
     assert said in anomaly.text
 
 
