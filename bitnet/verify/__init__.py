@@ -138,47 +138,30 @@ def verify_model(
     """
     path = Path(path)
     container_of(path)
+    explicit = Path(tokenizer) if tokenizer else None
     return _Examination(
-        path,
-        tokenizer,
-        pre=pre,
-        allow_mock=allow_mock,
-        find_pin=find_pin,
-        against=against,
-        proof=proof,
-        ignore_keys=ignore_keys,
+        path, explicit, pre, allow_mock, find_pin, against, proof, ignore_keys
     ).run()
 
 
+@dataclass
 class _Examination:
-    """The checks of one model, and intermediate results."""
+    """The checks of one model with the parameters of :func:`verify_model`, and what they found."""
 
-    def __init__(
-        self,
-        path: Path,
-        explicit: str | os.PathLike[str] | None,
-        *,
-        pre: str | None,
-        allow_mock: bool,
-        find_pin: Callable[[Path], Pin | None],
-        against: Attestation | None,
-        proof: Path | None,
-        ignore_keys: Collection[str],
-    ) -> None:
-        self.path = path
-        self.explicit = Path(explicit) if explicit else None
-        self.pre = pre
-        self.allow_mock = allow_mock
-        self.find_pin = find_pin
-        self.against = against
-        self.proof = proof
-        self.ignore_keys = ignore_keys
-        self.trace: Mapping[str, Any] | None = None  # of the same content
-        self.checkpoint: Checkpoint | None = None
-        self.config: ModelConfig | None = None
-        self.tokenizer: Tokenizer | None = None
-        self.fits = False  # every tensor has the shape that the architecture requires
-        self.mock = False
+    path: Path
+    explicit: Path | None
+    pre: str | None
+    allow_mock: bool
+    find_pin: Callable[[Path], Pin | None]
+    against: Attestation | None
+    proof: Path | None
+    ignore_keys: Collection[str]
+    trace: Mapping[str, Any] | None = None  # of the same content
+    checkpoint: Checkpoint | None = None
+    config: ModelConfig | None = None
+    tokenizer: Tokenizer | None = None
+    fits: bool = False  # every tensor has the shape that the architecture requires
+    mock: bool = False
 
     def run(self) -> Iterator[Finding]:
         steps: dict[str, Callable[[], Finding]] = {
