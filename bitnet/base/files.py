@@ -1,4 +1,4 @@
-"""Atomic operations on whole files: digests, copies, new contents, free space."""
+"""Atomic operations on whole files: digests, new contents, free space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
-from bitnet.base.errors import NoSpace, PermissionDenied, from_os_error
+from bitnet.base.errors import from_os_error
 
 __all__ = [
     "check_writable",
@@ -19,9 +19,7 @@ __all__ = [
     "free_space",
     "git_oid",
     "keep",
-    "matches",
     "path_of",
-    "place",
     "sha256_of",
     "text_of",
     "write_text",
@@ -72,47 +70,6 @@ def free_space(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError as error:
         raise from_os_error(error, folder) from error
-
-
-def matches(path: Path, *, sha256: str, size: int | None = None) -> bool:
-    """True if *path* is a file with that digest; the size is checked first."""
-    try:
-        if not path.is_file() or (size is not None and path.stat().st_size != size):
-            return False
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    return digest_of(path) == sha256
-
-
-def place(source: Path, target: Path) -> None:
-    """Make *target* a hard link to *source*, or a copy if that is impossible.
-
-    An existing *target* is replaced atomically; a reader sees the old or the new file. Folders are
-    created. Nothing happens if both are the same file already.
-
-    Raises:
-        NoSpace: there is not enough room for the copy.
-        PermissionDenied: the folder is not writable.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and target.samefile(source):
-            return
-        fresh = target.with_name(f"{target.name}.partial.{os.getpid()}-{token_hex(4)}")
-        try:
-            try:
-                fresh.hardlink_to(source)
-            except OSError:
-                shutil.copyfile(source, fresh)
-                _sync(fresh)
-            fresh.replace(target)
-        finally:
-            fresh.unlink(missing_ok=True)
-    except OSError as error:
-        problem = from_os_error(error, target)
-        if isinstance(problem, NoSpace | PermissionDenied):
-            problem = type(problem)(problem.message, hint="choose another folder: --output")
-        raise problem from error
 
 
 def check_writable(folder: Path) -> None:
@@ -189,8 +146,3 @@ def keep(path: Path, *parts: bytes | memoryview) -> str:
             temporary.unlink()
         return str(error)
     return ""
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -69,11 +69,11 @@ def tokenizer(
     project = common.project(force=force, verify=verify)
     target = Path(output) / "tokenizer.json"
     order = tokenizer_order(TOKENIZERS[source], target, project, check_vocabulary)
-    (got,) = provide_all([order], project, root=target.parent)
-    show(got.licence_line, stream=sys.stderr)
-    done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
-    show(f"✓ {done}: {got.path}", stream=sys.stderr)
-    print(as_json({"source": source, **got.facts()}) if common.output.json else got.path)
+    (artifact,) = provide_all([order], project, root=target.parent)
+    show(artifact.licence_line, stream=sys.stderr)
+    done = "Tokenizer from the cache is at" if artifact.cached else "Downloaded tokenizer to"
+    show(f"✓ {done}: {artifact.path}", stream=sys.stderr)
+    print(as_json({"source": source, **artifact.facts()}) if common.output.json else artifact.path)
 
 
 def _compare(left: str, right: str, output: Output) -> None:

@@ -28,9 +28,9 @@ __all__ = ["common_folder", "place_all"]
 _ABANDONED_S = 900.0  # age at which an unfinished folder counts as abandoned
 
 
-def common_folder(paths: Sequence[Path]) -> Path:
-    """Folder that contains all of *paths*, or its parent if it does not exist yet."""
-    folder = _folder_of(paths)
+def common_folder(targets: Sequence[Path]) -> Path:
+    """Folder that contains all of *targets*, or its parent if it does not exist yet."""
+    folder = _folder_of(targets)
     return folder if folder.is_dir() else folder.parent
 
 
@@ -119,5 +119,5 @@ def _rank(path: Path) -> tuple[bool, bool]:
     return path.name == "config.json", "-00001-of-" in path.name
 
 
-def _folder_of(paths: Sequence[Path]) -> Path:
-    return Path(os.path.commonpath([path.absolute().parent for path in paths]))
+def _folder_of(targets: Sequence[Path]) -> Path:
+    return Path(os.path.commonpath([target.absolute().parent for target in targets]))

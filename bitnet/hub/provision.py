@@ -104,24 +104,16 @@ def provide_all(
     make_cache(project.cache)
     with locks.hold(project.store.in_use, timeout_s=project.options.lock_s, shared=True):
         obtain()
-        places = [order.target for order in orders if order.target is not None]
-        folder = common_folder(places) if len(places) > 1 else None
-        obtained = at_once(
-            [partial(_obtain, order, project, folder, skip_gated) for order in orders],
-            project.limits,
-        )
-        pairs = list(zip(orders, obtained, strict=True))
+        targets = [order.target for order in orders if order.target is not None]
+        folder = common_folder(targets) if len(targets) > 1 else None
+        calls = [partial(_obtain, order, project, folder, skip_gated) for order in orders]
+        pairs = list(zip(orders, at_once(calls, project.limits), strict=True))
         refused = {order.source.repo for order, artifact in pairs if artifact is None}
-        here = [
-            (order, artifact)
-            for order, artifact in pairs
-            if artifact is not None and order.source.repo not in refused
-        ]
+        here = [(o, one) for o, one in pairs if one is not None and o.source.repo not in refused]
         for order, artifact in here:
             if artifact.cached and order.check is not None and not order.is_known:
                 order.check(artifact.path)
-        targets = [(artifact, o.target) for o, artifact in here if o.target and artifact.checked]
-        place_all(targets, project, root)
+        place_all([(one, o.target) for o, one in here if o.target and one.checked], project, root)
         for order, artifact in here:
             _place_beside(order, artifact, project)
     licences: dict[tuple[str, str], tuple[str, str]] = {}
@@ -324,8 +316,8 @@ def _describe(
 
 def _licence(repo: str, revision: str, project: Project) -> tuple[str, str]:
     """The licence that the page of *repo* names, and its address; empty without pages."""
-    options = project.options_for(repo)
-    options = replace(options, retries=min(options.retries or 3, 3))  # only informative
+    few = min(project.options.retries or 3, 3)  # only informative
+    options = replace(project.options_for(repo), retries=few)
     try:
         facts = model_facts(repo, revision, options)
     except BitnetError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bitnet.base.errors import BitnetError, NetworkError, NotFound, UsageError
@@ -178,12 +178,16 @@ def model_facts(
         AuthError: access is refused.
         NetworkError: the hub does not answer, or not with this information.
     """
-    path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
-    with HubSession(options) as session:
+
+    def ask(session: HubSession) -> dict[str, Any]:
+        path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
         url = f"{session.options.endpoint}/api/models/{path}"
         facts, _, _ = session.json(url, f"facts about {repo}")
-    if not isinstance(facts, dict):
-        raise NetworkError(f"{redact_url(url)}: not the facts of a repository")
+        if not isinstance(facts, dict):
+            raise NetworkError(f"{redact_url(url)}: not the facts of a repository")
+        return facts
+
+    facts = _in_session(ask, options)
     card = facts.get("cardData")
     card = card if isinstance(card, dict) else {}
     licence = card.get("license_name") or card.get("license")
@@ -206,7 +210,7 @@ def read_range(url: str, start: int, stop: int, options: FetchOptions | None = N
         NetworkError: the server does not answer, or does not support range requests.
     """
 
-    def ask() -> bytes:
+    def ask(session: HubSession) -> bytes:
         wanted = {"Range": f"bytes={start}-{stop - 1}"}
         with session.open(url, headers=wanted, accept=(200, 206)) as response:
             refuse_pages(response, redact_url(url))
@@ -218,8 +222,10 @@ def read_range(url: str, start: int, stop: int, options: FetchOptions | None = N
                 raise NetworkError(f"{redact_url(url)}: the server cannot send a part of the file")
             return _first_bytes(response.raw, stop - start, url)
 
-    with HubSession(options) as session:
-        return session.retrying(redact_url(url), ask)
+    def attempt(session: HubSession) -> bytes:
+        return session.retrying(redact_url(url), lambda: ask(session))
+
+    return _in_session(attempt, options)
 
 
 def strong_etag(value: str | None) -> str | None:
@@ -244,7 +250,9 @@ def _first_bytes(raw: object, count: int, url: str) -> bytes:
 
 
 def _in_session(
-    call: Callable[[HubSession], T], options: FetchOptions | None, session: HubSession | None
+    call: Callable[[HubSession], T],
+    options: FetchOptions | None,
+    session: HubSession | None = None,
 ) -> T:
     if session is not None:
         return call(session)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, TokenizerNotFound, from_os_error
-from bitnet.base.files import matches
+from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding, worst
 from bitnet.base.invocation import word
 from bitnet.base.progress import human_size
@@ -395,7 +395,7 @@ class _Examination:
         if model in (source, source.parent) or (is_embedded and self.explicit is None):
             return True
         pin = self.find_pin(source)
-        return pin is not None and matches(source, sha256=pin.sha256)
+        return pin is not None and source.is_file() and digest_of(source) == pin.sha256
 
     def _agreement(self, tokenizer: Tokenizer, verdict: str) -> Finding:
         """*verdict*, and whether a tokenizer given by the user agrees with the model's own."""
