@@ -254,7 +254,7 @@ def _group(group: str, names: list[str], collection: Collection) -> str:
 
 
 def _default(setting: settings.Setting[object]) -> str:
-    if setting.default in (None, ""):
+    if setting.default in (None, "", ()):
         return "not set"
     if isinstance(setting.default, bool):
         return "on" if setting.default else "off"

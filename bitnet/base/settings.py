@@ -197,7 +197,7 @@ cache_dir_override = Setting(
     "BITNET_CACHE_DIR",
     parse=Path,
     default=None,
-    help="cache folder; else $XDG_CACHE_HOME/bitnet, else ~/.cache/bitnet",
+    help="cache folder; default: $XDG_CACHE_HOME/bitnet, otherwise ~/.cache/bitnet",
 )
 offline = Setting(
     "BITNET_OFFLINE",
@@ -279,7 +279,7 @@ hub_hosts: Setting[tuple[str, ...]] = Setting(
     "BITNET_HUB_HOSTS",
     parse=_hosts,
     default=(),
-    help="further hosts of the hub, with commas between them; they get the access token as well",
+    help="further hosts of the hub, separated by commas; they get the access token, too",
 )
 simulate_network_error = Setting(
     "BITNET_SIMULATE_NETWORK_ERROR",
@@ -305,17 +305,16 @@ deterministic = Setting(
     parse=_boolean,
     default=False,
     keep_empty=True,
-    help="1: the same draws on every run, with seed 42 where none is given; 0: other draws each "
-    "time; logits are the same bits either way",
+    help="1: seed 42 unless another one is given; 0: random seeds; logits have the same bits",
 )
 seed = Setting(
     "BITNET_SEED",
     parse=_count,
     default=None,
-    help="seed of the random draws where a command or a request gives none",
+    help="random seed of commands and requests that set none",
 )
 force_cpu = Setting(
-    "BITNET_FORCE_CPU", parse=_boolean, default=False, help="1: use the CPU even if a GPU is there"
+    "BITNET_FORCE_CPU", parse=_boolean, default=False, help="1: use the CPU even if there is a GPU"
 )
 api_key = Setting(
     "BITNET_API_KEY",
@@ -324,7 +323,7 @@ api_key = Setting(
     help="key that clients of `bitnet serve` must send",
     secret=True,
 )
-gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model used where a command gets none")
+gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model of commands that name none")
 editor = Setting(
     "VISUAL", "EDITOR", parse=str.strip, default="", help="editor that `!edit` opens in `chat`"
 )
@@ -385,23 +384,23 @@ otel_endpoint = Setting(
     parse=str.strip,
     default="",
     help="OpenTelemetry collector that a worker sends traces to over HTTP, with the extra "
-    "otel; how, the other variables of OpenTelemetry say",
+    "otel; other variables of OpenTelemetry configure it",
 )
 otel_traces_exporter = Setting(
     "OTEL_TRACES_EXPORTER",
     parse=str.strip,
     default="",
-    help="otlp: traces are sent, also where no collector is named; none: they are not",
+    help="otlp: send traces even if no collector is set; none: never",
 )
 otel_protocol = Setting(
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
     "OTEL_EXPORTER_OTLP_PROTOCOL",
     parse=str.strip,
     default="",
-    help="only http/protobuf; with another one no traces are sent, and a warning says so",
+    help="only http/protobuf; any other value disables traces with a warning",
 )
 otel_disabled = Setting(
-    "OTEL_SDK_DISABLED", parse=str.strip, default="", help="true: no traces are sent"
+    "OTEL_SDK_DISABLED", parse=str.strip, default="", help="true: send no traces"
 )
 no_color = Setting(
     "NO_COLOR", parse=bool, default=False, help="any value: no bold text on the terminal"

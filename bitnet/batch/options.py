@@ -15,18 +15,20 @@ class BatchOptions:
     """Input, output and engine of a batch."""
 
     input: str = option(
-        "", "file with a JSON object to a line: prompt or messages; -: stdin", metavar="FILE"
+        "", "file with one JSON object per line, with prompt or messages; -: stdin", metavar="FILE"
     )
     output: str = option(
-        "", "file for the answers; what is in it is not computed again", metavar="FILE"
+        "", "file for the answers; rows that it already answers are skipped", metavar="FILE"
     )
-    max_tokens: int = option(128, "tokens to write at most, where a row does not say")
-    max_batch: int = option(8, "answers written at the same time")
-    retry_errors: bool = option(False, "answer rows again that ended with an error")
-    ordered: bool = option(False, "write the answers in the order of the rows")
-    engine: str = option("local", "who computes", choices=("local", "ray"))
-    address: str = option("", "Ray cluster; auto: the one of this machine; default: a new one")
-    actors: int = option(1, "with --engine ray: processes that hold a model each")
+    max_tokens: int = option(128, "most tokens of an answer, unless its row sets it")
+    max_batch: int = option(8, "answers generated at the same time")
+    retry_errors: bool = option(False, "answer failed rows again")
+    ordered: bool = option(False, "write answers in input order")
+    engine: str = option("local", "engine that runs the model", choices=("local", "ray"))
+    address: str = option(
+        "", "address of the Ray cluster; auto: this machine's; default: a new one"
+    )
+    actors: int = option(1, "with --engine ray: processes, each with its own copy of the model")
 
     def __post_init__(self) -> None:
         """Check combinations and ranges.

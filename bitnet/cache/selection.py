@@ -18,6 +18,6 @@ class Selection:
     )
     keep: int = option(0, "never remove the N most recently used files", metavar="N")
     key: str = option("", "only this entry, as `cache list` names it", metavar="KEY")
-    tokenizers_only: bool = option(False, "leave everything but tokenizers alone")
+    tokenizers_only: bool = option(False, "remove tokenizers only")
     models: bool = option(False, "also remove downloaded models")
-    unreferenced: bool = option(False, "of the store, only what no project has a link to")
+    unreferenced: bool = option(False, "remove only stored files that no project links to")

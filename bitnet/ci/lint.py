@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,9 +76,10 @@ def lint(project: Path) -> list[LintResult]:
 
 
 def _path() -> str:
-    """Search path for programs: first those installed with this Python."""
+    """Search path for programs: first those that pip installed for this Python or its user."""
     beside = str(Path(sys.executable).parent)
-    return os.pathsep.join([beside, settings.child_environment().get("PATH", "")])
+    user = sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))
+    return os.pathsep.join([beside, user, settings.child_environment().get("PATH", "")])
 
 
 def _run(command: list[str], folder: Path) -> str:

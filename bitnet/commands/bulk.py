@@ -235,7 +235,7 @@ class BenchOptions:
     thread_counts: str = option(
         "", "numbers of threads to measure with; default: 1 and --threads", metavar="LIST"
     )
-    repetitions: int = option(5, "times each test is measured, after one that does not count")
+    repetitions: int = option(5, "measured runs of each test, after a warm-up")
     against: str = option(
         "",
         "earlier output of --json; adds what became faster and slower",

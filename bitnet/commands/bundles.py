@@ -130,9 +130,9 @@ def _add_tokenizer_of(path, chosen):
     name="bundle.import",
     positional=["file"],
     help={
-        "file": "what `bundle export` wrote",
-        "project": "folder of a project that gets the lock file and the files that it pins",
-        "force": "let names and the lock file of the bundle replace those that are here",
+        "file": "file that `bundle export` wrote",
+        "project": "project folder for the lock file and its pinned files",
+        "force": "replace existing names and the lock file by the bundle's",
     },
     formerly={"project": ("into",)},
     metavars={"file": "FILE", "project": "DIR"},

@@ -25,7 +25,7 @@ from bitnet.commands.declare import Output, task
         "image": "container image with Python, by its digest, for gitlab and docker: "
         "python:3.12-bookworm@sha256:DIGEST; default: the one that the project has",
         "branch": "the project's default branch",
-        "force": "overwrite files that have other content",
+        "force": "overwrite files with other content",
         "dry_run": "show what would be written, and write nothing",
     },
     formerly={"project": ("into",)},

@@ -65,8 +65,8 @@ class ConvertOptions:
         "", "tokenizer to embed, instead of the one of the model", metavar="PATH"
     )
     no_tokenizer: bool = option(False, "embed no tokenizer")
-    pre: str = option("", "pre-tokenizer name to write, where it cannot be told", metavar="NAME")
-    allow_lossy: bool = option(False, "convert also where weights or scales change by it")
+    pre: str = option("", "pre-tokenizer name to write if it cannot be detected", metavar="NAME")
+    allow_lossy: bool = option(False, "convert even if weights or scales change")
     i2_s_layout: str = option(
         "x86", "processor that wrote the I2_S weights of the model", choices=("x86", "arm")
     )
@@ -76,9 +76,7 @@ class ConvertOptions:
         "have it",
         metavar="KEY",
     )
-    cost: bool = option(
-        True, "run source and file on a text at the end, and say how far apart they are"
-    )
+    cost: bool = option(True, "measure the cost at the end: run source and file on a text")
 
 
 @task(
@@ -154,7 +152,7 @@ class Fix:
     )
     set: list[str] = option(
         [],
-        "another value; KEY:TYPE=VALUE says the type of a new key; repeatable",
+        "set a key; KEY:TYPE=VALUE for a new key; may be repeated",
         metavar="KEY=VALUE",
     )
 

@@ -64,7 +64,7 @@ class Output:
     SECTION: ClassVar = "Output"
 
     json: bool = option(False, "print the result as JSON on stdout")
-    verbose: int = option(0, "say more on stderr; twice for debug output", short="v", count=True)
+    verbose: int = option(0, "print more on stderr; twice for debug output", short="v", count=True)
     no_progress: bool = option(False, "no progress bar and no progress lines", synonyms=("quiet",))
     no_warnings: bool = option(False, "hide warnings")
 

@@ -37,7 +37,7 @@ from bitnet.runtime.request import Request
     positional=["prompt"],
     required=["model"],
     help={
-        "prompt": "text to answer, after what is piped in; without both a conversation",
+        "prompt": "message to answer, after piped input; without either, a chat",
         "system": "instructions that come before the conversation",
     },
 )

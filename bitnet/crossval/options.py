@@ -26,30 +26,29 @@ class CrossvalOptions:
         formerly=("reference",),
     )
     recording: str = option(
-        "", "compare with the trace in this file, made with --record", metavar="FILE"
+        "", "compare with the trace in this file, written by --record", metavar="FILE"
     )
     prompts: str = option(
-        "", "UTF-8 file with one prompt a line; default: seven built-in ones", metavar="FILE"
+        "", "UTF-8 file with one prompt per line; default: seven built-in ones", metavar="FILE"
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
     max_positions: int = option(256, "positions to compare at most, spread over all prompts")
-    greedy: int = option(24, "tokens each engine continues every prompt with, by itself")
+    greedy: int = option(24, "tokens that each engine generates after each prompt, on its own")
     record: str = option(
-        "", "keep the reference's trace in this file, for --recording", metavar="FILE"
+        "", "write the reference's trace to this file, for --recording", metavar="FILE"
     )
     report_dir: str = option("", "folder for report.json, report.md and report.html", metavar="DIR")
     allow_missing: bool = option(
         False,
-        "exit with 0 when the reference is not installed, and for nothing else; the report says "
-        "`not run`",
+        "exit with 0 if the reference is not installed; the report still says `not run`",
     )
-    require_real: bool = option(False, "fail unless the compiled kernels did the computing")
+    require_real: bool = option(False, "fail unless the compiled kernels were used")
     check: str = option(
         "",
         "derive the verdict of this report.json again from its rows",
         metavar="FILE",
     )
-    replay: bool = option(False, "with --check: compute everything in the report again")
+    replay: bool = option(False, "with --check: repeat the whole comparison")
 
     def __post_init__(self) -> None:
         """Check ranges and combinations.

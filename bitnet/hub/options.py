@@ -32,7 +32,7 @@ class FetchOptions:
         "", "address of the hub or a mirror, or several with commas; default: HF_ENDPOINT"
     )
     limit_rate: str = option(
-        "", "bytes per second in all, such as 500k or 10M; default: BITNET_LIMIT_RATE"
+        "", "bytes per second of all connections, such as 500k or 10M; default: BITNET_LIMIT_RATE"
     )
     stall_timeout: float | None = option(None, "instead of BITNET_STALL_TIMEOUT", hidden=True)
     lock_timeout: float | None = option(None, "instead of BITNET_LOCK_TIMEOUT", hidden=True)
@@ -150,7 +150,7 @@ class FileSelection:
     include: list[str] = option(
         [], "fetch every file whose path or name matches; may be repeated", metavar="GLOB"
     )
-    exclude: list[str] = option([], "but not those that match this", metavar="GLOB")
+    exclude: list[str] = option([], "skip files that match; may be repeated", metavar="GLOB")
     whole: bool = False  # not an option: `download` sets it
 
     def __bool__(self) -> bool:

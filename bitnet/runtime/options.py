@@ -47,25 +47,27 @@ class SamplingParams:
     temperature: float = option(
         0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
     )
-    top_k: int = option(0, "choose among this many most likely tokens; 0: all", bounds=(0, 2**31))
+    top_k: int = option(0, "sample from this many most likely tokens; 0: all", bounds=(0, 2**31))
     top_p: float = option(
-        1.0, "choose among the likeliest tokens that make up this probability", bounds=(0.0, 1.0)
+        1.0, "sample from the most likely tokens with this total probability", bounds=(0.0, 1.0)
     )
     min_p: float = option(
-        0.0, "leave out tokens less likely than this share of the likeliest", bounds=(0.0, 1.0)
+        0.0, "drop tokens below this share of the most likely one's probability", bounds=(0.0, 1.0)
     )
     repetition_penalty: float = option(
-        1.0, "make tokens seen before less likely; 1: off", synonyms=("repeat-penalty",),
+        1.0, "lower the probability of earlier tokens; 1: off", synonyms=("repeat-penalty",),
         bounds=(1e-3, 100.0),
     )  # fmt: skip
     frequency_penalty: float = option(
-        0.0, "subtract this per time a token was generated", bounds=(-100.0, 100.0)
+        0.0,
+        "subtract this from the logit for each time a token was generated",
+        bounds=(-100.0, 100.0),
     )
     presence_penalty: float = option(
-        0.0, "subtract this once a token was generated", bounds=(-100.0, 100.0)
+        0.0, "subtract this from the logit of each generated token, once", bounds=(-100.0, 100.0)
     )
     seed: int | None = option(
-        None, "seed of the random draws; else BITNET_SEED, else another one each time",
+        None, "random seed; default: BITNET_SEED, otherwise random",
         bounds=(0, 2**64),
     )  # fmt: skip
     logit_bias: Mapping[int, float] = option(
@@ -140,11 +142,11 @@ class VectorOptions:
         "", "file for the vectors, .npy or .jsonl; default: JSON lines on stdout", metavar="FILE"
     )
     prompt_name: str = option(
-        "", "the model's prompt that stands before each text, such as query; default: its own",
+        "", "the model's prompt to put before each text, such as query; default: its own",
         metavar="NAME",
     )  # fmt: skip
     dimensions: int | None = option(
-        None, "first numbers of a vector to keep; default: all", synonyms=("truncate-dim",)
+        None, "dimensions to keep of each vector; default: all", synonyms=("truncate-dim",)
     )
     precision: Precision = option(
         "float32",
@@ -170,32 +172,32 @@ class ModelOptions:
     )
     tokenizer: str = option(
         "",
-        "tokenizer file or folder, or the address of one to fetch: https://..., hf://org/repo or "
-        "org/repo; else found by itself",
+        "tokenizer file or folder, or an address: https://..., hf://org/repo or org/repo; "
+        "default: discovered",
         metavar="PATH|URL|REPO",
     )
-    pre: str = option(
-        "", "pre-tokenizer name to use instead of what the GGUF file says", metavar="NAME"
-    )
+    pre: str = option("", "pre-tokenizer name to use instead of the GGUF file's", metavar="NAME")
     auto_download: bool = option(
-        False, "fetch the tokenizer if the model has none, and a model that is given by its name"
+        False, "download a missing tokenizer, and a model that is given by name"
     )
     chat_template: str = option(
         "", "file with the chat template to use instead of the model's own", metavar="FILE"
     )
-    allow_mock: bool = option(False, "without a tokenizer, take bytes for tokens: for drills only")
+    allow_mock: bool = option(
+        False, "treat bytes as tokens if there is no tokenizer, for exercises only"
+    )
     threads: int = option(
         0,
         "compute threads; default: BITNET_THREADS, else one per core",
         bounds=(0, settings.MAX_THREADS),
     )
     context: int | None = option(
-        None, "positions of prompt and answer; default: the model's own", bounds=(1, None)
+        None, "context length in tokens; default: the model's own", bounds=(1, None)
     )
     exact_head: HeadMode = option(
         "auto",
-        "choose tokens without reading the whole output head, provably the same ones; auto: where "
-        "it saves time, never in serve",
+        "choose the same tokens without computing the whole output head; auto: if it saves time, "
+        "never in serve",
         choices=("auto", "on", "off"),
     )
     i2_s_layout: I2SLayout = option(
@@ -225,7 +227,7 @@ class PromptOptions:
 
     SECTION: ClassVar = "Text"
 
-    prompt: str | None = option(None, "text to continue, after what is piped in")
+    prompt: str | None = option(None, "text to continue, after piped input")
     prompt_file: str = option(
         "",
         "file with the text, - for stdin; a text that is piped in stands before --prompt; one "
@@ -237,9 +239,9 @@ class PromptOptions:
     dump_ids: bool = option(False, "print the ids of prompt and answer on stderr")
     stats: bool = option(False, "print more metrics on stderr")
     json_schema: str = option(
-        "", "JSON schema that the answer has to follow, or a file with it", metavar="FILE|JSON"
+        "", "JSON schema of the answer, or a file with it", metavar="FILE|JSON"
     )
-    regex: str = option("", "regular expression that the whole answer has to match")
+    regex: str = option("", "regular expression for the whole answer")
     logprobs: int | None = option(
         None, "with --json: log-probabilities of the tokens and of this many alternatives",
         bounds=(0, MAX_LOGPROBS),

@@ -97,12 +97,12 @@ class Request:
     SECTION: ClassVar = "Answer"
 
     max_tokens: int = option(
-        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict"), short="n",
+        128, "most tokens to generate", synonyms=("max-new-tokens", "n-predict"), short="n",
         bounds=(1, None),
     )  # fmt: skip
     stop: list[str] = option([], "text that ends the answer; may be given several times")
     lookup: int = option(
-        0, "draft up to this many tokens from the text so far; faster, never another answer",
+        0, "draft up to this many tokens from the text so far; the answer stays the same",
         bounds=(0, MAX_LOOKUP),
     )  # fmt: skip
     sampling: SamplingParams = field(default_factory=SamplingParams)

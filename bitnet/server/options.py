@@ -57,33 +57,33 @@ class ServeOptions:
         "Events": ("narration", "access_log", "worker_id", "callback_url"),
     }
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one", metavar="ADDRESS")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all", metavar="ADDRESS")
     port: int = option(9999, "port to listen on; 0: any free one")
-    worker_id: str = option("", "name of this worker in events; default: a random one")
+    worker_id: str = option("", "name of the worker in its events; default: random")
     callback_url: str = option(
         "",
-        "address that is told once the worker is ready; on this machine: test mode",
+        "URL that receives a POST when the worker is ready; on this machine: test mode",
         metavar="URL",
     )
     api_key: str = option("", "key that clients must send; default: BITNET_API_KEY", metavar="KEY")
-    allow_unauthenticated: bool = option(False, "listen beyond this machine without a key")
+    allow_unauthenticated: bool = option(False, "accept other machines without a key")
     tls_cert: str = option(
-        "", "certificate as PEM, and those that vouch for it: serve HTTPS", metavar="FILE"
+        "", "PEM file with the certificate and its chain; enables HTTPS", metavar="FILE"
     )
     tls_key: str = option(
         "", "key of the certificate as PEM; default: in the same file", metavar="FILE"
     )
-    max_batch: int = option(8, "answers written at the same time")
-    queue: int = option(64, "requests that may wait; more are refused with 429")
+    max_batch: int = option(8, "answers generated at the same time")
+    queue: int = option(64, "requests that may wait; further ones get status 429")
     kv_memory: int = option(
         0, "megabytes for keys and values of all answers; 0: a quarter of the machine's memory"
     )
-    max_output_tokens: int = option(4096, "tokens one answer may have at most")
-    max_body: int = option(1 << 20, "bytes a request may have")
+    max_output_tokens: int = option(4096, "most tokens of one answer")
+    max_body: int = option(1 << 20, "largest request body in bytes")
     deadline: float = option(600.0, "seconds an answer may take")
-    drain: float = option(30.0, "seconds that running answers get once the worker has to stop")
+    drain: float = option(30.0, "seconds that running answers have to finish at shutdown")
     allow_origin: list[str] = option(
-        [], "origin of web pages that may call from a browser, * for every one; default: none",
+        [], "web origin that may call from a browser; *: all; default: none",
         synonyms=("cors-origin",), metavar="ORIGIN",
     )  # fmt: skip
     alias: list[str] = option(
@@ -92,22 +92,19 @@ class ServeOptions:
     )  # fmt: skip
     models: str = option(
         "",
-        "several models, as --model takes them, with commas between; a folder of models: all in "
-        "it; each is loaded when a request names it",
+        "models separated by commas, or a folder of models; each is loaded on its first request",
         metavar="MODEL,MODEL",
     )
     models_idle: str = option(
-        "10m", "unload one of --models that was not used for this long: 45s, 10m, 2h; never: none",
+        "10m", "unload a model of --models after this idle time: 45s, 10m, 2h, never",
         metavar="TIME",
     )  # fmt: skip
     memory_budget: int = option(
-        0, "megabytes that --models may take together while they are loaded; 0: three quarters of "
-        "the machine's memory",
+        0, "megabytes for all loaded models; 0: three quarters of the machine's memory",
     )  # fmt: skip
-    access_log: bool = option(False, "an event for every request, with its status and its time")
+    access_log: bool = option(False, "write an event for each request, with status and duration")
     narration: str = option(
-        "auto", "form of the events on stderr; auto: on a terminal the address and problems alone, "
-        "else console",
+        "auto", "format of the events on stderr; auto: the address on a terminal, else console",
         choices=("auto", "console", "json"),
     )  # fmt: skip
 

@@ -32,6 +32,20 @@ def linters():
         pytest.skip(f"not installed: {', '.join(missing)}; pip install 'bitnet-xtask[ci]'")
 
 
+def test_linters_that_pip_installed_for_the_user_are_found(bitnet, tmp_path, monkeypatch):
+    bitnet("ci-init", *SOURCE)
+    scripts = tmp_path / "user" / "bin"
+    scripts.mkdir(parents=True)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(scripts))
+    assert bitnet("ci-lint").code == 19
+    for name in LINTERS:
+        (scripts / name).write_text("#!/bin/sh\nexit 0\n")
+        (scripts / name).chmod(0o755)
+    assert bitnet("ci-lint").code == 0
+
+
 def test_it_says_what_it_wrote_and_what_was_there(bitnet):
     shown = bitnet("ci-init", "--with", "parity-smoke", "--dry-run", *SOURCE)
     assert shown.code == 0
