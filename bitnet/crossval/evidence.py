@@ -26,7 +26,7 @@ __all__ = ["Evidence", "Plan", "TestedModel", "mean"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What was planned, before any engine ran.
+    """Plan of a comparison, made before any engine runs.
 
     Attributes:
         against: name of the reference on the command line.

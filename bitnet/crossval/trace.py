@@ -79,7 +79,7 @@ class Position:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What computed one side.
+    """Engine of one side.
 
     Attributes:
         name: for people.

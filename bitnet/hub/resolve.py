@@ -249,8 +249,8 @@ def _without_refused(orders: list[FileOrder], named: set[str]) -> list[FileOrder
     refused = {file: problem for file, problem in problems.items() if problem}
     if refused and len(refused) < len(orders):
         logger.warning(
-            "not fetched, as a project is no place for them: %s; with --output DIR, "
-            "outside of the project, they are",
+            "not fetched, because a project must not contain them: %s; use --output with a "
+            "folder outside of it",
             some_of(f"{file} ({problem})" for file, problem in refused.items()),
         )
         return [order for order in orders if order.source.file not in refused]

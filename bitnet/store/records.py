@@ -303,7 +303,7 @@ class RecordFolder(Generic[T]):
 
 
 class StoreIndex(RecordFolder[Artifact]):
-    """What a name meant when it was looked up."""
+    """Records of the names that were looked up, one file for each."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, partial(from_record, where="index"), to_record)

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Variant:
-    """How a model gets its tokenizer, with the one value that this takes."""
+    """Origin of a tokenizer, with the value that belongs to it."""
 
     _text: ClassVar[str]
 

@@ -307,7 +307,7 @@ def texts(rng, known, added, count=25):
 
 @dataclass
 class Outcome:
-    """What the engines make of one configuration.
+    """Outcome of both engines for one configuration.
 
     Attributes:
         refusals: reason by name of the engine that refuses it; ``native`` and ``portable``.
