@@ -268,7 +268,8 @@ def download(
 
     Without FILE it takes every file, whether anything here runs it or not; a pattern takes all
     files that match. All of them keep their paths, are there together or not at all, and are
-    pinned in bitnet.lock.json. For the model of a repository alone: `download-model`.
+    pinned in bitnet.lock.json; with --offline they come from Hugging Face's cache. For the model of
+    a repository alone: `download-model`.
     """
     from bitnet.hub.resolve import refs_of
 

@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.base.errors import NotFound, Offline, UsageError
-from bitnet.base.files import keep, path_of, sha256_of
+from bitnet.base.files import keep, path_of
 from bitnet.base.progress import human_size
 from bitnet.hub.candidates import candidates, choose, is_pattern, models_in
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provision import provide_all
-from bitnet.hub.resolve import resolve
+from bitnet.hub.resolve import adopt, resolve
 from bitnet.hub.wheels import source_in
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
-from bitnet.store import Artifact
 from bitnet.store.blobs import hugging_face_files
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
     from bitnet.hub.resolve import Fits, Pick
+    from bitnet.store import Artifact
 
 __all__ = ["provide", "provide_here", "remember"]
 
@@ -205,13 +205,8 @@ def _adopt_from_hugging_face(model: Ref, project: Project, fits: Fits) -> list[s
     if not whole:
         return []
     files = list(_only(model, whole, fits, listed).files)
-    store = project.store
-    for file in files:
-        blob = store.adopt(there[file], sha256_of(there[file]))
-        if blob is None:
-            return []
-        name = model.repo, model.revision, file
-        store.index.write(Artifact("model", *name, commit, blob.sha256, blob.size), *name)
+    if not all(adopt(_source(model, file), commit, there, project.store).sha256 for file in files):
+        return []
     remember(model, project, files)
     return files
 

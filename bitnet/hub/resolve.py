@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.base.errors import BitnetError, NotFound, Offline, UsageError
-from bitnet.base.files import path_of
+from bitnet.base.files import path_of, sha256_of
 from bitnet.base.trust import REPOSITORY, SHA256, place_problem
 from bitnet.hub.candidates import (
     candidates,
@@ -25,20 +25,22 @@ from bitnet.hub.provision import provide_all
 from bitnet.hub.ref import parse
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range, some_of
 from bitnet.sources import Source
+from bitnet.store import Artifact
+from bitnet.store.blobs import hugging_face_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bitnet.hub.candidates import RepoModel
     from bitnet.hub.orders import FileOrder
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
-    from bitnet.store import Artifact
+    from bitnet.store import Store
 
     Fits = Callable[[int], bool | None]
     Pick = Callable[[str, list[RepoModel]], RepoModel | None]
 
-__all__ = ["Header", "download", "header_of", "refs_of", "resolve", "resolve_all"]
+__all__ = ["Header", "adopt", "download", "header_of", "refs_of", "resolve", "resolve_all"]
 
 _NONE = FileSelection()  # the runnable model
 
@@ -105,8 +107,8 @@ def resolve(
 ) -> list[Source]:
     """The files on servers that *ref* means: one, or all parts of a model.
 
-    A plain file name is used unchanged; a pattern needs the hub's list of files. A repository
-    without a model that runs here means all of its files.
+    A plain file name is used unchanged; a pattern needs the hub's list of files, or offline the one
+    of Hugging Face's cache. A repository without a model that runs here means all of its files.
 
     Args:
         ref: a repository, or a packaged model.
@@ -125,15 +127,17 @@ def resolve(
         return [sources.PACKAGED[ref.packaged]]
     base = sources.model_source(ref.repo) or Source(ref.repo, ref.repo)
     base = replace(base, revision=ref.revision)
-    if not (is_pattern(ref.file) or models_only or select.is_given):
-        return [replace(base, file=ref.file)]
     options = project.options_for(ref.repo)
-    if options.is_offline:
+    commit, there = hugging_face_files(ref.repo, ref.revision) if options.is_offline else (None, {})
+    if not (is_pattern(ref.file) or models_only or select.is_given):
+        return [adopt(replace(base, file=ref.file), commit, there, project.store)]
+    if options.is_offline and not there:
         raise Offline(
             f"offline: the list of files of {ref.repo} is needed to find {ref.file or '*.gguf'!r}",
             hint=_files_here(project, ref.repo) or "name the file: --file FILE",
         )
-    files = list_files(ref.repo, ref.revision, options)
+    files = [replace(base, file=f, size=path.stat().st_size) for f, path in sorted(there.items())]
+    files = files or list_files(ref.repo, ref.revision, options)
     if select:
         asked = [] if select.is_given else [ref.file or "*"]
         names = select_paths(files, [*select.include, *asked], select.exclude)
@@ -156,10 +160,33 @@ def resolve(
             hint=f"it has {some_of(entry.file for entry in files)}",
         )
     by_name = {file.file: file for file in files}
-    return [
-        replace(base, file=name, size=by_name[name].size, sha256=by_name[name].sha256)
-        for name in names
-    ]
+    found = [replace(base, file=n, size=by_name[n].size, sha256=by_name[n].sha256) for n in names]
+    return [adopt(source, commit, there, project.store) for source in found]
+
+
+def adopt(source: Source, commit: str | None, there: Mapping[str, Path], store: Store) -> Source:
+    """*source* with its digest, if it is *there*, in Hugging Face's cache, and now in the store.
+
+    What the store knows under this name stays.
+
+    Args:
+        source: a file of a repository.
+        commit: of the repository, in that cache.
+        there: paths in that cache, by file.
+        store: takes the file in.
+    """
+    path = there.get(source.file)
+    if path is None:
+        return source
+    known = store.index.find(*source.index_name)
+    if known is not None and store.find(known.sha256) is not None:
+        return replace(source, sha256=known.sha256, size=known.size)
+    blob = store.adopt(path, sha256_of(path))
+    if blob is None:
+        return source
+    name = source.repo, source.revision, source.file
+    store.index.write(Artifact("model", *name, commit, blob.sha256, blob.size), *name)
+    return replace(source, sha256=blob.sha256, size=blob.size)
 
 
 def resolve_all(

@@ -1,6 +1,8 @@
 """One model is removed, with what is said about it; and models come from Hugging Face's cache."""
 
+import hashlib
 import json
+import os
 
 import pytest
 from tiny_models import tiny_gguf
@@ -71,3 +73,47 @@ def test_a_repository_in_hugging_faces_cache_runs_offline_by_its_refs(
     (root / "blobs" / digest).write_bytes(content[:-1] + b"x")
     assert bitnet("cache", "clean", "--models", "--yes").code == 0
     assert bitnet("infer", "org/one", *words).code != 0
+
+
+def in_their_cache(root, revisions):
+    """Hugging Face's cache as its library writes it: refs, snapshots of links, and blobs."""
+    for name, (commit, files) in revisions.items():
+        ref = root / "refs" / name
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit)
+        for file, data in files.items():
+            path = root / "snapshots" / commit / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            large, small = hashlib.sha256(data), hashlib.sha1(b"blob %d\0" % len(data) + data)
+            blob = root / "blobs" / (large if file.endswith(".gguf") else small).hexdigest()
+            blob.parent.mkdir(exist_ok=True)
+            blob.write_bytes(data)
+            path.symlink_to(os.path.relpath(blob, path.parent))
+    (root / ".no_exist").mkdir(parents=True)
+
+
+def test_a_repository_in_hugging_faces_cache_is_downloaded_offline_by_revision(
+    bitnet, content, hub, tmp_path, monkeypatch
+):
+    old = {"tiny.gguf": content + b"old", "config.json": b"{}", "sub/notes.txt": b"old"}
+    new = {"tiny.gguf": content, "config.json": b'{"a": 1}', "sub/notes.txt": b"new"}
+    revisions = {"main": ("a" * 40, new), "v1.0": ("b" * 40, old), "refs/pr/1": ("c" * 40, new)}
+    in_their_cache(tmp_path / "hf/models--org--one", revisions)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    hub.close()
+    for revision, (commit, files) in revisions.items():
+        for number, asked in enumerate(([], ["sub/notes.txt"], ["*.json", "tiny.gguf"])):
+            there = tmp_path / f"{commit[0]}{number}"
+            words = ("--revision", revision, "--local-dir", there, "--offline")
+            done = bitnet("download", "org/one", *asked, *words)
+            assert done.code == 0, done.err
+            chosen = [name for name in files if not asked or name in asked or "*" in str(asked)]
+            chosen = [name for name in chosen if len(asked) < 2 or "/" not in name]
+            found = {str(p.relative_to(there)): p.read_bytes() for p in there.rglob("*.*")}
+            assert {name: found.get(name) for name in chosen} == {n: files[n] for n in chosen}
+        pins = json.loads((tmp_path / "bitnet.lock.json").read_text())["files"]
+        assert {p["commit"] for p in pins if p["revision"] == revision} == {commit}
+    done = bitnet("download-model", "org/one", "--rev", "v1.0", "--offline")
+    assert (tmp_path / "models/org-one/tiny.gguf").read_bytes() == content + b"old", done.err
+    assert bitnet("download", "org/one", "--rev", "v2", "--offline").code == 23
+    assert bitnet("download", "org/one", "none.bin", "--offline").code == 23
