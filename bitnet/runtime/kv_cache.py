@@ -81,7 +81,9 @@ class KVCache:
         self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
         self._kept: list[int] = []
         self._marked = 0
-        self.drafter = KVCache(config.drafter, capacity, dtype=dtype) if config.drafter else None
+        self.drafter: KVCache | None = None
+        if config.drafter:
+            self.drafter = KVCache(config.drafter, capacity, dtype=dtype)
 
     @property
     def size_bytes(self) -> int:

@@ -123,7 +123,8 @@ class Pace:
 
     def __init__(self) -> None:
         """A choice that begins with a trial of both ways."""
-        self.drafting = self._faster = True
+        self.drafting: bool = True
+        self._faster = True
         self._is_trial = True
         self._left, self._stay = TRIAL, FIRST_STAY
         self._rates: dict[bool, float] = {}  # seconds a token took, by way
