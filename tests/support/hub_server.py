@@ -94,7 +94,8 @@ class Blob:
 
     def _oid(self):
         """The name git gives to the content; of a large file, to some pointer."""
-        content = self._bytes if self.path is None and not self.large else self.sha256.encode()
+        small = self.path.read_bytes() if self.path and not self.large else self._bytes
+        content = self.sha256.encode() if self.large else small
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
     def _digest(self):
