@@ -32,6 +32,7 @@ __all__ = [
     "differences",
     "different_ids",
     "measure_agreement",
+    "significant",
 ]
 
 _SHOWN = 3
@@ -195,10 +196,10 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
     ]
     for name in ("normalizer", "pre_tokenizer"):
         if left.pre != right.pre or not left.pre:
-            steps = (_significant(getattr(spec, name)) for spec in (left, right))
+            steps = (significant(getattr(spec, name)) for spec in (left, right))
             parts += _values(name, *steps, certain=False)
     parts += _values(
-        "decoder", _significant(left.decoding), _significant(right.decoding), certain=False
+        "decoder", significant(left.decoding), significant(right.decoding), certain=False
     )
     for name in _OPTIONS:
         parts += _values(name, getattr(left, name), getattr(right, name), certain=name not in _IDLE)
@@ -297,7 +298,7 @@ def _flags_of_added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]
     return {id: ", ".join(sorted(texts)) for id, texts in flags_by_id.items()}
 
 
-def _significant(steps: Iterable[Step]) -> list[Any]:
+def significant(steps: Iterable[Step]) -> list[Any]:
     """*steps* without options that only concern offsets, or how added tokens are spelled."""
     aside = ("trim_offsets", "respell")
     return [

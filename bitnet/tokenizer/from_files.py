@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, TokenizerNotFound
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats import not_a_model
 from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer import fingerprints
@@ -91,6 +91,7 @@ def spec_from_folder(
 
     Raises:
         TokenizerNotFound: none of them exists.
+        Unsupported: the files do not say how text becomes tokens.
     """
     folder = Path(path)
     files = files or Inventory(folder)
@@ -104,6 +105,12 @@ def spec_from_folder(
         spec = spec_from_vocab_merges(folder, pre=pre, files=files)
     elif "vocab.txt" in files:
         spec = spec_from_vocab_txt(folder / "vocab.txt", files=files)
+    elif "vocab.json" in files:
+        raise Unsupported(
+            f"{folder} has a vocab.json without merges.txt, like a CTC model of speech: it does not"
+            " say how text becomes tokens",
+            hint="name the model's own tokenizer.json with --tokenizer FILE",
+        )
     else:
         raise TokenizerNotFound(
             "No compatible tokenizer found. Looked for:\n"
@@ -210,6 +217,7 @@ def spec_from_vocab_merges(
 
     Raises:
         TokenizerNotFound: the files do not define the pre-tokenizer, and *pre* is not given.
+        Unsupported: tokens hold the ends of words, as CLIP's.
     """
     folder = Path(folder)
     files = files or Inventory(folder)
@@ -224,7 +232,7 @@ def spec_from_vocab_merges(
     lines = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
     lines = [line for line in lines if line]
     side = read_side_files(files)
-    name = pre or _pre_of(lines, side, path)
+    name = _pre_of(lines, side, path, pre)
     kind = pre_tokenizer(name)
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     added = _special_of(vocabulary, side)
@@ -255,7 +263,15 @@ def spec_from_vocab_merges(
     return replace(spec, fingerprint=fingerprints.spec_key(spec, *content))
 
 
-def _pre_of(lines: list[str], side: SideFiles, path: Path) -> str:
+def _pre_of(lines: list[str], side: SideFiles, path: Path, pre: str | None) -> str:
+    if any(line.endswith("</w>") for line in lines):
+        raise Unsupported(
+            f"{path} is a vocabulary like CLIP's, with the ends of words in its tokens: it does not"
+            " say how text is normalized and cut",
+            hint="name the model's own tokenizer.json with --tokenizer FILE",
+        )
+    if pre:
+        return pre
     known = fingerprints.identify_merges(len(lines), lambda: fingerprints.fingerprint(lines))
     if known is not None:
         return known.pre

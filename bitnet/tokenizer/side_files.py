@@ -16,13 +16,8 @@ __all__ = ["SIDE_FILES", "SideFiles", "read_bytes", "read_json", "read_side_file
 
 # All files that read_side_files may read.
 SIDE_FILES = (
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "config.json",
-    "chat_template.jinja",
-    "chat_template.json",
+    *("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"),
+    *("generation_config.json", "config.json", "chat_template.jinja", "chat_template.json"),
 )
 
 # Roles in Hugging Face's files; usual names in vocabularies if no file names them.
@@ -35,11 +30,7 @@ _USUAL = {
         "<s>",
     ),
     "eos": (
-        "<|end_of_text|>",
-        "<｜end▁of▁sentence｜>",
-        "<|endoftext|>",
-        "<eos>",
-        "</s>",
+        *("<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|endoftext|>", "<eos>", "</s>"),
         "<|return|>",
     ),
 }

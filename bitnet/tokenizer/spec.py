@@ -236,43 +236,16 @@ def byte_spelling(data: bytes) -> str:
     return data.decode("latin-1").translate(_UNSHIFT)
 
 
-END_OF_GENERATION = frozenset(
-    {
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "[e~[",
-        "<|eot|>",  # LLaMA-4
-        "<|eom|>",
-        # Fill-in-the-middle models end with a marker of the next file or padding.
-        "<|fim_pad|>",
-        "<fim-pad>",
-        "<fim_pad>",
-        "<|fim_repo|>",
-        "<|repo_name|>",
-        "<fim-repo>",
-        "<reponame>",
-        "<|file_sep|>",
-    }
-)
+END_OF_GENERATION = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<｜end▁of▁sentence｜>", "[e~[",
+    "<|eot|>", "<|eom|>",  # LLaMA-4
+    # Fill-in-the-middle models end with a marker of the next file or padding.
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>",
+    "<reponame>", "<|file_sep|>",
+})  # fmt: skip
 
 
 def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:

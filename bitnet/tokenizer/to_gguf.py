@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, Unsupported, VocabMismatch
 from bitnet.tokenizer import fingerprints
-from bitnet.tokenizer.comparison import as_sentencepiece
+from bitnet.tokenizer.comparison import as_sentencepiece, significant
 from bitnet.tokenizer.engines import engine_of
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
@@ -18,9 +18,9 @@ from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.probes import probe_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from bitnet.tokenizer.spec import Step, TokenizerSpec
+    from bitnet.tokenizer.spec import TokenizerSpec
 
 __all__ = ["gguf_keys", "pre_name"]
 
@@ -79,22 +79,14 @@ def pre_name(spec: TokenizerSpec) -> str:
     )
     if known is not None and known.pre:
         return known.pre
-    expected = (_significant(spec.normalizer), _significant(spec.pre_tokenizer))
+    expected = (significant(spec.normalizer), significant(spec.pre_tokenizer))
     for name, kind in PRE_TOKENIZERS.items():
-        steps = (_significant(kind.normalizer), _significant(kind.steps))
+        steps = (significant(kind.normalizer), significant(kind.steps))
         if steps == expected and kind.ignore_merges == spec.ignore_merges and kind.byte_level:
             return name
     raise Unsupported(
         f"{spec.source} cuts text in a way GGUF has no name for", hint=f"--pre NAME, or {_HINT}"
     )
-
-
-def _significant(steps: Iterable[Step]) -> list[tuple[str, dict[str, object]]]:
-    """*steps* without options that only concern offsets."""
-    return [
-        (step.type, {key: value for key, value in step.options.items() if key != "trim_offsets"})
-        for step in steps
-    ]
 
 
 def _vocabulary(spec: TokenizerSpec, rows: int) -> dict[str, Any]:

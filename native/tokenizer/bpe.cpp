@@ -59,7 +59,9 @@ auto PieceCache<kWords, kIds, kSets>::set(const char* begin, size_t size, const 
 template <size_t kWords, size_t kIds, size_t kSets>
 bool PieceCache<kWords, kIds, kSets>::get(const Set& set, const Key& key, size_t size, Ids& out) {
     for (const Entry& entry : set.entries) {
-        if (entry.size != size || std::memcmp(entry.text, key, sizeof(Key)) != 0) continue;
+        uint64_t other = entry.size ^ size;
+        for (size_t word = 0; word < kWords; ++word) other |= entry.text[word] ^ key[word];
+        if (other != 0) continue;
         for (size_t i = 0; i < entry.count; ++i) out.push_back(entry.ids[i]);
         return true;
     }

@@ -1,5 +1,6 @@
 // Normalizers as the `tokenizers` library runs them, with the origins that it gives every byte.
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "tokenizer/models.hpp"
@@ -23,6 +24,11 @@ struct Changed {
 using Changes = std::vector<Changed>;
 
 bool is_ascii(std::string_view text) {
+    if (text.size() == 8) {
+        uint64_t bytes;
+        std::memcpy(&bytes, text.data(), sizeof bytes);
+        return (bytes & 0x8080808080808080ull) == 0;
+    }
     return std::none_of(text.begin(), text.end(), [](char c) { return (c & 0x80) != 0; });
 }
 
@@ -158,6 +164,40 @@ Changes composed(const Changes& parts) {
     }
     flush();
     return out;
+}
+
+// NFC or NFKC. A character that never changes begins anew, so only the stretches from the one before
+// a character that may change up to the next one that does not are taken apart.
+template <typename Test>
+void compose(Normalized& text, Test may_change, bool compatible) {
+    const char* const begin = text.text.data();
+    const char* const end = begin + text.text.size();
+    const auto normal = [&](const char* from, const char* to) {
+        return composed(decomposed({from, static_cast<size_t>(to - from)}, compatible));
+    };
+    std::string out;
+    const char *done = begin, *last = begin;  // copied up to here; the character before p
+    for (const char* p = begin; p != end;) {
+        if (end - p >= 8 && is_ascii({p, 8})) {
+            p += 8;
+            last = p - 1;
+            continue;
+        }
+        const char* stop = p;
+        if (!may_change(unicode::next(stop, end))) {
+            last = p;
+            p = stop;
+            continue;
+        }
+        if (text.traced) return apply(text, normal(begin, end), 0);
+        for (const char* ahead = stop; ahead != end && may_change(unicode::next(ahead, end));) stop = ahead;
+        out.append(done, last);
+        for (const Changed& changed : normal(last, stop)) unicode::append(out, changed.code);
+        done = last = p = stop;
+    }
+    if (done == begin) return;
+    out.append(done, end);
+    text.text = std::move(out);
 }
 
 template <typename Keep>
@@ -396,14 +436,10 @@ void Normalizer::run(Normalized& text, bool goes_on, Budget& budget) {
     for (const TokenizerStep& step : steps_) {
         switch (step.kind) {
             case StepKind::kNfc:
-                if (any_code(text.text, unicode::may_change_nfc)) {
-                    apply(text, composed(decomposed(text.text, false)), 0);
-                }
+                compose(text, unicode::may_change_nfc, false);
                 break;
             case StepKind::kNfkc:
-                if (any_code(text.text, unicode::may_change_nfkc)) {
-                    apply(text, composed(decomposed(text.text, true)), 0);
-                }
+                compose(text, unicode::may_change_nfkc, true);
                 break;
             case StepKind::kNfd:
                 if (!is_ascii(text.text)) apply(text, decomposed(text.text, false), 0);

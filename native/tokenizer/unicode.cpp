@@ -35,8 +35,6 @@ bool contains(const Range (&ranges)[N], uint32_t code) {
     return contains(ranges, N, code);
 }
 
-bool is_conjoining_jamo(uint32_t code) { return code >= 0x1100 && code <= 0x11FF; }
-
 template <size_t N>
 uint8_t class_of(const Class (&ranges)[N], uint32_t code) {
     const Class* found = std::lower_bound(
@@ -162,14 +160,35 @@ size_t grapheme(std::string_view text, size_t at) {
     return static_cast<size_t>(p - begin);
 }
 
-bool may_change_nfc(uint32_t code) {
-    return code >= 0x300 && (is_mark(code) || is_conjoining_jamo(code) || contains(kNfcChanges, code));
+namespace {
+
+// For each character below kFlat: 1 where NFC may change it, 2 where NFKC may.
+std::vector<uint8_t> flat_changes() {
+    std::vector<uint8_t> table(kFlat, 0);
+    const auto set = [&](uint32_t first, uint32_t last, uint8_t bits) {
+        for (uint32_t code = first; code <= std::min(last, kFlat - 1); ++code) table[code] |= bits;
+    };
+    const uint32_t marks = category_mask("M");
+    for (const CategoryRange& range : kCategories) {
+        if (marks >> range.category & 1u) set(range.first, range.last, 3);
+    }
+    for (const Range& range : kNfcChanges) set(range.first, range.last, 1);
+    for (const Range& range : kNfkcChanges) set(range.first, range.last, 2);
+    set(0x1100, 0x11FF, 3);
+    return table;
 }
 
-bool may_change_nfkc(uint32_t code) {
-    return code >= 0x80 &&
-           (is_mark(code) || is_conjoining_jamo(code) || contains(kNfkcChanges, code));
+bool may_change(uint32_t code, uint8_t bit) {
+    static const std::vector<uint8_t> table = flat_changes();
+    if (code < kFlat) return (table[code] & bit) != 0;
+    return is_mark(code) || (bit == 1 ? contains(kNfcChanges, code) : contains(kNfkcChanges, code));
 }
+
+}  // namespace
+
+bool may_change_nfc(uint32_t code) { return code >= 0x300 && may_change(code, 1); }
+
+bool may_change_nfkc(uint32_t code) { return code >= 0x80 && may_change(code, 2); }
 
 namespace {
 
