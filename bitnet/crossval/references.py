@@ -180,10 +180,6 @@ class IkLlamaCpp(LlamaCpp):
         "Kcur_roped": "Kcur",
     }
 
-    def __init__(self, *, convert: bool = True) -> None:
-        """Without *convert* it gets a file it misreads, which the float64 pass must detect."""
-        self._convert = convert
-
     def reads(self, checkpoint: Checkpoint) -> bool:
         return _InProcess.reads(self, checkpoint)
 
@@ -191,7 +187,7 @@ class IkLlamaCpp(LlamaCpp):
     def _file(self, question: Question, folder: Path) -> Iterator[Path]:
         path = question.checkpoint.path
         asks_tokens_only = not question.prompts
-        if asks_tokens_only or not self._convert or not _is_i2_s(question.checkpoint):
+        if asks_tokens_only or not _is_i2_s(question.checkpoint):
             yield path
             return
         spec = importlib.util.find_spec(self.package)

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -83,10 +83,18 @@ def test_llama_cpp_gives_intermediates(checkpoint):
     assert whole == {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"}
 
 
+class Unconverted(IkLlamaCpp):
+    """ik_llama.cpp given the file as it is, which it misreads."""
+
+    @contextmanager
+    def _file(self, question, folder):
+        yield question.checkpoint.path
+
+
 @needs("ik_llama_cpp")
 def test_wrong_logits_of_a_file_that_loads_are_rejected(ternary):
     with suppress(EngineFailed):  # in some runs what it reads trips an assertion of its own
-        silent = IkLlamaCpp(convert=False).trace(question(ternary))
+        silent = Unconverted().trace(question(ternary))
         verdict = judged(ternary, silent)
         assert verdict.status != "passed"
         # Rejected; or, as what it reads varies, it guesses the ids of the prompt better than we do.
