@@ -81,6 +81,8 @@ def config(architecture, **more):
             "tie_word_embeddings": True,
             "sliding_window": 4 if architecture in ("gemma2", "gemma3") else None,
         }
+        # The width of a head, with which GGUF's engines scale scores whatever a file says.
+        | ({"query_pre_attn_scalar": 64} if architecture in ("gemma2", "gemma3") else {})
         | ternary
         | more
     )

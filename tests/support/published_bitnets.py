@@ -242,7 +242,8 @@ def with_tokenizer(path, name):
     pieces = ["<unk>", *TOKENS[:2], *(f"t{number}" for number in range(VOCAB - 3))]
     kinds = [2, 3, 3, *[1] * (VOCAB - 3)]
     scores = [0.0, 0.0, 0.0, *(-float(number) for number in range(VOCAB - 3))]
-    model = SentencePieceModel(2, pieces, scores, kinds, False, b"", True, False, 0, 1, 2)
+    special = {"unknown_id": 0, "bos_id": 1, "eos_id": 2}
+    model = SentencePieceModel(2, pieces, scores, kinds, remove_extra_whitespaces=False, **special)
     (path / "tokenizer.model").write_bytes(write_model(model))
     return path
 
