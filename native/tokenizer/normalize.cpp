@@ -166,8 +166,8 @@ Changes composed(const Changes& parts) {
     return out;
 }
 
-// NFC or NFKC. A character that never changes begins anew, so only the stretches from the one before
-// a character that may change up to the next one that does not are taken apart.
+// NFC or NFKC. A character that never changes joins nothing before it, so only the stretches from the one
+// before a character that may change up to the next one that does not are taken apart.
 template <typename Test>
 void compose(Normalized& text, Test may_change, bool compatible) {
     const char* const begin = text.text.data();
