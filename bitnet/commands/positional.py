@@ -7,7 +7,7 @@ beginning of a command. Here ``infer tiny.gguf`` becomes ``infer --model=tiny.gg
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.commands.declare import IS_VALUE, Option
@@ -34,7 +34,7 @@ def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
     """
     commands = _commands(words, contexts)
     return [
-        _mark_value(word, contexts.get(command[0]))
+        _mark_value(word, _find(contexts, command[0]))
         for command in commands
         for word in _name_words(command, contexts)
     ]
@@ -43,15 +43,20 @@ def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
 def _mark_value(word: str, context: ParserContext | None) -> str:
     """*word*; in ``--option=-value`` with a mark, or Invoke would parse the value as an option."""
     flag, equals, value = word.partition("=")
-    option = context.flags.get(flag) if context and equals and value.startswith("-") else None
+    option = _find(context.flags, flag) if context and equals and value.startswith("-") else None
     return f"{flag}={IS_VALUE}{value}" if option and option.takes_value else word
+
+
+def _find(names: Mapping[str, Any], name: str) -> Any:
+    """What is called *name*, also by an alias: ``get`` of Invoke's mappings knows none."""
+    return names[name] if name in names else None  # noqa: SIM401
 
 
 def _commands(words: list[str], contexts: Contexts) -> Iterator[list[str]]:
     """*words* by command; a text that is called like a command stays a text."""
     begun = 0
     while begun < len(words):
-        context = contexts.get(words[begun])
+        context = _find(contexts, words[begun])
         rest = words[begun + 1 :]
         taken = _positional(context)
         ends = len(rest)
@@ -68,7 +73,7 @@ def _commands(words: list[str], contexts: Contexts) -> Iterator[list[str]]:
 
 def _name_words(words: list[str], contexts: Contexts) -> Iterator[str]:
     """*words*, one command, with the names of its positional arguments."""
-    context = contexts.get(words[0])
+    context = _find(contexts, words[0])
     taken = _positional(context)
     named_values = _values_by_name(words, taken)
     free = [

@@ -30,7 +30,7 @@ from bitnet.base.errors import (
     NotFound,
     UpstreamChanged,
 )
-from bitnet.base.trust import redact_url, refuse_links
+from bitnet.base.trust import place_problem, redact_url, refuse_links
 from bitnet.hub.download import fetch, require_folder
 from bitnet.hub.orders import order_of
 from bitnet.hub.placing import common_folder, place_all
@@ -118,8 +118,23 @@ def provide_all(
             _place_beside(order, artifact, project)
     licences: dict[tuple[str, str], tuple[str, str]] = {}
     provided = [_describe(order, artifact, project, licences) for order, artifact in here]
-    project.pin(*(artifact for artifact in provided if artifact.checked))
+    _pin(here, provided, project)
     return provided
+
+
+def _pin(
+    here: list[tuple[FileOrder, Artifact]], provided: list[Artifact], project: Project
+) -> None:
+    """Pin *provided*, the files of the orders in *here*, as far as they are known to be right."""
+    pairs = zip((order for order, _ in here), provided, strict=True)
+    project.pin(*(a for order, a in pairs if a.checked and _may_be_pinned(order, project)))
+
+
+def _may_be_pinned(order: FileOrder, project: Project) -> bool:
+    """False for a file outside of the project that ``sync`` could not put into it."""
+    is_outside = order.kind == "model" and order.place is None and order.default is not None
+    usual = project.place_of(order.default) if is_outside else None
+    return usual is None or not place_problem(usual)
 
 
 # --- obtain ----------------------------------------------------------------------------------

@@ -47,6 +47,12 @@ def test_several_names_and_patterns_are_fetched_by_one_command(work, bitnet):
     assert {"README.md", "m-Q8_0.gguf"} <= {*below(work / "elsewhere")}
 
 
+def test_another_name_of_a_command_takes_the_same_words(work, bitnet):
+    done = bitnet("pull", "org/two", "*Q4*", "README.md", "--json")
+    assert done.code == 0, done.err
+    assert [Path(row["path"]).name for row in json.loads(done.out)] == ["m-Q4_0.gguf", "README.md"]
+
+
 def test_a_name_that_is_missing_fetches_none_of_them(work, bitnet):
     done = bitnet("download-model", "org/two", "README.md", "absent.gguf")
     assert done.code == 19, done.err
@@ -79,6 +85,7 @@ def test_a_repository_with_a_model_is_downloaded_whole(work, hub, bitnet, tmp_pa
     elsewhere = tmp_path / "elsewhere"
     assert bitnet("download", "org/two", "--local-dir", elsewhere).code == 0
     assert below(elsewhere) == sorted([*OWN, *whole])
+    assert bitnet("sync").code == 0  # what it could not place is not pinned
     assert bitnet("download", "org/two", "modeling.py").code != 0  # who names it hears why not
 
 

@@ -94,8 +94,7 @@ class Blob:
 
     def _oid(self):
         """The name git gives to the content; of a large file, to some pointer."""
-        small = self.path.read_bytes() if self.path and not self.large else self._bytes
-        content = self.sha256.encode() if self.large else small
+        content = self.sha256.encode() if self.large else self.read(0, self.size)
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
     def _digest(self):
