@@ -7,7 +7,7 @@ Each replica is a worker with its own copy of the model. Ray places replicas, ad
 by the length of their queues, and lets one finish its answers before it is removed. The door below
 sends a request to the replica that answered the beginning of its conversation last, whose cache
 holds that prefix, and repeats a request whose replica was lost before anything of the answer was
-sent on: a client gets one answer, or one error in the middle of a stream.
+sent on. A stream that has begun is not repeated: it ends with an error event in its dialect.
 """
 
 from __future__ import annotations
@@ -15,23 +15,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayActorError, WorkerCrashedError
 from ray.serve.exceptions import BackPressureError
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
 from bitnet.commands.context import Context
+from bitnet.server.refusals import Refused
+from bitnet.server.streams import wire_of
+from bitnet.wire import responses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from bitnet.server.asgi import Event, Receive, Scope, Send
 
-__all__ = ["Door", "Replica", "app", "prefix_of"]
+__all__ = ["Door", "Replica", "app", "last_event", "prefix_of"]
+
+logger = logging.getLogger(__name__)
 
 PREFIX_CHARACTERS = 256  # of a conversation's beginning, which decides where it goes
 TRIES = 4  # replicas that a request is given to
@@ -41,7 +48,7 @@ _NUMBERS = {
     "min_replicas": 1, "max_replicas": 1, "max_batch": 8, "queue": 64, "threads": 0, "drain": 30,
     "max_output_tokens": 4096, "cpus": 1,
 }  # fmt: skip
-_LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, BackPressureError)
+_LOST = (RayActorError, WorkerCrashedError, BackPressureError)
 
 
 class Replica:
@@ -179,23 +186,40 @@ class Door:
         facts.setdefault("raw_path", scope["path"].encode())
         replicas = self._replicas.options(multiplexed_model_id=prefix_of(body))
         for attempt in range(TRIES):
-            begun, held = False, []  # the status is sent with the first part of the answer
+            parts = 0  # sent on; the status goes with the first part
+            held: list[Event] = []
             try:
                 async for event in replicas.respond.remote({**facts, "root_path": ""}, body):
                     held.append(event)
                     while held and event["type"] == "http.response.body":
-                        begun = True
+                        parts += held[0]["type"] == "http.response.body"
                         await send(held.pop(0))
+                if event["type"] != "http.response.body" or event.get("more_body"):
+                    raise RayActorError(error_msg="the replica left its answer unfinished")
                 return
-            except _LOST as error:
-                if begun:
-                    raise  # part of the answer has been sent: the connection is cut
+            except Exception as error:
+                if parts:
+                    logger.warning("a stream was cut: %s", error)
+                    last = last_event(scope["path"], parts).encode()
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
+                    return
+                if not isinstance(error, _LOST):
+                    raise
                 if attempt + 1 == TRIES:
                     busy = isinstance(error, BackPressureError)
                     message = "every replica is busy" if busy else "the replicas were lost"
                     await _refuse(send, 429 if busy else 503, message)
                     return
                 await asyncio.sleep(0.1 * 2**attempt)
+
+
+def last_event(path: str, sent: int) -> str:
+    """Text of the event that ends a stream of *path* whose replica was lost after *sent* events."""
+    lost = Refused(502, "the replica that wrote this answer was lost", kind="server_error")
+    facts = lost.body(path)
+    if path == responses.PATH:
+        facts = responses.error_event(sent, lost.message, lost.kind)
+    return wire_of(path).line(facts)
 
 
 def prefix_of(body: bytes) -> str:

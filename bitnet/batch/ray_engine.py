@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,8 @@ def ray_answers(
     if not rows:
         return
     try:
+        # Processes that Ray starts with ``python -c`` would import from this process's folder, too.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
         with TemporaryDirectory() as empty:  # actors would import from this process's own folder
             ray.init(
                 address=options.address or None,

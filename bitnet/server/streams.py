@@ -14,6 +14,7 @@ from bitnet.base.errors import UsageError
 from bitnet.server.prompts import prepare_sequences
 from bitnet.server.refusals import GONE, Refused, from_error
 from bitnet.server.worker import stopping
+from bitnet.wire import anthropic, llama_server, ollama, responses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from bitnet.server.worker import Order, Worker
     from bitnet.wire.fields import Form
 
-__all__ = ["DONE", "LINES", "NAMED", "OPENAI", "UNNAMED", "Exchange", "Wire", "event"]
+__all__ = ["DONE", "LINES", "NAMED", "OPENAI", "UNNAMED", "Exchange", "Wire", "event", "wire_of"]
 
 T = TypeVar("T")
 
@@ -68,6 +69,15 @@ OPENAI = Wire("text/event-stream", event, DONE)
 NAMED = Wire("text/event-stream", event_with_name)
 UNNAMED = Wire("text/event-stream", event)
 LINES = Wire("application/x-ndjson", line)
+
+
+def wire_of(path: str) -> Wire:
+    """Format in which the address *path* streams."""
+    if path.startswith(ollama.PREFIX):
+        return LINES
+    if path.startswith(anthropic.PREFIX) or path == responses.PATH:
+        return NAMED
+    return UNNAMED if path in llama_server.PATHS else OPENAI
 
 
 class Reply(Protocol):

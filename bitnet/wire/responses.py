@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RESPONSE", "ResponseItems", "response_requests", "response_schema"]
 
+PATH = "/v1/responses"
 INCLUDED = "message.output_text.logprobs"
 _ANY_OBJECTS = {"type": "array", "items": OBJECT}
 
@@ -157,6 +158,12 @@ def _text(content: Any, where: str) -> str:
     raise UsageError(f"{where}: only text is served", field=where)
 
 
+def error_event(number: int, message: str, code: str, field: str | None = None) -> dict[str, Any]:
+    """The event of an error, which is event *number* of its stream."""
+    facts = {"code": code, "message": message, "param": field}
+    return {"type": "error", "sequence_number": number, **facts}
+
+
 class ResponseItems:
     """The items of one response, and the events that tell of them."""
 
@@ -218,7 +225,8 @@ class ResponseItems:
 
     def fault(self, message: str, code: str, field: str | None) -> dict[str, Any]:
         """The event of an error."""
-        return self.event("error", code=code, message=message, param=field)
+        self._count += 1
+        return error_event(self._count, message, code, field)
 
     def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""

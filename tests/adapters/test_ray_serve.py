@@ -48,6 +48,13 @@ def cluster(tmp_path_factory):
         nodes.shutdown()
 
 
+def kill(nodes, node):
+    """Kill *node*, which holds one of two replicas."""
+    before = set(_replicas())
+    nodes.remove_node(node, allow_graceful=False)
+    until(lambda: len(set(_replicas()) & before) == 1)
+
+
 def _replicas():
     """Node of each replica that lives."""
     from ray.util.state import list_actors
@@ -88,6 +95,72 @@ def test_a_conversation_goes_on_where_its_prefix_is(cluster):
     until(stays)  # by chance, one in a million does
 
 
+def test_a_stream_of_a_killed_node_ends_with_an_error_and_never_as_if_it_were_whole(cluster):
+    nodes, others, client = cluster
+    until(lambda: len(set(_replicas().values())) == 2)
+    asked = BODY | {"max_tokens": 900}
+    expected = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+    begun, streams, done = [], [], threading.Event()
+
+    def read(name):
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S) as own:
+            while not done.is_set():
+                with own.stream("POST", "/v1/completions", json=asked | {"stream": True}) as reply:
+                    lines = []
+                    for line in reply.iter_lines():
+                        lines.append(line)
+                        begun.append(name)
+                streams.append([line[6:] for line in lines if line.startswith("data: ")])
+
+    threads = [threading.Thread(target=read, args=(at,)) for at in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: set(begun) == set(range(CLIENTS)))
+        kill(nodes, others.pop(0))
+        until(lambda: any("error" in json.loads(events[-1]) for events in ends(streams)))
+        count = len(streams)
+        until(lambda: len(streams) > count + CLIENTS)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        others.append(nodes.add_node(num_cpus=1))
+    cut = 0
+    for events in streams:
+        last = events[-1]
+        parts = [json.loads(event) for event in events if event != "[DONE]"]
+        text = "".join(part["choices"][0]["text"] for part in parts if "choices" in part)
+        if last == "[DONE]":
+            assert text == expected
+            continue
+        cut += 1
+        assert "was lost" in parts[-1]["error"]["message"]
+        assert expected.startswith(text)
+    assert cut
+
+
+def ends(streams):
+    """Streams that do not end with the word of a whole one."""
+    return [events for events in list(streams) if events[-1] != "[DONE]"]
+
+
+@pytest.mark.parametrize(
+    ("path", "begins"),
+    [
+        ("/v1/chat/completions", 'data: {"error":{"message":"'),
+        ("/v1/messages", 'event: error\ndata: {"type":"error","error":{'),
+        ("/api/chat", '{"error":"'),
+        ("/v1/responses", 'event: error\ndata: {"type":"error","sequence_number":7,'),
+        ("/completion", 'data: {"error":{"code":502,'),
+    ],
+)
+def test_the_last_event_of_a_cut_stream_has_the_form_of_its_dialect(path, begins):
+    from bitnet.adapters import ray_serve
+
+    assert ray_serve.last_event(path, 7).startswith(begins)
+
+
 def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):
     nodes, others, client = cluster
     until(lambda: len(set(_replicas().values())) == 2)
@@ -107,11 +180,9 @@ def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):
         thread.start()
     try:
         until(lambda: len(replies) > 50)
-        before = set(_replicas())
-        nodes.remove_node(others[0], allow_graceful=False)
+        kill(nodes, others[0])
         count = len(replies)
         until(lambda: len(replies) > count + 100)
-        until(lambda: len(set(_replicas()) & before) == 1)  # one of the two was really killed
     finally:
         done.set()
         for thread in threads:
