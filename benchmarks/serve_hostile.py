@@ -25,7 +25,7 @@ from hostile_bodies import VALID, bodies
 from waiting import free_port, until
 
 import bitnet.server.app  # noqa: F401 - its routes name their forms
-from bitnet.server.bodies import FORMS
+from bitnet.server.exchange import FORMS
 
 STREAM = {"prompt": "A neighbour", "max_tokens": 200, "stream": True, "ignore_eos": True}
 JSON = {"Content-Type": "application/json"}

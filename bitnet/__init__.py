@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer, Stats
     from bitnet.runtime.keywords import AnswerOptions
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.options import SamplingParams
     from bitnet.runtime.piece import TokenLogprob
+    from bitnet.runtime.request import SamplingParams
     from bitnet.server.narration import narrate
     from bitnet.sources import TokenizerDownloadInfo
     from bitnet.tokenizer import (
@@ -63,8 +63,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "bitnet.runtime.answer": ("Answer", "Stats"),
     "bitnet.runtime.keywords": ("AnswerOptions",),
     "bitnet.runtime.language_model": ("LanguageModel",),
-    "bitnet.runtime.options": ("SamplingParams",),
     "bitnet.runtime.piece": ("TokenLogprob",),
+    "bitnet.runtime.request": ("SamplingParams",),
     "bitnet.server.narration": ("narrate",),
     "bitnet.sources": ("TokenizerDownloadInfo",),
     "bitnet.tokenizer": (

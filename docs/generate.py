@@ -18,7 +18,7 @@ from bitnet.commands.declare import GROUPS, Option, Task
 from bitnet.commands.usage import summary
 from bitnet.families import config_json, gguf_keys, rope_keys
 from bitnet.families.family import Family, families
-from bitnet.runtime import limits
+from bitnet.runtime import request
 from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name
 
 if TYPE_CHECKING:
@@ -116,11 +116,11 @@ def requests() -> str:
         "command. A dialect without a name for a field does not have it; a field that a door does "
         "not know is refused.",
         _table(["field", "type", "bounds", *DIALECTS], rows),
-        f"Everywhere a request has at most {limits.MAX_MESSAGES:,} messages, {limits.MAX_STOPS} "
-        f"stop texts and {limits.MAX_BIASES:,} biases; a schema or a regular expression at most "
-        f"{limits.MAX_GRAMMAR:,} characters, {limits.MAX_PROPERTIES:,} properties, "
-        f"{limits.MAX_REFERENCES} definitions referred to and {limits.MAX_REPEATS:,} repetitions "
-        f"in patterns. Values are nested at most {limits.MAX_DEPTH} deep. Texts are UTF-8 without "
+        f"Everywhere a request has at most {request.MAX_MESSAGES:,} messages, {request.MAX_STOPS} "
+        f"stop texts and {request.MAX_BIASES:,} biases; a schema or a regular expression at most "
+        f"{request.MAX_GRAMMAR:,} characters, {request.MAX_PROPERTIES:,} properties, "
+        f"{request.MAX_REFERENCES} definitions referred to and {request.MAX_REPEATS:,} repetitions "
+        f"in patterns. Values are nested at most {request.MAX_DEPTH} deep. Texts are UTF-8 without "
         "NUL.",
     ]
     return "\n\n".join(parts) + "\n"

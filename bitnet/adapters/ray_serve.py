@@ -27,8 +27,8 @@ from ray.serve.exceptions import BackPressureError
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
 from bitnet.commands.context import Context
+from bitnet.server.exchange import wire_of
 from bitnet.server.refusals import Refused
-from bitnet.server.streams import wire_of
 from bitnet.wire import responses
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ class Replica:
         from bitnet.runtime.language_model import load_checkpoint
         from bitnet.server.app import create_app
         from bitnet.server.metrics import Metrics
-        from bitnet.server.models import Models
+        from bitnet.server.models import Models, Slot
         from bitnet.server.narration import Narrator
-        from bitnet.server.slot import Slot
         from bitnet.server.worker import WorkerLimits
 
         path, threads = Context().model(model), options["threads"]

@@ -409,8 +409,8 @@ no_color = Setting(
 
 def history_file() -> Path:
     """File with the lines typed in earlier sessions."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    default = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    default = state if state.is_absolute() else Path.home() / ".local" / "state"
     return history() or default / "bitnet" / "history"
 
 
@@ -427,8 +427,7 @@ def check() -> None:
 def as_set(setting: Setting[Any]) -> str | None:
     """The text *setting* is set to in the environment, for people; a secret is not shown."""
     for name in setting.names:
-        text = os.environ.get(name)
-        if text is not None:
+        if (text := os.environ.get(name)) is not None:
             return "(set, not shown)" if setting.secret else repr(without_login(text))
     return None
 
@@ -449,16 +448,14 @@ def cache_dir() -> Path:
     Raises:
         UsageError: there is no home folder, and nothing else is set.
     """
-    override = cache_dir_override()
-    if override is not None:
+    if (override := cache_dir_override()) is not None:
         return expand_home(override).absolute()
     if sys.platform == "win32":  # pragma: no cover
         local = os.environ.get("LOCALAPPDATA")
         return Path(local) / "bitnet" if local else Path.home() / "AppData/Local/bitnet"
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    # The XDG specification says a relative path must be ignored.
-    if xdg and Path(xdg).is_absolute():
-        return Path(xdg) / "bitnet"
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if xdg.is_absolute():  # its specification says that another one must be ignored
+        return xdg / "bitnet"
     try:
         return Path.home() / ".cache/bitnet"
     except RuntimeError:
@@ -481,18 +478,22 @@ def access_token() -> str | None:
 
     That is in the file ``HF_TOKEN_PATH``, or ``token`` below ``HF_HOME``.
     """
-    token = hf_token()
-    if token is None:
-        try:
-            path = hf_token_path() or hf_home() / "token"
-            text = expand_home(path).read_text(encoding="ascii").strip()
-        except (OSError, ValueError):
-            return None
-        token = text if text and text.isprintable() and " " not in text else None
-    return token
+    if (token := hf_token()) is not None:
+        return token
+    try:
+        path = hf_token_path() or hf_home() / "token"
+        text = expand_home(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return text if text and text.isprintable() and " " not in text else None
 
 
 def child_environment(**changes: str) -> dict[str, str]:
     """The environment for a program we start: ours without secrets, with *changes*."""
     secrets = {name for setting in ALL if setting.secret for name in setting.names}
     return {name: text for name, text in os.environ.items() if name not in secrets} | changes
+
+
+def protect_children() -> None:
+    """Have Python in programs started from here import nothing from their folder (from 3.11 on)."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")

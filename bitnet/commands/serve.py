@@ -109,7 +109,7 @@ def _slots(options, model, common):
         UsageError: two have one name, an alias is of none of them, or an option is for one model.
     """
     from bitnet.formats.model_files import model_name
-    from bitnet.server.slot import Slot
+    from bitnet.server.models import Slot
 
     slots: dict[str, Slot] = {}
     for argument, path in _paths(options, model, common):

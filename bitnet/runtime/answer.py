@@ -10,8 +10,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.runtime.conversation_text import ReasoningReader
 from bitnet.runtime.piece import Piece, TokenLogprob
-from bitnet.runtime.reasoning import ReasoningReader
 from bitnet.runtime.tool_calls import ToolCall, call_reader
 
 if TYPE_CHECKING:

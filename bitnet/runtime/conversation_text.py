@@ -1,13 +1,17 @@
-"""Text of a conversation in the model's chat template, with the functions it may call."""
+"""Text of a conversation in the model's chat template, and the reasoning part of its answers.
+
+The marks of reasoning are those of the templates: ``<think>`` of DeepSeek-R1, Qwen 3 and SmolLM3,
+``[THINK]`` of Magistral and Ministral 3, ``<seed:think>`` of Seed-OSS, and the channel of gpt-oss.
+Some templates write the opening one at the end of the prompt.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import UsageError
-from bitnet.runtime.reasoning import render_beginning
-from bitnet.runtime.request import check_messages
+from bitnet.base.errors import Unsupported, UsageError
+from bitnet.runtime.request import ReasoningRules, check_messages
 from bitnet.runtime.tool_formats import (
     HARMONY,
     HERMES,
@@ -27,7 +31,15 @@ if TYPE_CHECKING:
     from bitnet.runtime.tools import Tools
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["conversation_text"]
+__all__ = ["ReasoningReader", "conversation_text", "reasoning_rules"]
+
+#: A text of the template that identifies them, and the marks.
+_MARKS = (
+    ("</think>", "<think>", "</think>"),
+    ("[/THINK]", "[THINK]", "[/THINK]"),
+    ("</seed:think>", "<seed:think>", "</seed:think>"),
+    ("<|channel|>", "<|channel|>analysis<|message|>", "<|end|>"),
+)
 
 
 def conversation_text(
@@ -64,7 +76,10 @@ def _text(
     tokenizer: Tokenizer, request: Request, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[str, Tools | None, CallFormat]:
     template = chat_template(tokenizer)
-    tools = read_tools(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
+    tools = None
+    if request.tools:
+        parallel = request.parallel_tool_calls
+        tools = read_tools(request.tools, request.tool_choice, parallel=parallel)
 
     def render(
         messages: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]] | None = None
@@ -92,3 +107,129 @@ def _text(
         return render(render_calls_as_text(form, messages, prompt)), tools, form
     except UsageError:  # some templates do not accept a system message either
         return render(render_calls_as_text(form, messages, prompt, system=False)), tools, form
+
+
+def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:
+    """Text of *message*, the beginning of the answer to *prompt*, as the model has written it.
+
+    Raises:
+        Unsupported: the model writes its answers in channels.
+    """
+    content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+    marks = _marks_of(tokenizer)
+    if marks is None:
+        return content
+    opening, closing = marks
+    if opening.startswith("<|channel|>"):
+        raise Unsupported("answers of this model are written in channels and cannot be continued")
+    is_open = prompt.rstrip().endswith(opening)
+    if not (reasoning or is_open):
+        return content
+    begun = ("" if is_open else f"{opening}\n") + reasoning
+    return f"{begun}\n{closing}\n\n{content}" if content else begun
+
+
+def _marks_of(tokenizer: Tokenizer) -> list[str] | None:
+    template = tokenizer.chat_template or ""
+    return next((marks for sign, *marks in _MARKS if sign in template), None)
+
+
+def reasoning_rules(
+    tokenizer: Tokenizer,
+    prompt: str,
+    budget: int | None = None,
+    begun: Mapping[str, Any] | None = None,
+) -> ReasoningRules | None:
+    """Rules for answers to *prompt*; ``None`` for a model whose template has no reasoning.
+
+    Args:
+        tokenizer: of the model.
+        prompt: text of the conversation, up to where the answer begins.
+        budget: tokens after which the reasoning is ended; ``None``: no limit.
+        begun: the message that the answer continues, if it does.
+
+    Raises:
+        UsageError: there is a budget, and the marks are not single tokens of the model.
+    """
+    marks = _marks_of(tokenizer)
+    if marks is None:
+        return None
+    opening, closing = marks
+    is_begun = prompt.rstrip().endswith(opening) if begun is None else not begun.get("content")
+    ids = [tokenizer.encode(mark, add_special=False) for mark in marks]
+    tokens = (ids[0][0], ids[1][0]) if all(len(each) == 1 for each in ids) else None
+    if budget is not None and tokens is None:
+        raise UsageError(
+            "this model's reasoning has no limit: its marks are not single tokens",
+            field="thinking_budget",
+        )
+    special = set(tokenizer.special_ids).intersection(ids[0] + ids[1])
+    return ReasoningRules(
+        opening,
+        closing,
+        is_begun,
+        budget,
+        tokens,
+        {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special},
+    )
+
+
+class ReasoningReader:
+    """Splits the text of an answer into reasoning and what follows it."""
+
+    def __init__(self, rules: ReasoningRules) -> None:
+        """Reads one answer."""
+        self._rules = rules
+        self._inside = rules.begun
+        self._ended = False
+        self._fresh = True  # nothing of the current part has been passed on
+        self._held = ""
+
+    @property
+    def is_inside(self) -> bool:
+        """True if what comes next is reasoning."""
+        return self._inside
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Reasoning and text that are certain after the next part, *text*."""
+        self._held += text
+        if not self._inside and not self._ended:
+            begin = self._held.lstrip()
+            if len(begin) < len(self._rules.opening) and self._rules.opening.startswith(begin):
+                return "", ""  # it may become the mark
+            self._inside = begin.startswith(self._rules.opening)
+            self._ended = not self._inside
+            if self._inside:
+                self._held = begin[len(self._rules.opening) :]
+            else:
+                self._fresh = False  # an answer without reasoning keeps its first spaces
+        reasoning = self._reasoning() if self._inside else ""
+        return reasoning, self._take_text() if self._ended else ""
+
+    def finish(self) -> tuple[str, str]:
+        """Reasoning and text that were held back."""
+        held, self._held = self._held, ""
+        return (held.strip() if self._fresh else held.rstrip(), "") if self._inside else ("", held)
+
+    def _reasoning(self) -> str:
+        closing = self._rules.closing
+        before, mark, after = self._held.partition(closing)
+        if mark:
+            self._inside, self._ended = False, True
+            part, self._held = before.rstrip(), after
+            part = part.lstrip() if self._fresh else part
+            self._fresh = True
+            return part
+        # The possible beginning of the mark is held back, with the space before it.
+        keep = next(n for n in range(len(closing), -1, -1) if before.endswith(closing[:n]))
+        part = before[: len(before) - keep].rstrip()
+        self._held = before[len(part) :]
+        part = part.lstrip() if self._fresh else part
+        self._fresh = self._fresh and not part
+        return part
+
+    def _take_text(self) -> str:
+        text = self._held.lstrip() if self._fresh else self._held
+        self._fresh = self._fresh and not text
+        self._held = ""
+        return text

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from bitnet.base.errors import WrongType
-from bitnet.runtime.options import SAMPLING, SamplingParams
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import SAMPLING, Request, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

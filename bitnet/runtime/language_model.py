@@ -22,9 +22,8 @@ from bitnet.formats.sentence_transformers import Prompts
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
 from bitnet.runtime.answer import Answer, Stats
-from bitnet.runtime.conversation_text import conversation_text
+from bitnet.runtime.conversation_text import conversation_text, reasoning_rules
 from bitnet.runtime.keywords import AnswerOptions, request_of, with_answer_options
-from bitnet.runtime.reasoning import reasoning_rules
 from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars

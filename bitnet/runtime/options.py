@@ -1,17 +1,14 @@
-"""Options and parameters for running a model; cheap to import."""
+"""Options for running a model; cheap to import."""
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from bitnet.base import settings
-from bitnet.base.arguments import wrong_type
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
+from bitnet.runtime.request import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from bitnet.formats.containers import I2SLayout
@@ -19,113 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRECISIONS",
-    "SAMPLING",
     "ModelOptions",
     "Precision",
     "PromptOptions",
-    "SamplingParams",
     "VectorOptions",
 ]
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-DEFAULT_SEED = 42
-MAX_BIAS = 1e9
-MAX_LOGPROBS = 100
-MAX_LOOKUP = 15  # drafted tokens and the last one fill a batch of the decode kernels
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Parameters of sampling. A value out of its range is a :class:`UsageError`.
-
-    ``logit_bias`` maps token ids to values added to their logits; ``ID=BIAS`` texts also work.
-    """
-
-    SECTION: ClassVar = "Sampling"
-
-    temperature: float = option(
-        0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
-    )
-    top_k: int = option(0, "sample from this many most likely tokens; 0: all", bounds=(0, 2**31))
-    top_p: float = option(
-        1.0, "sample from the most likely tokens with this total probability", bounds=(0.0, 1.0)
-    )
-    min_p: float = option(
-        0.0, "drop tokens below this share of the most likely one's probability", bounds=(0.0, 1.0)
-    )
-    repetition_penalty: float = option(
-        1.0, "lower the probability of earlier tokens; 1: off", synonyms=("repeat-penalty",),
-        bounds=(1e-3, 100.0),
-    )  # fmt: skip
-    frequency_penalty: float = option(
-        0.0,
-        "subtract this from the logit for each time a token was generated",
-        bounds=(-100.0, 100.0),
-    )
-    presence_penalty: float = option(
-        0.0, "subtract this from the logit of each generated token, once", bounds=(-100.0, 100.0)
-    )
-    seed: int | None = option(
-        None, "random seed; default: BITNET_SEED, otherwise random",
-        bounds=(0, 2**64),
-    )  # fmt: skip
-    logit_bias: Mapping[int, float] = option(
-        [],
-        "add this to the logit of a token id, -inf forbids it; may be given several times",
-        metavar="ID=BIAS",
-    )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        check_bounds(self)
-        for token, bias in self.logit_bias.items():
-            if token < 0 or not bias <= MAX_BIAS:
-                raise UsageError(
-                    f"logit_bias is {token}={bias}, expected an id from 0 on and a bias up to "
-                    f"{MAX_BIAS:g}",
-                    field="logit_bias",
-                )
-
-    def actual_seed(self) -> int:
-        """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
-        given = self.seed if self.seed is not None else settings.seed()
-        if given is not None:
-            return given
-        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
-
-    def turn(self, number: int = 0) -> SamplingParams:
-        """These parameters with the seed for answer *number* of several, so that they differ."""
-        return replace(self, seed=(self.actual_seed() + number) % 2**64)
-
-
-SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
-
-
-def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
-    """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
-    if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
-    given = entries.items() if isinstance(entries, Mapping) else _split(entries)
-    biases = {}
-    for token, bias in given:
-        try:
-            if not re.fullmatch(r"-?[0-9]{1,19}", str(token)):
-                raise ValueError
-            biases[int(token)] = float(bias)
-        except (ValueError, TypeError):  # noqa: PERF203 - it names the entry
-            shown = f"{token}={bias}".removesuffix("=")[:60]
-            raise UsageError(
-                f"logit_bias is {shown!r}, expected a token id and a number",
-                hint="for example: --logit-bias 42=-inf",
-                field="logit_bias",
-            ) from None
-    return biases
-
-
-def _split(entries: Iterable[str]) -> list[tuple[str, str]]:
-    parts = (entry.partition("=") for entry in entries)
-    return [(token, bias) for token, _, bias in parts]
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,55 @@
-"""The request for an answer: one record for the command line, HTTP and batches."""
+"""The request for an answer: one record for the command line, HTTP and batches, and its bounds.
+
+A value within them can be encoded as UTF-8, walked recursively and compiled: grammars of the
+largest schemas were measured on a stack of :data:`STACK_BYTES`, in time and in depth.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from bitnet.base.arguments import check_type
+from bitnet.base import settings
+from bitnet.base.arguments import check_type, wrong_type
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
-from bitnet.runtime.limits import (
-    MAX_BIASES,
-    MAX_MESSAGES,
-    MAX_STOPS,
-    check_schema,
-    check_text,
-    check_value,
-)
-from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SAMPLING, SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet.runtime.reasoning import ReasoningRules
     from bitnet.runtime.tool_formats import CallRules
 
-__all__ = ["EVERYTHING", "Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
-
+__all__ = [
+    "EVERYTHING",
+    "SAMPLING",
+    "Grammar",
+    "Matcher",
+    "ReasoningRules",
+    "Request",
+    "SamplingParams",
+    "check_messages", "check_prompt", "check_schema", "check_text", "check_value",
+]  # fmt: skip
 
 EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
+DEFAULT_SEED = 42
+MAX_BIAS = 1e9
+MAX_LOGPROBS = 100
+MAX_LOOKUP = 15  # drafted tokens and the last one fill a batch of the decode kernels
+MAX_MESSAGES = 4096
+MAX_STOPS = 16  # each is searched for at every token
+MAX_BIASES = 1024
+MAX_DEPTH = 100  # of JSON; the grammar library reads 127
+MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
+MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
+MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
+MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
+STACK_BYTES = 1 << 29  # twice what the deepest schema within these bounds needs; reserved only
 
 
 class Matcher(Protocol):
@@ -54,6 +74,129 @@ class Grammar(Protocol):
 
     def start(self) -> Matcher:
         """The state before the first token of an answer."""
+
+
+@dataclass(frozen=True)
+class ReasoningRules:
+    """Rules for finding the reasoning part of an answer.
+
+    Attributes:
+        opening: text before it.
+        closing: text after it.
+        begun: the prompt ends with *opening*.
+        budget: tokens after which *closing* is forced; ``None``: no limit.
+        tokens: ids of *opening* and *closing*, where each is one token.
+        shown: control tokens that are read as text.
+    """
+
+    opening: str
+    closing: str
+    begun: bool
+    budget: int | None = None
+    tokens: tuple[int, int] | None = None
+    shown: Mapping[int, str] = field(default_factory=dict)
+
+    def next_token(self, written: Sequence[int]) -> int | None:
+        """The token that must follow *written*, an answer so far; ``None``: any may."""
+        if self.budget is None or self.tokens is None or len(written) < self.budget:
+            return None
+        opening, closing = self.tokens
+        if closing in written or not (self.begun or opening in written):
+            return None
+        return closing
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Parameters of sampling. A value out of its range is a :class:`UsageError`.
+
+    ``logit_bias`` maps token ids to values added to their logits; ``ID=BIAS`` texts also work.
+    """
+
+    SECTION: ClassVar = "Sampling"
+
+    temperature: float = option(
+        0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
+    )
+    top_k: int = option(0, "sample from this many most likely tokens; 0: all", bounds=(0, 2**31))
+    top_p: float = option(
+        1.0, "sample from the most likely tokens with this total probability", bounds=(0.0, 1.0)
+    )
+    min_p: float = option(
+        0.0, "drop tokens below this share of the most likely one's probability", bounds=(0.0, 1.0)
+    )
+    repetition_penalty: float = option(
+        1.0, "lower the probability of earlier tokens; 1: off", synonyms=("repeat-penalty",),
+        bounds=(1e-3, 100.0),
+    )  # fmt: skip
+    frequency_penalty: float = option(
+        0.0,
+        "subtract this from the logit for each time a token was generated",
+        bounds=(-100.0, 100.0),
+    )
+    presence_penalty: float = option(
+        0.0, "subtract this from the logit of each generated token, once", bounds=(-100.0, 100.0)
+    )
+    seed: int | None = option(
+        None, "random seed; default: BITNET_SEED, otherwise random",
+        bounds=(0, 2**64),
+    )  # fmt: skip
+    logit_bias: Mapping[int, float] = option(
+        [],
+        "add this to the logit of a token id, -inf forbids it; may be given several times",
+        metavar="ID=BIAS",
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        check_bounds(self)
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not bias <= MAX_BIAS:
+                raise UsageError(
+                    f"logit_bias is {token}={bias}, expected an id from 0 on and a bias up to "
+                    f"{MAX_BIAS:g}",
+                    field="logit_bias",
+                )
+
+    def actual_seed(self) -> int:
+        """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
+        given = self.seed if self.seed is not None else settings.seed()
+        if given is not None:
+            return given
+        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
+
+    def turn(self, number: int = 0) -> SamplingParams:
+        """These parameters with the seed for answer *number* of several, so that they differ."""
+        return replace(self, seed=(self.actual_seed() + number) % 2**64)
+
+
+SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
+
+
+def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
+    """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
+    given = entries.items() if isinstance(entries, Mapping) else _split(entries)
+    biases = {}
+    for token, bias in given:
+        try:
+            if not re.fullmatch(r"-?[0-9]{1,19}", str(token)):
+                raise ValueError
+            biases[int(token)] = float(bias)
+        except (ValueError, TypeError):  # noqa: PERF203 - it names the entry
+            shown = f"{token}={bias}".removesuffix("=")[:60]
+            raise UsageError(
+                f"logit_bias is {shown!r}, expected a token id and a number",
+                hint="for example: --logit-bias 42=-inf",
+                field="logit_bias",
+            ) from None
+    return biases
+
+
+def _split(entries: Iterable[str]) -> list[tuple[str, str]]:
+    parts = (entry.partition("=") for entry in entries)
+    return [(token, bias) for token, _, bias in parts]
 
 
 @dataclass(frozen=True)
@@ -88,10 +231,8 @@ class Request:
         continue_final_message: the last of *messages* is the beginning of the answer, with its
             ``content`` and ``reasoning_content``; the answer is what follows it.
         stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
-        grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
-            fills it in.
-        calls: how to find calls in the answer; a :class:`LanguageModel` fills it in.
-        reasoning: how to find reasoning in the answer; a :class:`LanguageModel` fills it in.
+        grammar: *json_schema* or *regex* for the tokens of one model. A :class:`LanguageModel`
+            fills it in, and *calls* and *reasoning*: how to find them in the answer.
     """
 
     SECTION: ClassVar = "Answer"
@@ -263,9 +404,9 @@ def check_messages(messages: Any) -> None:
 
 def _stops(given: Any) -> list[str]:
     stops = [given] if isinstance(given, str) else given
-    if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
-        raise UsageError("stop is neither a text nor a list of texts", field="stop")
-    return list(stops)
+    if isinstance(stops, Sequence) and all(isinstance(one, str) for one in stops):
+        return list(stops)
+    raise UsageError("stop is neither a text nor a list of texts", field="stop")
 
 
 def check_prompt(text: str) -> None:
@@ -277,3 +418,82 @@ def check_prompt(text: str) -> None:
     if not text:
         raise UsageError("the prompt is empty", hint="pass some text: --prompt 'Once upon a time'")
     check_text("the prompt", text, field="prompt")
+
+
+def check_text(name: str, text: str, *, field: str = "", nul: bool = False) -> None:
+    """Check that *text* is text: no half of a surrogate pair, no NUL unless *nul*.
+
+    Raises:
+        UsageError: it is not; names *name*, and *field* if that is another one.
+    """
+    field = field or name
+    if "\0" in text and not nul:
+        raise UsageError(
+            f"{name} has a NUL character at position {text.index(chr(0)):,}",
+            hint="pass text, not a binary file",
+            field=field,
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name} has half a surrogate pair at position {error.start:,}, which is not text",
+            field=field,
+        ) from None
+
+
+def check_value(name: str, value: Any, *, nul: bool = False) -> None:
+    """Check the texts in *value*, as JSON has it, and how deep it is nested.
+
+    Raises:
+        UsageError: a text is not text, or it is too deep; names the field *name*.
+    """
+    for part, depth in _parts(value):
+        if depth > MAX_DEPTH:
+            raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep", field=name)
+        if isinstance(part, str):
+            check_text(name, part, nul=nul)
+
+
+def check_schema(name: str, value: Any) -> None:
+    """Check the size of *value*, schemas or a regular expression that become a grammar.
+
+    Raises:
+        UsageError: it is too large to be compiled; names the field *name*.
+    """
+    check_value(name, value)
+    characters = properties = repeats = 0
+    references = set()
+    for part, _ in _parts({"pattern": value} if isinstance(value, str) else value):
+        characters += len(part) + 4 if isinstance(part, str) else 4
+        if not isinstance(part, Mapping):
+            continue
+        own, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))
+        properties += len(own) if isinstance(own, Mapping) else 0
+        references.add(target if isinstance(target, str) else None)
+        by_pattern = part.get("patternProperties")
+        for text in (pattern, *(by_pattern if isinstance(by_pattern, Mapping) else ())):
+            repeats += sum(map(text.count, "?*+{")) if isinstance(text, str) else 0
+    for count, most, what in (
+        (characters, MAX_GRAMMAR, "characters"),
+        (properties, MAX_PROPERTIES, "properties"),
+        (len(references), MAX_REFERENCES, "definitions referred to"),
+        (repeats, MAX_REPEATS, "repetitions in patterns"),
+    ):
+        if count > most:
+            raise UsageError(f"{name} is too large: a grammar may have {most:,} {what}", field=name)
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, int]]:
+    """Everything in *value*, keys too, with its depth; without recursion."""
+    left = [(value, 0)]
+    while left:
+        part, depth = left.pop()
+        yield part, depth
+        if depth > MAX_DEPTH:
+            continue  # the caller refuses it
+        if isinstance(part, Mapping):
+            for key, inner in part.items():
+                left += ((key, depth), (inner, depth + 1))
+        elif isinstance(part, list | tuple):
+            left += ((inner, depth + 1) for inner in part)

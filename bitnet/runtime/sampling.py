@@ -19,7 +19,7 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.models.exact_head.logits import Found, Logits, Needed
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

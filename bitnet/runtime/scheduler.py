@@ -35,8 +35,12 @@ from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.forks import renew_in_child
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.next_token import Foresight, Pace
-from bitnet.runtime.passes import (
+from bitnet.runtime.piece import Piece
+from bitnet.runtime.prefix_cache import PrefixCache
+from bitnet.runtime.request import Request
+from bitnet.runtime.sequence import (
     Scheduled,
+    Sequence,
     foresee,
     lease_of,
     no_memory,
@@ -48,10 +52,6 @@ from bitnet.runtime.passes import (
     should_wait,
     start_over_beyond_border,
 )
-from bitnet.runtime.piece import Piece
-from bitnet.runtime.prefix_cache import PrefixCache
-from bitnet.runtime.request import Request
-from bitnet.runtime.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections import abc
@@ -67,7 +67,7 @@ __all__ = ["PREFILL_CHUNK", "Scheduler", "Sequence"]
 logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
-MAX_STALL_S = 0.25  # a delay that readers of other answers hardly notice
+MAX_STALL_S = 0.15  # with the rest of a pass below 0.3 s, which other readers hardly notice
 SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
 RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
 DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it

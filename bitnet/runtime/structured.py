@@ -20,7 +20,8 @@ import numpy as np
 
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.installation import extra_command
-from bitnet.runtime.limits import STACK_BYTES, check_schema
+from bitnet.runtime.request import STACK_BYTES, check_schema
+from bitnet.runtime.tool_blocks import JSON_STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +38,6 @@ T = TypeVar("T")
 
 _STACK_SIZE = threading.Lock()  # it is the whole process's
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
-# Only one whitespace style: small models get stuck where whitespace may repeat forever.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarMatcher:

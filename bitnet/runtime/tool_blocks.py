@@ -27,6 +27,8 @@ _BARE = re.compile(r"[^,\[\]{}:]+")
 _JSON = json.JSONDecoder()
 # A string with one of these is not guaranteed by a grammar of raw text.
 _OF_TEXT = {"pattern", "format", "minLength", "maxLength"}
+# Only one whitespace style: small models get stuck where whitespace may repeat forever.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ESCAPE = "<escape>"
 CLOSED = "\n</parameter>\n"
 
@@ -34,16 +36,13 @@ CLOSED = "\n</parameter>\n"
 class Arguments:
     """Grammar rules of one function's arguments, in the grammar library's Lark form."""
 
-    def __init__(
-        self, name: str, schema: Mapping[str, Any], literal: Callable[[str], str], style: Any
-    ) -> None:
+    def __init__(self, name: str, schema: Mapping[str, Any], literal: Callable[[str], str]) -> None:
         """Rules named after *name*.
 
         Args:
             name: that the names of the rules begin with.
             schema: of the arguments.
             literal: writes a text as a literal of the grammar.
-            style: of JSON, for the library.
 
         Raises:
             UsageError: the schema is not one of an object with named properties.
@@ -51,7 +50,6 @@ class Arguments:
         self.rules: list[str] = []
         self._name = name
         self._literal = literal
-        self._style = style
         self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         if {"$ref", "anyOf", "oneOf", "allOf"} & set(schema):
             raise UsageError(
@@ -136,7 +134,7 @@ class Arguments:
 
     def _json(self, schema: Any) -> str:
         own = schema if isinstance(schema, Mapping) else {}
-        whole = {**self._definitions, **own, "x-guidance": self._style}
+        whole = {**self._definitions, **own, "x-guidance": JSON_STYLE}
         return self._add("json", f"%json {json.dumps(whole)}")
 
     def _add(self, kind: str, rule: str, attributes: str = "") -> str:

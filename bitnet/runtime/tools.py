@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.tool_blocks import Arguments
+from bitnet.runtime.tool_blocks import JSON_STYLE, Arguments
 from bitnet.runtime.tool_formats import NAME, CallRules
 
 if TYPE_CHECKING:
@@ -169,15 +169,11 @@ def _arguments(
     """Rule *name*, and those it needs, of arguments that follow *schema*."""
     if notation == "json":
         return [f"{name}: {_json(schema)}"]
-    from bitnet.runtime.structured import JSON_STYLE
-
-    arguments = Arguments(name, schema, lambda text: _literal(text, tokens), JSON_STYLE)
+    arguments = Arguments(name, schema, lambda text: _literal(text, tokens))
     start = arguments.xml() if notation == "xml" else arguments.notation()
     return [f"{name}: {start}", *arguments.rules]
 
 
 def _json(schema: Mapping[str, Any] | bool) -> str:
-    from bitnet.runtime.structured import JSON_STYLE  # loads NumPy, which a command line need not
-
     own = schema if isinstance(schema, Mapping) else {}
     return f"%json {json.dumps({**own, 'x-guidance': JSON_STYLE})}"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -14,8 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.server import pages
-from bitnet.server.bodies import describe
 from bitnet.server.dialects import anthropic, llama_server, ollama, openai, worker
+from bitnet.server.exchange import FORMS
 from bitnet.server.guard import Guard
 from bitnet.server.refusals import Refused, from_error
 from bitnet.server.tracing import Traced
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from bitnet.server.metrics import Metrics
-    from bitnet.server.models import Models
+    from bitnet.server.models import Models, Slot
     from bitnet.server.narration import Narrator
-    from bitnet.server.slot import Slot
     from bitnet.server.tracing import Tracing
 
 __all__ = ["create_app"]
@@ -75,7 +75,7 @@ def create_app(
         openapi_url="/openapi.json",
     )
     app.state.models = models
-    app.openapi = partial(describe, app)  # type: ignore[method-assign]
+    app.openapi = partial(_describe, app)  # type: ignore[method-assign]
     for routes in (openai, worker, pages, anthropic, llama_server, ollama):
         app.include_router(routes.router)
     _add_plain_routes(app, models, metrics)
@@ -101,6 +101,18 @@ def create_app(
     if tracing is not None:
         app.add_middleware(Traced, tracing=tracing)
     return app
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI page of *app*, with the forms that its routes take."""
+    if app.openapi_schema is None:
+        page = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+        )
+        schemas = page.setdefault("components", {}).setdefault("schemas", {})
+        schemas |= {name: form.openapi() for name, form in sorted(FORMS.items())}
+        app.openapi_schema = page
+    return app.openapi_schema
 
 
 def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:

@@ -1,21 +1,40 @@
-"""Load a model step by step, with narration."""
+"""Load a model step by step, with narration; and what is known of one that is not loaded."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
+from bitnet.base.options import CacheOptions
+from bitnet.models.load import config_from
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.scheduler import PREFILL_CHUNK
+from bitnet.store import Store
+from bitnet.tokenizer import resolve_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrator
+    from bitnet.server.worker import WorkerLimits
 
-__all__ = ["failures", "load_narrated", "open_and_load", "open_narrated"]
+__all__ = [
+    "digest_of",
+    "failures",
+    "load_narrated",
+    "memory_of",
+    "open_and_load",
+    "open_narrated",
+    "read_header",
+]
 
 
 def open_and_load(
@@ -147,3 +166,68 @@ def _describe(gguf: GGUF, narrate: Narrator) -> None:
         model=kind,
         pre=metadata.get("tokenizer.ggml.pre"),
     )
+
+
+def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
+    """Facts about the open *checkpoint*.
+
+    ``architecture`` (GGUF's), ``context`` in positions, ``dim``, ``writes`` (False: vectors
+    only), ``template`` (empty: none), number of ``parameters``, and the ``encoding`` of most.
+
+    Args:
+        checkpoint: the open file or folder.
+        context: positions a sequence may reach; ``None``: as many as it was made for.
+
+    Raises:
+        BitnetError: it is not a model that can be run.
+    """
+    config = config_from(checkpoint)
+    try:
+        template = resolve_tokenizer(checkpoint).chat_template or ""
+    except BitnetError:  # to be named, or fetched, when the model is loaded
+        template = ""
+    bytes_of: Counter[str] = Counter()
+    for weight in checkpoint.weights.values():
+        bytes_of[weight.quant.name] += weight.data.nbytes
+    return {
+        "architecture": checkpoint.architecture,
+        "context": context or config.context_length,
+        "dim": config.dim,
+        "writes": config.writes,
+        "template": template,
+        "parameters": sum(prod(weight.shape) for weight in checkpoint.weights.values()),
+        "encoding": bytes_of.most_common(1)[0][0],
+    }
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, or of the names and digests of a folder's files.
+
+    Raises:
+        BitnetError: one cannot be read.
+    """
+    store = Store(CacheOptions().root)
+    if path.is_file():
+        return store.digest_of(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    lines = [f"{store.digest_of(file)} {file.relative_to(path)}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def memory_of(checkpoint: Checkpoint, context: int | None, limits: WorkerLimits) -> int:
+    """Bytes that the model takes at most once it is loaded: weights, and keys and values.
+
+    Args:
+        checkpoint: the open model.
+        context: positions a sequence may reach; ``None``: as many as it was made for.
+        limits: of the worker.
+
+    Raises:
+        BitnetError: it is not a model that can be run.
+    """
+    config = config_from(checkpoint)
+    positions = context or config.context_length
+    kv_bytes = limits.max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
+    if limits.kv_budget_bytes is not None:
+        kv_bytes = min(kv_bytes, limits.kv_budget_bytes)
+    return sum(weight.data.nbytes for weight in checkpoint.weights.values()) + kv_bytes

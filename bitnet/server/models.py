@@ -12,31 +12,138 @@ import asyncio
 import gc
 import logging
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.progress import human_size
-from bitnet.server.loading import load_narrated, open_and_load, open_narrated
+from bitnet.server.loading import (
+    digest_of,
+    load_narrated,
+    memory_of,
+    open_and_load,
+    open_narrated,
+    read_header,
+)
 from bitnet.server.refusals import Refused, from_error
-from bitnet.server.slot import FOREVER, Slot, memory_of
-from bitnet.server.streams import unless_gone
 from bitnet.server.worker import Worker, WorkerLimits, stopping, too_late
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-
-    from fastapi import Request
+    from collections.abc import Callable, Coroutine, Sequence
+    from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrator
 
-__all__ = ["Models", "slot_of", "worker_of"]
+__all__ = ["FOREVER", "Models", "Slot", "State"]
 
 logger = logging.getLogger(__name__)
 
 MOST_NAMES = 20  # in an error
+
+
+State = Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed"]
+FOREVER = float("inf")
+
+
+class Slot:
+    """One of the models, loaded or not.
+
+    Attributes:
+        name: of the model, for clients.
+        path: its file or folder.
+        open: opens it, as :func:`bitnet.formats.containers.open_checkpoint`.
+        load: loads what *open* returned, tokenizer included.
+        aliases: other names that clients may use.
+        context: positions a sequence may reach; ``None``: as many as the model was made for.
+        narrate: reports its events; :class:`bitnet.server.models.Models` sets it.
+        state: whether it is in memory; ``waiting``: for others to make room.
+        worker: runs the model; ``None`` while it is not loaded.
+        users: requests that use it or wait for it.
+        queued: those that wait.
+        pinned: loaded when the worker starts, and never unloaded.
+        idle_s: seconds without a request after which it is unloaded.
+        size_bytes: memory that it takes, or took when it was loaded last.
+        expires_at: when it is unloaded, in seconds since the epoch; ``None``: not by itself.
+    """
+
+    narrate: Narrator
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        open_file: Callable[[], Checkpoint],
+        load: Callable[[Checkpoint], LanguageModel],
+        *,
+        aliases: Sequence[str] = (),
+        context: int | None = None,
+    ) -> None:
+        """An empty slot; arguments are its attributes, *open_file* is ``open``."""
+        self.name, self.path = name, path
+        self.open, self.load = open_file, load
+        self.aliases = tuple(aliases)
+        self.context = context
+        self.state: State = "unloaded"
+        self.worker: Worker | None = None
+        self.users = 0
+        self.queued = 0
+        self.pinned = False
+        self.idle_s = FOREVER
+        self.size_bytes = 0
+        self.used_at = 0.0
+        self.expires_at: float | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self._header: dict[str, Any] = {}
+        self._digest = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def open_jobs(self) -> int:
+        """Answers that wait, for the model too, or are being written."""
+        return self.queued + (self.worker.open_jobs if self.worker else 0)
+
+    @property
+    def running(self) -> int:
+        """Answers that are being written."""
+        return self.worker.running if self.worker else 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the memory for keys and values that is taken, 0 to 1."""
+        return self.worker.kv_usage if self.worker else 0.0
+
+    async def header(self) -> dict[str, Any]:
+        """Facts about its file, as :func:`read_header` gives them; in a thread, and kept.
+
+        Raises:
+            BitnetError: it is not a model that can be run.
+        """
+        if not self._header:
+            self._header = await asyncio.to_thread(lambda: read_header(self.open(), self.context))
+        return self._header
+
+    async def digest(self) -> str:
+        """Digest of its file or folder; in a thread, and kept.
+
+        Raises:
+            BitnetError: it cannot be read.
+        """
+        self._digest = self._digest or await asyncio.to_thread(digest_of, self.path)
+        return self._digest
+
+    def call_when_idle(self, unload: Callable[[], object]) -> None:
+        """Call *unload* once it has not been used for as long as it may."""
+        self.expires_at = None
+        if self.idle_s != FOREVER:
+            self.expires_at = time.time() + self.idle_s
+            self._timer = asyncio.get_running_loop().call_later(self.idle_s, unload)
+
+    def cancel_timer(self) -> None:
+        """It is in use, or about to go."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.expires_at = None
 
 
 class Models:
@@ -117,7 +224,7 @@ class Models:
         """
         if name is None:
             return self.default
-        slot = self._named.get(name)
+        slot = self._named.get(name.removesuffix(":latest"))  # as Ollama's clients have it
         if slot is None:
             names = [*map(repr, self.slots)]
             more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
@@ -295,7 +402,9 @@ class Models:
             async with self._turn:
                 self._check_needed(slot)
                 checkpoint = await asyncio.to_thread(open_narrated, slot.open, slot.narrate)
-                slot.size_bytes = await asyncio.to_thread(self._weigh, slot, checkpoint)
+                slot.size_bytes = await asyncio.to_thread(
+                    memory_of, checkpoint, slot.context, self.limits
+                )
                 await self._make_room(slot)
                 slot.state = "loading"
                 worker = await asyncio.to_thread(self._load_open, slot, checkpoint)
@@ -314,10 +423,6 @@ class Models:
             ) from None  # fmt: skip
         finally:
             slot.loading = None
-
-    def _weigh(self, slot: Slot, checkpoint: Checkpoint) -> int:
-        """Bytes that *slot* takes once it is loaded."""
-        return memory_of(checkpoint, slot.context, self.limits)
 
     def _load_open(self, slot: Slot, checkpoint: Checkpoint) -> Worker:
         return self._worker(slot, load_narrated(checkpoint, slot.load, slot.narrate))
@@ -378,29 +483,3 @@ class Models:
 
     def _workers(self) -> list[Worker]:
         return [slot.worker for slot in self.slots.values() if slot.worker is not None]
-
-
-def slot_of(request: Request, name: str | None) -> Slot:
-    """Slot of the model that a request for *name* means.
-
-    Raises:
-        Refused: there is no such model here.
-    """
-    models: Models = request.app.state.models
-    return models.find(name)
-
-
-async def worker_of(request: Request, name: str | None) -> Worker:
-    """Worker for a request to the model *name*, which stays loaded until the request has ended.
-
-    Raises:
-        Refused: as :meth:`Models.find` and :meth:`Models.worker`, or the client has gone.
-    """
-    models: Models = request.app.state.models
-    slot = models.find(name)
-    state = request.scope["state"]
-    state["deadline"] = time.monotonic() + models.limits.deadline_s
-    models.hold(slot)
-    state.setdefault("ends", []).append(partial(models.release, slot))
-    worker = models.worker(slot, state["deadline"])
-    return await (worker if slot.worker else unless_gone(request, worker))

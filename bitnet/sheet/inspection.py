@@ -25,8 +25,7 @@ from bitnet.formats.gguf_values import printable
 from bitnet.kernels import kv_codes
 from bitnet.models.load import config_from
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.kv_pages import pages_for
+from bitnet.runtime.kv_cache import KVCache, pages_for
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.tokenizer import fingerprints
 

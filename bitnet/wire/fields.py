@@ -14,9 +14,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.limits import MAX_MESSAGES, MAX_STOPS, check_value
-from bitnet.runtime.options import MAX_LOGPROBS, SamplingParams
-from bitnet.runtime.request import EVERYTHING, Request
+from bitnet.runtime.request import (
+    EVERYTHING,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_STOPS,
+    Request,
+    SamplingParams,
+    check_value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.runtime.limits import MAX_BIASES
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import MAX_BIASES, Request
 from bitnet.wire.fields import (
     DIALECTS,
     FLAG,

@@ -12,8 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.limits import MAX_MESSAGES
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import (
     DIALECTS,
     FLAG,

@@ -11,9 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.limits import check_schema
-from bitnet.runtime.options import SAMPLING
-from bitnet.runtime.request import Request, check_messages
+from bitnet.runtime.request import SAMPLING, Request, check_messages, check_schema
 from bitnet.wire.fields import (
     FLAG,
     INPUTS,

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.limits import MAX_MESSAGES
 from bitnet.runtime.piece import CallDelta, Piece
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, optional, random, schemas_by_name
 from bitnet.wire.openai import IDLE, schema_of
 from bitnet.wire.openai_reply import with_top

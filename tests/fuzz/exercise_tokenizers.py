@@ -16,7 +16,7 @@ from tiny_models import tiny_gguf
 from bitnet import load
 from bitnet.base.errors import BitnetError
 from bitnet.runtime.request import Request
-from bitnet.server import prompts, refusals
+from bitnet.server import exchange, refusals
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
 from bitnet.server.worker import Worker, WorkerLimits
@@ -96,7 +96,7 @@ def server_body(data):
     for form, requests_of in requests:
         with suppress(BitnetError, refusals.Refused):
             for request in requests_of(form.parse(data)):
-                prompts.prepare_sequences(request, inner)
+                exchange.prepare_sequences(request, inner, 1)
 
 
 @cache

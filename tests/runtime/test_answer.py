@@ -13,7 +13,7 @@ from tiny_models import TOKENS, VOCAB, tiny_gguf
 import bitnet
 from bitnet.base.errors import InferenceError, UsageError, VocabMismatch
 from bitnet.runtime.answer import StopStrings
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import SamplingParams
 
 PROMPT = "ab"
 LETTER = TOKENS.index("x")

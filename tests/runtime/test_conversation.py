@@ -6,8 +6,7 @@ from tiny_models import TOKENS, tiny_gguf
 import bitnet
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.runtime.conversation import Conversation
-from bitnet.runtime.options import SamplingParams
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import Request, SamplingParams
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}"

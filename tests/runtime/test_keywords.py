@@ -9,8 +9,7 @@ import pytest
 
 import bitnet
 from bitnet.runtime.keywords import AnswerOptions
-from bitnet.runtime.options import SAMPLING
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import SAMPLING, Request
 
 METHODS = ["stream", "generate", "chat", "astream", "agenerate", "achat"]
 TYPES = {

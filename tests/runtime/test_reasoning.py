@@ -12,10 +12,9 @@ import bitnet
 from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.conversation_text import ReasoningReader
 from bitnet.runtime.piece import Piece
-from bitnet.runtime.reasoning import ReasoningReader, ReasoningRules
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import ReasoningRules, Request, SamplingParams
 
 ASK = [{"role": "user", "content": "a"}]
 

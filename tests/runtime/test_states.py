@@ -13,9 +13,8 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import config_from, load_model
-from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.kv_cache import KVCache, States
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.states import States
 
 CONTEXT = 512
 CONFIG = config_from(tiny("qwen35"))

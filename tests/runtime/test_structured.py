@@ -12,7 +12,7 @@ from tiny_models import VOCAB, letters, tiny_gguf
 import bitnet
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.installation import extra_command
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import SamplingParams
 from bitnet.runtime.structured import Grammars
 
 pytest.importorskip("llguidance")

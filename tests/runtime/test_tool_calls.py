@@ -9,8 +9,7 @@ from tool_models import CITIES, CLOCK, SIGNS, WEATHER, tool_gguf
 
 from bitnet import load
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.runtime.options import SamplingParams
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import Request, SamplingParams
 from bitnet.runtime.tool_calls import call_reader
 from bitnet.runtime.tool_formats import GEMMA, HERMES, CallRules, format_of
 

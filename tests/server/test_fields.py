@@ -7,7 +7,7 @@ import pytest
 from server_process import listening
 from tiny_models import TOKENS, tiny_gguf
 
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import SamplingParams
 
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0}
 TEXT = {"prompt": "ab", "max_tokens": 8, "temperature": 0}

@@ -8,7 +8,7 @@ from hostile_bodies import VALID, bodies
 from server_process import listening
 from tiny_models import tiny_gguf
 
-from bitnet.server.bodies import FORMS
+from bitnet.server.exchange import FORMS
 
 INNOCENT = {"prompt": "the innocent neighbour", "max_tokens": 20, "stream": True}
 JSON = {"Content-Type": "application/json"}

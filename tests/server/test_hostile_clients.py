@@ -13,7 +13,7 @@ from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import UsageError
-from bitnet.server import connection, guard, prompts
+from bitnet.server import connection, exchange, guard
 from bitnet.server.narration import Narrator
 from bitnet.wire.fields import Form
 from bitnet.wire.openai import CHAT, chat_requests
@@ -172,12 +172,12 @@ def test_an_event_stays_on_its_line_whatever_is_in_it(as_json):
 
 @pytest.mark.parametrize(("share", "expected"), [(0, 8), (30, 19), (1000, 53)])
 def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
-    monkeypatch.setattr(prompts, "DEFAULT_TOKENS", 8)
+    monkeypatch.setattr(exchange, "DEFAULT_TOKENS", 8)
     body = CHAT.read({"messages": [{"role": "user", "content": "a"}]})
     inner = worker.worker
     monkeypatch.setattr(inner, "limits", replace(inner.limits, max_output_tokens=1000))
     monkeypatch.setattr(inner, "_fair_positions", share)
-    (sequence,) = prompts.prepare_sequences(*chat_requests(body), inner)
+    (sequence,) = exchange.prepare_sequences(*chat_requests(body), inner, 1)
     spare = 11 - sequence.prompt_tokens  # the numbers above are for a prompt of 11 ids of 64
     assert sequence.request.max_tokens == expected + (spare if share else 0)
 

@@ -11,7 +11,7 @@ from waiting import until
 
 from bitnet import load
 from bitnet.base.errors import InferenceError
-from bitnet.server.slot import memory_of
+from bitnet.server.loading import memory_of
 from bitnet.server.worker import WorkerLimits
 
 ASK = {"prompt": "ab", "max_tokens": 5, "temperature": 0}

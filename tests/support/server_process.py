@@ -14,9 +14,8 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
-from bitnet.server.models import Models
+from bitnet.server.models import Models, Slot
 from bitnet.server.narration import Narrator
-from bitnet.server.slot import Slot
 from bitnet.server.worker import WorkerLimits
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.options import SamplingParams
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import Request, SamplingParams
 from bitnet.wire import anthropic, llama_server, ollama, openai, responses, worker
 from bitnet.wire.fields import DIALECTS, NAMES
 

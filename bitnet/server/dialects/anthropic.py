@@ -6,11 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from bitnet.base.errors import UsageError
-from bitnet.server.bodies import body_of, taking
-from bitnet.server.models import worker_of
-from bitnet.server.prompts import prepare
-from bitnet.server.streams import NAMED, Exchange
+from bitnet.server.exchange import Exchange, prepare, taking
 from bitnet.wire.anthropic import (
     COUNT,
     MESSAGE,
@@ -29,10 +25,9 @@ router = APIRouter(tags=["Anthropic"])
 )
 async def messages(request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends Anthropic's events."""
-    body = await body_of(request, MESSAGE)
-    worker = await worker_of(request, body["model"])
-    exchange = Exchange(worker, request, partial(message_requests, body), body, form=MESSAGE)
-    return await exchange.reply(MessageReply(message_head(worker.name)), wire=NAMED)
+    exchange = await Exchange.open(request, MESSAGE)
+    make = partial(message_requests, exchange.body)
+    return await exchange.reply(make, MessageReply(message_head(exchange.worker.name)))
 
 
 @router.post(
@@ -42,15 +37,10 @@ async def messages(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> dict[str, int]:
     """Number of tokens in the prompt of the same request to ``/v1/messages``."""
-    body = await body_of(request, COUNT)
-    worker = await worker_of(request, body["model"])
+    exchange = await Exchange.open(request, COUNT)
 
     def count() -> int:
-        (asked,) = message_requests(body)
-        return len(prepare(asked, worker)[0])
+        (asked,) = message_requests(exchange.body)
+        return len(prepare(asked, exchange.worker)[0])
 
-    try:
-        with worker.place():
-            return {"input_tokens": await worker.run_in_thread(count)}
-    except UsageError as error:
-        raise COUNT.rename(error) from error
+    return {"input_tokens": await exchange.run(count)}

@@ -14,11 +14,9 @@ from fastapi.responses import JSONResponse, Response
 from bitnet import __version__
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as ModelRequest
-from bitnet.server.bodies import body_of, taking
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.models import slot_of, worker_of
+from bitnet.server.exchange import Exchange, slot_of, taking, worker_of
 from bitnet.server.refusals import Refused
-from bitnet.server.streams import UNNAMED, Exchange
 from bitnet.wire.fields import without_nulls
 from bitnet.wire.llama_server import (
     COMPLETION,
@@ -45,12 +43,9 @@ router = APIRouter(tags=["llama-server"])
 )
 async def completion(request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends events without a last word."""
-    body = await body_of(request, COMPLETION)
-    worker = await worker_of(request, body["model"])
-    make = partial(completion_requests, body)
-    reply = CompletionLines(body, worker.name)
-    exchange = Exchange(worker, request, make, body, form=COMPLETION)
-    return await exchange.reply(reply, wire=UNNAMED)
+    exchange = await Exchange.open(request, COMPLETION)
+    reply = CompletionLines(exchange.body, exchange.worker.name)
+    return await exchange.reply(partial(completion_requests, exchange.body), reply)
 
 
 @router.post(
@@ -60,11 +55,9 @@ async def completion(request: Request) -> Response:
 )
 async def infill(request: Request) -> Response:
     """Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can."""
-    body = await body_of(request, INFILL)
-    worker = await worker_of(request, body["model"])
-    make = partial(infill_requests, body, worker.model.tokenizer)
-    exchange = Exchange(worker, request, make, body, form=INFILL)
-    return await exchange.reply(CompletionLines(body, worker.name), wire=UNNAMED)
+    exchange = await Exchange.open(request, INFILL)
+    make = partial(infill_requests, exchange.body, exchange.worker.model.tokenizer)
+    return await exchange.reply(make, CompletionLines(exchange.body, exchange.worker.name))
 
 
 @router.post(
@@ -74,16 +67,15 @@ async def infill(request: Request) -> Response:
 )
 async def apply_template(request: Request) -> dict[str, str]:
     """The prompt of a chat, without answering it."""
-    body = await body_of(request, TEMPLATE)
-    worker = await worker_of(request, body["model"])
+    exchange = await Exchange.open(request, TEMPLATE)
+    body = exchange.body
 
     def render() -> str:
         asked = ModelRequest(messages=without_nulls(body["messages"]), tools=body["tools"])
         asked.check()
-        return conversation_text(worker.model.tokenizer, asked)[0]
+        return conversation_text(exchange.worker.model.tokenizer, asked)[0]
 
-    with worker.place():
-        return {"prompt": await worker.run_in_thread(render)}
+    return {"prompt": await exchange.run(render)}
 
 
 @router.get("/props", summary="Facts about a model, which is loaded")
@@ -139,8 +131,7 @@ async def health(request: Request) -> JSONResponse:
 )
 async def embedding(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in the form of llama.cpp's server."""
-    body = await body_of(request, EMBED)
-    worker = await worker_of(request, body["model"])
-    reply = await embed_body(EMBEDDING.read({"input": body["content"]}), worker, request)
+    exchange = await Exchange.open(request, EMBED)
+    reply = await embed_body(exchange, EMBEDDING.read({"input": exchange.body["content"]}))
     rows = [{"index": row["index"], "embedding": [row["embedding"]]} for row in reply["data"]]
     return JSONResponse(rows)

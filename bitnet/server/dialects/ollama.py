@@ -11,10 +11,8 @@ from fastapi.responses import JSONResponse, Response
 
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
-from bitnet.server.bodies import body_of, taking
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.models import slot_of, worker_of
-from bitnet.server.streams import LINES, Exchange
+from bitnet.server.exchange import Exchange, body_of, slot_of, taking
 from bitnet.wire.ollama import (
     CHAT,
     EMBED,
@@ -32,9 +30,7 @@ from bitnet.wire.ollama import (
 from bitnet.wire.openai import EMBEDDING
 
 if TYPE_CHECKING:
-    from bitnet.server.models import Models
-    from bitnet.server.slot import Slot
-    from bitnet.server.worker import Worker
+    from bitnet.server.models import Models, Slot
     from bitnet.wire.fields import Form
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -50,7 +46,7 @@ NEVER = "9999-12-31T23:59:59+00:00"
 async def chat(request: Request) -> Response:
     """Answer in the model's own chat template; JSON lines unless ``stream`` is false."""
     body = await body_of(request, CHAT)
-    return await _answer(body, request, CHAT, is_empty=not body["messages"])
+    return await _answer(request, CHAT, body, is_empty=not body["messages"])
 
 
 @router.post(
@@ -59,33 +55,33 @@ async def chat(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Answer ``prompt`` in the model's chat template, or continue it if ``raw`` is true."""
     body = await body_of(request, GENERATE)
-    return await _answer(body, request, GENERATE, is_empty=not body["prompt"])
+    return await _answer(request, GENERATE, body, is_empty=not body["prompt"])
 
 
 async def _answer(
-    body: dict[str, Any], request: Request, form: Form, *, is_empty: bool
+    request: Request, form: Form, body: dict[str, Any], *, is_empty: bool
 ) -> Response:
-    idle_s = seconds_of(body["keep_alive"])
     lines = AnswerLines(body)
-    if is_empty and idle_s == 0:  # Ollama's way to unload a model
-        request.app.state.models.keep(_entry(request, body["model"]), idle_s)
+    if is_empty and seconds_of(body["keep_alive"]) == 0:  # Ollama's way to unload a model
+        request.app.state.models.keep(slot_of(request, body["model"]), 0)
         return JSONResponse(lines.empty("unload"))
-    worker = await _worker(request, body["model"], idle_s)
+    exchange = await _open(request, form, body)
     if is_empty:  # Ollama's way to load a model
         return JSONResponse(lines.empty("load"))
-    context, chats = worker.model.context, bool(worker.model.tokenizer.chat_template)
-    make = partial(chat_requests, body, context)
+    model = exchange.worker.model
+    make = partial(chat_requests, body, model.context)
     if form is GENERATE:
-        make = partial(generate_requests, body, context, chats=chats)
-    return await Exchange(worker, request, make, body, form=form).reply(lines, wire=LINES)
+        chats = bool(model.tokenizer.chat_template)
+        make = partial(generate_requests, body, model.context, chats=chats)
+    return await exchange.reply(make, lines)
 
 
 @router.post("/embed", summary="Vectors of texts, as Ollama has it", openapi_extra=taking(EMBED))
 async def embed(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in Ollama's form."""
-    body = await body_of(request, EMBED)
-    rows, tokens = await _vectors(body, body["input"], request)
-    facts = {"model": body["model"], "embeddings": rows, "prompt_eval_count": tokens}
+    exchange = await _open(request, EMBED, await body_of(request, EMBED))
+    rows, tokens = await _vectors(exchange, exchange.body["input"])
+    facts = {"model": exchange.body["model"], "embeddings": rows, "prompt_eval_count": tokens}
     return JSONResponse(facts)
 
 
@@ -94,25 +90,30 @@ async def embed(request: Request) -> JSONResponse:
 )
 async def embeddings(request: Request) -> JSONResponse:
     """As ``/api/embed`` of one text, in the older form."""
-    body = await body_of(request, EMBED_ONE)
-    (row,), _ = await _vectors(body, body["prompt"], request)
+    exchange = await _open(request, EMBED_ONE, await body_of(request, EMBED_ONE))
+    (row,), _ = await _vectors(exchange, exchange.body["prompt"])
     return JSONResponse({"embedding": row})
 
 
-async def _vectors(
-    body: dict[str, Any], given: str | list[str], request: Request
-) -> tuple[list[list[float]], int]:
+async def _open(request: Request, form: Form, body: dict[str, Any]) -> Exchange:
+    """The exchange about *body*, whose model is kept as long as it says after its last request."""
+    idle_s = seconds_of(body["keep_alive"])
+    exchange = await Exchange.open(request, form, body)
+    request.app.state.models.keep(slot_of(request, body["model"]), idle_s)
+    return exchange
+
+
+async def _vectors(exchange: Exchange, given: str | list[str]) -> tuple[list[list[float]], int]:
     """Vectors of the texts *given*, and the number of their tokens."""
-    worker = await _worker(request, body["model"], seconds_of(body["keep_alive"]))
-    check_options(body["options"] or {}, worker.model.context)
+    body, model = exchange.body, exchange.worker.model
+    check_options(body["options"] or {}, model.context)
     texts: list[Any] = [given] if isinstance(given, str) else given
     if body.get("truncate") is not False:
-        ids_of = partial(worker.model.embedding_ids, truncate=True)
         whole = texts
-        with worker.place():
-            texts = await worker.run_in_thread(lambda: [*map(ids_of, whole)])
+        ids_of = partial(model.embedding_ids, truncate=True)
+        texts = await exchange.run(lambda: [*map(ids_of, whole)])
     asked = EMBEDDING.read({"input": texts, "dimensions": body.get("dimensions")})
-    reply = await embed_body(asked, worker, request)
+    reply = await embed_body(exchange, asked)
     return [row["embedding"] for row in reply["data"]], reply["usage"]["prompt_tokens"]
 
 
@@ -142,7 +143,7 @@ async def running(request: Request) -> dict[str, Any]:
 async def show(request: Request) -> dict[str, Any]:
     """Its chat template, its kind and what it can; it is not loaded for that."""
     body = await body_of(request, SHOW)
-    slot = _entry(request, body["model"] or body["name"] or "")
+    slot = slot_of(request, body["model"] or body["name"] or "")
     facts, listed = await slot.header(), await _describe(slot)
     name = facts["architecture"]
     can = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []
@@ -163,26 +164,6 @@ async def show(request: Request) -> dict[str, Any]:
 async def version() -> dict[str, str]:
     """This program's version, in Ollama's form."""
     return {"version": __version__}
-
-
-def _entry(request: Request, name: str) -> Slot:
-    """The model *name*, whose tag may be left out.
-
-    Raises:
-        Refused: the model does not exist here.
-    """
-    return slot_of(request, name.removesuffix(":latest"))
-
-
-async def _worker(request: Request, name: str, idle_s: float | None) -> Worker:
-    """Worker of the model *name*, which is kept for *idle_s* seconds after its last request.
-
-    Raises:
-        Refused: as :func:`bitnet.server.models.worker_of`.
-    """
-    worker = await worker_of(request, name.removesuffix(":latest"))
-    request.app.state.models.keep(_entry(request, name), idle_s)
-    return worker
 
 
 async def _describe(slot: Slot) -> dict[str, Any]:

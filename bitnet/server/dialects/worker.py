@@ -8,10 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from bitnet.runtime.request import Request as ModelRequest
-from bitnet.server.bodies import body_of, taking
-from bitnet.server.models import worker_of
-from bitnet.server.prompts import DEFAULT_TOKENS
-from bitnet.server.streams import Exchange
+from bitnet.server.exchange import DEFAULT_TOKENS, Exchange, taking
 from bitnet.wire.worker import (
     DETOKENIZE,
     INFERENCE,
@@ -26,21 +23,19 @@ router = APIRouter(tags=["worker"])
 @router.post("/v1/inference", summary="The continuation of a text", openapi_extra=taking(INFERENCE))
 async def inference(request: Request) -> Response:
     """Continue ``prompt``, greedily by default."""
-    body = await body_of(request, INFERENCE)
-    worker = await worker_of(request, body["model"])
+    exchange = await Exchange.open(request, INFERENCE)
+    worker = exchange.worker
     most = min(DEFAULT_TOKENS, worker.limits.max_output_tokens)
-    make = partial(inference_requests, body, ModelRequest(max_tokens=most))
+    make = partial(inference_requests, exchange.body, ModelRequest(max_tokens=most))
     ids = {"request_id": request.state.request_id, "worker_id": worker.narrate.worker_id}
-    reply = InferenceReply(ids)
-    return await Exchange(worker, request, make, body, form=INFERENCE).reply(reply)
+    return await exchange.reply(make, InferenceReply(ids))
 
 
 @router.post("/tokenize", summary="The ids of a text", openapi_extra=taking(TOKENIZE))
 async def tokenize(request: Request) -> dict[str, Any]:
     """Ids of ``content``; ``with_pieces`` adds the text of each."""
-    body = await body_of(request, TOKENIZE)
-    worker = await worker_of(request, body["model"])
-    tokenizer = worker.model.tokenizer
+    exchange = await Exchange.open(request, TOKENIZE)
+    body, tokenizer = exchange.body, exchange.worker.model.tokenizer
 
     def encode_all() -> list[Any]:
         add_special = body["add_special"] is not False
@@ -50,15 +45,12 @@ async def tokenize(request: Request) -> dict[str, Any]:
         pieces = (tokenizer.token_bytes(token).decode(errors="replace") for token in ids)
         return [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
 
-    with worker.place():
-        return {"tokens": await worker.run_in_thread(encode_all)}
+    return {"tokens": await exchange.run(encode_all)}
 
 
 @router.post("/detokenize", summary="The text of ids", openapi_extra=taking(DETOKENIZE))
 async def detokenize(request: Request) -> dict[str, str]:
     """Text of ``tokens``."""
-    body = await body_of(request, DETOKENIZE)
-    worker = await worker_of(request, body["model"])
-    with worker.place():
-        made = partial(worker.model.tokenizer.decode, body["tokens"])
-        return {"content": await worker.run_in_thread(made)}
+    exchange = await Exchange.open(request, DETOKENIZE)
+    tokenizer = exchange.worker.model.tokenizer
+    return {"content": await exchange.run(partial(tokenizer.decode, exchange.body["tokens"]))}

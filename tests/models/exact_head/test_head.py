@@ -25,8 +25,7 @@ from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
-from bitnet.runtime.options import SamplingParams
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import Request, SamplingParams
 from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.scheduler import Scheduler
 
