@@ -224,7 +224,8 @@ class Models:
         """
         if name is None:
             return self.default
-        slot = self._named.get(name.removesuffix(":latest"))  # as Ollama's clients have it
+        # Ollama's clients add a tag.
+        slot = self._named.get(name) or self._named.get(name.removesuffix(":latest"))
         if slot is None:
             names = [*map(repr, self.slots)]
             more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
