@@ -242,10 +242,9 @@ class KVCache:
         Raises:
             InferenceError: *other* holds fewer or has freed some, or the capacity is exceeded.
         """
-        if length > min(other.reusable(length), self.capacity):
+        if length > min(there := other.reusable(length), self.capacity):
             raise InferenceError(
-                f"{length:,} positions to copy; there are {other.reusable(length):,}, and room for "
-                f"{self.capacity:,}"
+                f"{length:,} positions to copy; there are {there:,}, and room for {self.capacity:,}"
             )
         self._kept = [one for one in other._kept if one <= length]
         for own, its in zip(self._tables, other._tables, strict=True):
