@@ -12,30 +12,35 @@ LETTERS = "ab\u2581"
 
 
 def plainly(text, scores, unused):
-    """The best-scored neighbours are joined, the left ones of equal score, until none can be."""
+    """The best-scored neighbours are joined, the left ones of equal score, until none can be.
+
+    Unused pieces are taken apart as they were last offered; characters that are unused are unknown.
+    """
     symbols, halves = list(text), {}
 
-    def offered(at):
-        if 0 <= at < len(symbols) - 1 and symbols[at] + symbols[at + 1] in scores:
-            halves.setdefault(symbols[at] + symbols[at + 1], symbols[at : at + 2])
-            return True
-        return False
+    def joined(at):
+        whole = "".join(symbols[at : at + 2]) if 0 <= at < len(symbols) - 1 else ""
+        return whole if whole in scores else ""
 
-    while True:
-        pairs = [at for at in range(len(symbols)) if offered(at)]
-        if not pairs:
-            break
-        best = max(pairs, key=lambda at: (scores[symbols[at] + symbols[at + 1]], -at))
-        symbols[best : best + 2] = [symbols[best] + symbols[best + 1]]
-        offered(best - 1)
-        offered(best)
+    def offer(at):
+        halves[joined(at)] = symbols[at : at + 2]
+
+    for at in range(len(symbols)):
+        offer(at)
+    while pairs := [at for at in range(len(symbols)) if joined(at)]:
+        best = max(pairs, key=lambda at: (scores[joined(at)], -at))
+        symbols[best : best + 2] = [joined(best)]
+        offer(best - 1)
+        offer(best)
     out = []
     while symbols:
         piece = symbols.pop(0)
         if piece in unused and piece in halves:
             symbols[:0] = halves[piece]
-        else:
+        elif piece not in unused:
             out.append(piece)
+        elif out[-1:] != ["<unk>"]:
+            out.append("<unk>")
     return out
 
 
