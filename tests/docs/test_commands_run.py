@@ -35,6 +35,8 @@ def outside(tmp_path_factory, test_data, test_models):
     llama_folder(folder / "llama", tokenizers / "llama3/tokenizer.json")
     with HubServer() as hub:
         hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", "tokenizer.json", own / "tokenizer.json")
+        hub.add("HuggingFaceTB/SmolLM2-135M", "config.json", b"{}")
+        hub.add("HuggingFaceTB/SmolLM2-135M", "tokenizer.json", own / "tokenizer.json")
         hub.add("openai-community/gpt2", "tokenizer.json", b"{}")  # doctor network asks for it
         hub.add(MIRROR, "tokenizer.json", tokenizers / "llama3/tokenizer.json")
         hub.add(OFFICIAL, "tokenizer.json", tokenizers / "llama3/tokenizer.json")
