@@ -20,9 +20,10 @@ const settings = new Settings({ onSystem: setSystem, onKey: showModels });
 const talk = new Talk(at("talk"), { edit, regenerate, proceed, select: choose });
 const find = new Find(reveal);
 const attachments = new Attachments(problem);
-const list = new History(store, { open: openConversation, searched: () => find.update(conversation), removed, removedAll, renamed, problem });
+const list = new History(store, { open: openFound, searched: () => find.update(conversation), removed, removedAll, renamed, problem });
 let conversation = create("");
 let running = null; // {controller, conversation, node, over: a promise}
+let opened = 0; // conversations so far
 let isNew = true; // nothing of the conversation is kept yet
 
 async function showModels() {
@@ -66,7 +67,10 @@ async function keep(one) {
 
 /** Open the conversation *id*, or a new one where there is none. */
 async function openConversation(id) {
+  opened += 1;
+  const turn = opened;
   const kept = running?.conversation.id === id ? running.conversation : await store.get(id);
+  if (turn !== opened) return; // another one was opened meanwhile
   const isOther = kept?.id !== conversation.id; // the same one comes again when another tab changes it
   conversation = kept ?? create(conversation.system);
   isNew = !kept;
@@ -75,10 +79,15 @@ async function openConversation(id) {
   if (isOther) {
     problem(""); // that of another conversation
     talk.toEnd();
-    find.update(conversation);
-    find.step(1);
   }
   await list.show(conversation.id);
+}
+
+/** Open the conversation *id* at the first message that the search finds. */
+async function openFound(id) {
+  await openConversation(id);
+  find.update(conversation);
+  find.step(1);
 }
 
 async function startNew() {
