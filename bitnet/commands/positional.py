@@ -48,7 +48,7 @@ def _mark_value(word: str, context: ParserContext | None) -> str:
 
 
 def _find(names: Mapping[str, Any], name: str) -> Any:
-    """What is called *name*, also by an alias: ``get`` of Invoke's mappings knows none."""
+    """Entry called *name*, also by an alias: ``get`` of Invoke's mappings knows none."""
     return names[name] if name in names else None  # noqa: SIM401
 
 

@@ -235,6 +235,8 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     if model.token_count in counted and spare is not None:
         padded = f", {spare} padded embedding rows" if spare else ""
         return f"{has:,} tokens, as the model needs{padded}"
+    if spare is None and needed == has:  # the list fits, the embedding does not
+        needed = model.embedding_rows or needed
     text = f"Vocabulary size mismatch: expected {needed}, got {has}"
     if settings.strict_tokenizers() is False:
         logger.warning("%s", text)

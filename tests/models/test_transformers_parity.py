@@ -232,7 +232,7 @@ def test_logits_agree_with_transformers(case, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_converted_file_agrees_with_transformers_or_says_that_no_engine_does(case, tmp_path):
-    """Where llama.cpp computes a GGUF file in another way, so do we, and the conversion says so."""
+    """A file that llama.cpp computes otherwise is computed so here; the conversion says that."""
     model = make(*CASES[case], tmp_path / "folder")
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()

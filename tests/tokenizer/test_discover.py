@@ -153,7 +153,7 @@ def test_padded_embedding_rows_are_allowed_and_said(folder):
 def test_too_many_spare_rows_are_another_vocabulary(folder):
     model = bare_model(folder, rows=4 + 1024)
     write_words(folder / "tokenizer.json")
-    with pytest.raises(TokenizerNotFound):
+    with pytest.raises(TokenizerNotFound, match="expected 1028, got 4"):
         resolve_tokenizer(model)
 
 
