@@ -240,7 +240,7 @@ def download_model(
 
 @task(
     group="Models",
-    example="bitnet download HuggingFaceTB/SmolLM2-135M config.json 'tokenizer*' --output smollm2",
+    example="bitnet download HuggingFaceTB/SmolLM2-135M config.json 'tokenizer*' --output vocab",
     help={
         "model": "ORG/REPO on the hub",
         "file": "file in the repository, or a pattern such as '*.json'; may be repeated",
