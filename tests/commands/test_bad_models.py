@@ -28,7 +28,7 @@ MODEL = {
     "verify-tokenizer": ("verify-tokenizer", "--against", "bad.gguf"),
 }
 # A finding among others, below; names of what is in the cache; what is removed is not read.
-OTHERWISE = {"doctor", "bundle.export", "cache.verify", "download-model", "rm"}
+OTHERWISE = {"doctor", "bundle.export", "cache.verify", "download", "download-model", "rm"}
 TAKES_A_MODEL = {"model", "path", "tokenizer"}  # options, and the words without one
 TAKE_A_TOKENIZER = ("export-tokenizer", "tokenize", "verify-tokenizer")
 
