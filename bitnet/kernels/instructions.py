@@ -268,6 +268,8 @@ class Attend:
         on.registers[self.out] = np.concatenate(mixed)
 
     def compile(self, to: Graph) -> None:
+        if not self.causal:
+            raise NotImplementedError("compiled attention looks back only")
         out, q, k, v = (to[name] for name in (self.out, self.q, self.k, self.v))
         table, place = to.places[self.cache]
         to.native.attend(out, q, k, v, table, place, self.scale, self.softcap)

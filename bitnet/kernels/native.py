@@ -18,7 +18,7 @@ from bitnet import native
 from bitnet.base import settings
 from bitnet.base.cores import thread_count, usable_cores
 from bitnet.base.errors import Unsupported
-from bitnet.kernels.instructions import GATES, Attend, Take
+from bitnet.kernels.instructions import GATES
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.native_graph import CompiledProgram
@@ -119,11 +119,10 @@ class NativeOps(Ops):
     def compile(
         self, program: Program, weights: Mapping[str, Any]
     ) -> Callable[[Sequence[Segment]], Array]:
-        kinds = [type(it) for it in program.instructions]
-        causal = all(it.causal for it in program.instructions if isinstance(it, Attend))
-        if Take in kinds or not causal:  # the compiled one looks back only, and takes tokens only
+        try:
+            return CompiledProgram(self._native, program, weights, self).run
+        except NotImplementedError:  # an instruction has no compiled form
             return Interpreter(program, weights, self).run
-        return CompiledProgram(self._native, program, weights, self).run
 
     def counters(self) -> Mapping[str, int]:
         counted: dict[str, int] = self._native.kernel_counters()

@@ -135,7 +135,11 @@ class Instruction(Protocol):
         """Do it in a ``Pass``: with the operations of any backend, which defines what it means."""
 
     def compile(self, to: Any) -> None:
-        """Add it to an ``instructions.Graph``, whose ``native`` has a method for every one."""
+        """Add it to a ``targets.Graph``.
+
+        Raises:
+            NotImplementedError: its ``native`` has no method for it.
+        """
 
 
 class Register(NamedTuple):

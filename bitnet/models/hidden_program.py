@@ -78,6 +78,8 @@ def layout(decoder: ModelConfig) -> Layout:
         drafts = _Writer(decoder.drafter, ())
         writer.required |= drafts.required
         writer.optional |= drafts.optional
+        writer.scales |= drafts.scales
+        writer.vectors |= drafts.vectors
     return Layout(writer.required, writer.optional, writer.scales, writer.vectors, decoder.left_out)
 
 
@@ -123,7 +125,7 @@ class _Writer:
             self._do(Mark("result_rotated", self.x))
 
     def _join(self, head: str) -> None:
-        """X = eh_proj [enorm(x), hnorm(h)]: multi-token prediction (arXiv:2412.19437)."""
+        """Multi-token prediction (arXiv:2412.19437): ``x = eh_proj [enorm(x), hnorm(h)]``."""
         e, h = self._norm(self.x, "nextn.enorm", out="e"), Register("h", self.decoder.dim)
         self._do(Take(h))  # (T, dim)
         basis = self.decoder.basis

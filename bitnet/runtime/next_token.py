@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Foresight", "Pace", "draft_together"]
 
 MOST = 4  # tokens of a draft
+MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
 TRIAL = 4  # passes of the slower way, to see whether it still is
 FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
 
@@ -50,16 +51,17 @@ class Foresight:
         self.cache.truncate(0)  # of another sequence
 
     def add(self, ids: list[int], end: int, hidden: Array) -> None:
-        """Read *hidden*, ``(T, dim)``, of the positions before *end*.
+        """Read *hidden*, ``(T, dim)``, of the positions before *end*, before the next draft.
 
         *ids* are those of the sequence; rows of rejected drafts, whose next id is not among them,
-        are left out.
+        are left out, and so are those of passes long ago.
         """
         start = end - len(hidden)
-        first, stop = max(start, self.position), min(start + len(hidden), len(ids) - 1)
+        first, stop = max(start, self.position), min(end, len(ids) - 1)
         if first < stop:
             self._waiting.append((ids[first + 1 : stop + 1], hidden[first - start : stop - start]))
             self.position = stop
+            del self._waiting[:-MOST_WAITING]
 
     def report(self, *, drafted: int, accepted: int) -> None:
         """Record that *accepted* of *drafted* tokens were accepted."""

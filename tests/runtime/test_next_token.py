@@ -15,7 +15,14 @@ from bitnet.kernels.select import select
 from bitnet.models.load import config_from, load_model
 from bitnet.quants import registry
 from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.next_token import FIRST_STAY, LONGEST_STAY, TRIAL, Pace
+from bitnet.runtime.next_token import (
+    FIRST_STAY,
+    LONGEST_STAY,
+    MOST_WAITING,
+    TRIAL,
+    Foresight,
+    Pace,
+)
 from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
@@ -197,3 +204,14 @@ def test_the_pace_follows_a_change():
         slow = pace.drafting if step < 2 * LONGEST_STAY else not pace.drafting
         pace.observe(1, 2.0 if slow else 1.0)
     assert pace.drafting
+
+
+def test_states_that_wait_for_a_draft_are_bounded():
+    config = config_from(DRAFTING)
+    foresight, ids = Foresight(KVCache(config.drafter, 512)), list(range(200))
+    for end in range(1, 200):
+        foresight.add(ids[: end + 1], end, np.full((1, DIM), end - 1.0))
+    segment = foresight.segment()
+    assert segment.tokens == ids[-MOST_WAITING:]
+    assert segment.hidden[:, 0].tolist() == [token - 1 for token in segment.tokens]
+    assert not foresight.segment()
