@@ -59,7 +59,7 @@ def new_call_id() -> str:
 class Piece:
     """One generated token, or the end of an answer.
 
-    The scheduler fills in the first four; ``Answer.take`` adds *text*, *described* and *calls*.
+    The sampler fills in the first three, the sequence the fourth, ``Answer.take`` the others.
 
     Attributes:
         token: its id; ``None`` in a piece that only says how the answer ended.

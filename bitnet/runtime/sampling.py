@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.models.exact_head.logits import Found, Logits, Needed
+from bitnet.runtime.piece import Piece
 from bitnet.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,29 +26,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Sampled", "Sampler", "SamplingParams"]
+__all__ = ["Sampler", "SamplingParams"]
 
 GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
 BLOCK = 512  # weights summed before a draw looks inside one block
 MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
 TAIL = 8.0  # natural logarithms below top-p's cut-off at which tokens are ignored
 FIRST_SORTED = 256  # tokens sorted first when a filter may need any number of them
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A chosen token.
-
-    Attributes:
-        token: its id.
-        logprob: natural logarithm of its probability under the model, before any adjustment;
-            ``None`` unless requested.
-        top: the likeliest tokens with their log-probabilities, likeliest first.
-    """
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Sampler:
@@ -78,7 +62,7 @@ class Sampler:
         *,
         top: int | None = None,
         allowed: NDArray[np.intp] | None = None,
-    ) -> Sampled:
+    ) -> Piece:
         """The next token, which then counts as generated.
 
         Args:
@@ -113,7 +97,7 @@ class Sampler:
         at = self._choose(values)
         token = at if allowed is None else int(allowed[at])
         self._count(token)
-        return Sampled(token) if top is None else _with_logprobs(token, logits, top)
+        return Piece(token) if top is None else _with_logprobs(token, logits, top)
 
     def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
         """Logits that :meth:`sample` needs for the next token; ``None``: all of them.
@@ -142,7 +126,7 @@ class Sampler:
             touched = np.sort(np.fromiter(ids, dtype=np.int64))
         return Needed(count, margin, touched)
 
-    def _sample_among(self, found: Found) -> Sampled | None:
+    def _sample_among(self, found: Found) -> Piece | None:
         """The token that all logits would give, by those that are *found*.
 
         ``None`` if they do not decide it; then nothing was drawn or counted.
@@ -157,7 +141,7 @@ class Sampler:
             return None
         token = int(found.ids[at])
         self._count(token)
-        return Sampled(token)
+        return Piece(token)
 
     def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
         """Index of the chosen token in *values*; ``None`` if another one might be chosen."""
@@ -292,12 +276,12 @@ class Sampler:
         return start + int(np.searchsorted(inside, left, side="right"))
 
 
-def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> Sampled:
+def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> Piece:
     best = logits.max()
     norm = float(best) + math.log(_weights(logits, best).sum(dtype=np.float64))
     ids = _likeliest(logits, top) if top else ()
     pairs = tuple((int(at), float(logits[at]) - norm) for at in ids)
-    return Sampled(token, float(logits[token]) - norm, pairs)
+    return Piece(token, float(logits[token]) - norm, pairs)
 
 
 def _totals(

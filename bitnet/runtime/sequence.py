@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ from bitnet.runtime.lookup import Lookup
 from bitnet.runtime.next_token import draft_together
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.prefix_cache import common_prefix
-from bitnet.runtime.sampling import Sampled, Sampler
+from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.vectors import finish_vector
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Sequence:
     def _is_too_short(self) -> bool:
         return self.tokens < self.request.min_tokens and bool(self.request.stop_ids)
 
-    def _sample(self, logits: Logits) -> Sampled:
+    def _sample(self, logits: Logits) -> Piece:
         allowed = self._matcher.next_ids() if self._matcher else None
         if self.request.reasoning is not None:
             forced = self.request.reasoning.next_token(self.ids[self.prompt_tokens :])
@@ -240,13 +240,15 @@ class Sequence:
     def _next(self, logits: Logits, context: int) -> list[Piece]:
         request, matcher = self.request, self._matcher
         sampled = self._sample(logits)
+        token = sampled.token
+        assert token is not None, "a sampler chooses one"
         full = len(self.ids) >= context
-        self.ids.append(sampled.token)
-        if sampled.token in request.stop_ids:
+        self.ids.append(token)
+        if token in request.stop_ids:
             self.finish_reason = "stop"
         else:
             if matcher:
-                matcher.accept(sampled.token)
+                matcher.accept(token)
             if self.tokens >= request.max_tokens:
                 self.finish_reason = "length"
             elif full:
@@ -254,7 +256,7 @@ class Sequence:
         complete = matcher is not None and matcher.finished and self.finish_reason != "stop"
         if complete:
             self.finish_reason = None
-        pieces = [Piece(sampled.token, sampled.logprob, sampled.top, self.finish_reason)]
+        pieces = [replace(sampled, finish_reason=self.finish_reason)]
         if complete:
             self.finish_reason = "stop"
             pieces.append(Piece(None, finish_reason="stop"))

@@ -126,8 +126,10 @@ def test_a_bias_outside_the_vocabulary_is_refused():
 def test_logprobs_are_the_models_own():
     sampled = Sampler(SamplingParams(logit_bias={2: 100.0})).sample(LOGITS, top=2)
     assert sampled.logprob == pytest.approx(math.log(0.05), abs=1e-6)
-    assert [token for token, _ in sampled.top] == [1, 3]
-    assert [value for _, value in sampled.top] == pytest.approx([math.log(0.4), math.log(0.3)])
+    assert [token for token, _ in sampled.top_logprobs] == [1, 3]
+    assert [value for _, value in sampled.top_logprobs] == pytest.approx(
+        [math.log(0.4), math.log(0.3)]
+    )
 
 
 def test_logits_that_are_not_numbers_are_an_error():
@@ -178,7 +180,7 @@ def large(seed=0, spread=4.0, size=30_000):
 @pytest.mark.parametrize("count", [1, 40, 400, 4000, 29_999])
 def test_the_likeliest_of_a_large_vocabulary_are_those_sorting_finds(count):
     logits = np.round(large(), 1)  # with many ties
-    top = Sampler(SamplingParams()).sample(logits, top=count).top
+    top = Sampler(SamplingParams()).sample(logits, top=count).top_logprobs
     assert [token for token, _ in top] == falling(logits)[:count]
 
 
@@ -237,7 +239,7 @@ def test_only_allowed_tokens_are_chosen(options):
 
 def test_log_probabilities_are_those_before_the_mask():
     sampled = Sampler(SamplingParams()).sample(LOGITS, top=1, allowed=np.array([2]))
-    assert (sampled.token, sampled.top[0][0]) == (2, 1)
+    assert (sampled.token, sampled.top_logprobs[0][0]) == (2, 1)
     assert sampled.logprob == pytest.approx(math.log(0.05), abs=1e-6)
 
 
@@ -252,7 +254,7 @@ def test_without_a_token_that_may_be_chosen_there_is_an_error():
 def test_log_probabilities_cost_nothing_unless_asked_for():
     sampler = Sampler(SamplingParams())
     assert sampler.sample(LOGITS).logprob is None
-    assert sampler.sample(LOGITS, top=0).top == ()
+    assert sampler.sample(LOGITS, top=0).top_logprobs == ()
     assert sampler.sample(LOGITS, top=0).logprob == pytest.approx(math.log(0.4), abs=1e-6)
 
 
