@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from fastapi import Request
-    from starlette.types import Receive, Scope, Send
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
@@ -316,9 +315,9 @@ class Exchange:
         if self._request.scope["http_version"] == "1.1":  # events come as chunks
             self._request.scope["state"]["sends_events"] = True
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        response = _Events(events(), media_type=wire.media_type, headers=headers)
-        response.ended = self._disconnect
-        return response
+        # Also after a stream of which nothing was sent.
+        self._request.scope["state"].setdefault("ends", []).append(self._disconnect)
+        return StreamingResponse(events(), media_type=wire.media_type, headers=headers)
 
     async def _all(self, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
         order = await self._submit(make)
@@ -421,18 +420,6 @@ class Exchange:
                 begun_s=self._began_at,
                 error=error,
             )
-
-
-class _Events(StreamingResponse):
-    """A stream with a callback at its end, even if nothing was sent."""
-
-    ended: Callable[[], None]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.ended()
 
 
 def _check(answer: Answer, piece: Piece) -> None:

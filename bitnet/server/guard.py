@@ -95,7 +95,7 @@ class Guard:
                 raise
             await _refuse(refusal, scope["path"], send_counted)
         finally:
-            for end in scope["state"].get("ends", ()):
+            for end in reversed(scope["state"].get("ends", ())):  # the model is released last
                 end()
             route = scope.get("route")
             path = getattr(route, "path", "other")

@@ -115,6 +115,7 @@ class Worker:
         limits: of its answers.
         narrate: reports what happens.
         draining: new requests are refused.
+        fair_positions: positions per answer with which a full batch fits the memory.
         failure: error that ended the thread; ``None`` while it runs normally.
     """
 
@@ -150,7 +151,7 @@ class Worker:
         self._open = 0  # places taken
         self._running: dict[Sequence, tuple[Order, int]] = {}
         self._scheduler = self._new_scheduler()
-        self._fair_positions = self._share()
+        self.fair_positions: int = self._share()
         self._stopped = False
         self._ends_at = float("inf")  # ``time.monotonic`` after which every answer ends
         self._process = os.getpid()
@@ -173,11 +174,6 @@ class Worker:
         """Used share of the KV caches' memory, 0 to 1; 0 if unlimited."""
         budget = self.limits.kv_budget_bytes
         return self._scheduler.kv_bytes / budget if budget else 0.0
-
-    @property
-    def fair_positions(self) -> int:
-        """Positions per answer with which a full batch fits the memory."""
-        return self._fair_positions
 
     @property
     def alive(self) -> bool:
