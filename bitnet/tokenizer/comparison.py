@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.tokenizer.load import load_tokenizer
-from bitnet.tokenizer.merges import merges_by_score
+from bitnet.tokenizer.merges import halves_of, merges_by_score
 from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
@@ -271,13 +271,15 @@ def _by_score(spec: TokenizerSpec) -> list[str]:
     made = [
         (-float(score), id, text)
         for id, (text, score) in enumerate(zip(texts, spec.scores, strict=True))
-        if id not in cut_out
-        and any(
-            text[:cut] in vocabulary and text[cut:] in vocabulary for cut in range(1, len(text))
-        )
-        and not (len(text) == 6 and text.startswith("<0x"))
+        if id not in cut_out and any(_joins(text, vocabulary))
     ]
     return [text for _, _, text in sorted(made)]
+
+
+def _joins(text: str, vocabulary: set[str]) -> Iterator[tuple[str, str]]:
+    """Ways in which two tokens form *text*; byte tokens have no parts."""
+    is_byte = len(text) == 6 and text.startswith("<0x")
+    return iter(()) if is_byte else halves_of(text, vocabulary)
 
 
 def _flags_of_added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]:
@@ -352,7 +354,8 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
             if result in places:
                 return None
             places[result] = len(places)
-    if _count_of_joins(tokens) != len(set(spec.merges)):
+    vocabulary = set(tokens)
+    if sum(1 for text in tokens for _ in _joins(text, vocabulary)) != len(set(spec.merges)):
         return None
     return replace(
         spec,
@@ -362,17 +365,6 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
         normalizer=(),
         pre_tokenizer=(),
         add_space_prefix=prepends,
-    )
-
-
-def _count_of_joins(tokens: list[str]) -> int:
-    """Number of ways in which two tokens form a third; byte tokens have no parts."""
-    known = set(tokens)
-    return sum(
-        text[:cut] in known and text[cut:] in known
-        for text in tokens
-        if not (len(text) == 6 and text.startswith("<0x"))
-        for cut in range(1, len(text))
     )
 
 

@@ -9,11 +9,12 @@ from bitnet.base.errors import InvalidFormat
 from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
 __all__ = [
     "LazyRankMerges",
     "LazySequence",
+    "halves_of",
     "merges_by_score",
     "merges_from_ranks",
     "pair_merges",
@@ -107,6 +108,14 @@ def token_ids(tokens: Sequence[str]) -> dict[str, int]:
     return dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
 
 
+def halves_of(text: str, tokens: Container[str]) -> Iterator[tuple[str, str]]:
+    """All ways to join two of *tokens* into *text*."""
+    for cut in range(1, len(text)):
+        left, right = text[:cut], text[cut:]
+        if left in tokens and right in tokens:
+            yield left, right
+
+
 def merges_from_ranks(
     tokens: Sequence[str], ids: Iterable[int], source: str
 ) -> list[tuple[int, int]]:
@@ -129,12 +138,8 @@ def merges_from_ranks(
         raise beyond(source, f"tokens of {work:,} squared bytes", RANK_WORK)
     merges: list[tuple[int, int]] = []
     for text in id_by_text:
-        pairs = [
-            (id_by_text[text[:cut]], id_by_text[text[cut:]])
-            for cut in range(1, len(text))
-            if text[:cut] in id_by_text and text[cut:] in id_by_text
-        ]
-        merges.extend(sorted(pairs))
+        pairs = halves_of(text, id_by_text)
+        merges.extend(sorted((id_by_text[left], id_by_text[right]) for left, right in pairs))
         if len(merges) > MERGES:
             raise beyond(source, f"{len(merges):,} merges or more", MERGES)
     return merges
@@ -154,10 +159,9 @@ def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str
     """All ways to join two tokens into a third, best score first: SentencePiece's order."""
     score_by_text = {text: float(score) for text, score in zip(tokens, scores, strict=True)}
     ids = {text: id for id, text in enumerate(tokens)}
-    merges: list[tuple[float, int, int, str, str]] = []
-    for text, score in score_by_text.items():
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in score_by_text and right in score_by_text:
-                merges.append((-score, ids[left], ids[right], left, right))
-    return [[left, right] for _, _, _, left, right in sorted(merges)]
+    merges = sorted(
+        (-score, ids[left], ids[right], left, right)
+        for text, score in score_by_text.items()
+        for left, right in halves_of(text, score_by_text)
+    )
+    return [[left, right] for *_, left, right in merges]
