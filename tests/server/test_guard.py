@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from functools import partial
 
 import pytest
 from waiting import PATIENCE_S, until
@@ -164,17 +165,9 @@ class Credulous:
         await send({"type": "http.response.body", "body": b""})
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ([(b"host", b"localhost")], 415),
-        ([(b"host", b"localhost"), (b"content-type", b"text/plain")], 415),
-        ([(b"host", b"h"), (b"content-type", b"application/json"), (b"origin", b"http://e")], 403),
-        ([(b"host", b"h"), (b"content-type", b"application/json"), (b"origin", b"http://h")], 200),
-    ],
-)
-def test_other_pages_are_refused_whatever_the_framework_does(headers, status):
-    app, sent = Credulous(), []
+def pass_through(app, headers):
+    """What a client gets from *app* behind a guard for a POST with *headers*."""
+    sent = []
     narrate = Narrator(lambda _line: None, worker_id="w")
     guarded = guard.Guard(app, metrics=Metrics(), narrate=narrate)
     scope = {
@@ -189,8 +182,36 @@ def test_other_pages_are_refused_whatever_the_framework_does(headers, status):
         sent.append(event)
 
     asyncio.run(guarded(scope, receive, send))
-    assert sent[0]["status"] == status
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([(b"host", b"localhost")], 415),
+        ([(b"host", b"localhost"), (b"content-type", b"text/plain")], 415),
+        ([(b"host", b"h"), (b"content-type", b"application/json"), (b"origin", b"http://e")], 403),
+        ([(b"host", b"h"), (b"content-type", b"application/json"), (b"origin", b"http://h")], 200),
+    ],
+)
+def test_other_pages_are_refused_whatever_the_framework_does(headers, status):
+    app = Credulous()
+    assert pass_through(app, headers)[0]["status"] == status
     assert app.ran == (status == 200)
+
+
+def test_a_request_that_fails_is_undone_last_first():
+    undone = []
+
+    async def app(scope, receive, send):
+        ends = scope["state"].setdefault("ends", [])
+        ends.append(partial(undone.append, "the model is released"))
+        ends.append(partial(undone.append, "the answers are cancelled"))
+        raise ConnectionError("the client has gone")
+
+    with pytest.raises(ConnectionError):
+        pass_through(app, [(b"host", b"h"), (b"content-type", b"application/json")])
+    assert undone == ["the answers are cancelled", "the model is released"]
 
 
 def test_the_official_javascript_client_may_call_from_a_page(serving):
