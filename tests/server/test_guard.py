@@ -166,7 +166,7 @@ class Credulous:
 
 
 def pass_through(app, headers):
-    """What a client gets from *app* behind a guard for a POST with *headers*."""
+    """Events that a client gets from *app* behind a guard, for a POST with *headers*."""
     sent = []
     narrate = Narrator(lambda _line: None, worker_id="w")
     guarded = guard.Guard(app, metrics=Metrics(), narrate=narrate)
