@@ -88,7 +88,7 @@ async def worker_of(request: Request, name: str | None) -> Worker:
     state = request.scope["state"]
     state["deadline"] = time.monotonic() + models.limits.deadline_s
     models.hold(slot)
-    state.setdefault("ends", []).append(partial(models.release, slot))
+    state["ends"].append(partial(models.release, slot))
     worker = models.worker(slot, state["deadline"])
     return await (worker if slot.worker else unless_gone(request, worker))
 
@@ -316,7 +316,7 @@ class Exchange:
             self._request.scope["state"]["sends_events"] = True
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         # Also after a stream of which nothing was sent.
-        self._request.scope["state"].setdefault("ends", []).append(self._disconnect)
+        self._request.scope["state"]["ends"].append(self._disconnect)
         return StreamingResponse(events(), media_type=wire.media_type, headers=headers)
 
     async def _all(self, make: Callable[[], list[ModelRequest]]) -> list[Answer]:

@@ -16,7 +16,7 @@ from bitnet.server.pages import OPEN_PREFIX
 from bitnet.server.refusals import GONE, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from bitnet.server.asgi import App, Event, Receive, Scope, Send
     from bitnet.server.metrics import Metrics
@@ -75,7 +75,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        ends: list[Callable[[], None]] = []  # to call when the request has ended, last first
+        scope.setdefault("state", {}).update(request_id=request_id, ends=ends)
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
         status, begun = 0, time.perf_counter()
@@ -95,7 +96,7 @@ class Guard:
                 raise
             await _refuse(refusal, scope["path"], send_counted)
         finally:
-            for end in reversed(scope["state"].get("ends", ())):  # the model is released last
+            for end in reversed(ends):
                 end()
             route = scope.get("route")
             path = getattr(route, "path", "other")

@@ -204,9 +204,8 @@ def test_a_request_that_fails_is_undone_last_first():
     undone = []
 
     async def app(scope, receive, send):
-        ends = scope["state"].setdefault("ends", [])
-        ends.append(partial(undone.append, "the model is released"))
-        ends.append(partial(undone.append, "the answers are cancelled"))
+        scope["state"]["ends"].append(partial(undone.append, "the model is released"))
+        scope["state"]["ends"].append(partial(undone.append, "the answers are cancelled"))
         raise ConnectionError("the client has gone")
 
     with pytest.raises(ConnectionError):
