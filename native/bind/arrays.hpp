@@ -4,6 +4,8 @@
 
 #include <nanobind/ndarray.h>
 
+#include <cmath>
+
 #include "ops/ops.hpp"
 #include "system/float_mode.hpp"
 #include "bind/released.hpp"
@@ -29,6 +31,15 @@ inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weig
     require(rows <= INT64_MAX / (8 * cols), "the matrix is too large");
     require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols), "weight has too few bytes");
     return Type(type);
+}
+
+inline Gate checked_gate(int kind) {
+    require(kind >= 0 && kind <= int(Gate::sigmoid), "unknown gate");
+    return Gate(kind);
+}
+
+inline void check_scores(float scale, float softcap) {
+    require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f, "scale or softcap is out of range");
 }
 
 // While kernels run: without the interpreter's lock, in the floating-point mode they are written for.

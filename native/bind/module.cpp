@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/kernels.hpp"
+#include "bind/graph.hpp"
 #include "bind/operations.hpp"
 #include "bind/head.hpp"
 #include "bind/file_guard.hpp"
@@ -20,6 +21,7 @@ NB_MODULE(_native, m) {
     bitnet::bind_file_guard(m);
     bitnet::bind_gguf(m);
     bitnet::bind_operations(m);
+    bitnet::bind_graph(m);
     bitnet::bind_kernels(m);
     bitnet::bind_exact_head(m);
     bitnet::bind_ternary(m);
