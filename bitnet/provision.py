@@ -54,6 +54,7 @@ def load(
     exact_head: HeadMode = "auto",
     i2_s_layout: I2SLayout = "x86",
     ignore_keys: Collection[str] = (),
+    draft_model: str | os.PathLike[str] | None = None,
     fetch: bool = True,
 ) -> LanguageModel:
     """*model* with its tokenizer, ready to generate; a name that is not here is downloaded.
@@ -71,12 +72,14 @@ def load(
         i2_s_layout: processor that wrote the I2_S weights, which no file records; ignored for
             an open checkpoint.
         ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.
+        draft_model: a smaller model with the same vocabulary, which drafts tokens that *model*
+            checks: the same answers, faster where enough drafts are right.
         fetch: download a model that is not on this machine.
 
     Raises:
         NotFound: there is no such file or name, or it is not here and *fetch* is off.
         TokenizerNotFound: no tokenizer matches the model exactly.
-        VocabMismatch: *tokenizer* does not match the model.
+        VocabMismatch: *tokenizer* or *draft_model* does not match the model.
         UsageError: a value is out of its range.
         WrongType: a value is of another type.
         InvalidFormat: the file is damaged.
@@ -98,16 +101,18 @@ def load(
     check_type("context", context, "a whole number or None", Integral, None)
     check_type("threads", threads, "a whole number", Integral)
     check_type("allow_mock", allow_mock, "True or False", bool)
+    check_type("draft_model", draft_model, "a path, a name or None", str, os.PathLike, None)
     if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
         raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
     if exact_head not in get_args(HeadMode):
         raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
-    if isinstance(model, Checkpoint):
-        checkpoint = model
-    else:
-        path = Path(_locate(model, fetch=fetch) if isinstance(model, str) else model)
+
+    def open_named(named: str | os.PathLike[str]) -> Checkpoint:
+        path = Path(_locate(named, fetch=fetch) if isinstance(named, str) else named)
         with memory_errors(path):
-            checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
+            return open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
+
+    checkpoint = model if isinstance(model, Checkpoint) else open_named(model)
     if isinstance(tokenizer, str | os.PathLike):
         tokenizer = Path(tokenizer)
     return load_checkpoint(
@@ -118,6 +123,7 @@ def load(
         threads=threads,
         allow_mock=allow_mock,
         exact_head=exact_head,
+        draft=None if draft_model is None else open_named(draft_model),
     )
 
 

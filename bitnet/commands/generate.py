@@ -230,6 +230,8 @@ def _metric_lines(answer, running):
         f"tokens chosen by the exact head: {stats.exact_head_tokens} of {stats.tokens}"
         + (f", with {stats.exact_head_rows:.3%} of its rows" * bool(stats.exact_head_tokens))
         + ("; stopped, since it did not save time" * stats.exact_head_stopped),
+        f"drafts: {stats.accepted} of {stats.drafted} tokens accepted ({stats.acceptance:.0%})"
+        + (f", {stats.draft_gain:.2f} times the speed without" if stats.draft_gain else ""),
         f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
     )
 

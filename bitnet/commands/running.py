@@ -226,6 +226,11 @@ def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> Lan
     """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
     from bitnet.runtime.language_model import load_checkpoint
 
+    draft = None
+    if options.draft_model:
+        named = replace(options, model=options.draft_model)
+        draft = open_file(named, common)
+
     def attempt(tokenizer: Path | None) -> LanguageModel:
         return load_checkpoint(
             checkpoint,
@@ -235,6 +240,7 @@ def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> Lan
             threads=options.threads,
             allow_mock=options.allow_mock,
             exact_head=options.exact_head,
+            draft=draft,
         )
 
     return _with_tokenizer(attempt, checkpoint, options, common)

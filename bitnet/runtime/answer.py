@@ -40,8 +40,9 @@ class Stats:
         tokens: ids generated, including the one that ended the answer.
         reasoning_tokens: those of its reasoning part, where the request separates it.
         passes: forward passes of the model.
-        drafted: tokens drafted by lookup.
+        drafted: tokens drafted, by lookup or by a drafter.
         accepted: drafted tokens that the model accepted.
+        draft_gain: speed with a drafter over that without, of recent passes; ``None``: unknown.
         exact_head_tokens: tokens chosen without computing the whole output head.
         exact_head_rows: share of the head's rows computed for them, on average, 0 to 1.
         exact_head_stopped: the exact head did not save time with this model and was stopped.
@@ -60,6 +61,7 @@ class Stats:
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    draft_gain: float | None = None
     exact_head_tokens: int = 0
     exact_head_rows: float = 0.0
     exact_head_stopped: bool = False
@@ -304,6 +306,7 @@ class Answer:
         stats.tokens += piece.token is not None
         stats.reused_tokens, stats.passes = sequence.reused, sequence.passes
         stats.drafted, stats.accepted = sequence.drafted, sequence.accepted
+        stats.draft_gain = sequence.draft_gain
         stats.exact_head_tokens = sequence.exact_head_tokens
         stats.exact_head_rows = sequence.exact_head_rows / max(1, sequence.exact_head_tokens)
         stats.exact_head_stopped = sequence.exact_head_stopped

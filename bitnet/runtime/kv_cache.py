@@ -45,7 +45,7 @@ class KVCache:
         length: positions stored.
         capacity: positions it has room for.
         reach: positions of the prompt, which select the RoPE scaling; *capacity* until it is set.
-        drafter: the cache of the model's block that drafts tokens; ``None``: it has none.
+        drafter: the cache of the decoder that drafts tokens; ``None``: there is none.
     """
 
     def __init__(self, config: ModelConfig, capacity: int, *, dtype: DTypeLike = np.int16) -> None:
@@ -85,8 +85,8 @@ class KVCache:
         self._kept: list[int] = []
         self._marked = 0
         self.drafter: KVCache | None = None
-        if config.drafter:
-            self.drafter = KVCache(config.drafter, capacity, dtype=dtype)
+        if its := config.drafter:
+            self.drafter = KVCache(its, min(capacity, its.context_length), dtype=dtype)
 
     @property
     def size_bytes(self) -> int:
@@ -107,15 +107,10 @@ class KVCache:
             step: tokens of one pass at most.
         """
         snapshots = [SLACK] * KEPT
-        drafts = self.drafter.cost(positions, step) if self.drafter else 0
-        return (
-            drafts
-            + self.state_bytes
-            + sum(
-                table.most_pages(positions, step, snapshots) * table.page_bytes
-                for table in self._tables
-            )
-        )
+        pages = ((table, table.most_pages(positions, step, snapshots)) for table in self._tables)
+        own = self.state_bytes + sum(table.page_bytes * count for table, count in pages)
+        its = self.drafter
+        return own + (its.cost(min(positions, its.capacity), step) if its else 0)
 
     def affordable(self, size_bytes: int, step: int) -> int:
         """Positions, in whole pages, of a sequence whose :meth:`cost` is at most *size_bytes*."""
@@ -235,6 +230,8 @@ class KVCache:
         self._kept = [one for one in self._kept if one <= self.length]
         for part in self._parts:
             part.cut(self.length)
+        if self.drafter:
+            self.drafter.truncate(self.length)
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
         """Hold the first *length* positions of *other*, a cache of the same model.
@@ -251,6 +248,8 @@ class KVCache:
             own.copy(its, length, self._snapshot_positions())
         self._states.copy(other._states, length)
         self.length = length
+        if self.drafter and other.drafter:
+            self.drafter.copy_prefix(other.drafter, other.drafter.reusable(length))
 
     def _snapshot_positions(self) -> list[range]:
         return [range(max(0, length - SLACK), length) for length in self._kept]

@@ -20,9 +20,10 @@ from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import word
 from bitnet.formats.sentence_transformers import Prompts
 from bitnet.kernels.select import select
-from bitnet.models.load import load_model
+from bitnet.models.load import config_from, load_model
 from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text, reasoning_rules
+from bitnet.runtime.drafts import check_draft_model
 from bitnet.runtime.keywords import AnswerOptions, request_of, with_answer_options
 from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
@@ -79,8 +80,12 @@ class LanguageModel:
         path: Path,
         context: int | None = None,
         load_s: float = 0.0,
+        draft_model: Model | None = None,
     ) -> None:
-        self._engine: Scheduler | None = Scheduler(model, context=context, max_batch=1)
+        self._draft_model = draft_model
+        self._engine: Scheduler | None = Scheduler(
+            model, context=context, max_batch=1, draft_model=draft_model
+        )
         self.path = path
         self.tokenizer = tokenizer
         self.context: int = self._engine.context
@@ -113,7 +118,11 @@ class LanguageModel:
     def scheduler(self, *, max_batch: int = 8, kv_budget_bytes: int | None = None) -> Scheduler:
         """A scheduler of several sequences, for use in one thread; arguments as for its class."""
         return Scheduler(
-            self.model, context=self.context, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
+            self.model,
+            context=self.context,
+            max_batch=max_batch,
+            kv_budget_bytes=kv_budget_bytes,
+            draft_model=self._draft_model,
         )
 
     def prepare(self, request: Request) -> tuple[list[int], Request]:
@@ -344,7 +353,7 @@ class LanguageModel:
 
     def close(self) -> None:
         """Free weights and cache; the object cannot be used afterwards."""
-        self._engine = None
+        self._engine = self._draft_model = None
 
     def __enter__(self) -> LanguageModel:
         return self
@@ -393,6 +402,7 @@ def load_checkpoint(
     threads: int = 0,
     allow_mock: bool = False,
     exact_head: HeadMode = "auto",
+    draft: Checkpoint | None = None,
 ) -> LanguageModel:
     """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`."""
     path = checkpoint.path
@@ -402,9 +412,22 @@ def load_checkpoint(
             fits(model_facts(checkpoint), tokenizer)
         else:
             tokenizer = resolve_tokenizer(checkpoint, tokenizer, pre=pre, allow_mock=allow_mock)
-        transformer = load_model(checkpoint, ops=select(threads=threads), exact_head=exact_head)
+        ops = select(threads=threads)
+        transformer = load_model(checkpoint, ops=ops, exact_head=exact_head)
+        draft_model = None
+        if draft is not None:
+            config, drafts_in = config_from(draft), resolve_tokenizer(draft, None)
+            check_draft_model(transformer.config, tokenizer, config, drafts_in)
+            draft_model = load_model(draft, ops=ops, exact_head=exact_head)
         load_s = time.perf_counter() - started
-        model = LanguageModel(transformer, tokenizer, path=path, context=context, load_s=load_s)
+        model = LanguageModel(
+            transformer,
+            tokenizer,
+            path=path,
+            context=context,
+            load_s=load_s,
+            draft_model=draft_model,
+        )
     model.ignored_keys = tuple(sorted(checkpoint.ignored))
     model.prompts = checkpoint.prompts
     return model

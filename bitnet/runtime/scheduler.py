@@ -26,6 +26,7 @@ import os
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +34,18 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.forks import renew_in_child
+from bitnet.runtime.drafts import Pace, drafter_of
 from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.next_token import Foresight, Pace
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import (
     Scheduled,
     Sequence,
-    foresee,
+    draft_all,
     lease_of,
     no_memory,
     part_of,
-    prepare_draft,
     repeat,
     return_to_start,
     run_parts,
@@ -70,7 +70,6 @@ PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
 MAX_STALL_S = 0.15  # with the rest of a pass below 0.3 s, which other readers hardly notice
 SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
 RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
-DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it
 
 
 class Scheduler:
@@ -97,6 +96,7 @@ class Scheduler:
         max_stall_s: float = MAX_STALL_S,
         kv_budget_bytes: int | None = None,
         cache_dtype: DTypeLike = np.int16,
+        draft_model: Model | None = None,
     ) -> None:
         """A scheduler for *model*.
 
@@ -110,6 +110,7 @@ class Scheduler:
             kv_budget_bytes: memory of all KV caches; a sequence waits until its prompt and the
                 longest answer it may generate fit. ``None``: unlimited.
             cache_dtype: of keys and values, as of a :class:`KVCache`.
+            draft_model: a smaller model with the same vocabulary, which drafts tokens.
 
         Raises:
             UsageError: a number is out of its range, or *context* exceeds the model's.
@@ -130,12 +131,12 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_stall_s = max_stall_s
         self._prefill_token_s = 0.0  # of recent passes with prompts
-        self._pace = Pace() if model.config.drafter else None
+        self._drafter = drafter_of(model, draft_model, prefill_chunk)
+        config = replace(model.config, drafter=self._drafter.config if self._drafter else None)
+        self._pace = Pace()
         self._kv_budget_bytes = kv_budget_bytes
         # Not a method: with a way back here, the model would stay until the garbage collector runs.
-        self.new_cache: partial[KVCache] = partial(
-            KVCache, model.config, self.context, dtype=cache_dtype
-        )
+        self.new_cache: partial[KVCache] = partial(KVCache, config, self.context, dtype=cache_dtype)
         self._begin()
         renew_in_child(self, Scheduler._renew)
 
@@ -167,12 +168,14 @@ class Scheduler:
         """
         started = time.perf_counter()
         pieces = self._admit()
+        steady = not any(its.foresight and its.foresight.is_behind for its in self.running)
         if parts := self._schedule():
             answering = all(part.sequence.tokens for part in parts)
             pieces += self._run(parts)
-            if self._pace and answering:
-                self._pace.observe(len(pieces), time.perf_counter() - started)
+            if self._drafter and answering:
+                self._pace.observe(len(pieces), time.perf_counter() - started, steady=steady)
         for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
+            sequence.draft_gain = self._pace.gain
             self._leave(sequence)
         return pieces
 
@@ -196,8 +199,9 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             sequence.admitted_at = time.perf_counter()
             sequence.reused = sequence.lease.cache.length
-            if (drafter := sequence.lease.cache.drafter) and not sequence.request.embed:
-                sequence.foresight = Foresight(drafter)
+            cache = sequence.lease.cache.drafter
+            if self._drafter and cache and not sequence.request.embed:
+                sequence.foresight = self._drafter.foresight(sequence.ids, cache)
             logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
         return []
 
@@ -206,16 +210,9 @@ class Scheduler:
         for sequence in self.running:
             start_over_beyond_border(sequence, self.model.config)
         decoding = [sequence for sequence in self.running if sequence.decodes]
-        spare = max(0, DECODE_ROWS - len(decoding))
-        drafting = self._pace and self._pace.drafting
-        foreseen = foresee(self.model, decoding, spare, self.context) if drafting else {}
-        parts = []
-        for sequence in decoding:
-            room = min(spare, self.context - len(sequence.ids))
-            draft = sequence.draft(room, foreseen.get(sequence, []))
-            prepare_draft(draft, sequence, self.model.config)
-            spare -= len(draft)
-            parts.append(part_of(sequence, [sequence.ids[-1], *draft], draft))
+        drafter = self._drafter if self._pace.drafting else None
+        drafts = draft_all(decoding, drafter, self.context, self.model.config)
+        parts = [part_of(one, [one.ids[-1], *draft], draft) for one, draft in drafts.items()]
         return parts + self._prefill(self._chunk() if decoding else self.prefill_chunk)
 
     def _prefill(self, room: int) -> list[Scheduled]:

@@ -13,7 +13,6 @@ import numpy as np
 from bitnet.base.errors import InferenceError, is_panic
 from bitnet.models.transformer import Segment
 from bitnet.runtime.lookup import Lookup
-from bitnet.runtime.next_token import draft_together
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.prefix_cache import common_prefix
 from bitnet.runtime.sampling import Sampler
@@ -28,18 +27,17 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Array
     from bitnet.models.exact_head.logits import Logits, Needed
     from bitnet.models.transformer import Model
-    from bitnet.runtime.next_token import Foresight
+    from bitnet.runtime.drafts import Drafter, Foresight
     from bitnet.runtime.prefix_cache import Lease
     from bitnet.runtime.request import Request
 
 __all__ = [
     "Scheduled",
     "Sequence",
-    "foresee",
+    "draft_all",
     "lease_of",
     "no_memory",
     "part_of",
-    "prepare_draft",
     "repeat",
     "return_to_start",
     "run_parts",
@@ -49,6 +47,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it
 WORTH_WAITING = 32  # prompt tokens worth copying after a pass instead of computing them in it
 
 
@@ -61,8 +60,9 @@ class Sequence:
         request: the request it answers.
         reused: prompt ids found in the KV cache.
         passes: forward passes it took part in.
-        drafted: tokens drafted, by lookup or by the model's own block.
+        drafted: tokens drafted, by lookup or by a drafter.
         accepted: drafted tokens that the model accepted.
+        draft_gain: speed with drafts over that without, of recent passes; ``None``: unknown.
         exact_head_tokens: tokens chosen without computing the whole output head.
         exact_head_rows: sum over them of the share of the head's rows computed.
         exact_head_stopped: the exact head did not save time with this model and was stopped.
@@ -70,7 +70,7 @@ class Sequence:
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
         pieces: written and not read yet, for :meth:`bitnet.runtime.scheduler.Scheduler.run`.
-        foresight: what the model's own block for drafts knows of it; ``None``: it does not draft.
+        foresight: the drafter's view of it; ``None``: it has no drafts.
         hidden: end of its part of a pass, and the hidden states before it,
             ``(T, dim)``, which *foresight* will read.
         embedding: for an embedding, its value after the hidden states so far, ``(dim,)``.
@@ -86,6 +86,7 @@ class Sequence:
         self.passes = 0
         self.drafted: int = 0
         self.accepted: int = 0
+        self.draft_gain: float | None = None
         self.exact_head_tokens: int = 0
         self.exact_head_rows: float = 0.0
         self.exact_head_stopped = False
@@ -132,14 +133,13 @@ class Sequence:
         """Tokens that a draft may have, behind which one more is still wanted."""
         return max(0, self.request.max_tokens - self.tokens - 1)
 
-    def draft(self, room: int, foreseen: list[int]) -> list[int]:
-        """At most *room* tokens that are likely to follow: of its own text, or those *foreseen*."""
-        room = min(room, self.draft_room)
-        draft = self._lookup.draft(self.ids, room) if self._lookup else []
-        draft = draft or foreseen[:room]
-        if draft and self._matcher:
-            draft = draft[: self._matcher.valid(draft)]
-        return draft
+    def look_up(self, room: int) -> list[int]:
+        """At most *room* tokens that are likely to follow, from its own text."""
+        return self._lookup.draft(self.ids, min(room, self.draft_room)) if self._lookup else []
+
+    def valid(self, draft: list[int]) -> int:
+        """Number of leading tokens of *draft* that its grammar allows."""
+        return self._matcher.valid(draft) if draft and self._matcher else len(draft)
 
     def needs(self, draft: list[int]) -> Needed | None:
         """Logits needed to choose the next tokens; ``None``: all of them."""
@@ -183,7 +183,7 @@ class Sequence:
         if self.foresight and draft:
             self.foresight.report(drafted=len(draft), accepted=accepted)
         if self.foresight and self.hidden:
-            self.foresight.add(self.ids, *self.hidden)
+            self.foresight.add(*self.hidden)
             self.hidden = None
         return pieces
 
@@ -285,29 +285,47 @@ def part_of(sequence: Sequence, tokens: list[int], draft: list[int]) -> Schedule
     cache = lease_of(sequence).cache
     complete = cache.length + len(tokens) - len(draft) == len(sequence.ids)
     outputs: Literal["none", "last", "all"] = "none"
-    if draft or (sequence.request.embed and not sequence.pools_last):
+    is_read = sequence.foresight is not None and sequence.foresight.reads_hidden
+    every_vector = sequence.request.embed and not sequence.pools_last
+    if draft or every_vector or (complete and is_read):
         outputs = "all"
-    elif complete and sequence.foresight:
-        outputs = "all"  # its block reads these hidden states
     elif complete:
         outputs = "last"
     return Scheduled(sequence, Segment(tokens, cache, outputs), draft, cache.length)
 
 
-def prepare_draft(draft: list[int], sequence: Sequence, config: ModelConfig) -> None:
-    """Shorten *draft* to what runs behind the last token of *sequence* with the same bits."""
+def draft_all(
+    decoding: list[Sequence], drafter: Drafter | None, context: int, config: ModelConfig
+) -> dict[Sequence, list[int]]:
+    """Drafts for all *decoding* sequences, from their own texts or by *drafter*."""
+    room = max(0, DECODE_ROWS - len(decoding))
+    drafts = {}
+    for sequence in decoding:
+        drafts[sequence] = sequence.look_up(min(room, context - len(sequence.ids)))
+        room -= len(drafts[sequence])
+    if drafter:
+        others = [sequence for sequence in decoding if not drafts[sequence]]
+        drafts |= _foresee(drafter, others, room, context)
+    for sequence, draft in drafts.items():
+        _shorten_draft(draft, sequence, config)
+        if draft:
+            lease_of(sequence).cache.mark()  # a state returns here if drafts are rejected
+    return drafts
+
+
+def _shorten_draft(draft: list[int], sequence: Sequence, config: ModelConfig) -> None:
+    """Cut *draft* to what may follow the last token of *sequence*, and runs with the same bits."""
+    del draft[sequence.valid(draft) :]
     cache, length = lease_of(sequence).cache, len(sequence.ids)
     regime = config.regime(max(cache.reach, length))
     while draft and config.regime(max(cache.reach, length + len(draft))) != regime:
         draft.pop()  # its RoPE frequencies would differ from those of the token before
-    if draft:
-        cache.mark()  # a state returns here if drafts are rejected
 
 
-def foresee(
-    model: Model, sequences: list[Sequence], room: int, context: int
+def _foresee(
+    drafter: Drafter, sequences: list[Sequence], room: int, context: int
 ) -> dict[Sequence, list[int]]:
-    """Drafts of the model's own block for *sequences*, which decode; *room* tokens in all."""
+    """Drafts of *drafter* for *sequences*; *room* tokens in all."""
     wanted: dict[Foresight, int] = {}
     owners: dict[Foresight, Sequence] = {}
     for sequence in sequences:
@@ -316,7 +334,7 @@ def foresee(
             owners[its], wanted[its] = sequence, min(most, its.length)
             room -= wanted[its]
     try:
-        drafts = draft_together(model, wanted) if wanted else {}
+        drafts = drafter.draft(wanted) if wanted else {}
     except MemoryError:
         for sequence in sequences:
             sequence.foresight = None  # the answer itself may have room
@@ -330,7 +348,7 @@ def run_parts(model: Model, parts: list[Scheduled]) -> list[Any]:
     places = [at for at, part in enumerate(parts) if not part.sequence.request.embed]
     for at in places:
         sequence, draft = parts[at].sequence, parts[at].draft
-        if sequence.foresight and len(results[at]):
+        if (view := sequence.foresight) and view.reads_hidden and len(results[at]):
             sequence.hidden = parts[at].start + len(parts[at].segment.tokens), results[at]
             results[at] = results[at][-len(draft) - 1 :]
     if places:

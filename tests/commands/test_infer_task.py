@@ -331,6 +331,23 @@ def test_drafts_change_the_metrics_and_not_the_text(bitnet, model):
     assert found["acceptance"] == found["accepted"] / found["drafted"]
 
 
+def test_a_draft_model_changes_the_metrics_and_not_the_text(bitnet, model):
+    words = ("infer", "--model", model, "--prompt", "abcabcabc", "--max-tokens", 40)
+    plain, quick = bitnet(*words), bitnet(*words, "--draft-model", model, "--stats")
+    assert quick.out == plain.out
+    assert re.search(r"drafts: \d+ of \d+ tokens accepted \(\d+%\)", quick.err)
+    found = json.loads(bitnet(*words, "--draft-model", model, "--json").out)
+    assert found["drafted"] > 0
+    assert found["passes"] == 40 - found["accepted"]
+    assert found["draft_gain"] is None or found["draft_gain"] > 0
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(bitnet, model):
+    refused = bitnet("infer", "--model", model, "--prompt", "a", "--draft-model", "bitnet-tiny")
+    assert (refused.code, refused.out) == (15, "")
+    assert "the draft model has another vocabulary" in refused.err
+
+
 def test_log_probabilities_come_with_json(bitnet, model):
     words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 4, "--logprobs", 2)
     found = json.loads(bitnet(*words, "--json", "--dump-ids").out)

@@ -27,7 +27,10 @@ def _model():
     }
     for machine, checkpoint in machines.items():
         machine.model = load_model(in_encoding(checkpoint, "Q8_0"), ops=select(threads=1))
+    AnyOrderOfADraftModel.model = AnyOrder.model
+    AnyOrderOfADraftModel.draft_model = AnyOrderOfStates.model
     yield
+    del AnyOrderOfADraftModel.model, AnyOrderOfADraftModel.draft_model
     for machine in machines:
         del machine.model  # kernels that outlive the run are leaks to the extension
 
@@ -44,6 +47,8 @@ def expected(model, ids, wanted):
 class AnyOrder(RuleBasedStateMachine):
     """Submitting, stepping and cancelling in any order."""
 
+    draft_model = None
+
     def __init__(self):
         super().__init__()
         self.written = {}
@@ -55,7 +60,11 @@ class AnyOrder(RuleBasedStateMachine):
     def make(self, max_batch, chunk, room):
         self.budget = room and budget(self.model, room)
         self.scheduler = Scheduler(
-            self.model, max_batch=max_batch, prefill_chunk=chunk, kv_budget_bytes=self.budget
+            self.model,
+            max_batch=max_batch,
+            prefill_chunk=chunk,
+            kv_budget_bytes=self.budget,
+            draft_model=self.draft_model,
         )
 
     @rule(
@@ -121,7 +130,11 @@ class AnyOrderOfDrafts(AnyOrder):
     @initialize(max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.just(None))
     def make(self, max_batch, chunk, room):
         super().make(max_batch, chunk, room)
-        self.scheduler._pace.observe = lambda *_: None
+        self.scheduler._pace.observe = lambda *_, **__: None
+
+
+class AnyOrderOfADraftModel(AnyOrderOfDrafts):
+    """The same with another model that drafts, which has states."""
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -130,3 +143,5 @@ TestAnyOrderOfStates = AnyOrderOfStates.TestCase
 TestAnyOrderOfStates.settings = TestAnyOrder.settings
 TestAnyOrderOfDrafts = AnyOrderOfDrafts.TestCase
 TestAnyOrderOfDrafts.settings = TestAnyOrder.settings
+TestAnyOrderOfADraftModel = AnyOrderOfADraftModel.TestCase
+TestAnyOrderOfADraftModel.settings = TestAnyOrder.settings

@@ -14,15 +14,15 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.select import select
 from bitnet.models.load import config_from, load_model
 from bitnet.quants import registry
-from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.next_token import (
+from bitnet.runtime.drafts import (
     FIRST_STAY,
     LONGEST_STAY,
     MOST_WAITING,
     TRIAL,
-    Foresight,
+    BlockForesight,
     Pace,
 )
+from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
@@ -59,7 +59,7 @@ def answer(model, ids, *, temperature=0.0, drafting=True, **more):
     scheduler = Scheduler(model, **more)
     if scheduler._pace:
         scheduler._pace.drafting = drafting
-        scheduler._pace.observe = lambda *_: None
+        scheduler._pace.observe = lambda *_, **__: None
     sampling = SamplingParams(temperature=temperature, seed=3)
     sequence = scheduler.submit(ids, Request(max_tokens=60, sampling=sampling))
     run(scheduler)
@@ -144,7 +144,7 @@ def test_several_sequences_draft_together_within_the_bounds():
     model = load_model(predictable(), ops=select(threads=2))
     expected = [answer(model, prompt(40, seed=n), drafting=False).ids for n in range(3)]
     scheduler = Scheduler(model, kv_budget_bytes=4 * Scheduler(model).cost(100))
-    scheduler._pace.observe = lambda *_: None
+    scheduler._pace.observe = lambda *_, **__: None
     request = Request(max_tokens=60, sampling=SamplingParams(temperature=0))
     sequences = [scheduler.submit(prompt(40, seed=n), request) for n in range(3)]
     for sequence in sequences:
@@ -208,10 +208,115 @@ def test_the_pace_follows_a_change():
 
 def test_states_that_wait_for_a_draft_are_bounded():
     config = config_from(DRAFTING)
-    foresight, ids = Foresight(KVCache(config.drafter, 512)), list(range(200))
+    ids, seen = list(range(200)), []
+    foresight = BlockForesight(seen, KVCache(config.drafter, 512), 4)
+    seen.append(ids[0])
     for end in range(1, 200):
-        foresight.add(ids[: end + 1], end, np.full((1, DIM), end - 1.0))
+        seen.append(ids[end])
+        foresight.add(end, np.full((1, DIM), end - 1.0))
     segment = foresight.segment()
     assert segment.tokens == ids[-MOST_WAITING:]
     assert segment.hidden[:, 0].tolist() == [token - 1 for token in segment.tokens]
     assert not foresight.segment()
+
+
+TARGET = tiny("llama", context_length=512)
+SMALL = {
+    "itself": TARGET,
+    "another": tiny("qwen3", seed=5, block_count=1, context_length=512),
+    "with states": tiny("qwen35", seed=5, context_length=512),
+    "with a window": tiny("gemma3", seed=5, context_length=512),
+    "of a short context": tiny("llama", seed=5, block_count=1, context_length=96),
+}
+
+
+def steps(scheduler):
+    """Sizes of all caches hold to what was counted for them, pass by pass."""
+    while scheduler.busy:
+        scheduler.step()
+        for running in scheduler.running:
+            cache = running.lease.cache
+            assert cache.size_bytes <= running.lease.size_bytes
+            assert cache.drafter.length <= len(running.ids)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("small", SMALL)
+def test_no_answer_changes_with_a_draft_model(small, temperature):
+    ops = select(threads=1)
+    model, draft = load_model(TARGET, ops=ops), load_model(SMALL[small], ops=ops)
+    prompts = [prompt(40, seed=1), prompt(300, seed=2), prompt(9, seed=3)]
+    expected = [answer(model, ids, temperature=temperature).ids for ids in prompts]
+    scheduler = Scheduler(model, draft_model=draft, prefill_chunk=64)
+    scheduler._pace.observe = lambda *_, **__: None
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    request = Request(max_tokens=60, sampling=sampling)
+    sequences = [scheduler.submit(ids, request) for ids in prompts]
+    steps(scheduler)
+    assert [sequence.ids for sequence in sequences] == expected
+    assert sequences[0].drafted > 0
+    if small == "itself" and not temperature:
+        assert all(sequence.accepted == sequence.drafted for sequence in sequences)
+        assert sequences[0].passes < 25
+
+
+def test_a_draft_model_reads_a_shared_prefix_once(monkeypatch):
+    model = load_model(TARGET, ops=select(threads=1))
+    draft = load_model(SMALL["another"], ops=select(threads=1))
+    read, hidden = [], draft.hidden
+
+    def counted(segments):
+        read.append(sum(len(segment.tokens) for segment in segments))
+        return hidden(segments)
+
+    monkeypatch.setattr(draft, "hidden", counted)
+    scheduler = Scheduler(model, draft_model=draft)
+    scheduler._pace.observe = lambda *_, **__: None
+    request = Request(max_tokens=4, sampling=SamplingParams(temperature=0))
+    for end in ([5], [6]):
+        read.clear()
+        scheduler.submit([*prompt(200), *end], request)
+        steps(scheduler)
+    assert 0 < sum(read) < 60
+
+
+def test_a_long_prompt_is_read_in_chunks_before_it_is_drafted_for():
+    model = load_model(TARGET, ops=select(threads=1))
+    scheduler = Scheduler(model, draft_model=model, prefill_chunk=32)
+    scheduler._pace.observe = lambda *_, **__: None
+    sequence = scheduler.submit(prompt(200), Request(max_tokens=60))
+    scheduler.step()
+    before = 0
+    while not sequence.finish_reason:
+        scheduler.step()
+        if sequence.lease and not sequence.drafted:
+            assert sequence.lease.cache.drafter.length - before <= 32
+            before = sequence.lease.cache.drafter.length
+    assert sequence.drafted
+
+
+def test_a_rejecting_grammar_leaves_the_drafter_at_the_text():
+    model = load_model(TARGET, ops=select(threads=1))
+    expected = answer(model, prompt(30))
+    scheduler = Scheduler(model, draft_model=model)
+    scheduler._pace.observe = lambda *_, **__: None
+    sequence = scheduler.submit(
+        prompt(30), Request(max_tokens=60, sampling=SamplingParams(temperature=0, seed=3))
+    )
+    sequence.valid = lambda draft: 0 if len(sequence.ids) % 2 else len(draft)
+    run(scheduler)
+    assert sequence.ids == expected.ids
+    assert 0 < sequence.drafted == sequence.accepted
+
+
+def test_trials_of_a_slow_drafter_lose_at_most_three_percent():
+    for slowness in (1.01, 1.5, 3.0, 10.0):
+        pace = Pace()
+        spent = 0.0
+        for step in range(60_000):
+            behind = pace.drafting and step % 5 == 0
+            passed_s = slowness if pace.drafting else 1.0
+            pace.observe(0 if behind else 1, passed_s, steady=not behind)
+            spent += passed_s - (not behind)
+        assert spent < 0.03 * 60_000
+        assert pace.gain == pytest.approx(1 / slowness)

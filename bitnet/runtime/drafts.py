@@ -1,0 +1,330 @@
+"""Drafts by a decoder: a smaller model, or the model's own block that predicts one more token.
+
+The model checks drafts as it does those of ``lookup.py``: the answer is the same with and without
+them. They are made while recent passes say that they save time (:class:`Pace`). The cache of the
+drafting decoder belongs to that of the sequence (``KVCache.drafter``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from bitnet.base.errors import Unsupported, VocabMismatch
+from bitnet.kernels.program import Segment
+from bitnet.models.exact_head.logits import Needed
+
+if TYPE_CHECKING:
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.kernels.ops import Array
+    from bitnet.models.exact_head.logits import Logits
+    from bitnet.models.transformer import Model
+    from bitnet.runtime.kv_cache import KVCache
+    from bitnet.tokenizer import Tokenizer
+
+__all__ = ["Drafter", "Foresight", "Pace", "check_draft_model", "drafter_of"]
+
+MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
+TRIAL = 4  # passes of the slower way, to see whether it still is
+FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
+MOST_LOST = 0.02  # share of the time that trials may lose
+
+
+@dataclass(eq=False)
+class Foresight:
+    """A drafter's view of one sequence.
+
+    Attributes:
+        ids: of the sequence; grows with it.
+        cache: of the drafter.
+        most: tokens of a draft.
+        length: tokens of the next draft, as far as the last ones were accepted.
+        reads_hidden: it reads the model's hidden states.
+    """
+
+    ids: list[int]
+    cache: KVCache
+    most: int
+    length: int = 1
+    reads_hidden: ClassVar[bool] = False
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it can draft what follows :attr:`ids`."""
+        return len(self.ids) + self.length <= self.cache.capacity
+
+    @property
+    def is_behind(self) -> bool:
+        """True if it has more to read than the tokens of a pass."""
+        return len(self.ids) - self.cache.length > self.most + 1
+
+    def add(self, end: int, hidden: Array) -> None:
+        """Take *hidden*, ``(T, dim)``, of the positions before *end*, if it reads them."""
+
+    def report(self, *, drafted: int, accepted: int) -> None:
+        """Record that *accepted* of *drafted* tokens were accepted."""
+        self.length = min(self.most, drafted + 1) if accepted == drafted else accepted + 1
+
+
+@dataclass(eq=False)
+class BlockForesight(Foresight):
+    """The view of the model's own block.
+
+    Attributes:
+        position: ids up to this one have been read, or were skipped.
+        state: hidden state it expects after the last id, ``(1, dim)``; ``None``: none yet.
+    """
+
+    position: int = 0
+    state: Array | None = None
+    _waiting: list[tuple[list[int], Array]] = field(default_factory=list)
+    reads_hidden = True
+
+    def __post_init__(self) -> None:
+        self.cache.truncate(0)  # of another sequence
+
+    def add(self, end: int, hidden: Array) -> None:
+        """Read *hidden* before the next draft.
+
+        Rows of rejected drafts, whose next id is not among the sequence's, are left out, and so are
+        those of passes long ago.
+        """
+        start = end - len(hidden)
+        first, stop = max(start, self.position), min(end, len(self.ids) - 1)
+        if first < stop:
+            ids = self.ids[first + 1 : stop + 1]
+            self._waiting.append((ids, hidden[first - start : stop - start]))
+            self.position = stop
+            del self._waiting[:-MOST_WAITING]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it has a state to draft from, or will have one."""
+        return self.state is not None or bool(self._waiting)
+
+    @property
+    def is_behind(self) -> bool:
+        """False: it starts with what it sees, wherever that is."""
+        return False
+
+    def segment(self) -> Segment | None:
+        """Tokens and states that it has not read yet; ``None``: there are none."""
+        if not self._waiting:
+            return None
+        tokens = [token for some, _ in self._waiting for token in some]
+        hidden = np.concatenate([rows for _, rows in self._waiting])
+        self._waiting.clear()
+        return Segment(tokens, self.cache, "last", hidden)
+
+
+class Drafter(ABC):
+    """A decoder that drafts tokens for sequences of a model.
+
+    Attributes:
+        config: of its caches.
+    """
+
+    config: ModelConfig
+
+    def __init__(self, model: Model) -> None:
+        """A drafter whose logits the head of *model* computes."""
+        self._head = model.head
+
+    @abstractmethod
+    def foresight(self, ids: list[int], cache: KVCache) -> Foresight:
+        """A view of the sequence of *ids*, whose own cache is *cache*."""
+
+    @abstractmethod
+    def read(self, views: list[Foresight]) -> dict[Foresight, Array]:
+        """Hidden states after the ids of *views*, ``(1, dim)``; of those that have read all."""
+
+    @abstractmethod
+    def go_on(self, tokens: dict[Foresight, int], states: dict[Foresight, Array]) -> list[Array]:
+        """Hidden states, ``(1, dim)``, after one more of the *tokens*, from the *states* before."""
+
+    def draft(self, wanted: dict[Foresight, int]) -> dict[Foresight, list[int]]:
+        """Drafts of at most the *wanted* lengths: one pass for each place in them.
+
+        Views that have more to read than fits a pass have no draft yet.
+
+        Args:
+            wanted: tokens for each view, at least one; each is :attr:`Foresight.is_ready`.
+        """
+        states = self.read([*wanted])
+        lengths = {its: its.cache.length for its in states}
+        drafts: dict[Foresight, list[int]] = {its: [] for its in states}
+        for its in states:
+            its.cache.mark()
+        while states:
+            logits = self._head.logits(np.concatenate([*states.values()]), [Needed()] * len(states))
+            for its, of_state in zip(states, logits, strict=True):
+                drafts[its].append(_likeliest(of_state))
+            states = {its: at for its, at in states.items() if len(drafts[its]) < wanted[its]}
+            tokens = {its: drafts[its][-1] for its in states}
+            states = dict(zip(states, self.go_on(tokens, states), strict=True)) if states else {}
+        for its, length in lengths.items():
+            its.cache.truncate(length)  # accepted drafts are read again with what follows them
+        return drafts
+
+
+class BlockDrafter(Drafter):
+    """The model's own block (multi-token prediction).
+
+    The block reads a token and the hidden state of the token before it, so it drafts as soon as
+    that token is known; behind its first draft it reads its own results.
+    """
+
+    MOST = 4  # tokens of a draft
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        assert model.config.drafter is not None, "the model has a block that drafts"
+        self.config = model.config.drafter
+        self._model = model
+
+    def foresight(self, ids: list[int], cache: KVCache) -> Foresight:
+        """As :meth:`Drafter.foresight`."""
+        return BlockForesight(ids, cache, self.MOST)
+
+    def read(self, views: list[Foresight]) -> dict[Foresight, Array]:
+        """As :meth:`Drafter.read`."""
+        blocks = [its for its in views if isinstance(its, BlockForesight)]
+        segments = {its: segment for its in blocks if (segment := its.segment())}
+        if segments:
+            for its, state in zip(segments, self._model.foresee([*segments.values()]), strict=True):
+                its.state = state[None]
+        return {its: its.state for its in blocks if its.state is not None}
+
+    def go_on(self, tokens: dict[Foresight, int], states: dict[Foresight, Array]) -> list[Array]:
+        """As :meth:`Drafter.go_on`."""
+        ahead = [Segment([token], its.cache, "last", states[its]) for its, token in tokens.items()]
+        return [row[None] for row in self._model.foresee(ahead)]
+
+
+class ModelDrafter(Drafter):
+    """A smaller model with the same vocabulary."""
+
+    MOST = 8  # tokens of a draft
+
+    def __init__(self, model: Model, chunk: int) -> None:
+        """Drafts by *model*, which reads at most *chunk* tokens of prompts before a pass."""
+        super().__init__(model)
+        self.config = replace(model.config, drafter=None)
+        self._model, self._chunk = model, chunk
+
+    def foresight(self, ids: list[int], cache: KVCache) -> Foresight:
+        """As :meth:`Drafter.foresight`."""
+        return Foresight(ids, cache, self.MOST)
+
+    def read(self, views: list[Foresight]) -> dict[Foresight, Array]:
+        """As :meth:`Drafter.read`."""
+        room = self._chunk
+        segments = []
+        for its in views:
+            unread = its.ids[its.cache.length :][: max(room, 1)]
+            segments.append(Segment(unread, its.cache, "last"))
+            room -= len(unread)
+        states = zip(views, self._model.hidden(segments), strict=True)
+        return {its: state for its, state in states if its.cache.length == len(its.ids)}
+
+    def go_on(self, tokens: dict[Foresight, int], _states: dict[Foresight, Array]) -> list[Array]:
+        """As :meth:`Drafter.go_on`."""
+        ahead = [Segment([token], its.cache, "last") for its, token in tokens.items()]
+        return self._model.hidden(ahead)
+
+
+def drafter_of(model: Model, draft_model: Model | None, chunk: int) -> Drafter | None:
+    """The drafter of *model*: *draft_model*, which reads *chunk* tokens a pass, or its block."""
+    if draft_model:
+        return ModelDrafter(draft_model, chunk)
+    return BlockDrafter(model) if model.config.drafter else None
+
+
+def check_draft_model(
+    model: ModelConfig, tokenizer: Tokenizer, draft: ModelConfig, drafts_in: Tokenizer
+) -> None:
+    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*.
+
+    Raises:
+        Unsupported: one of them computes embeddings.
+        VocabMismatch: their ids do not mean the same texts.
+    """
+    if not (model.writes and draft.writes):
+        raise Unsupported("a draft model needs two models that generate text", hint="leave it out")
+    size = min(model.vocab_size, draft.vocab_size)
+    count = min(len(tokenizer), len(drafts_in))
+    wrong = [id for id in range(count) if tokenizer.spelling(id) != drafts_in.spelling(id)]
+    if wrong or len(tokenizer) != len(drafts_in) or len(tokenizer) > size:
+        at = f", first {wrong[0]}" if wrong else ""
+        raise VocabMismatch(
+            f"the draft model has another vocabulary: {len(drafts_in):,} tokens for "
+            f"{len(tokenizer):,}, {len(wrong):,} ids of another text{at}",
+            hint="choose a draft model of the same family and version",
+        )
+
+
+def _likeliest(logits: Logits) -> int:
+    """The id with the highest of *logits*; with the exact head, of those it has found."""
+    found = logits.found
+    return int(found.ids[found.logits.argmax()] if found else logits.all().argmax())
+
+
+class Pace:
+    """Choice of the faster way to decode, with drafts or without, by the time of recent passes.
+
+    Trials of the slower way lose at most about :data:`MOST_LOST` of the time.
+
+    Attributes:
+        drafting: the next pass is to have drafts.
+    """
+
+    def __init__(self) -> None:
+        """A choice that begins with a trial of both ways."""
+        self.drafting: bool = True
+        self._faster = True
+        self._is_trial = True
+        self._left, self._stay = TRIAL, FIRST_STAY
+        self._rates: dict[bool, float] = {}  # seconds a token took, by way
+        self._tokens, self._seconds = 0, 0.0
+        self._extra_s = 0.0  # of this trial, which are not part of a steady rate
+        self._owed_s = 0.0  # that trials lost and the faster way has not earned yet
+
+    @property
+    def gain(self) -> float | None:
+        """Speed with drafts over that without; ``None`` until both were tried."""
+        return self._rates[False] / self._rates[True] if len(self._rates) == 2 else None
+
+    def observe(self, tokens: int, passed_s: float, *, steady: bool = True) -> None:
+        """Record a pass that gave *tokens*, the time of its drafts included.
+
+        Args:
+            tokens: number of them.
+            passed_s: seconds it took.
+            steady: no sequence had to be read by the drafter first.
+        """
+        if not steady:
+            self._extra_s += passed_s
+            return
+        self._tokens += tokens
+        self._seconds += passed_s
+        self._left -= 1
+        if not self._is_trial:
+            self._owed_s -= MOST_LOST * passed_s
+        if self._left > 0 or (not self._is_trial and self._owed_s > 0):
+            return
+        tokens, seconds = max(1, self._tokens), self._seconds
+        self._rates[self.drafting] = seconds / tokens
+        self._tokens, self._seconds = 0, 0.0
+        if not self._is_trial or len(self._rates) < 2:
+            self.drafting, self._is_trial, self._left = not self.drafting, True, TRIAL
+            return
+        faster = self._rates[True] < self._rates[False]
+        lost = seconds - tokens * self._rates[faster] if self.drafting != faster else 0.0
+        self._owed_s = max(0.0, self._owed_s) + max(0.0, lost) + self._extra_s
+        self._extra_s = 0.0
+        self._stay = min(LONGEST_STAY, 2 * self._stay) if faster == self._faster else FIRST_STAY
+        self.drafting = self._faster = faster
+        self._is_trial, self._left = False, self._stay
