@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
+from bitnet.runtime.harmony import one_call_each
 from bitnet.runtime.request import ReasoningRules, check_messages
+from bitnet.runtime.tool_blocks import overlap
 from bitnet.runtime.tool_formats import (
     HARMONY,
     HERMES,
@@ -33,12 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ReasoningReader", "conversation_text", "reasoning_rules"]
 
+_CHANNEL = "<|channel|>analysis<|message|>"
 #: A text of the template that identifies them, and the marks.
 _MARKS = (
     ("</think>", "<think>", "</think>"),
     ("[/THINK]", "[THINK]", "[/THINK]"),
     ("</seed:think>", "<seed:think>", "</seed:think>"),
-    ("<|channel|>", "<|channel|>analysis<|message|>", "<|end|>"),
+    ("<|channel|>", _CHANNEL, "<|end|>"),
 )
 
 
@@ -91,6 +94,8 @@ def _text(
         )
 
     source = tokenizer.chat_template or ""
+    if "<|channel|>" in source:
+        messages = tuple(one_call_each(messages))
     spoken = any(one["role"] == "tool" or one.get("tool_calls") for one in messages)
     if tools is None:
         if spoken and "tool" not in source:
@@ -120,7 +125,7 @@ def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, An
     if marks is None:
         return content
     opening, closing = marks
-    if opening.startswith("<|channel|>"):
+    if opening == _CHANNEL:
         raise Unsupported("answers of this model are written in channels and cannot be continued")
     is_open = prompt.rstrip().endswith(opening)
     if not (reasoning or is_open):
@@ -184,6 +189,7 @@ class ReasoningReader:
         self._ended = False
         self._fresh = True  # nothing of the current part has been passed on
         self._held = ""
+        self._between = ""  # before the next part of the reasoning
 
     @property
     def is_inside(self) -> bool:
@@ -203,8 +209,18 @@ class ReasoningReader:
                 self._held = begin[len(self._rules.opening) :]
             else:
                 self._fresh = False  # an answer without reasoning keeps its first spaces
-        reasoning = self._reasoning() if self._inside else ""
-        return reasoning, self._take_text() if self._ended else ""
+        reasoning = content = ""
+        while self._inside or self._ended:
+            if self._inside:
+                part = self._reasoning()
+                reasoning += part and self._between + part
+                self._between = "" if part else self._between
+            if self._inside:
+                break
+            content += self._take_text()
+            if self._ended:
+                break
+        return reasoning, content
 
     def finish(self) -> tuple[str, str]:
         """Reasoning and text that were held back."""
@@ -230,6 +246,14 @@ class ReasoningReader:
 
     def _take_text(self) -> str:
         text = self._held.lstrip() if self._fresh else self._held
-        self._fresh = self._fresh and not text
         self._held = ""
+        if (opening := self._rules.opening) == _CHANNEL:  # it may come again
+            text, mark, rest = text.partition(opening)
+            if mark:
+                self._inside, self._ended, self._fresh = True, False, True
+                self._held, self._between = rest, "\n\n"
+                return text
+            certain = len(text) - overlap(text, opening)
+            text, self._held = text[:certain], text[certain:]
+        self._fresh = self._fresh and not text
         return text

@@ -155,7 +155,7 @@ class LanguageModel:
             text, tools, form = conversation_text(self.tokenizer, request)
             # The template writes BOS itself if the model needs it.
             ids = self.tokenizer.encode(text, add_special=False)
-            if tools is not None or form.headers:
+            if tools is not None or form.channels:
                 calls = (tools or NO_TOOLS).rules(form, self.tokenizer)
             if tools is not None:
                 request = replace(request, grammar=self._calls_grammar(request, tools, form))

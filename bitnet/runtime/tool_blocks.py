@@ -1,8 +1,8 @@
 """Function calls that are not one JSON object: how they are read, and the grammars of them.
 
-A block is the text from an opening mark to a closing one. Its arguments are JSON (DeepSeek, and
-gpt-oss in its channels), ``<parameter=...>`` elements (Qwen3-Coder), or FunctionGemma's notation,
-in which ``<escape>`` stands for the quotes of a text. The forms are those of the chat templates.
+A block is the text from an opening mark to a closing one. Its arguments are JSON (DeepSeek),
+``<parameter=...>`` elements (Qwen3-Coder), or FunctionGemma's notation, in which ``<escape>``
+stands for the quotes of a text. The forms are those of the chat templates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
-__all__ = ["Arguments", "BlockReader"]
+__all__ = ["Arguments", "BlockReader", "overlap", "read_json"]
 
 _ELEMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BARE = re.compile(r"[^,\[\]{}:]+")
@@ -171,7 +171,7 @@ class BlockReader:
         marker, closing = self._form.marker, self._form.closing.strip()
         while True:
             before, opened, rest = self._held.partition(marker)
-            body, closed, after = rest.partition(closing) if closing else (rest, "", "")
+            body, closed, after = rest.partition(closing)
             if not opened or not (closed or final):
                 break
             calls = _calls_in(self._form, marker + body, self._rules.schemas)
@@ -183,27 +183,16 @@ class BlockReader:
                     self._calls += 1
             else:
                 texts.append(opened + body + closed)
-        keep = 0 if final else len(self._held) if opened else _overlap(self._held, marker)
+        keep = 0 if final else len(self._held) if opened else overlap(self._held, marker)
         ready = self._held[: len(self._held) - keep]
         if not final:
             ready = ready.rstrip() if keep else ready
         self._held = self._held[len(ready) :]
         texts.append(ready)
-        text = "".join(texts)
-        if self._form.headers:
-            text = self._without_headers(text, final=final)
-        return "" if self._rules.guided else text, deltas
-
-    def _without_headers(self, text: str, *, final: bool) -> str:
-        """*text* without the headers of messages; one that may still become one is held back."""
-        text = re.sub(self._form.headers, "", text)
-        cut = len(text) if final else text.find("<|")
-        cut = len(text) if cut < 0 else cut
-        self._held = text[cut:] + self._held
-        return text[:cut]
+        return "" if self._rules.guided else "".join(texts), deltas
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Length of the longest end of *text* with which *mark* begins."""
     return next(n for n in range(len(mark), -1, -1) if text.endswith(mark[:n]))
 
@@ -228,7 +217,8 @@ def _calls_in(
     return calls or None
 
 
-def _read_json(text: str, _schema: Mapping[str, Any]) -> str | None:
+def read_json(text: str, _schema: Mapping[str, Any]) -> str | None:
+    """The JSON object with which *text* begins; ``None`` if it does not."""
     begin = len(text) - len(text.lstrip())
     try:
         value, end = _JSON.raw_decode(text, begin)
@@ -305,7 +295,7 @@ def _notation(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 #: How arguments are read, by the name of the notation.
 ARGUMENTS: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
-    "json": _read_json,
+    "json": read_json,
     "xml": _read_xml,
     "notation": _read_notation,
 }

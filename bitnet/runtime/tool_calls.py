@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitnet.runtime.harmony import HarmonyReader
 from bitnet.runtime.piece import CallDelta, new_call_id
 from bitnet.runtime.tool_blocks import BlockReader
 from bitnet.runtime.tool_formats import NAME
@@ -36,8 +37,10 @@ class ToolCall:
             return None
 
 
-def call_reader(rules: CallRules) -> CallReader | BlockReader:
+def call_reader(rules: CallRules) -> CallReader | BlockReader | HarmonyReader:
     """A reader of the calls in one answer."""
+    if rules.form.channels:
+        return HarmonyReader(rules)
     return BlockReader(rules) if rules.form.block else CallReader(rules)
 
 

@@ -3,7 +3,8 @@
 The formats come from the chat templates themselves: NousResearch's Hermes 2 Pro, Qwen 2.5 and 3
 (``<tool_call>``), SmolLM2 1.7B (a list in it), Llama 3.1 and 3.2 (an object with ``parameters``),
 Mistral 7B v0.3 and later (``[TOOL_CALLS]``), Phi-4 mini and Granite 3 (``<|tool_call|>``).
-Qwen3-Coder, FunctionGemma, DeepSeek V3 and V3.1, and gpt-oss write blocks (``tool_blocks.py``).
+Qwen3-Coder, FunctionGemma, DeepSeek V3 and V3.1 write blocks (``tool_blocks.py``), and gpt-oss
+messages (``harmony.py``).
 Gemma 3's template does not support tools; Google's guide has it write one with ``parameters``.
 """
 
@@ -39,7 +40,7 @@ class CallFormat:
         dressing: texts around calls that have no meaning.
         block: expression of a call's head, for calls that are read as a block up to *closing*.
         arguments: how such a call writes them: json, xml or notation.
-        headers: expression of texts between the messages of an answer, which are left out.
+        channels: an answer is a sequence of messages, as in ``harmony.py``, each of one call.
     """
 
     name: str
@@ -53,7 +54,7 @@ class CallFormat:
     dressing: tuple[str, ...] = ()
     block: str = ""
     arguments: str = "json"
-    headers: str = ""
+    channels: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -100,10 +101,8 @@ DEEPSEEK = CallFormat(
 )  # fmt: skip
 HARMONY = CallFormat(
     "harmony", head=f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>",
-    tail="", marker="<|channel|>commentary to=functions.",
-    dressing=("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
-    block=r"to=functions\.(?P<name>[\w.-]+)\s*(?:<\|constrain\|>\s*json)?\s*<\|message\|>",
-    headers=r"<\|end\|>|<\|start\|>assistant|<\|channel\|>(?:final|commentary)\s*<\|message\|>",
+    tail="", dressing=("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
+    channels=True,
 )  # fmt: skip
 GEMMA = CallFormat("gemma", head=_PARAMETERS, dressing=_FENCES)
 

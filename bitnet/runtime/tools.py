@@ -69,7 +69,7 @@ class Tools:
         opening, closing = _literal(form.opening, tokens), _literal(form.closing, tokens)
         between = _literal(form.between, tokens)
         one = "call" if form.listed else "whole"
-        several = self.parallel and not form.headers  # a message of its own has one call
+        several = self.parallel and not form.channels  # a message of its own has one call
         many = f"{one} ({between} {one})*" if several else one
         calls = f"{opening} {many} {closing}" if form.listed else many
         if not form.listed:

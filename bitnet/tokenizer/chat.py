@@ -145,6 +145,9 @@ class ChatTemplate:
         content = message.get("content")
         if content is None and message.get("role") == "assistant":
             content = suited["content"] = ""
+        # gpt-oss's name, which its template takes where a message has no other text.
+        if not content and "message.thinking" in self._template and "reasoning_content" in message:
+            suited.setdefault("thinking", message["reasoning_content"])
         if isinstance(content, list):
             flat = _flatten(content)  # refuses content other than text
             suited["content"] = content if self._takes_parts else flat

@@ -105,7 +105,8 @@ def test_channels_are_reasoning_text_and_calls(tmp_path):
     path = tool_gguf(tmp_path / "m.gguf", "harmony", control=control)
     text = (
         "<|channel|>analysis<|message|>a b<|end|><|start|>assistant<|channel|>commentary"
-        '<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>it is "x" < "a"'
+        "<|message|>so<|end|><|start|>assistant<|channel|>analysis<|message|>c<|end|>"
+        '<|start|>assistant<|channel|>final<|message|>it is "x" < "a"'
     )
     with load(path) as model:
         ids, request = model.prepare(
@@ -116,5 +117,6 @@ def test_channels_are_reasoning_text_and_calls(tmp_path):
             answer.take(Piece(token)) for token in model.tokenizer.encode(text, add_special=False)
         ]
         pieces.append(answer.end("stop"))
-    assert (answer.reasoning, answer.text) == ("a b", 'soit is "x" < "a"')
+    assert (answer.reasoning, answer.text) == ("a b\n\nc", 'soit is "x" < "a"')
+    assert "".join(piece.reasoning for piece in pieces) == answer.reasoning
     assert "".join(piece.text for piece in pieces) == answer.text

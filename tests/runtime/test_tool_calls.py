@@ -115,6 +115,19 @@ CASES = [
     ("harmony", "<|channel|>final<|message|>It is <b> 1 < 2", "It is <b> 1 < 2", []),
     ("harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
      f"{TO}weather<|message|>{ROME}", "I look.", [("weather", ROME)]),
+    ("harmony", f" to=functions.weather<|channel|>commentary json<|message|>{ROME}", "",
+     [("weather", ROME)]),
+    ("harmony", "<|channel|>commentary<|message|>1 <|end|><|start|>assistant to=functions.clock"
+     "<|channel|>analysis <|constrain|>json<|message|>{}", "1 ", [("clock", "{}")]),
+    ("harmony", "<|channel|>final <|constrain|>json<|message|>{}<|return|>", "{}", []),
+    ("harmony", "call to=functions.clock <|end", "call to=functions.clock <|end", []),
+    ("harmony", " to=functions.other<|channel|>commentary<|message|>{}",
+     " to=functions.other<|channel|>commentary<|message|>{}".lstrip(), []),
+    ("harmony", f"{TO}clock<|message|>[1]<|end|>", f"{TO}clock<|message|>[1]<|end|>", []),
+    ("harmony", "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final"
+     "<|message|>b", "<|channel|>analysis<|message|>a<|end|>b", []),
+    ("harmony", "<|channel|>final", "<|channel|>final", []),
+    ("harmony", "to be <|channel|>", "to be <|channel|>", []),
 ]  # fmt: skip
 
 
