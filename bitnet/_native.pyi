@@ -97,6 +97,7 @@ class Graph:
         place: int,
         scale: float,
         softcap: float,
+        sinks: NDArray[numpy.float32] | None = None,
     ) -> None: ...
     def gate(self, out: int, gate: int, up: int, kind: int) -> None: ...
     def hadamard(
@@ -179,6 +180,7 @@ def attention(
     window: int,
     softcap: float,
     out: NDArray[numpy.float32],
+    sinks: NDArray[numpy.float32] | None = None,
 ) -> None: ...
 def softcap(
     x: NDArray[numpy.float32],

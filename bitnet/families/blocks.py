@@ -34,7 +34,9 @@ __all__ = [
     "State",
 ]
 
-Activation = Literal["silu", "gelu_tanh", "relu_squared", "relu", "sigmoid"]
+Activation = Literal[
+    "silu", "gelu_tanh", "relu_squared", "relu", "sigmoid", "silu_clamped", "swiglu_oai"
+]
 Pooling = Literal["none", "mean", "cls", "last"]
 
 LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
@@ -90,6 +92,7 @@ class Attention:
         biased: query, key and value must have biases; otherwise they may.
         gated: ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result.
         sub_norm: there is a norm before the output projection.
+        sinks: ``attn_sinks`` has the score of one more key of each head, whose value is zero.
         growth: of the query scale with the position, 0: none.
         growth_length: positions between two steps of that growth.
     """
@@ -106,6 +109,7 @@ class Attention:
     biased: bool = False
     gated: bool = False
     sub_norm: bool = False
+    sinks: bool = False
     growth: float = 0.0
     growth_length: int = 1
 

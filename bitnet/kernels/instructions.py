@@ -237,7 +237,8 @@ class Temper:
 class Attend:
     """*k* and *v* go into the caches of number *cache*; *out* is what the queries *q* see there.
 
-    Unless it is *causal*, a query also sees those behind it, as many as before.
+    Unless it is *causal*, a query also sees those behind it, as many as before. *sinks* names the
+    scores of one more key per head, whose value is zero.
     """
 
     out: Register
@@ -249,6 +250,7 @@ class Attend:
     scale: float
     softcap: float
     causal: bool = True
+    sinks: str = ""
 
     def run(self, on: Pass) -> None:
         q, k, v = (on.heads(it, self.kind.head_dim) for it in (self.q, self.k, self.v))
@@ -263,6 +265,7 @@ class Attend:
                     window=self.kind.window,
                     softcap=self.softcap,
                     causal=self.causal,
+                    sinks=on.weights[self.sinks] if self.sinks else None,
                 )
             )
         on.registers[self.out] = np.concatenate(mixed)
@@ -272,7 +275,8 @@ class Attend:
             raise NotImplementedError("compiled attention looks back only")
         out, q, k, v = (to[name] for name in (self.out, self.q, self.k, self.v))
         table, place = to.places[self.cache]
-        to.native.attend(out, q, k, v, table, place, self.scale, self.softcap)
+        sinks = to.weights[self.sinks] if self.sinks else None
+        to.native.attend(out, q, k, v, table, place, self.scale, self.softcap, sinks)
 
 
 @dataclass(frozen=True)
@@ -361,7 +365,10 @@ class DeltaRule:
 
 @dataclass(frozen=True)
 class Gate:
-    """``out = activation(gate) * up``; *out* is neither of them, which may be one register."""
+    """*out* is *up* gated; it is neither of the others, which may be one register.
+
+    ``Ops.gate`` has the formulas.
+    """
 
     out: Register
     gate: Register

@@ -176,16 +176,17 @@ class NativeOps(Ops):
         window: int = 0,
         softcap: float = 0.0,
         causal: bool = True,
+        sinks: Any | None = None,
     ) -> Array:
         if not causal:
             return ReferenceOps().attention(
-                q, seen, scale=scale, window=window, softcap=softcap, causal=False
+                q, seen, scale=scale, window=window, softcap=softcap, causal=False, sinks=sinks
             )
         q = _floats(q)
         out = np.empty_like(q)
         pages = pages_of(seen.keys, seen.values) if seen.pages is None else seen.pages
         start = seen.keys.shape[1] - len(q)
-        self._native.attention(q, pages, start, scale, window, softcap, out)
+        self._native.attention(q, pages, start, scale, window, softcap, out, sinks)
         return out.reshape(len(q), -1)
 
     def convolve(self, x: Array, weight: Any, *, out_state: Array) -> Array:

@@ -111,6 +111,7 @@ class Ops(ABC):
         window: int = 0,
         softcap: float = 0.0,
         causal: bool = True,
+        sinks: Prepared | None = None,
     ) -> Array:
         """Attention of the last T of S positions: ``(T, heads * head_dim)``.
 
@@ -121,6 +122,7 @@ class Ops(ABC):
             window: how many positions back a query sees, itself included; 0: all.
             softcap: scores become ``softcap * tanh(scores / softcap)``; 0: they stay.
             causal: otherwise a query also sees keys behind it, as far as its window reaches.
+            sinks: ``(heads,)``, scores of one more key of each head, whose value is zero.
         """
 
     @abstractmethod
@@ -169,7 +171,13 @@ class Ops(ABC):
 
     @abstractmethod
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
-        """``activation(gate) * up``."""
+        """``activation(gate) * up``; two forms clamp both.
+
+        With ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``::
+
+            silu_clamped: silu(g) * u
+            swiglu_oai:   g * sigmoid(1.702 * g) * (u + 1)
+        """
 
     @abstractmethod
     def softcap(self, x: Array, cap: float) -> Array:

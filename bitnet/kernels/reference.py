@@ -130,6 +130,7 @@ class ReferenceOps(Ops):
         window: int = 0,
         softcap: float = 0.0,
         causal: bool = True,
+        sinks: Any | None = None,
     ) -> Array:
         _calls["attention/numpy"] += 1
         t, heads, head_dim = q.shape
@@ -147,8 +148,12 @@ class ReferenceOps(Ops):
         if window:
             hidden |= abs(distance) >= window
         scores[..., hidden] = -np.inf
+        if sinks is not None:
+            sink = np.broadcast_to(sinks.reshape(kv_heads, group, 1, 1), (*scores.shape[:3], 1))
+            scores = np.concatenate([scores, sink.astype(self.dtype, copy=False)], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
+        weights = weights[..., :s]
         with np.errstate(invalid="ignore"):
             mixed = weights @ values[:, None]  # (KV, G, T, D)
         if not np.isfinite(mixed).all():
@@ -196,6 +201,10 @@ class ReferenceOps(Ops):
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
         _calls["gate/numpy"] += 1
+        if activation in _CLAMPED:
+            gate, up = np.minimum(gate, _LIMIT), np.clip(up, -_LIMIT, _LIMIT)
+            if activation == "swiglu_oai":
+                return gate * _sigmoid(gate * self.dtype.type(1.702)) * (up + 1)
         return _ACTIVATIONS[activation](gate) * up
 
     def softcap(self, x: Array, cap: float) -> Array:
@@ -286,4 +295,6 @@ _ACTIVATIONS = {
     "relu_squared": _relu_squared,
     "relu": _relu,
     "sigmoid": _sigmoid,
+    "silu_clamped": _silu,
 }
+_CLAMPED, _LIMIT = ("silu_clamped", "swiglu_oai"), 7

@@ -191,7 +191,8 @@ class _Writer:
         mixed = Register("mixed", heads)  # (T, H D)
         causal = self.decoder.causal
         kind = its.cache
-        self._do(Attend(mixed, q, k, v, self._cache, kind, its.scale, its.softcap, causal))
+        sinks = self._vector("attn_sinks.weight", (its.heads,)) if its.sinks else ""
+        self._do(Attend(mixed, q, k, v, self._cache, kind, its.scale, its.softcap, causal, sinks))
         self._mark("kqv_out", mixed)
         self._end_cache(mixed, *gates, *later)
         for z in gates:

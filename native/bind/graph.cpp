@@ -113,14 +113,16 @@ public:
         graph_.temper(x, scale, length);
     }
 
-    void attend(int out, int q, int k, int v, int64_t table, int64_t place, float scale, float softcap) {
+    void attend(int out, int q, int k, int v, int64_t table, int64_t place, float scale, float softcap,
+                const std::optional<Floats>& sinks) {
         require(table >= 0 && table < int64_t(tables_.size()), "no such table");
         require(place >= 0 && place < layers_[size_t(table)], "no such layer");
         const Graph::Table& its = tables_[size_t(table)];
         require(width(k) == its.kv_heads * its.head_dim && width(v) == width(k), "keys and values are those of other heads");
         require(width(q) % width(k) == 0 && width(out) == width(q), "queries or results are those of other heads");
         check_scores(scale, softcap);
-        graph_.attend(out, q, k, v, size_t(table), place, scale, softcap);
+        require(!sinks || int64_t(sinks->size()) * its.head_dim == width(q), "sinks must be one per head");
+        graph_.attend(out, q, k, v, size_t(table), place, scale, softcap, sinks ? keep(*sinks) : nullptr);
     }
 
     // *size*: floats of the state of a sequence.
@@ -287,7 +289,7 @@ void bind_graph(nb::module_& m) {
         .def("rotate", &BoundGraph::rotate, "x"_a, "rotation"_a, "head_dim"_a)
         .def("temper", &BoundGraph::temper, "x"_a, "scale"_a, "length"_a)
         .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,
-             "softcap"_a)
+             "softcap"_a, "sinks"_a.noconvert().none() = nb::none())
         .def("gate", &BoundGraph::gate, "out"_a, "gate"_a, "up"_a, "kind"_a)
         .def("hadamard", &BoundGraph::hadamard, "out"_a, "x"_a, "signs"_a.noconvert(), "block"_a, "inverse"_a)
         .def("add", &BoundGraph::add, "x"_a, "y"_a)

@@ -86,7 +86,7 @@ void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out
 using Pages = Array<const int16_t, nb::ndim<4>>;
 
 void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window, float softcap,
-                    const OutFloats& out) {
+                    const OutFloats& out, const std::optional<Floats>& sinks) {
     require(q.ndim() == 3 && out.size() == q.size(), "q and out must be (tokens, heads, head_dim)");
     AttentionArgs a;
     a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
@@ -101,7 +101,9 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     std::vector<const int16_t*> each;
     for (size_t i = 0; i < pages.shape(0); ++i) each.push_back(pages.data() + int64_t(i) * pages.stride(0));
     a.q = q.data(), a.pages = each.data(), a.out = out.data();
+    require(!sinks || int64_t(sinks->size()) == a.heads, "sinks must be one per head");
     a.start = start, a.scale = scale, a.window = window, a.softcap = softcap;
+    a.sinks = sinks ? sinks->data() : nullptr;
     const Computing computing;
     attention({a});
 }
@@ -161,9 +163,9 @@ void bind_operations(nb::module_& m) {
     m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
           "out"_a.noconvert());
     m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),
-          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu, 4 sigmoid");
+          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu, 4 sigmoid, 5 and 6 clamped (kernels/ops.py)");
     m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
-          "window"_a, "softcap"_a, "out"_a.noconvert(),
+          "window"_a, "softcap"_a, "out"_a.noconvert(), "sinks"_a.noconvert().none() = nb::none(),
           "Causal attention over int16 codes of keys and values (kernels/kv_codes.py).");
     m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());

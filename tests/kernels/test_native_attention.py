@@ -23,7 +23,7 @@ def nmse(got, expected):
     return np.sum((got - expected) ** 2) / np.sum(expected**2)
 
 
-def exact_attention(q, k, v, start, *, scale, window, softcap):
+def exact_attention(q, k, v, start, *, scale, window, softcap, sinks=None):
     t, heads, _ = q.shape
     group = heads // k.shape[1]
     k, v = decoded(kv_codes.encode_keys(k)), decoded(kv_codes.encode_values(v))
@@ -34,8 +34,12 @@ def exact_attention(q, k, v, start, *, scale, window, softcap):
     distance = np.arange(start, start + t)[:, None] - np.arange(start + t)
     hidden = (distance < 0) | (distance >= window) if window else distance < 0
     scores = np.where(hidden, -np.inf, scores)
+    if sinks is not None:
+        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+        scores = np.concatenate([scores, column], axis=2)
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
+    weights = weights[..., : start + t]
     return np.einsum("hts,shd->thd", weights, v[: start + t])
 
 
@@ -57,9 +61,9 @@ def decoded(vectors):
     return codes * steps[..., None].astype(np.float64)
 
 
-def attend(q, k, v, start, *, scale, window, softcap):
+def attend(q, k, v, start, *, scale, window, softcap, sinks=None):
     out = np.full_like(q, np.nan)
-    NATIVE.attention(q, paged(k, v), start, scale, window, softcap, out)
+    NATIVE.attention(q, paged(k, v), start, scale, window, softcap, out, sinks)
     return out
 
 
@@ -76,6 +80,29 @@ def test_attention(heads, kv_heads, dim, tokens, start, window, softcap, level):
     how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
     got = attend(q, k, v, start, **how)
     assert nmse(got, exact_attention(q, k, v, start, **how)) < NMSE
+
+
+@pytest.mark.parametrize("size", [-300.0, -2.0, 2.0, 300.0])
+@pytest.mark.parametrize(("tokens", "start", "window"), [(1, 600, 0), (3, 62, 40), (130, 0, 0)])
+def test_a_sink_takes_its_share_of_the_weights(tokens, start, window, size, level):
+    """Of each head its own: none of it, some, or all of it."""
+    q = random(tokens, 6, 64)
+    k, v = (random(start + tokens, 2, 64, seed=s) for s in (2, 3))
+    sinks = np.linspace(size, size + 3, 6, dtype=np.float32)
+    how = {"scale": 0.2, "window": window, "softcap": 0.0}
+    got, expected = (run(q, k, v, start, **how, sinks=sinks) for run in (attend, exact_attention))
+    without = attend(q, k, v, start, **how)
+    assert np.sum((got - expected) ** 2) / np.sum(without**2) < NMSE
+    if size == -300.0:
+        np.testing.assert_array_equal(got, without)
+    if size == 300.0:
+        assert not got.any()
+
+
+def test_sinks_are_one_per_head():
+    q, k = random(1, 2, 16), random(1, 1, 16)
+    with pytest.raises(ValueError, match="one per head"):
+        attend(q, k, k, 0, scale=1.0, window=0, softcap=0.0, sinks=random(3))
 
 
 def test_attention_of_huge_scores_stays_finite(level):
@@ -268,7 +295,7 @@ def in_lanes(x):
     return lanes[0]
 
 
-def row_by_definition(q, k, v, *, scale, window, softcap):
+def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     """One query of one head over the keys up to its own, operation by operation."""
     f, last = np.float32, len(k)
     first = max(0, last - window) if window else 0
@@ -310,9 +337,15 @@ def row_by_definition(q, k, v, *, scale, window, softcap):
             most = max(top, whole[1])
             a, b = power_or_zero(np.array([whole[1] - most, top - most]))
             whole = whole[0] * a + acc * b, most, whole[2] * a + total * b
-    return whole[0] * (f(1) / whole[2])
+    if sink is None:
+        return whole[0] * (f(1) / whole[2])
+    sink *= f(1.44269504)
+    most = max(sink, whole[1])
+    before, now = power_or_zero(np.array([whole[1] - most, sink - most]))
+    return whole[0] * (before / (whole[2] * before + now))
 
 
+@pytest.mark.parametrize("sinks", [None, random(8, seed=4)], ids=["", "sinks"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "tokens", "start", "window", "softcap"),
     [
@@ -323,15 +356,18 @@ def row_by_definition(q, k, v, *, scale, window, softcap):
         (4, 1, 96, 3, 700, 0, 0.0),
     ],
 )
-def test_attention_is_what_is_written(heads, kv_heads, dim, tokens, start, window, softcap, level):
+def test_attention_is_what_is_written(
+    heads, kv_heads, dim, tokens, start, window, softcap, sinks, level
+):
     q = random(tokens, heads, dim) * 2
     k, v = (random(start + tokens, kv_heads, dim, seed=s) for s in (2, 3))
     how = {"scale": 0.11, "window": window, "softcap": softcap}
-    got = attend(q, k, v, start, **how)
+    got = attend(q, k, v, start, **how, sinks=None if sinks is None else sinks[:heads].copy())
     for t in range(tokens):
         for h in range(heads):
             keys, values = (x[: start + t + 1, h * kv_heads // heads] for x in (k, v))
-            expected = row_by_definition(q[t, h], keys, values, **how)
+            sink = None if sinks is None else sinks[h]
+            expected = row_by_definition(q[t, h], keys, values, **how, sink=sink)
             np.testing.assert_array_equal(got[t, h], expected, err_msg=f"query {t}, head {h}")
 
 
@@ -350,13 +386,15 @@ def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, 
     q = random(tokens, heads, dim)
     k, v = (random(start + tokens, kv_heads, dim, seed=s) for s in (2, 3))
     how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
+    sinks = random(heads, seed=4)
     threads(1)
     alone = np.empty_like(q)
     for t in range(tokens):
         for h in range(heads):
             own = slice(h * kv_heads // heads, h * kv_heads // heads + 1)
-            one = attend(q[t : t + 1, h : h + 1].copy(), k[:, own], v[:, own], start + t, **how)
-            alone[t, h] = one[0, 0]
+            query, how["sinks"] = q[t : t + 1, h : h + 1].copy(), sinks[h : h + 1]
+            alone[t, h] = attend(query, k[:, own], v[:, own], start + t, **how)[0, 0]
+    how["sinks"] = sinks
     together = attend(q, k, v, start, **how)
     np.testing.assert_array_equal(together, alone)
     for cuts in ((1, 4, 9, 11, 40), (17, 33, 40), (2, 25, 26, 40)):

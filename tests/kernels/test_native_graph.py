@@ -253,6 +253,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         ({"k": "queries", "v": "queries"}, "keys and values"),
         ({"scale": float("nan")}, "scale or softcap"),
         ({"softcap": -1.0}, "scale or softcap"),
+        ({"sinks": np.zeros(3, np.float32)}, "one per head"),
     ],
 )
 def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
@@ -263,13 +264,20 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
         "place": 1,
         "scale": 1.0,
         "softcap": 0.0,
+        "sinks": None,
     }
     places = {name: place for place, name in enumerate(registers)}
-    graph.attend(**{name: places.get(value, value) for name, value in arguments.items()})
+
+    def attend(arguments):
+        numbers = {
+            name: places[value] if isinstance(value, str) else value
+            for name, value in arguments.items()
+        }
+        graph.attend(**numbers)
+
+    attend(arguments)
     with pytest.raises(ValueError, match=said):
-        graph.attend(
-            **{name: places.get(value, value) for name, value in (arguments | change).items()}
-        )
+        attend(arguments | change)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,14 @@ def test_gate(kind, n, level):
     assert nmse(out, GATES[kind](g.astype(np.float64)) * up) < NMSE
 
 
+@pytest.mark.parametrize("activation", ["silu_clamped", "swiglu_oai"])
+def test_clamped_gates_are_the_references(activation, level):
+    g, up = random(70000) * 8, random(70000, seed=2) * 8
+    found = NativeOps().gate(g, up, activation)
+    expected = ReferenceOps(dtype=np.float64).gate(g.astype(np.float64), up, activation)
+    assert nmse(found, expected) < NMSE
+
+
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
     g, up = np.array([200.0, -200.0, 0.0], dtype=np.float32), np.ones(3, dtype=np.float32)

@@ -98,7 +98,7 @@ def test_rope_turns_each_pair_by_its_angle(style, pairs):
     np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
 
 
-def attention_by_hand(q, keys, values, scale, window, softcap, causal):
+def attention_by_hand(q, keys, values, scale, window, softcap, causal, sinks):
     t, heads, width = q.shape
     kv_heads, s, _ = keys.shape
     out = np.zeros((t, heads, width))
@@ -112,20 +112,23 @@ def attention_by_hand(q, keys, values, scale, window, softcap, causal):
             if softcap:
                 scores = [softcap * math.tanh(score / softcap) for score in scores]
             weights = [math.exp(score) for score in scores]
+            total = sum(weights) + (0 if sinks is None else math.exp(sinks[head]))
             for share, j in zip(weights, visible, strict=True):
-                out[i, head] += share / sum(weights) * values[shared, j]
+                out[i, head] += share / total * values[shared, j]
     return out.reshape(t, -1)
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("window", [0, 1, 3])
 @pytest.mark.parametrize("t", [1, 4, 7])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (3, 1)])
-def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal):
+def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal, sinks):
     q = RNG.standard_normal((t, heads, 8))
     keys, values = RNG.standard_normal((2, kv_heads, 7, 8))
     options = {"scale": 0.4, "window": window, "softcap": softcap, "causal": causal}
+    options["sinks"] = RNG.standard_normal(heads) if sinks else None
     expected = attention_by_hand(q, keys, values, **options)
     np.testing.assert_allclose(OPS.attention(q, Seen(keys, values), **options), expected)
 
@@ -160,6 +163,15 @@ def test_gates():
     }
     for name, values in expected.items():
         np.testing.assert_allclose(OPS.gate(gate, up, name), [values * up[0]])
+
+
+def test_clamped_gates():
+    gate, up = np.array([[-9.0, 0.5, 7.5, 8.0]]), np.array([[1.0, 7.5, -9.0, 2.0]])
+    g, u = [-9.0, 0.5, 7.0, 7.0], [1.0, 7.0, -7.0, 2.0]
+    silu = [x / (1 + math.exp(-x)) * y for x, y in zip(g, u, strict=True)]
+    oai = [x / (1 + math.exp(-1.702 * x)) * (y + 1) for x, y in zip(g, u, strict=True)]
+    np.testing.assert_allclose(OPS.gate(gate, up, "silu_clamped"), [silu])
+    np.testing.assert_allclose(OPS.gate(gate, up, "swiglu_oai"), [oai])
 
 
 def test_silu_of_a_large_negative_number_is_zero():

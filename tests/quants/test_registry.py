@@ -35,10 +35,13 @@ def test_decoding_agrees_with_gguf_py(name):
     np.testing.assert_array_equal(dequantize(weight(name, data)), quants.dequantize(data, kind))
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
-def test_encodings_of_256_decode_any_bytes_as_gguf_py_does(name):
+@pytest.mark.parametrize(
+    "name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "MXFP4"]
+)
+def test_block_encodings_decode_any_bytes_as_gguf_py_does(name):
     kind = types.by_name(name)
-    data = np.random.default_rng(1).integers(0, 60, (4, 2 * kind.type_size)).astype(np.uint8)
+    size = 512 // kind.block_size * kind.type_size
+    data = np.random.default_rng(1).integers(0, 60, (4, size)).astype(np.uint8)
     expected = quants.dequantize(data, GGMLQuantizationType[name])
     np.testing.assert_array_equal(dequantize(weight(name, data)), expected)
 

@@ -19,9 +19,11 @@ namespace bitnet {
 
 enum class Type : int {
     F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
+    MXFP4, IQ4_NL, IQ4_XS,  // codes from a table
     Q1_0, Q2_0, PQ2_0, PTQ1_0,  // weights (code - 1) * scale
     // 16 rows interleaved (tiles.hpp), in the order of those above.
     F32_R16, F16_R16, BF16_R16, Q8_0_R16, Q4_0_R16, Q4_1_R16, Q5_0_R16, Q5_1_R16, Q4_K_R16, Q5_K_R16, Q6_K_R16,
+    MXFP4_R16, IQ4_NL_R16, IQ4_XS_R16,
     Q1_0_R16, Q2_0_R16, PQ2_0_R16, PTQ1_0_R16,  // ternary/groups.hpp
     Ternary, TernaryBlocks, TernaryDense,  // ternary/layout.hpp
     kCount
@@ -47,6 +49,9 @@ constexpr Encoding kEncodings[kTypes] = {
     {"Q4_K", 256, 144, true},
     {"Q5_K", 256, 176, true},
     {"Q6_K", 256, 210},
+    {"MXFP4", 32, 17},
+    {"IQ4_NL", 32, 18},
+    {"IQ4_XS", 256, 136},
     {"Q1_0", 128, 18},
     {"Q2_0", 64, 18},
     {"PQ2_0", 128, 34},
@@ -62,6 +67,9 @@ constexpr Encoding kEncodings[kTypes] = {
     {"Q4_K_R16", 256, 148, true},
     {"Q5_K_R16", 256, 180, true},
     {"Q6_K_R16", 256, 210},
+    {"MXFP4_R16", 32, 17},
+    {"IQ4_NL_R16", 32, 18},
+    {"IQ4_XS_R16", 256, 138},
     {"Q1_0_R16", 256, 32},  // of codes; scales come on top (row_bytes)
     {"Q2_0_R16", 128, 32},
     {"PQ2_0_R16", 128, 32},
@@ -96,10 +104,28 @@ struct BlockQ5_1 { uint16_t d, m; uint8_t high[4], q[16]; };
 struct BlockQ4_K { uint16_t d, dmin; uint8_t scales[12], q[128]; };
 struct BlockQ5_K { uint16_t d, dmin; uint8_t scales[12], high[32], q[128]; };
 struct BlockQ6_K { uint8_t low[128], high[64]; int8_t scales[16]; uint16_t d; };
+struct BlockMXFP4 { uint8_t power, q[16]; };
+struct BlockIQ4_NL { uint16_t d; uint8_t q[16]; };
+struct BlockIQ4_XS { uint16_t d, scales_high; uint8_t scales_low[4], q[128]; };
 
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20, "ggml layout");
 static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24, "ggml layout");
+static_assert(sizeof(BlockMXFP4) == 17 && sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136, "ggml layout");
 static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210, "ggml layout");
+
+// Sixteen codes that four bits choose from: those of MXFP4 are twice the numbers of FP4 (E2M1), so they are whole.
+struct CodeTable {
+    int8_t code[16];
+};
+constexpr CodeTable kFp4Codes = {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
+constexpr CodeTable kIq4Codes = {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
+
+constexpr bool has_table(Type t) {
+    return (t >= Type::MXFP4 && t <= Type::IQ4_XS) || (t >= Type::MXFP4_R16 && t <= Type::IQ4_XS_R16);
+}
+constexpr const CodeTable& code_table(Type t) {
+    return t == Type::MXFP4 || t == Type::MXFP4_R16 ? kFp4Codes : kIq4Codes;
+}
 
 namespace {
 
@@ -125,6 +151,11 @@ namespace {
         return bits_to_float(sign | float_to_bits(float(h & 0x3ff) * 0x1p-24f));
     const uint32_t exponent_shift = magnitude >= (0x7c00u << 13) ? 224u << 23 : 112u << 23;
     return bits_to_float(sign | (magnitude + exponent_shift));
+}
+
+// Half of 2^(power - 127), the scale of codes that are doubled. Two of these are too small for a normal float.
+[[maybe_unused]] inline float half_power(uint8_t power) {
+    return bits_to_float(power < 2 ? 0x200000u << power : uint32_t(power - 1) << 23);
 }
 
 // Single to half, rounded to the nearest even; overflow becomes infinity.
@@ -163,6 +194,12 @@ struct Group {
         scale[4 + i] = uint8_t((packed[8 + i] & 15) | ((packed[i] >> 6) << 4));
         min[4 + i] = uint8_t((packed[8 + i] >> 4) | ((packed[4 + i] >> 6) << 4));
     }
+}
+
+// Scale *j* of the eight of IQ4_XS, six bits with a sign.
+[[maybe_unused]] inline int8_t iq4_xs_scale(const uint8_t* block, int j) {
+    const int low = (block[4 + j / 2] >> (4 * (j % 2))) & 15, high = (read<uint16_t>(block + 2) >> (2 * j)) & 3;
+    return int8_t((low | high << 4) - 32);
 }
 
 [[maybe_unused]] inline void unpack_k(const uint8_t* block, int j, const uint8_t* high, const uint8_t* q,
@@ -230,7 +267,19 @@ inline void fields_in_turn(const uint8_t* bytes, int factor, uint8_t* out) {
         }
         out.scale[0] = out.scale[1] = read_half(block);
     };
+    const auto from_table = [&](const uint8_t* q, float scale) {
+        const CodeTable& table = code_table(type);
+        for (int i = 0; i < 16; ++i) out.code[i] = table.code[q[i] & 15], out.code[16 + i] = table.code[q[i] >> 4];
+        out.scale[0] = out.scale[1] = scale;
+    };
     switch (type) {
+        case Type::MXFP4: from_table(block + 1, half_power(block[0])); break;
+        case Type::IQ4_NL: from_table(block + 2, read_half(block)); break;
+        case Type::IQ4_XS: {
+            const int j = int(g % 8);
+            from_table(block + 8 + 16 * j, read_half(block) * float(iq4_xs_scale(block, j)));
+            break;
+        }
         case Type::Q8_0:
             std::memcpy(out.code, block + 2, 32);
             out.scale[0] = out.scale[1] = read_half(block);

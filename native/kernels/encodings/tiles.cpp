@@ -44,6 +44,10 @@ void put_half_bytes(uint8_t* unit, int lane, const uint8_t* q, int shift) {
 void put_32(Type type, const uint8_t* block, uint8_t* out, int lane) {
     const TileLayout layout = tile_layout(tiled(type));
     uint8_t* codes = out + layout.header + layout.high;
+    if (type == Type::MXFP4) {
+        out[lane] = block[0];
+        return put_nibbles(codes, lane, block + 1);
+    }
     const bool has_min = layout.header == 64;
     copy_half(out + 2 * lane, block);
     if (has_min) copy_half(out + 32 + 2 * lane, block + 2);
@@ -98,6 +102,15 @@ void put_q6_k(const uint8_t* block, uint8_t* out, int lane) {
     }
 }
 
+void put_iq4_xs(const uint8_t* block, uint8_t* out, int lane) {
+    const TileLayout layout = tile_layout(Type::IQ4_XS_R16);
+    copy_half(out + 2 * lane, block);
+    for (int j = 0; j < 8; ++j) {
+        out[32 + kTileRows * j + lane] = uint8_t(iq4_xs_scale(block, j));
+        put_nibbles(out + layout.header + j * layout.unit(), lane, block + 8 + 16 * j);
+    }
+}
+
 template <class T>
 void pack_floats(const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* tile) {
     for (int64_t c = 0; c < cols; ++c)
@@ -119,6 +132,7 @@ void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uin
             const uint8_t* from = weight + lane * row_bytes + b * size.bytes;
             uint8_t* to = tile + b * block_bytes;
             if (type == Type::Q6_K) put_q6_k(from, to, lane);
+            else if (type == Type::IQ4_XS) put_iq4_xs(from, to, lane);
             else if (size.weights == 256) put_k(type, from, to, lane);
             else put_32(type, from, to, lane);
         }

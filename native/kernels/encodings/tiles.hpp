@@ -2,13 +2,16 @@
 //
 // A tile is 16 rows (missing ones are zeros), so that one register holds the same four columns of
 // 16 rows and no sum crosses lanes. It is as many bytes as the rows have in the file, Q4_K and Q5_K
-// 3 % more, because their 6-bit scales become bytes. With r the row in its tile:
+// 3 % more and IQ4_XS 1.5 %, because their 6-bit scales become bytes. With r the row in its tile:
 //
 //   F32 F16 BF16   column by column: weight [r]
 //   Q*_0 Q*_1      per 32 columns: scale f16 [r], minimum f16 [r] (Q*_1), high bits, codes
 //   Q4_K Q5_K      per 256: d f16 [r], dmin f16 [r], scales u8 [8][r], minima u8 [8][r], then per 32:
 //                  high bits (Q5_K), codes
 //   Q6_K           per 256: d f16 [r], scales s8 [8][2][r], then per 32: high bits, codes
+//   MXFP4          per 32: power u8 [r], codes
+//   IQ4_NL         per 32: scale f16 [r], codes
+//   IQ4_XS         per 256: d f16 [r], scales s8 [8][r], then per 32: codes
 //
 //   codes          4 x 64 bytes: byte b of dword r of line i has column 4i + b in its low four bits
 //                  and column 16 + 4i + b in the high ones. Q8_0: 8 x 64, code + 128 of column 4i + b
@@ -22,7 +25,8 @@ namespace bitnet {
 
 constexpr int kTileRows = 16;
 
-// Bytes of a tile's block: *groups* times 32 columns; high bits and codes are per group.
+// Bytes of a tile's block: *groups* times 32 columns; high bits and codes are per group. *offset* is what kernels
+// subtract from codes without a sign; those of a table have it added when they are looked up.
 struct TileLayout {
     int groups, header, high, codes, offset;
     constexpr int unit() const { return high + codes; }
@@ -39,6 +43,9 @@ constexpr TileLayout tile_layout(Type type) {
         case Type::Q4_K_R16: return {8, 320, 0, 256, 0};
         case Type::Q5_K_R16: return {8, 320, 64, 256, 0};
         case Type::Q6_K_R16: return {8, 288, 128, 256, 32};
+        case Type::MXFP4_R16: return {1, 16, 0, 256, 16};
+        case Type::IQ4_NL_R16: return {1, 32, 0, 256, 128};
+        case Type::IQ4_XS_R16: return {8, 160, 0, 256, 128};
         default: return {1, 0, 0, 0, 0};
     }
 }
@@ -47,7 +54,7 @@ constexpr TileLayout tile_layout(Type type) {
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
 constexpr bool tile_sizes_agree() {
-    for (int t = int(Type::Q8_0_R16); t <= int(Type::Q6_K_R16); ++t)
+    for (int t = int(Type::Q8_0_R16); t <= int(Type::IQ4_XS_R16); ++t)
         if (tile_layout(Type(t)).block() != kTileRows * kEncodings[t].bytes) return false;
     return true;
 }
@@ -65,6 +72,7 @@ namespace {
     if (type == Type::Q8_0_R16) return int(unit[64 * j + byte]) - layout.offset;
     const int both = unit[layout.high + 64 * (j % 4) + byte];
     int code = j < 4 ? both & 15 : both >> 4;
+    if (has_table(type)) return code_table(type).code[code];
     if (layout.high == 64) code |= ((unit[byte] >> j) & 1) << 4;
     if (layout.high == 128) code |= ((unit[64 * (j / 4) + byte] >> (2 * (j % 4))) & 3) << 4;
     return code - layout.offset;
@@ -77,7 +85,7 @@ namespace {
     const int j = int(g % layout.groups);
     const uint8_t* unit = block + layout.header + j * layout.unit();
     for (int c = 0; c < 32; ++c) out.code[c] = int8_t(tile_code(type, layout, unit, lane, c));
-    const float d = read_half(block + 2 * lane);
+    const float d = layout.header == 16 ? half_power(block[lane]) : read_half(block + 2 * lane);
     out.scale[0] = out.scale[1] = d;
     out.min = 0.0f;
     if (layout.header == 64) out.min = read_half(block + 32 + 2 * lane);
@@ -85,6 +93,7 @@ namespace {
         out.scale[0] = out.scale[1] = d * float(block[64 + 16 * j + lane]);
         out.min = -(read_half(block + 32 + 2 * lane) * float(block[192 + 16 * j + lane]));
     }
+    if (layout.header == 160) out.scale[0] = out.scale[1] = d * float(read<int8_t>(block + 32 + 16 * j + lane));
     if (layout.header == 288)
         for (int i = 0; i < 2; ++i) out.scale[i] = d * float(read<int8_t>(block + 32 + 32 * j + 16 * i + lane));
 }

@@ -174,7 +174,7 @@ void Graph::temper(int x, double scale, int64_t length) {
     });
 }
 
-void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap) {
+void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap, const float* sinks) {
     const Table its = tables_[table];
     const int64_t offset = place * its.layer_words();
     add_row([=](int64_t row) {
@@ -193,7 +193,7 @@ void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, fl
             a.pages = segment.pages[table].data(), a.layer_offset = offset;
             a.tokens = segment.count, a.start = segment.start;
             a.heads = width(q) / its.head_dim, a.kv_heads = its.kv_heads, a.head_dim = its.head_dim;
-            a.scale = scale, a.window = its.window, a.softcap = softcap;
+            a.scale = scale, a.window = its.window, a.softcap = softcap, a.sinks = sinks;
             pass_->attention.push_back(a);
             row += segment.count;
         }

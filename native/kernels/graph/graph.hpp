@@ -61,7 +61,8 @@ public:
     void rotate(int x, int rotation, int64_t head_dim);
     void temper(int x, double scale, int64_t length);  // x *= 1 + scale * log(1 + position / length)
     // Keys and values are the *place*-th of the pages of *table*.
-    void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap);
+    // *sinks*: a score per head of one more key, whose value is 0; null: none.
+    void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap, const float* sinks);
     // Linear attention, whose state begins at *offset* in that of a segment; see ops/delta.hpp.
     void convolve(int out, int x, const float* weight, int64_t width, int64_t offset);
     struct Delta {

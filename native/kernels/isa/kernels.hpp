@@ -24,7 +24,7 @@
 //            2^-100; weight * step of the value becomes a code as well, of a sum of 131,000 or, where one would
 //            be larger, with 32,767 at most (all 0 where a unit is below 1e-30). So a sum of values is an exact
 //            integer too. Sums of pages are added online in float32, in splits of kSplitPages pages that begin
-//            at fixed positions and are merged in order.
+//            at fixed positions and are merged in order; behind them the score of a sink, whose value is 0.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
 // which does not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
@@ -110,6 +110,7 @@ struct AttentionArgs {
     int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
     int64_t window = 0;                  // keys a query sees, itself included; 0: all
     float scale = 1.0f, softcap = 0.0f;  // softcap 0: none
+    const float* sinks = nullptr;        // (heads,), scores of one more key of each head, whose value is 0; null: none
     float* out = nullptr;                // (tokens, heads, head_dim)
 
     int64_t first_key(int64_t t) const {
@@ -133,7 +134,7 @@ inline int64_t attend_scratch(int64_t rows, int64_t dim) {
     return rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows, dim);
 }
 
-enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid };
+enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid, silu_clamped, swiglu_oai };
 
 struct RopeArgs {
     const float* x = nullptr;               // (tokens, heads, head_dim)

@@ -49,9 +49,10 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
             case Type::TernaryDense: break;
             case Type::Q6_K: put_half(at + 208); break;
             case Type::PTQ1_0: put_half(at + size_t(size.bytes) - 2); break;
+            case Type::MXFP4: bytes[at] = uint8_t(118 + bytes[at] % 4); break;
             default:
                 put_half(at);
-                if (type != Type::Q8_0 && type != Type::Q4_0 && type != Type::Q5_0) put_half(at + 2);
+                if (size.minimum) put_half(at + 2);
         }
     }
     if (is_ternary(type)) {
@@ -294,7 +295,8 @@ bool row_ops_agree(const Kernels& k) {
     s.rms_norm(x.data(), w.data(), kCols, 1e-5f, expected.data());
     k.rms_norm(x.data(), w.data(), kCols, 1e-5f, got.data());
     if (!close(got, expected, false)) return false;
-    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid}) {
+    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid,
+                            Gate::silu_clamped, Gate::swiglu_oai}) {
         s.gate(kind, x.data(), w.data(), kCols, expected.data());
         k.gate(kind, x.data(), w.data(), kCols, got.data());
         if (!close(got, expected, false)) return false;

@@ -18,6 +18,9 @@ struct Avx2 {
     static Int or_masked(Int a, Int b, int byte) { return _mm256_or_si256(a, and_bytes(b, byte)); }
     static Int shift_right(Int a, int n) { return _mm256_srli_epi16(a, n); }
     static Int shift(Int a, int left) { return left < 0 ? _mm256_srli_epi16(a, -left) : _mm256_slli_epi16(a, left); }
+    static Int look_up(const int8_t* table, Int nibbles) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(table)), nibbles);
+    }
     static void store(uint8_t* p, Int v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 
     static Float load_float(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
@@ -30,6 +33,11 @@ struct Avx2 {
     }
     static Float load_s8(const uint8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
+    static Float load_half_power(const uint8_t* p) {  // half_power of encodings/blocks.hpp
+        const Int power = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        const Int one = _mm256_set1_epi32(1), small = _mm256_add_epi32(_mm256_min_epi32(power, one), one);
+        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(power, one), 23), _mm256_slli_epi32(small, 21)));
     }
     static Float set(float f) { return _mm256_set1_ps(f); }
     static Float zero_float() { return _mm256_setzero_ps(); }

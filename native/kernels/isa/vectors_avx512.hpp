@@ -22,6 +22,9 @@ struct Avx512 {
     static Int shift(Int a, int left) {
         return left < 0 ? _mm512_srli_epi16(a, unsigned(-left)) : _mm512_slli_epi16(a, unsigned(left));
     }
+    static Int look_up(const int8_t* table, Int nibbles) {
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load128(table)), nibbles);
+    }
     static void store(uint8_t* p, Int v) { _mm512_storeu_si512(p, v); }
 
     static Float load_float(const uint8_t* p) { return _mm512_loadu_ps(p); }
@@ -31,6 +34,11 @@ struct Avx512 {
     }
     static Float load_u8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load128(p))); }
     static Float load_s8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p))); }
+    static Float load_half_power(const uint8_t* p) {  // half_power of encodings/blocks.hpp
+        const Int power = _mm512_cvtepu8_epi32(load128(p)), one = _mm512_set1_epi32(1);
+        const Int small = _mm512_add_epi32(_mm512_min_epi32(power, one), one);
+        return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(power, one), 23), _mm512_slli_epi32(small, 21)));
+    }
     static Float set(float f) { return _mm512_set1_ps(f); }
     static Float zero_float() { return _mm512_setzero_ps(); }
     static Float negated(Float a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }

@@ -36,6 +36,11 @@ struct Neon {
     static Int shift(Int a, int left) { return {shift_bytes(a.low, left), shift_bytes(a.high, left)}; }
     static Int shift_right(Int a, int n) { return shift(a, -n); }
 
+    static Int look_up(const int8_t* table, Int nibbles) {
+        const uint8x16_t codes = vreinterpretq_u8_s8(vld1q_s8(table));
+        return {vqtbl1q_u8(codes, nibbles.low), vqtbl1q_u8(codes, nibbles.high)};
+    }
+
     static Float load_float(const uint8_t* p) {
         return {vreinterpretq_f32_u8(vld1q_u8(p)), vreinterpretq_f32_u8(vld1q_u8(p + 16))};
     }
@@ -55,6 +60,15 @@ struct Neon {
     static Float load_s8(const uint8_t* p) {
         const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide))};
+    }
+    static Float load_half_power(const uint8_t* p) {  // half_power of encodings/blocks.hpp
+        const uint16x8_t wide = vmovl_u8(vld1_u8(p));
+        const auto four = [](uint16x4_t powers) {
+            const int32x4_t power = vreinterpretq_s32_u32(vmovl_u16(powers)), one = vdupq_n_s32(1);
+            const int32x4_t small = vshlq_n_s32(vaddq_s32(vminq_s32(power, one), one), 21);
+            return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(power, one), 23), small));
+        };
+        return {four(vget_low_u16(wide)), four(vget_high_u16(wide))};
     }
     static Float set(float f) { return {vdupq_n_f32(f), vdupq_n_f32(f)}; }
     static Float zero_float() { return set(0.0f); }

@@ -29,12 +29,19 @@ struct Unit {
     int64_t floats() const { return PartialAttention::floats(rows(), args->head_dim); }
 };
 
+// Factor on a sum of values whose weights have the sum *sum*, with one more key of the score *sink* and the value 0.
+float with_sink(float sink, float top, float sum) {
+    const float its = sink * kLog2E, most = its > top ? its : top, before = power_or_zero(top - most);
+    return before / (sum * before + power_or_zero(its - most));
+}
+
 void write(const Unit& unit, const PartialAttention& part) {
     const AttentionArgs& a = *unit.args;
     const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
     for (int64_t r = 0; r < unit.rows(); ++r) {
-        const float s = 1.0f / part.sum[r];
-        float* out = a.out + ((unit.t0 + r / group) * a.heads + unit.kv_head * group + r % group) * dim;
+        const int64_t head = unit.kv_head * group + r % group;
+        const float s = a.sinks ? with_sink(a.sinks[head], part.top[r], part.sum[r]) : 1.0f / part.sum[r];
+        float* out = a.out + ((unit.t0 + r / group) * a.heads + head) * dim;
         for (int64_t d = 0; d < dim; ++d) out[d] = part.acc[r * dim + d] * s;
     }
 }

@@ -25,7 +25,6 @@ constexpr int kManyRows = 3, kFewRows = 1;
 #else
 constexpr int kManyRows = 1, kFewRows = 1;
 #endif
-constexpr float kLog2E = 1.44269504f;
 constexpr int kManyVectors = 2, kFewVectors = 4;
 constexpr int64_t kFetchRows = 2 * kFewRows;  // up to which the cache, in memory, is waited for
 

@@ -198,8 +198,15 @@ inline void gate(Gate kind, const float* __restrict g, const float* __restrict u
         }
     } else if (kind == Gate::relu) {
         for (int64_t i = 0; i < n; ++i) out[i] = (g[i] < 0.0f ? 0.0f : g[i]) * up[i];
-    } else {
+    } else if (kind == Gate::sigmoid) {
         for (int64_t i = 0; i < n; ++i) out[i] = up[i] / (1.0f + exp_fast(-g[i]));
+    } else {
+        const bool oai = kind == Gate::swiglu_oai;
+        const float slope = oai ? 1.702f : 1.0f, more = oai ? 1.0f : 0.0f;
+        for (int64_t i = 0; i < n; ++i) {
+            const float x = g[i] > 7.0f ? 7.0f : g[i], u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
+            out[i] = x / (1.0f + exp_fast(-slope * x)) * (u + more);
+        }
     }
 }
 

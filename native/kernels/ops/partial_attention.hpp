@@ -9,6 +9,8 @@
 namespace bitnet {
 namespace {
 
+constexpr float kLog2E = 1.44269504f;  // scores are powers of two
+
 // *from* comes behind *into*.
 [[maybe_unused]] void merge(const PartialAttention& into, const PartialAttention& from, int64_t rows, int64_t dim) {
     constexpr int kRows = 16;  // whose weights are computed together

@@ -14,6 +14,30 @@ namespace {
 constexpr int kVecs = kTileRows / Vec::kLanes;  // vectors a tile is wide
 constexpr int64_t kInputBytes = 384 << 10;      // activations that stay in the second cache
 
+// Largest code, what is subtracted from codes in integers, and whether codes are s8.
+template <Type kType>
+struct Codes {
+    static constexpr bool kEight = tile_layout(kType).offset == 128;
+    static constexpr bool kSigned = kEight && Vec::kSignedCodes;
+    static constexpr int kMax = kEight ? (kSigned ? 128 : 255) : has_table(kType) ? 28 : tile_layout(kType).high == 0 ? 15
+                                : tile_layout(kType).high == 64 ? 31 : 63;
+    static constexpr int kOffset = kSigned ? 0 : tile_layout(kType).offset;
+    static constexpr bool kHalves = kType == Type::Q6_K_R16, kMin = encoding(kType).minimum;
+};
+
+// The table of a type as products take its codes: with a sign, or plus the offset.
+template <Type kType>
+constexpr CodeTable byte_codes() {
+    CodeTable out = code_table(kType);
+    for (int8_t& code : out.code) {
+        const int byte = code + Codes<kType>::kOffset;
+        code = int8_t(byte < 128 ? byte : byte - 256);
+    }
+    return out;
+}
+template <Type kType>
+constexpr CodeTable kByteCodes = byte_codes<kType>();
+
 // Vector *v* of four neighbouring columns, 4j .. 4j+3, of the rows of a tile.
 template <Type kType>
 inline typename Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
@@ -25,6 +49,7 @@ inline typename Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
     } else {
         const auto both = Vec::load(lanes + kLayout.high + 64 * (j % 4));
         const auto low = Vec::and_bytes(j < 4 ? both : Vec::shift_right(both, 4), 0x0f);
+        if constexpr (has_table(kType)) return Vec::look_up(kByteCodes<kType>.code, low);
         if constexpr (kLayout.high == 0) return low;
         if constexpr (kLayout.high == 64)
             return Vec::or_masked(low, Vec::shift(Vec::load(lanes), 4 - j), 0x10);
@@ -32,35 +57,29 @@ inline typename Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
     }
 }
 
-// Largest code, what is subtracted from codes in integers, and whether codes are s8.
-template <Type kType>
-struct Codes {
-    static constexpr bool kEight = kType == Type::Q8_0_R16;
-    static constexpr bool kSigned = kEight && Vec::kSignedCodes;
-    static constexpr int kMax = kEight ? (kSigned ? 128 : 255) : tile_layout(kType).high == 0 ? 15
-                                : tile_layout(kType).high == 64 ? 31 : 63;
-    static constexpr int kOffset = kSigned ? 0 : tile_layout(kType).offset;
-    static constexpr bool kHalves = kType == Type::Q6_K_R16, kMin = encoding(kType).minimum;
-};
-
 // Scales and minima of a block for one vector of rows; `of` those of its group j.
 template <Type kType>
 struct Scales {
     typename Vec::Float d, dmin;
     const uint8_t* bytes;
-    explicit Scales(const uint8_t* block, int v) : d(Vec::load_half(block + 2 * Vec::kLanes * v)), dmin(d) {
-        constexpr int kHeader = tile_layout(kType).header;
-        bytes = block + (kHeader == 288 ? 32 : 64) + Vec::kLanes * v;
+    static constexpr int kHeader = tile_layout(kType).header;
+    static typename Vec::Float first(const uint8_t* block, int v) {
+        if constexpr (kHeader == 16) return Vec::load_half_power(block + Vec::kLanes * v);
+        else return Vec::load_half(block + 2 * Vec::kLanes * v);
+    }
+    explicit Scales(const uint8_t* block, int v) : d(first(block, v)), dmin(d) {
+        bytes = block + (kHeader == 320 ? 64 : 32) + Vec::kLanes * v;
         if constexpr (Codes<kType>::kMin) dmin = Vec::load_half(block + 32 + 2 * Vec::kLanes * v);
         if constexpr (kHeader == 320) dmin = Vec::negated(dmin);
     }
     typename Vec::Float scale(int j, int half) const {
-        if constexpr (tile_layout(kType).header == 320) return Vec::mul(d, Vec::load_u8(bytes + 16 * j));
+        if constexpr (kHeader == 320) return Vec::mul(d, Vec::load_u8(bytes + 16 * j));
+        else if constexpr (kHeader == 160) return Vec::mul(d, Vec::load_s8(bytes + 16 * j));
         else if constexpr (Codes<kType>::kHalves) return Vec::mul(d, Vec::load_s8(bytes + 32 * j + 16 * half));
         else return d;
     }
     typename Vec::Float min(int j) const {
-        if constexpr (tile_layout(kType).header == 320) return Vec::mul(dmin, Vec::load_u8(bytes + 128 + 16 * j));
+        if constexpr (kHeader == 320) return Vec::mul(dmin, Vec::load_u8(bytes + 128 + 16 * j));
         else return dmin;
     }
 };
