@@ -20,6 +20,8 @@ def gguf_strings(buffer: object, count: int) -> list[str] | None: ...
 def convolve(
     x: NDArray[numpy.float32],
     weight: NDArray[numpy.float32],
+    bias: NDArray[numpy.float32] | None,
+    silu: bool,
     state: NDArray[numpy.float32],
     out: NDArray[numpy.float32],
 ) -> None: ...
@@ -32,6 +34,17 @@ def delta_rule(
     a: NDArray[numpy.float32],
     dt: NDArray[numpy.float32],
     grouped: bool,
+    state: NDArray[numpy.float32],
+    out: NDArray[numpy.float32],
+) -> None: ...
+def selective_scan(
+    x: NDArray[numpy.float32],
+    b: NDArray[numpy.float32],
+    c: NDArray[numpy.float32],
+    dt: NDArray[numpy.float32],
+    a: NDArray[numpy.float32],
+    bias: NDArray[numpy.float32],
+    skip: NDArray[numpy.float32],
     state: NDArray[numpy.float32],
     out: NDArray[numpy.float32],
 ) -> None: ...
@@ -51,6 +64,7 @@ class Graph:
         out: int,
         x: int,
         weight: NDArray[numpy.float32],
+        parts: int,
         eps: float,
     ) -> None: ...
     def center(self, out: int, x: int) -> None: ...
@@ -69,6 +83,8 @@ class Graph:
         out: int,
         x: int,
         weight: NDArray[numpy.float32],
+        bias: NDArray[numpy.float32] | None,
+        silu: bool,
         offset: int,
     ) -> None: ...
     def delta(
@@ -83,6 +99,19 @@ class Graph:
         dt: NDArray[numpy.float32],
         key_heads: int,
         grouped: bool,
+        offset: int,
+    ) -> None: ...
+    def scan(
+        self,
+        out: int,
+        x: int,
+        b: int,
+        c: int,
+        dt: int,
+        a: NDArray[numpy.float32],
+        bias: NDArray[numpy.float32],
+        skip: NDArray[numpy.float32],
+        groups: int,
         offset: int,
     ) -> None: ...
     def rotate(self, x: int, rotation: int, head_dim: int) -> None: ...

@@ -146,19 +146,9 @@ def _tensors(
             f"has no {strange} in {kind} models: it refuses the file or computes without it",
         )
     for mixer in config.mixers():
-        if isinstance(mixer, DeltaNet) and mixer.key_dim != mixer.value_dim:
-            yield _by(
-                "llama.cpp",
-                f"does not load {kind} models with keys of {mixer.key_dim} and values of "
-                f"{mixer.value_dim}",
-            )
+        if isinstance(mixer, DeltaNet):
+            yield from _delta_net(mixer, config)
             break
-    if "state" in engine.needs and not math.isclose(config.norm_eps, 1e-6, rel_tol=1e-3):
-        yield _by(
-            "llama.cpp",
-            f"normalizes keys of {kind} models with the epsilon of norms, {config.norm_eps:g}, "
-            "instead of 1e-06",
-        )
     kinds = {
         "state" if isinstance(its, State) else "window" if its.window else "attention"
         for its in config.caches
@@ -174,6 +164,22 @@ def _tensors(
                 f"does not load {kind} models whose heads, {its.heads} of {its.head_dim}, are "
                 f"not {config.dim} wide together",
             )
+
+
+def _delta_net(mixer: DeltaNet, config: ModelConfig) -> Iterator[Finding]:
+    kind = config.architecture
+    if mixer.key_dim != mixer.value_dim:
+        yield _by(
+            "llama.cpp",
+            f"does not load {kind} models with keys of {mixer.key_dim} and values of "
+            f"{mixer.value_dim}",
+        )
+    if not math.isclose(config.norm_eps, 1e-6, rel_tol=1e-3):
+        yield _by(
+            "llama.cpp",
+            f"normalizes keys of {kind} models with the epsilon of norms, {config.norm_eps:g}, "
+            "instead of 1e-06",
+        )
 
 
 def _is_optional(name: str) -> bool:

@@ -28,14 +28,23 @@ __all__ = [
     "DeltaNet",
     "FeedForward",
     "KeysValues",
+    "Mamba2",
     "Mixer",
     "ModelConfig",
     "Pooling",
+    "ShortConvolution",
     "State",
 ]
 
 Activation = Literal[
-    "silu", "gelu_tanh", "relu_squared", "relu", "sigmoid", "silu_clamped", "swiglu_oai"
+    "silu",
+    "gelu_tanh",
+    "relu_squared",
+    "relu",
+    "sigmoid",
+    "silu_clamped",
+    "swiglu_oai",
+    "identity",
 ]
 Pooling = Literal["none", "mean", "cls", "last"]
 
@@ -222,7 +231,81 @@ class DeltaNet:
         yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} heads or dimensions"
 
 
-Mixer: TypeAlias = Attention | DeltaNet | FeedForward
+@dataclass(frozen=True, eq=False)
+class ShortConvolution:
+    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``.
+
+    Attributes:
+        width: of each of ``b``, ``c`` and ``v``, which are one product of the input.
+        kernel: positions of the convolution.
+    """
+
+    width: int
+    kernel: int
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution."""
+        return State((self.kernel - 1) * self.width)
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        yield min(self.width, self.kernel) < 1, "a convolution of nothing"
+        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba2:
+    """A state-space model with one decay per head (arXiv:2405.21060), behind a short convolution.
+
+    Attributes:
+        heads: each with a state of *state_size* by *head_dim*.
+        head_dim: width of a head.
+        groups: of inputs and outputs of states; neighbouring heads share one.
+        state_size: rows of a state.
+        kernel: positions of the convolution.
+        norm_groups: parts of the result with a norm of their own; 0: it has no norm.
+        norm_first: the norm is before the gate; otherwise behind it.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    kernel: int
+    norm_groups: int = 1
+    norm_first: bool = False
+
+    @property
+    def width(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_columns(self) -> int:
+        """Columns of the convolution: all heads, and the inputs and outputs of their states."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the states of all heads."""
+        return State((self.kernel - 1) * self.conv_columns + self.width * self.state_size)
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        sizes = (self.heads, self.head_dim, self.groups, self.state_size, self.kernel)
+        heads = f"{self.heads} heads of {self.head_dim}, {self.groups} groups"
+        yield min(sizes) < 1, f"a state-space model without heads ({heads})"
+        yield self.heads % max(self.groups, 1) > 0, f"groups that do not divide the heads ({heads})"
+        yield (
+            self.width % max(self.norm_groups, 1) > 0,
+            f"norms of {self.norm_groups} parts ({heads})",
+        )
+        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
+        yield max(sizes) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} heads or rows"
+
+
+Mixer: TypeAlias = Attention | DeltaNet | FeedForward | Mamba2 | ShortConvolution
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +350,7 @@ class ModelConfig:
         first_block: number of the first block in the names of tensors.
         joined: its input is the embedding of a token joined with a hidden state of another
             decoder, that of the token before.
+        final_norm: name of the norm behind the last block.
         drafter: its own block that predicts one more token, as a decoder; ``None``: it has none.
         basis: of matrices that are rotated; ``None``: none is.
     """
@@ -287,6 +371,7 @@ class ModelConfig:
     left_out: tuple[str, ...] = ()
     first_block: int = 0
     joined: bool = False
+    final_norm: str = "output_norm"
     drafter: ModelConfig | None = None
     basis: HadamardBasis | None = None
 

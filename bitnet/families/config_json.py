@@ -175,6 +175,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     config, quantization, ignored = _without_ignored(outer, ignore)
     family = _family(config, outer)
     config = {**family.defaults, **config}
+    config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
     quantization = quantization or family.quantization
     try:
         _check(config, family, model)
@@ -212,6 +213,9 @@ def gguf_name(name: str, family: Family) -> str:
     short = _PREFIX.sub("", name)
     if short in _OUTER:
         return _OUTER[short]
+    stem, _, end = short.rpartition(".")
+    if stem in family.tensors:
+        return f"{family.tensors[stem]}.{end}"
     match = _LAYER.fullmatch(short)
     if match is None:
         return name

@@ -25,6 +25,7 @@ __all__ = [
     "attention",
     "dense",
     "model_of",
+    "per_layer",
     "read_windows",
     "sizes",
 ]
@@ -76,8 +77,32 @@ def sizes(keys: Keys) -> Sizes:
     return Sizes(layers, dim, embedding.shape[0], keys.integer("feed_forward_length"))
 
 
-def attention(keys: Keys, dim: int, **more: Any) -> Attention:
+def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[int, ...]:
+    """The integers of *key*, one for each of *layers*; a single one is that of all.
+
+    Raises:
+        InvalidFormat: they are missing, too few or too many, or not integers.
+    """
+    numbers = keys.value(key, *(() if default is ... else (default,)))
+    if not isinstance(numbers, list):
+        return (keys.integer(key, numbers),) * layers
+    whole = all(isinstance(it, int) and not isinstance(it, bool) and it >= 0 for it in numbers)
+    if not whole or len(numbers) != layers:
+        raise InvalidFormat(
+            f"{keys.path.name}: {key} does not have an integer for each of {layers:,} layers",
+            hint="the file is damaged; fetch it again",
+        )
+    return tuple(numbers)
+
+
+def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **more: Any) -> Attention:
     """Attention of a layer, with *more* fields, as all families read its keys.
+
+    Args:
+        keys: the model.
+        dim: width of the residual stream.
+        kv_heads: of this layer, where layers differ.
+        more: fields of :class:`Attention`.
 
     Raises:
         Unsupported: values are not as wide as keys.
@@ -91,7 +116,8 @@ def attention(keys: Keys, dim: int, **more: Any) -> Attention:
             "as wide as keys are computed",
             hint="choose another model",
         )
-    kv_heads = keys.integer("attention.head_count_kv", heads)
+    if kv_heads is None:
+        kv_heads = keys.integer("attention.head_count_kv", heads)
     usual: dict[str, Any] = {"rope": rope_from(keys, head_dim), "scale": max(head_dim, 1) ** -0.5}
     return Attention(heads, kv_heads, head_dim, **(usual | more))
 

@@ -79,12 +79,13 @@ class Family:
             *in_gguf* is false.
         in_gguf: this family reads GGUF files of this architecture.
         activation: activation function, by its name in ``config.json``.
+        aliases: other names of keys in ``config.json``, which count where both are given.
         quantization: ``quantization_config`` of folders without one.
         defaults: transformers' defaults for keys missing from ``config.json``.
         config_keys: rules for ``config.json``, besides those shared by all families.
         rope_parameters: rules for ``rope_parameters``, besides those of the kind of scaling.
         gguf_keys: rules for GGUF files, besides those shared by all families.
-        tensors: names of a layer's tensors that differ from the usual ones.
+        tensors: names of tensors that differ from the usual ones, those of layers without number.
         values: functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF
             stores others.
         biases: parts with biases, by the key that enables them; those under ``""`` always do.
@@ -106,6 +107,7 @@ class Family:
     gguf: tuple[str, ...] = ()
     in_gguf: bool = True
     classes: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     config_keys: Mapping[str, Rule] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 ``run`` computes an instruction with the operations of a backend, which defines what it means.
 ``compile`` adds it to a graph of ``native/kernels/graph/graph.hpp``, with numbers for registers.
+Those of layers with a state are in ``state_instructions.py``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ __all__ = [
     "Add",
     "Attend",
     "Center",
-    "Convolve",
-    "DeltaRule",
     "Embed",
     "Gate",
     "Hadamard",
@@ -82,20 +81,29 @@ class Center:
 
 @dataclass(frozen=True)
 class Norm:
-    """``out`` = RMS norm of *x* in groups as wide as the *weight*; they may be one register."""
+    """``out`` = RMS norm of *x* in groups as wide as the *weight*; they may be one register.
+
+    Each of *parts* of the weight is that of every group as wide as itself.
+    """
 
     out: Register
     x: Register
     weight: str
     eps: float
+    parts: int = 1
 
     def run(self, on: Pass) -> None:
         x, weight = on.registers[self.x], on.weights[self.weight]
-        groups = x.reshape(-1, len(weight))
-        on.registers[self.out] = on.ops.rms_norm(groups, weight, self.eps).reshape(x.shape)
+        groups = x.reshape(-1, self.parts, weight.size // self.parts)
+        normed = [
+            on.ops.rms_norm(groups[:, part], its, self.eps)
+            for part, its in enumerate(weight.reshape(self.parts, -1))
+        ]
+        on.registers[self.out] = np.stack(normed, axis=1).reshape(x.shape)
 
     def compile(self, to: Graph) -> None:
-        to.native.norm(to[self.out], to[self.x], to.weights[self.weight], self.eps)
+        weight = to.weights[self.weight]
+        to.native.norm(to[self.out], to[self.x], weight, self.parts, self.eps)
 
 
 @dataclass(frozen=True)
@@ -277,90 +285,6 @@ class Attend:
         table, place = to.places[self.cache]
         sinks = to.weights[self.sinks] if self.sinks else None
         to.native.attend(out, q, k, v, table, place, self.scale, self.softcap, sinks)
-
-
-@dataclass(frozen=True)
-class Convolve:
-    """*out* is silu of a causal convolution of each column of *x*.
-
-    The inputs before those of a pass are the first numbers of state *cache*.
-    """
-
-    out: Register
-    x: Register
-    weight: str
-    cache: int
-
-    def run(self, on: Pass) -> None:
-        x, weight = on.registers[self.x], on.weights[self.weight]
-        before = (weight.size // x.shape[1] - 1, x.shape[1])
-        parts = []
-        for rows, cache in on.rows():
-            state = cache.state(self.cache)[: math.prod(before)].reshape(before)
-            parts.append(on.ops.convolve(x[rows], weight, out_state=state))
-        on.registers[self.out] = np.concatenate(parts)
-
-    def compile(self, to: Graph) -> None:
-        start = to.states[self.cache].start
-        to.native.convolve(to[self.out], to[self.x], to.weights[self.weight], start)
-
-
-@dataclass(frozen=True)
-class DeltaRule:
-    """*out* is what the queries *q* read from a matrix per head, into which keys write values.
-
-    The matrices are the last numbers of state *cache*; ``Ops.delta_rule`` has the equations.
-    """
-
-    out: Register
-    q: Register
-    k: Register
-    v: Register
-    alpha: Register
-    beta: Register
-    a: str
-    dt: str
-    cache: int
-    key_heads: int
-    grouped: bool
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of the matrices, ``(heads, key_dim, value_dim)``."""
-        heads = self.alpha.width
-        return heads, self.k.width // self.key_heads, self.v.width // heads
-
-    def run(self, on: Pass) -> None:
-        heads, key_dim, value_dim = self.shape
-        q, k = on.heads(self.q, key_dim), on.heads(self.k, key_dim)
-        v = on.heads(self.v, value_dim)
-        alpha, beta = on.registers[self.alpha], on.registers[self.beta]
-        parts = []
-        for rows, cache in on.rows():
-            state = cache.state(self.cache)[-math.prod(self.shape) :].reshape(self.shape)
-            mixed = on.ops.delta_rule(
-                q[rows],
-                k[rows],
-                v[rows],
-                alpha[rows],
-                beta[rows],
-                on.weights[self.a],
-                on.weights[self.dt],
-                grouped=self.grouped,
-                out_state=state,
-            )
-            parts.append(mixed.reshape(-1, heads * value_dim))
-        on.registers[self.out] = np.concatenate(parts)
-
-    def compile(self, to: Graph) -> None:
-        to.native.delta(
-            *(to[it] for it in (self.out, self.q, self.k, self.v, self.alpha, self.beta)),
-            to.weights[self.a],
-            to.weights[self.dt],
-            self.key_heads,
-            self.grouped,
-            to.states[self.cache].stop - math.prod(self.shape),
-        )
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,12 @@ class NativeOps(Ops):
         self._native.attention(q, pages, start, scale, window, softcap, out, sinks)
         return out.reshape(len(q), -1)
 
-    def convolve(self, x: Array, weight: Any, *, out_state: Array) -> Array:
+    def convolve(
+        self, x: Array, weight: Any, bias: Any | None, *, silu: bool, out_state: Array
+    ) -> Array:
         x, state = _floats(x), _floats(out_state)
         out = np.empty_like(x)
-        self._native.convolve(x, weight, state, out)
+        self._native.convolve(x, weight, bias, silu, state, out)
         if state is not out_state:
             out_state[:] = state
         return out
@@ -213,6 +215,25 @@ class NativeOps(Ops):
         rows, state = [_floats(x) for x in (q, k, v, alpha, beta)], _floats(out_state)
         out = np.empty_like(rows[2])
         self._native.delta_rule(*rows, a, dt, grouped, state, out)
+        if state is not out_state:
+            out_state[:] = state
+        return out
+
+    def selective_scan(
+        self,
+        x: Array,
+        b: Array,
+        c: Array,
+        dt: Array,
+        a: Any,
+        bias: Any,
+        skip: Any,
+        *,
+        out_state: Array,
+    ) -> Array:
+        rows, state = [_floats(it) for it in (x, b, c, dt)], _floats(out_state)
+        out = np.empty_like(rows[0])
+        self._native.selective_scan(*rows, a, bias, skip, state, out)
         if state is not out_state:
             out_state[:] = state
         return out

@@ -126,12 +126,16 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def convolve(self, x: Array, weight: Prepared, *, out_state: Array) -> Array:
-        """Silu of a causal convolution of each channel, ``(T, channels)``.
+    def convolve(
+        self, x: Array, weight: Prepared, bias: Prepared | None, *, silu: bool, out_state: Array
+    ) -> Array:
+        """A causal convolution of each channel, ``(T, channels)``.
 
         Args:
             x: ``(T, channels)``.
             weight: ``(channels, width)`` in one row, the last of each for the position itself.
+            bias: ``(channels,)``, or None.
+            silu: the result is silu of it.
             out_state: the inputs before, ``(width - 1, channels)``; afterwards the last ones.
         """
 
@@ -167,6 +171,37 @@ class Ops(ABC):
             dt: as *a*.
             grouped: neighbouring heads share a key head; otherwise every key_heads-th head does.
             out_state: the matrices, ``(heads, key_dim, value_dim)``, which are updated.
+        """
+
+    @abstractmethod
+    def selective_scan(
+        self,
+        x: Array,
+        b: Array,
+        c: Array,
+        dt: Array,
+        a: Prepared,
+        bias: Prepared,
+        skip: Prepared,
+        *,
+        out_state: Array,
+    ) -> Array:
+        """The scan of Mamba-2, position by position: ``(T, heads, head_dim)``.
+
+        With ``step = softplus(dt + bias)`` and for the state S of each head::
+
+            S = S * exp(a * step) + outer(b, step * x)
+            out = S.T @ c + skip * x
+
+        Args:
+            x: ``(T, heads, head_dim)``.
+            b: ``(T, groups, state_size)``; neighbouring heads share a group.
+            c: as *b*.
+            dt: ``(T, heads)``.
+            a: ``(heads,)``.
+            bias: as *a*.
+            skip: as *a*.
+            out_state: the states, ``(heads, state_size, head_dim)``, which are updated.
         """
 
     @abstractmethod

@@ -160,13 +160,16 @@ class ReferenceOps(Ops):
             mixed = _without_hidden(mixed, weights, values, hidden)
         return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
 
-    def convolve(self, x: Array, weight: Any, *, out_state: Array) -> Array:
+    def convolve(
+        self, x: Array, weight: Any, bias: Any | None, *, silu: bool, out_state: Array
+    ) -> Array:
         _calls["convolve/numpy"] += 1
         taps = weight.reshape(x.shape[1], -1).T  # (width, channels)
         inputs = np.concatenate([out_state.astype(self.dtype), x])
         out_state[:] = inputs[len(x) :]
         mixed = sum(tap * inputs[at : at + len(x)] for at, tap in enumerate(taps))
-        return _silu(np.asarray(mixed, dtype=self.dtype))
+        mixed = np.asarray(mixed if bias is None else mixed + bias, dtype=self.dtype)
+        return _silu(mixed) if silu else mixed
 
     def delta_rule(
         self,
@@ -196,6 +199,32 @@ class ReferenceOps(Ops):
             change = rate[t, :, None] * (v[t] - np.einsum("hij,hi->hj", state, k[t]))
             state += k[t, :, :, None] * change[:, None, :]
             out[t] = np.einsum("hij,hi->hj", state, q[t])
+        out_state[:] = state
+        return out
+
+    def selective_scan(
+        self,
+        x: Array,
+        b: Array,
+        c: Array,
+        dt: Array,
+        a: Any,
+        bias: Any,
+        skip: Any,
+        *,
+        out_state: Array,
+    ) -> Array:
+        _calls["selective_scan/numpy"] += 1
+        repeats = x.shape[1] // b.shape[1]
+        b, c = (np.repeat(it, repeats, axis=1) for it in (b, c))  # (T, H, N)
+        step = np.logaddexp(self.dtype.type(0), dt + bias)  # (T, H)
+        decay, written = np.exp(a * step), step[:, :, None] * x
+        state = out_state.astype(self.dtype)
+        out = np.empty_like(x)
+        for t in range(len(x)):
+            state *= decay[t, :, None, None]
+            state += b[t, :, :, None] * written[t, :, None, :]
+            out[t] = np.einsum("hnp,hn->hp", state, c[t]) + skip[:, None] * x[t]
         out_state[:] = state
         return out
 
@@ -289,6 +318,10 @@ def _sigmoid(x: Array) -> Array:
         return 1 / (1 + np.exp(-x))
 
 
+def _identity(x: Array) -> Array:
+    return x
+
+
 _ACTIVATIONS = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
@@ -296,5 +329,6 @@ _ACTIVATIONS = {
     "relu": _relu,
     "sigmoid": _sigmoid,
     "silu_clamped": _silu,
+    "identity": _identity,
 }
 _CLAMPED, _LIMIT = ("silu_clamped", "swiglu_oai"), 7

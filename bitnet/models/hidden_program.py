@@ -10,13 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.families.blocks import Attention, DeltaNet, FeedForward, Mixer
+from bitnet.families.blocks import (
+    Attention,
+    DeltaNet,
+    FeedForward,
+    Mamba2,
+    Mixer,
+    ShortConvolution,
+)
 from bitnet.kernels.instructions import (
     Add,
     Attend,
     Center,
-    Convolve,
-    DeltaRule,
     Embed,
     Gate,
     Hadamard,
@@ -32,6 +37,7 @@ from bitnet.kernels.instructions import (
     Transpose,
 )
 from bitnet.kernels.program import Instruction, Program, Register
+from bitnet.kernels.state_instructions import Convolve, DeltaRule, SelectiveScan
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -119,7 +125,7 @@ class _Writer:
             self._norm(self.x, "nextn.shared_head_norm")
         else:
             self._block = ""
-            self._norm(self.x, "output_norm")
+            self._norm(self.x, decoder.final_norm)
         self._do(Mark("result_norm", self.x))
         if decoder.writes and self._transform(self.x, self.x, f"{head}.weight"):
             self._do(Mark("result_rotated", self.x))
@@ -156,6 +162,10 @@ class _Writer:
             return self._attention(mixer, h, out, later, scale)
         if isinstance(mixer, DeltaNet):
             return self._delta_net(mixer, h, out, later, scale)
+        if isinstance(mixer, ShortConvolution):
+            return self._short_convolution(mixer, h, out, later, scale)
+        if isinstance(mixer, Mamba2):
+            return self._mamba2(mixer, h, out, later, scale)
         return self._feed_forward(mixer, h, out, scale)
 
     def _attention(
@@ -222,8 +232,7 @@ class _Writer:
         names = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")
         self._linear((qkv, z, alpha, beta), h, names)
         self._mark("linear_attn_qkv_mixed", qkv)
-        weight = self._vector("ssm_conv1d.weight", (its.conv_columns, its.kernel))
-        self._do(Convolve(mixed, qkv, weight, self._cache))  # (T, 2 KH DK + H DV)
+        self._convolve(mixed, qkv, "ssm_conv1d", its.kernel, silu=True)  # (T, 2 KH DK + H DV)
         q, k, v = Register("q", keys), Register("k", keys), Register("v", values)
         self._do(Split((q, k, v), mixed))
         for name, register in (("q_conv", q), ("k_conv", k), ("v_conv", v)):
@@ -245,6 +254,65 @@ class _Writer:
             self._do(Transpose(gated, tiled, its.heads // its.key_heads, its.key_heads))
         self._linear((out,), gated, ("ssm_out",), scale=scale)  # (T, dim)
         return out
+
+    def _short_convolution(
+        self,
+        its: ShortConvolution,
+        h: Register,
+        out: Register,
+        later: tuple[Register, ...],
+        scale: float,
+    ) -> Register:
+        bcv = Register("bcv", 3 * its.width)
+        b, c, v = (Register(name, its.width) for name in ("b", "c", "v"))
+        self._linear((bcv,), h, ("shortconv.in_proj",))  # (T, 3 dim)
+        self._mark("model.layers.{}.conv.in_proj", bcv)
+        self._do(Split((b, c, v), bcv))
+        bv, mixed, gated = (Register(name, its.width) for name in ("bv", "convolved", "v"))
+        self._do(Gate(bv, b, v, "identity"))
+        self._convolve(mixed, bv, "shortconv.conv", its.kernel)
+        self._mark("model.layers.{}.conv.conv", mixed)
+        self._end_cache(mixed, c, *later)
+        self._do(Gate(gated, c, mixed, "identity"))  # (T, dim); the values are read
+        self._linear((out,), gated, ("shortconv.out_proj",), scale=scale)
+        return out
+
+    def _mamba2(
+        self, its: Mamba2, h: Register, out: Register, later: tuple[Register, ...], scale: float
+    ) -> Register:
+        width, states = its.width, its.groups * its.state_size
+        columns = its.conv_columns
+        both = Register("zvbcdt", width + columns + its.heads)
+        z, vbc, dt = Register("z", width), Register("vbc", columns), Register("dt", its.heads)
+        self._linear((both,), h, ("ssm_in",))
+        self._do(Split((z, vbc, dt), both))  # (T, H D), (T, H D + 2 G N), (T, H)
+        mixed = Register("convolved", columns)
+        self._convolve(mixed, vbc, "ssm_conv1d", its.kernel, silu=True)
+        v, b, c = Register("v", width), Register("b", states), Register("c", states)
+        self._do(Split((v, b, c), mixed))  # (T, H D), twice (T, G N)
+        a, skip = (self._vector(name, (its.heads, 1)) for name in ("ssm_a", "ssm_d"))
+        bias = self._vector("ssm_dt.bias", (its.heads,))
+        read = Register("mixed", width)
+        self._do(SelectiveScan(read, v, b, c, dt, a, bias, skip, self._cache, its.groups))
+        self._mark("mamba2_y_add_d", read)  # (T, H D)
+        self._end_cache(read, z, *later)
+        gated = Register("v", width)  # the values are read
+        if its.norm_groups and its.norm_first:
+            self._norm(read, "ssm_norm", parts=its.norm_groups)
+        self._do(Gate(gated, z, read, "silu"))
+        if its.norm_groups and not its.norm_first:
+            self._norm(gated, "ssm_norm", parts=its.norm_groups)
+        self._linear((out,), gated, ("ssm_out",), scale=scale)  # (T, dim)
+        self._mark("mamba_out", out)
+        return out
+
+    def _convolve(
+        self, out: Register, x: Register, name: str, kernel: int, *, silu: bool = False
+    ) -> None:
+        weight = self._vector(f"{name}.weight", (x.width, kernel))
+        bias = f"{self._block}{name}.bias"
+        self.optional[bias] = (x.width,)
+        self._do(Convolve(out, x, weight, bias if bias in self.tensors else "", self._cache, silu))
 
     def _feed_forward(self, its: FeedForward, h: Register, out: Register, scale: float) -> Register:
         gate, up, act = (Register(name, its.width) for name in ("gate", "up", "act"))  # (T, F)
@@ -320,15 +388,23 @@ class _Writer:
         there = tuple(bias if bias in self.tensors else "" for bias in biases)
         self._do(Linear(outs, x, tuple(f"{name}.weight" for name in names), there))
 
-    def _norm(self, x: Register, name: str, width: int = 0, *, out: str = "") -> Register:
-        """Norm of *x* in groups of *width*, by default one, to *out*, by default itself."""
+    def _norm(
+        self, x: Register, name: str, width: int = 0, *, parts: int = 0, out: str = ""
+    ) -> Register:
+        """Norm of *x* in groups of *width*, by default one, to *out*, by default itself.
+
+        With *parts* each of them is a group with a weight of its own, a row of a matrix.
+        """
         weight = f"{self._block}{name}.weight"
         self.required[weight] = (width or x.width,)
+        if parts:
+            self.required[weight] = (parts, x.width // parts)
+            self.vectors.add(weight)
         register = Register(out or x.name, x.width)
         if self.decoder.centered_norms:
             self._do(Center(register, x))
             x = register
-        self._do(Norm(register, x, weight, self.decoder.norm_eps))
+        self._do(Norm(register, x, weight, self.decoder.norm_eps, parts or 1))
         return register
 
     def _vector(self, name: str, shape: tuple[int, ...]) -> str:

@@ -34,7 +34,7 @@ inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weig
 }
 
 inline Gate checked_gate(int kind) {
-    require(kind >= 0 && kind <= int(Gate::swiglu_oai), "unknown gate");
+    require(kind >= 0 && kind <= int(Gate::identity), "unknown gate");
     return Gate(kind);
 }
 

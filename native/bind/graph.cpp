@@ -61,10 +61,11 @@ public:
         graph_.embed(out, m, scale);
     }
 
-    void norm(int out, int x, const Floats& weight, float eps) {
-        const auto group = int64_t(weight.size());
-        require(group > 0 && width(x) % group == 0 && width(x) == width(out), "the norm has another width");
-        graph_.norm(out, x, keep(weight), group, eps);
+    void norm(int out, int x, const Floats& weight, int64_t parts, float eps) {
+        const auto size = int64_t(weight.size());
+        require(size > 0 && parts > 0 && size % parts == 0 && width(x) % size == 0 && width(x) == width(out),
+                "the norm has another width");
+        graph_.norm(out, x, keep(weight), size, parts, eps);
     }
 
     void center(int out, int x) {
@@ -131,12 +132,13 @@ public:
         state_ = size;
     }
 
-    void convolve(int out, int x, const Floats& weight, int64_t offset) {
+    void convolve(int out, int x, const Floats& weight, const std::optional<Floats>& bias, bool silu, int64_t offset) {
         const int64_t kernel = int64_t(weight.size()) / width(x);
         require(kernel > 0 && int64_t(weight.size()) == kernel * width(x) && width(out) == width(x) && out != x,
                 "the convolution has another width");
+        require(!bias || int64_t(bias->size()) == width(x), "the bias has another width");
         check_state(offset, (kernel - 1) * width(x));
-        graph_.convolve(out, x, keep(weight), kernel, offset);
+        graph_.convolve(out, x, keep(weight), bias ? keep(*bias) : nullptr, kernel, silu, offset);
     }
 
     void delta(int out, int q, int k, int v, int alpha, int beta, const Floats& a, const Floats& dt, int64_t key_heads,
@@ -150,6 +152,19 @@ public:
                 "values or results are those of other heads");
         check_state(offset, width(k) / key_heads * width(v));
         graph_.delta({out, q, k, v, alpha, beta, keep(a), keep(dt), heads, key_heads, offset, grouped});
+    }
+
+    void scan(int out, int x, int b, int c, int dt, const Floats& a, const Floats& bias, const Floats& skip,
+              int64_t groups, int64_t offset) {
+        const auto heads = int64_t(a.size());
+        require(heads > 0 && bias.size() == a.size() && skip.size() == a.size() && width(dt) == heads,
+                "dt, a, bias and skip must have one number per head");
+        require(groups > 0 && heads % groups == 0 && width(b) % groups == 0 && width(b) == width(c),
+                "b and c are those of other groups");
+        require(width(x) % heads == 0 && width(out) == width(x) && out != x && out != b && out != c,
+                "x or results are those of other heads");
+        check_state(offset, width(b) / groups * width(x));
+        graph_.scan({out, x, b, c, dt, keep(a), keep(bias), keep(skip), heads, groups, offset});
     }
 
     void gate(int out, int g, int up, int kind) {
@@ -277,15 +292,18 @@ void bind_graph(nb::module_& m) {
         .def("add_context", &BoundGraph::add_context, "rotations"_a)
         .def("add_rotation", &BoundGraph::add_rotation, "pairs"_a, "half"_a)
         .def("embed", &BoundGraph::embed, "out"_a, "table"_a, "scale"_a)
-        .def("norm", &BoundGraph::norm, "out"_a, "x"_a, "weight"_a.noconvert(), "eps"_a)
+        .def("norm", &BoundGraph::norm, "out"_a, "x"_a, "weight"_a.noconvert(), "parts"_a, "eps"_a)
         .def("center", &BoundGraph::center, "out"_a, "x"_a)
         .def("linear", &BoundGraph::linear, "x"_a, "outs"_a, "matrices"_a, "biases"_a)
         .def("split", &BoundGraph::split, "x"_a, "outs"_a, "groups"_a)
         .def("transpose", &BoundGraph::transpose, "out"_a, "x"_a, "rows"_a, "columns"_a)
         .def("set_state", &BoundGraph::set_state, "size"_a)
-        .def("convolve", &BoundGraph::convolve, "out"_a, "x"_a, "weight"_a.noconvert(), "offset"_a)
+        .def("convolve", &BoundGraph::convolve, "out"_a, "x"_a, "weight"_a.noconvert(), "bias"_a.noconvert().none(), "silu"_a,
+             "offset"_a)
         .def("delta", &BoundGraph::delta, "out"_a, "q"_a, "k"_a, "v"_a, "alpha"_a, "beta"_a, "a"_a.noconvert(),
              "dt"_a.noconvert(), "key_heads"_a, "grouped"_a, "offset"_a)
+        .def("scan", &BoundGraph::scan, "out"_a, "x"_a, "b"_a, "c"_a, "dt"_a, "a"_a.noconvert(),
+             "bias"_a.noconvert(), "skip"_a.noconvert(), "groups"_a, "offset"_a)
         .def("rotate", &BoundGraph::rotate, "x"_a, "rotation"_a, "head_dim"_a)
         .def("temper", &BoundGraph::temper, "x"_a, "scale"_a, "length"_a)
         .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,

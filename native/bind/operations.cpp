@@ -2,6 +2,10 @@
 // by the caller and never converted, so a wrong dtype is a TypeError.
 #include "bind/operations.hpp"
 
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
 #include "bind/arrays.hpp"
 #include "isa/dispatch.hpp"
 #include "ops/counters.hpp"
@@ -114,13 +118,16 @@ void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
                [&](int64_t i0, int64_t i1) { detail::active().softcap(x.data() + i0, i1 - i0, cap, out.data() + i0); });
 }
 
-void bind_convolve(const Floats& x, const Floats& weight, const OutFloats& state, const OutFloats& out) {
+void bind_convolve(const Floats& x, const Floats& weight, const std::optional<Floats>& bias, bool silu,
+                   const OutFloats& state, const OutFloats& out) {
     require(x.ndim() == 2 && x.size() > 0 && out.size() == x.size(), "x and out must be (tokens, channels)");
     ConvolveArgs a;
     a.tokens = int64_t(x.shape(0)), a.channels = int64_t(x.shape(1)), a.width = int64_t(weight.size()) / a.channels;
     require(a.width > 0 && int64_t(weight.size()) == a.width * a.channels, "weight must be (channels, width)");
     require(int64_t(state.size()) == (a.width - 1) * a.channels, "state must be (width - 1, channels)");
+    require(!bias || int64_t(bias->size()) == a.channels, "bias must be (channels)");
     a.x = x.data(), a.weight = weight.data(), a.state = state.data(), a.out = out.data();
+    a.bias = bias ? bias->data() : nullptr, a.silu = silu;
     run_row_op(Op::convolve, a.channels, kLineFloats, a.tokens,
                [&](int64_t c0, int64_t c1) { detail::active().convolve(a, c0, c1); });
 }
@@ -146,6 +153,27 @@ void bind_delta_rule(const Floats& q, const Floats& k, const Floats& v, const Fl
     parallel_for(args.heads, [&](int64_t head) { detail::active().delta_rule(args, head); });
 }
 
+void bind_selective_scan(const Floats& x, const Floats& b, const Floats& c, const Floats& dt, const Floats& a,
+                         const Floats& bias, const Floats& skip, const OutFloats& state, const OutFloats& out) {
+    require(x.ndim() == 3 && b.ndim() == 3 && c.ndim() == 3 && x.size() > 0 && b.size() > 0, "x, b and c must be (tokens, heads, dim)");
+    ScanArgs args;
+    args.tokens = int64_t(x.shape(0)), args.heads = int64_t(x.shape(1)), args.head_dim = int64_t(x.shape(2));
+    args.groups = int64_t(b.shape(1)), args.state_size = int64_t(b.shape(2));
+    require(b.size() == c.size() && b.shape(1) == c.shape(1) && b.shape(0) == x.shape(0) && c.shape(0) == x.shape(0) &&
+                args.heads % args.groups == 0,
+            "x, b and c must have one number of tokens, and heads that groups divide");
+    require(int64_t(a.size()) == args.heads && bias.size() == a.size() && skip.size() == a.size() &&
+                int64_t(dt.size()) == args.tokens * args.heads,
+            "dt must be (tokens, heads), a, bias and skip (heads)");
+    require(int64_t(state.size()) == args.heads * args.state_size * args.head_dim && out.size() == x.size(),
+            "state must be (heads, state_size, head_dim), out as x");
+    args.x = x.data(), args.b = b.data(), args.c = c.data(), args.dt = dt.data(), args.a = a.data();
+    args.bias = bias.data(), args.skip = skip.data(), args.state = state.data(), args.out = out.data();
+    const Computing computing;
+    count_call(Op::selective_scan);
+    parallel_for(args.heads, [&](int64_t head) { detail::active().selective_scan(args, head); });
+}
+
 void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos, const OutFloats& sin) {
     require(angles.size() == cos.size() && angles.size() == sin.size(), "angles, cos and sin must have one size");
     const Computing computing;
@@ -163,17 +191,21 @@ void bind_operations(nb::module_& m) {
     m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
           "out"_a.noconvert());
     m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),
-          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu, 4 sigmoid, 5 and 6 clamped (kernels/ops.py)");
+          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu, 4 sigmoid, 5 and 6 clamped "
+          "(kernels/ops.py), 7 identity");
     m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
           "window"_a, "softcap"_a, "out"_a.noconvert(), "sinks"_a.noconvert().none() = nb::none(),
           "Causal attention over int16 codes of keys and values (kernels/kv_codes.py).");
     m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
-    m.def("convolve", &bind_convolve, "x"_a.noconvert(), "weight"_a.noconvert(), "state"_a.noconvert(),
-          "out"_a.noconvert(), "silu of a causal convolution of each channel");
+    m.def("convolve", &bind_convolve, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert().none(), "silu"_a,
+          "state"_a.noconvert(), "out"_a.noconvert(), "A causal convolution of each channel.");
     m.def("delta_rule", &bind_delta_rule, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
           "alpha"_a.noconvert(), "beta"_a.noconvert(), "a"_a.noconvert(), "dt"_a.noconvert(), "grouped"_a,
           "state"_a.noconvert(), "out"_a.noconvert(), "The gated delta rule (native/kernels/ops/delta.hpp).");
+    m.def("selective_scan", &bind_selective_scan, "x"_a.noconvert(), "b"_a.noconvert(), "c"_a.noconvert(),
+          "dt"_a.noconvert(), "a"_a.noconvert(), "bias"_a.noconvert(), "skip"_a.noconvert(), "state"_a.noconvert(),
+          "out"_a.noconvert(), "The scan of Mamba-2 (native/kernels/ops/delta.hpp).");
 }
 
 }  // namespace bitnet

@@ -72,7 +72,7 @@ def test_every_family_in_every_encoding(architecture, encoding):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet", "qwen35"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet", *HYBRIDS])
 def test_every_instruction_set(architecture, level):
     compiled, interpreted = both_ways(in_encoding(tiny(architecture), "Q8_0"), ([ids(20)], [[7]]))
     for found, expected in zip(compiled, interpreted, strict=True):
@@ -140,7 +140,7 @@ def test_matrices_of_one_group_may_differ_in_encoding():
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", *HYBRIDS])
 def test_threads_and_chunks_do_not_change_a_bit(architecture, threads):
     checkpoint = in_encoding(tiny(architecture, context_length=800), "I2_S")
     model = load_model(checkpoint, ops=NativeOps())
@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
     with pytest.raises(ValueError, match="numbered in order"):
         graph.add_register(8, 3)
     with pytest.raises(ValueError, match="another width"):
-        graph.norm(0, 0, np.ones(3, np.float32), 1e-5)
+        graph.norm(0, 0, np.ones(3, np.float32), 1, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,28 @@ def test_a_graph_of_impossible_sizes_is_refused(width, table):
     ("change", "said"),
     [
         ({"offset": 33}, "the state ends before"),
+        ({"groups": 3}, "other groups"),
+        ({"groups": 0}, "other groups"),
+        ({"c": 3}, "other groups"),
+        ({"out": 1}, "other heads"),
+        ({"skip": np.ones(3, np.float32)}, "one number per head"),
+    ],
+)
+def test_a_scan_that_does_not_fit_is_refused(change, said):
+    graph = graph_of([8, 8, 8, 16, 2, 16], [])
+    graph.set_state(32 + 4 * 16)
+    head = np.ones(2, np.float32)
+    heads = {"a": head, "bias": head, "skip": head, "groups": 2, "offset": 32}
+    arguments = {"out": 5, "x": 3, "b": 1, "c": 2, "dt": 4} | heads
+    graph.scan(**arguments)
+    with pytest.raises(ValueError, match=said):
+        graph.scan(**(arguments | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"offset": 33}, "the state ends before"),
         ({"offset": -1}, "the state ends before"),
         ({"key_heads": 3}, "other heads"),
         ({"key_heads": 0}, "other heads"),
@@ -317,11 +339,13 @@ def test_a_state_that_does_not_fit_is_refused(change, said):
     graph.delta(**arguments)
     with pytest.raises(ValueError, match=said):
         graph.delta(**(arguments | change))
-    graph.convolve(1, 2, np.ones(8 * 4, np.float32), 0)
+    graph.convolve(1, 2, np.ones(8 * 4, np.float32), None, True, 0)
     with pytest.raises(ValueError, match="another width"):
-        graph.convolve(1, 2, np.ones(30, np.float32), 0)
+        graph.convolve(1, 2, np.ones(30, np.float32), None, True, 0)
+    with pytest.raises(ValueError, match="the bias has another width"):
+        graph.convolve(1, 2, np.ones(8 * 4, np.float32), np.ones(7, np.float32), True, 0)
     with pytest.raises(ValueError, match="the state ends before"):
-        graph.convolve(1, 2, np.ones(8 * 20, np.float32), 0)
+        graph.convolve(1, 2, np.ones(8 * 20, np.float32), None, True, 0)
     with pytest.raises(ValueError, match="impossible size"):
         graph.set_state(-1)
     graph.add_context([])

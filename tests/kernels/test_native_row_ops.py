@@ -134,25 +134,31 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
     a, dt = -rng.random(heads, np.float32), rng.standard_normal(heads, np.float32)
     start = rng.standard_normal((heads, key_dim, value_dim), np.float32)
     x, weight = rng.standard_normal((tokens, 41), np.float32), rng.random(41 * 4, np.float32)
+    bias = x[0].copy() if grouped else None
 
     def run(ops, cuts):
-        state, before, parts = start.copy(), np.ones((3, 41), np.float32), []
+        state, scanned = start.copy(), start.copy()
+        before, parts = np.ones((3, 41), np.float32), []
         for first, last in itertools.pairwise(cuts):
             its = slice(first, last)
             rows = (q[its], k[its], v[its], alpha[its], beta[its])
             read = ops.delta_rule(*rows, a, dt, grouped=grouped, out_state=state)
-            mixed = ops.convolve(x[its], weight, out_state=before)
-            parts.append(np.concatenate([read.reshape(len(read), -1), mixed], axis=1))
-        return np.concatenate([np.concatenate(parts).ravel(), state.ravel(), before.ravel()])
+            mixed = ops.convolve(x[its], weight, bias, silu=grouped, out_state=before)
+            groups, vectors = (v[its], k[its], q[its], alpha[its]), (a, dt, alpha[0])
+            scan = ops.selective_scan(*groups, *vectors, out_state=scanned)
+            both = np.concatenate([read, scan], axis=2)
+            parts.append(np.concatenate([both.reshape(len(both), -1), mixed], axis=1))
+        states = (state.ravel(), scanned.ravel(), before.ravel())
+        return np.concatenate([np.concatenate(parts).ravel(), *states])
 
     ops, results, chosen = NativeOps(threads=2), {}, NATIVE.kernel_level()
     for level in NATIVE.kernel_levels():
         NATIVE.set_kernel_level(level)
-        count = ops.counters().get(f"delta_rule/{level}", 0)
+        names = [f"{name}/{level}" for name in ("delta_rule", "selective_scan", "convolve")]
+        counts = [ops.counters().get(name, 0) for name in names]
         results[level] = run(ops, [0, 5])
         np.testing.assert_array_equal(run(ops, [0, 1, 4, 5]), results[level])
-        assert ops.counters()[f"delta_rule/{level}"] == count + 4
-        assert f"convolve/{level}" in ops.counters()
+        assert [ops.counters()[name] for name in names] == [count + 4 for count in counts]
         np.testing.assert_array_equal(results[level], results["scalar"], err_msg=level)
     NATIVE.set_kernel_level(chosen)
     expected = run(ReferenceOps(dtype=np.float64), [0, 5])

@@ -311,3 +311,18 @@ def test_senseless_scales_of_a_family_are_refused(key, value):
         return
     with pytest.raises((InvalidFormat, Unsupported)):
         config_from(checkpoint)
+
+
+@pytest.mark.parametrize("value", [[2], [0, -1], [0, True], "two"])
+def test_numbers_of_layers_are_one_for_each(value):
+    checkpoint = tiny("lfm2")
+    checkpoint.metadata["lfm2.attention.head_count_kv"] = value
+    with pytest.raises(InvalidFormat, match="head_count_kv"):
+        config_from(checkpoint)
+
+
+def test_a_convolution_that_looks_ahead_is_refused():
+    checkpoint = tiny("lfm2")
+    checkpoint.metadata["lfm2.attention.causal"] = False
+    with pytest.raises(Unsupported, match=r"lfm2\.attention\.causal = false"):
+        config_from(checkpoint)

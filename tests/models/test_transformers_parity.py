@@ -198,6 +198,18 @@ CASES = {
             **DELTA_NET,
         },
     ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2-biases": (
+        "Lfm2",
+        {
+            "full_attn_idxs": [1],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": False,
+            "block_auto_adjust_ff_dim": False,
+            "norm_eps": 1e-3,
+        },
+    ),
     "gemma3-linear-rope": (
         "Gemma3",
         {

@@ -192,6 +192,47 @@ void run_attention(Results& results, int64_t head_dim, int64_t tokens, int64_t s
     for (const auto* got : {&out, &second}) results.add(got->items.get(), tokens * a.heads * a.head_dim, true, "attention");
 }
 
+// Layers with a state: a convolution, the delta rule and Mamba-2's scan, in two cuts.
+void run_states(Results& results, int64_t tokens, int64_t dim) {
+    constexpr int64_t kHeads = 4, kGroups = 2, kKeys = 12, kWidth = 3;
+    const int64_t channels = kHeads * dim, keys = kGroups * kKeys;
+    const bitnet::Kernels& kernels = bitnet::detail::active();
+    Buffer<float> x = wave(tokens * channels), weight = wave(channels * kWidth), b = wave(tokens * keys), head = wave(tokens * kHeads);
+    Buffer<float> before = wave((kWidth - 1) * channels), state = wave(kHeads * kKeys * dim), out(tokens * channels);
+    const auto add = [&](const char* what) {
+        results.add(out.get(), tokens * channels, true, what);
+        results.add(before.get(), (kWidth - 1) * channels, true, what);
+        results.add(state.get(), kHeads * kKeys * dim, true, what);
+    };
+    const int64_t cut = tokens / 2;
+    for (const bool silu : {true, false}) {
+        bitnet::ConvolveArgs c;
+        c.weight = weight.get(), c.bias = silu ? weight.get() : nullptr, c.state = before.get(), c.silu = silu;
+        c.channels = channels, c.width = kWidth;
+        for (const auto& [first, count] : {std::pair(int64_t(0), cut), std::pair(cut, tokens - cut)}) {
+            c.x = x.get() + first * channels, c.out = out.get() + first * channels, c.tokens = count;
+            kernels.convolve(c, 0, channels);
+        }
+        add("convolve");
+    }
+    for (const auto& [first, count] : {std::pair(int64_t(0), cut), std::pair(cut, tokens - cut)}) {
+        bitnet::DeltaArgs d;
+        d.q = d.k = b.get() + first * keys, d.v = x.get() + first * channels, d.out = out.get() + first * channels;
+        d.alpha = d.beta = head.get() + first * kHeads, d.a = d.dt = head.get(), d.state = state.get();
+        d.tokens = count, d.heads = kHeads, d.key_heads = kGroups, d.key_dim = kKeys, d.value_dim = dim;
+        for (int64_t i = 0; i < kHeads; ++i) kernels.delta_rule(d, i);
+    }
+    add("delta_rule");
+    for (const auto& [first, count] : {std::pair(int64_t(0), cut), std::pair(cut, tokens - cut)}) {
+        bitnet::ScanArgs s;
+        s.b = s.c = b.get() + first * keys, s.x = x.get() + first * channels, s.out = out.get() + first * channels;
+        s.dt = head.get() + first * kHeads, s.a = s.bias = s.skip = head.get(), s.state = state.get();
+        s.tokens = count, s.heads = kHeads, s.groups = kGroups, s.state_size = kKeys, s.head_dim = dim;
+        for (int64_t i = 0; i < kHeads; ++i) kernels.selective_scan(s, i);
+    }
+    add("selective_scan");
+}
+
 // A model of one layer with every kind of instruction, over two sequences.
 void run_graph(Results& results, int64_t tokens) {
     constexpr int64_t kDim = 52, kHeads = 3, kHead = 20, kQ = kHeads * kHead, kFfn = 36, kVocabulary = 7;
@@ -214,13 +255,13 @@ void run_graph(Results& results, int64_t tokens) {
     bitnet::Matrix scaled = matrix(in, 3 * kQ, kDim);
     scaled.factors = bias.get(), scaled.n_factors = 3 * kQ;
     graph.embed(x, matrix(table, kVocabulary, kDim), 2.0f);
-    graph.norm(h, x, norm.get(), kDim, 1e-5f);
+    graph.norm(h, x, norm.get(), kDim, 2, 1e-5f);
     graph.linear(h, {qkv}, {scaled}, {bias.get()});
     graph.split(qkv, {q, k, v}, 1);
     graph.center(v, v);
     graph.transpose(mixed, v, 3, kQ / 3 / 4);
     graph.transpose(v, mixed, kQ / 3 / 4, 3);
-    graph.norm(q, q, head_norm.get(), kHead, 1e-5f);
+    graph.norm(q, q, head_norm.get(), kHead, 1, 1e-5f);
     graph.rotate(q, rotation, kHead);
     graph.rotate(k, rotation, kHead);
     graph.attend(mixed, q, k, v, keys_and_values, 0, 0.2f, 30.0f, bias.get());
@@ -251,7 +292,7 @@ void run_rows(Results& results, int64_t rows, int64_t cols) {
     add("rms_norm");
     for (const bitnet::Gate kind : {bitnet::Gate::silu, bitnet::Gate::gelu_tanh, bitnet::Gate::relu2,
                                     bitnet::Gate::relu, bitnet::Gate::sigmoid, bitnet::Gate::silu_clamped,
-                                    bitnet::Gate::swiglu_oai}) {
+                                    bitnet::Gate::swiglu_oai, bitnet::Gate::identity}) {
         kernels.gate(kind, x.get(), x.get(), rows * cols, out.get());
         add("gate");
     }
@@ -313,6 +354,7 @@ void run_level(Results& results) {
     }
     run_attention(results, 64, 1, 700, 0);
     for (const int64_t tokens : {1, 3, 70}) run_graph(results, tokens);
+    for (const int64_t dim : {32, 75}) run_states(results, 5, dim);
     run_rows(results, 1, 5);
     run_rows(results, 33, 579);
     run_exact_head(results, 37, 100);

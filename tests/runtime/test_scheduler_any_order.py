@@ -23,6 +23,7 @@ def _model():
     machines = {
         AnyOrder: tiny("llama"),
         AnyOrderOfStates: tiny("qwen35"),
+        AnyOrderOfConvolutions: tiny("lfm2"),
         AnyOrderOfDrafts: drafting,
     }
     for machine, checkpoint in machines.items():
@@ -124,6 +125,10 @@ class AnyOrderOfStates(AnyOrder):
     """The same with layers whose state returns to chosen lengths only."""
 
 
+class AnyOrderOfConvolutions(AnyOrder):
+    """The same with states that are the inputs of convolutions alone."""
+
+
 class AnyOrderOfDrafts(AnyOrder):
     """The same with states, and a block of the model that drafts whenever it may."""
 
@@ -141,6 +146,8 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestAnyOrderOfStates = AnyOrderOfStates.TestCase
 TestAnyOrderOfStates.settings = TestAnyOrder.settings
+TestAnyOrderOfConvolutions = AnyOrderOfConvolutions.TestCase
+TestAnyOrderOfConvolutions.settings = TestAnyOrder.settings
 TestAnyOrderOfDrafts = AnyOrderOfDrafts.TestCase
 TestAnyOrderOfDrafts.settings = TestAnyOrder.settings
 TestAnyOrderOfADraftModel = AnyOrderOfADraftModel.TestCase

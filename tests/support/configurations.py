@@ -221,6 +221,23 @@ def _delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     return own | widths | draw(_optional(attention_bias=_BIAS, layer_types=types))
 
 
+def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.sampled_from(["conv", "full_attention"])
+    return st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3])}),
+        _optional(
+            block_auto_adjust_ff_dim=st.booleans(),
+            block_ffn_dim_multiplier=st.sampled_from([None, 1.0, 1.3]),
+            block_multiple_of=st.sampled_from([1, 32]),
+            conv_L_cache=st.integers(2, 5),
+            conv_bias=_BIAS,
+            full_attn_idxs=st.lists(st.integers(0, layers), max_size=layers),
+            layer_types=st.lists(kinds, min_size=layers, max_size=layers),
+        ),
+    )
+
+
 _TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
 _HEAD_DIM_NEEDED = (
     *(
@@ -308,6 +325,7 @@ _OWN = {
     ),
     "HunYuanDenseV1": lambda _layers: _optional(attention_bias=_BIAS),
     "Helium": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
+    "Lfm2": _short_convolutions,
     "Llama": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
     "MiniCPM": lambda _layers: st.fixed_dictionaries(
         {

@@ -59,7 +59,7 @@ FAMILIES = (
 )
 
 #: Families with states of fixed size in some of their layers.
-HYBRIDS = ("qwen35",)
+HYBRIDS = ("lfm2", "qwen35")
 DELTA_NET = {
     "full_attention_interval": 2,
     "rope.dimension_count": 16,
@@ -75,6 +75,9 @@ def metadata(architecture, **more):
     keys = KEYS | more
     if architecture == "qwen35":
         keys = DELTA_NET | keys
+    if architecture == "lfm2":
+        kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
+        keys |= {"attention.head_count_kv": kv_heads, "shortconv.l_cache": 3}
     if architecture == "cohere2":
         keys = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5} | keys
     if architecture == "minicpm":

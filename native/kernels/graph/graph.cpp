@@ -78,11 +78,12 @@ void Graph::embed(int out, const Matrix& table, float scale) {
         [=] { count_call(Op::embed, table.type); });
 }
 
-void Graph::norm(int out, int x, const float* weight, int64_t group, float eps) {
+void Graph::norm(int out, int x, const float* weight, int64_t size, int64_t parts, float eps) {
+    const int64_t group = size / parts;
     add_row(
         [=](int64_t row) {
             for (int64_t i = 0; i < width(x); i += group)
-                active().rms_norm(at(x, row) + i, weight, group, eps, at(out, row) + i);
+                active().rms_norm(at(x, row) + i, weight + i % size, group, eps, at(out, row) + i);
         },
         [] { count_call(Op::rms_norm); });
 }
@@ -201,13 +202,14 @@ void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, fl
     });
 }
 
-void Graph::convolve(int out, int x, const float* weight, int64_t kernel, int64_t offset) {
+void Graph::convolve(int out, int x, const float* weight, const float* bias, int64_t kernel, bool silu, int64_t offset) {
     add_whole([=] {
         count_call(Op::convolve);
         int64_t row = 0;
         for (const Segment& segment : *pass_->segments) {
             ConvolveArgs a;
-            a.x = at(x, row), a.out = at(out, row), a.weight = weight, a.state = segment.state + offset;
+            a.x = at(x, row), a.out = at(out, row), a.weight = weight, a.bias = bias, a.state = segment.state + offset;
+            a.silu = silu;
             a.tokens = segment.count, a.channels = width(x), a.width = kernel;
             Split(a.channels, kLineFloats, a.tokens * a.channels < kSerialWork).run([&](int64_t c0, int64_t c1) {
                 active().convolve(a, c0, c1);
@@ -234,6 +236,26 @@ void Graph::delta(const Delta& its) {
         }
         parallel_for(int64_t(all.size()) * its.heads,
                      [&](int64_t i) { active().delta_rule(all[size_t(i / its.heads)], i % its.heads); });
+    });
+}
+
+void Graph::scan(const Scan& its) {
+    add_whole([=] {
+        count_call(Op::selective_scan);
+        std::vector<ScanArgs> all;
+        int64_t row = 0;
+        for (const Segment& segment : *pass_->segments) {
+            ScanArgs a;
+            a.x = at(its.x, row), a.b = at(its.b, row), a.c = at(its.c, row), a.dt = at(its.dt, row);
+            a.out = at(its.out, row), a.a = its.a, a.bias = its.bias, a.skip = its.skip;
+            a.state = segment.state + its.offset, a.tokens = segment.count;
+            a.heads = its.heads, a.head_dim = width(its.x) / its.heads;
+            a.groups = its.groups, a.state_size = width(its.b) / its.groups;
+            all.push_back(a);
+            row += segment.count;
+        }
+        parallel_for(int64_t(all.size()) * its.heads,
+                     [&](int64_t i) { active().selective_scan(all[size_t(i / its.heads)], i % its.heads); });
     });
 }
 

@@ -50,7 +50,8 @@ public:
     // The program, in order. Weights must outlive the graph.
     int add_rotation(int64_t pairs, bool half);  // before all others
     void embed(int out, const Matrix& table, float scale);
-    void norm(int out, int x, const float* weight, int64_t group, float eps);
+    // *weight*, of *size* numbers, in *parts*: each is that of every group as wide.
+    void norm(int out, int x, const float* weight, int64_t size, int64_t parts, float eps);
     void center(int out, int x);  // out = x - mean(x)
     void linear(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                 const std::vector<const float*>& biases);
@@ -63,8 +64,8 @@ public:
     // Keys and values are the *place*-th of the pages of *table*.
     // *sinks*: a score per head of one more key, whose value is 0; null: none.
     void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap, const float* sinks);
-    // Linear attention, whose state begins at *offset* in that of a segment; see ops/delta.hpp.
-    void convolve(int out, int x, const float* weight, int64_t width, int64_t offset);
+    // Layers whose state begins at *offset* in that of a segment; see ops/delta.hpp. *bias* may be null.
+    void convolve(int out, int x, const float* weight, const float* bias, int64_t width, bool silu, int64_t offset);
     struct Delta {
         int out, q, k, v, alpha, beta;
         const float *a, *dt;
@@ -72,6 +73,12 @@ public:
         bool grouped;
     };
     void delta(const Delta& its);
+    struct Scan {
+        int out, x, b, c, dt;
+        const float *a, *bias, *skip;
+        int64_t heads, groups, offset;
+    };
+    void scan(const Scan& its);
     void gate(int out, int gate, int up, Gate kind);
     // out = H(signs * x), or signs * H(x) where it is the *inverse*: Walsh and Hadamard's transform of each *block*
     // columns, in natural order, over the root of their number.

@@ -134,7 +134,7 @@ inline int64_t attend_scratch(int64_t rows, int64_t dim) {
     return rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows, dim);
 }
 
-enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid, silu_clamped, swiglu_oai };
+enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid, silu_clamped, swiglu_oai, identity };
 
 struct RopeArgs {
     const float* x = nullptr;               // (tokens, heads, head_dim)
@@ -148,7 +148,7 @@ enum class TernarySource : int;  // ternary/layout.hpp
 
 // The operations on rows of floats, members of Kernels: plain loops that every instruction set compiles for itself
 // (ops/float_ops.hpp, ops/attention.hpp). They are counted by these names.
-#define BITNET_ROW_OPS(op) op(rms_norm) op(rope) op(gate) op(softcap) op(convolve) op(delta_rule)
+#define BITNET_ROW_OPS(op) op(rms_norm) op(rope) op(gate) op(softcap) op(convolve) op(delta_rule) op(selective_scan)
 
 struct Kernels {
     const char* name;
@@ -171,6 +171,9 @@ struct Kernels {
     // State S of one head, for each position: S *= e^(a softplus(alpha + dt)); S += k (sigmoid(beta) (v - S^T k))^T;
     // out = S^T q / sqrt(key_dim), with q and k of length one.
     void (*delta_rule)(const DeltaArgs&, int64_t head);
+    // State S of one head, for each position, with s = softplus(dt + bias): S = e^(a s) S + b (s x)^T;
+    // out = S^T c + skip x.
+    void (*selective_scan)(const ScanArgs&, int64_t head);
     // Queries [t0, t1) of the heads that share one kv head, over the keys of splits [first, last) of
     // kSplitPages pages; *partial* as PartialAttention lays it out, *scratch* of attend_scratch floats, 64-aligned.
     void (*attend)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last,

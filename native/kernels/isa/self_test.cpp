@@ -296,7 +296,7 @@ bool row_ops_agree(const Kernels& k) {
     k.rms_norm(x.data(), w.data(), kCols, 1e-5f, got.data());
     if (!close(got, expected, false)) return false;
     for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid,
-                            Gate::silu_clamped, Gate::swiglu_oai}) {
+                            Gate::silu_clamped, Gate::swiglu_oai, Gate::identity}) {
         s.gate(kind, x.data(), w.data(), kCols, expected.data());
         k.gate(kind, x.data(), w.data(), kCols, got.data());
         if (!close(got, expected, false)) return false;
@@ -330,11 +330,20 @@ bool states_agree(const Kernels& k) {
         ConvolveArgs c;
         c.x = x.data(), c.weight = weight.data(), c.state = before.data(), c.out = mixed.data();
         c.tokens = kTokens, c.channels = kChannels, c.width = kWidth;
+        const auto add = [&, &result = results[each == &k]] {
+            for (const auto* part : {&out, &state, &mixed, &before}) result.insert(result.end(), part->begin(), part->end());
+        };
+        c.silu = true;
         each->convolve(c, 0, kChannels);
-        for (const auto* part : {&out, &state, &mixed, &before}) {
-            auto& result = results[each == &k];
-            result.insert(result.end(), part->begin(), part->end());
-        }
+        add();
+        c.silu = false, c.bias = x.data();
+        each->convolve(c, 0, kChannels);
+        ScanArgs s;
+        s.x = v.data(), s.b = q.data(), s.c = key.data(), s.dt = alpha.data(), s.a = s.bias = s.skip = a.data();
+        s.state = state.data(), s.out = out.data(), s.tokens = kTokens, s.heads = kHeads, s.head_dim = kValues;
+        s.groups = 1, s.state_size = kKeys;
+        for (int64_t head = 0; head < kHeads; ++head) each->selective_scan(s, head);
+        add();
     }
     return results[0] == results[1] || &k == &scalar_kernels();
 }
@@ -437,7 +446,8 @@ std::vector<std::string> self_test() {
     check(exact_head_agrees(chosen.exact_head), "exact head", &Kernels::exact_head);
     check(row_ops_agree(chosen), "rms_norm, gate and softcap", &Kernels::rms_norm, &Kernels::gate, &Kernels::softcap);
     check(rope_agrees(chosen), "rope", &Kernels::rope);
-    check(states_agree(chosen), "convolve and delta_rule", &Kernels::convolve, &Kernels::delta_rule);
+    check(states_agree(chosen), "convolve, delta_rule and selective_scan", &Kernels::convolve, &Kernels::delta_rule,
+          &Kernels::selective_scan);
     check(packing_agrees(chosen), "packing of ternary weights", &Kernels::pack_two_bits, &Kernels::make_dense);
     check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary,
           &Kernels::quantize_runs);

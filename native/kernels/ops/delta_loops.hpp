@@ -12,7 +12,7 @@
 namespace bitnet {
 namespace {
 
-constexpr int kDeltaColumns = 32;
+constexpr int kStateColumns = 32;
 constexpr double kLeastLength = 1e-6;  // added to squared lengths, as in the models' training
 
 // *x* over its length and times *scale*, (key_dim).
@@ -32,15 +32,25 @@ inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); 
     };
     for (int64_t t = 0; t < a.tokens; ++t) {
         float* __restrict out = a.out + t * a.channels;
-        std::memset(out + c0, 0, size_t(c1 - c0) * sizeof(float));
+        if (a.bias) std::memcpy(out + c0, a.bias + c0, size_t(c1 - c0) * sizeof(float));
+        else std::memset(out + c0, 0, size_t(c1 - c0) * sizeof(float));
         for (int64_t j = 0; j < a.width; ++j) {
             const float* __restrict x = input(t + j);
             for (int64_t c = c0; c < c1; ++c) out[c] += a.weight[c * a.width + j] * x[c];
         }
-        for (int64_t c = c0; c < c1; ++c) out[c] = out[c] / (1.0f + exp_fast(-out[c]));
+        if (a.silu)
+            for (int64_t c = c0; c < c1; ++c) out[c] = out[c] / (1.0f + exp_fast(-out[c]));
     }
     for (int64_t t = 0; t < before; ++t)
         std::memmove(a.state + t * a.channels + c0, input(a.tokens + t) + c0, size_t(c1 - c0) * sizeof(float));
+}
+
+// f(count, j) for the columns j to j + count of *all*: *count* is a type, mostly of kStateColumns.
+template <class F>
+void each_columns(int64_t all, const F& f) {
+    int64_t j = 0;
+    for (; j + kStateColumns <= all; j += kStateColumns) f(std::integral_constant<int, kStateColumns>(), j);
+    for (; j < all; ++j) f(std::integral_constant<int, 1>(), j);
 }
 
 // Columns j to j + N of the matrix of one head, which stay in the nearest cache between its two uses.
@@ -79,12 +89,39 @@ void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const f
         const double step = softplus(double(args.alpha[t * args.heads + head]) + double(args.dt[head]));
         const float decay = float(std::exp(double(args.a[head]) * step));
         const float rate = float(1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head]))));
-        const auto columns = [&](auto count, int64_t j) {
+        each_columns(dv, [&](auto count, int64_t j) {
             delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay, rate, args.out + value + j);
-        };
-        int64_t j = 0;
-        for (; j + kDeltaColumns <= dv; j += kDeltaColumns) columns(std::integral_constant<int, kDeltaColumns>(), j);
-        for (; j < dv; ++j) columns(std::integral_constant<int, 1>(), j);
+        });
+    }
+}
+
+// Columns j to j + N of the state of one head.
+template <int N>
+void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const float* b, const float* c, float decay,
+                  float step, float skip, float* out) {
+    float written[N], sum[N] = {};
+    for (int j = 0; j < N; ++j) written[j] = step * x[j];
+    for (int64_t i = 0; i < size; ++i) {
+        float* __restrict row = state + i * dim;
+        for (int j = 0; j < N; ++j) {
+            row[j] = row[j] * decay + b[i] * written[j];
+            sum[j] += row[j] * c[i];
+        }
+    }
+    for (int j = 0; j < N; ++j) out[j] = sum[j] + skip * x[j];
+}
+
+[[maybe_unused]] void selective_scan(const ScanArgs& args, int64_t head) {
+    const int64_t dim = args.head_dim, size = args.state_size, group = head / (args.heads / args.groups);
+    float* state = args.state + head * size * dim;
+    for (int64_t t = 0; t < args.tokens; ++t) {
+        const int64_t value = (t * args.heads + head) * dim, key = (t * args.groups + group) * size;
+        const double step = softplus(double(args.dt[t * args.heads + head]) + double(args.bias[head]));
+        const float decay = float(std::exp(double(args.a[head]) * step));
+        each_columns(dim, [&](auto count, int64_t j) {
+            scan_columns<count.value>(state + j, size, dim, args.x + value + j, args.b + key, args.c + key, decay,
+                                      float(step), args.skip[head], args.out + value + j);
+        });
     }
 }
 

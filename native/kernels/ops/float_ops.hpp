@@ -198,6 +198,8 @@ inline void gate(Gate kind, const float* __restrict g, const float* __restrict u
         }
     } else if (kind == Gate::relu) {
         for (int64_t i = 0; i < n; ++i) out[i] = (g[i] < 0.0f ? 0.0f : g[i]) * up[i];
+    } else if (kind == Gate::identity) {
+        for (int64_t i = 0; i < n; ++i) out[i] = g[i] * up[i];
     } else if (kind == Gate::sigmoid) {
         for (int64_t i = 0; i < n; ++i) out[i] = up[i] / (1.0f + exp_fast(-g[i]));
     } else {

@@ -1,0 +1,139 @@
+"""LFM2 and LFM2.5, dense: gated short convolutions, with attention in some layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.families.blocks import Branch, FeedForward, ShortConvolution
+from bitnet.families.dense import attention, model_of, per_layer, sizes
+from bitnet.families.family import Family, LlamaCppSupport, register
+from bitnet.families.rules import neutral, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.keys import Keys
+
+CONVOLUTION = ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")
+
+
+def _decoder(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    convolution = ShortConvolution(its.dim, keys.integer("shortconv.l_cache"))
+    network = FeedForward(its.ffn)
+    kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
+    blocks = (
+        (
+            Branch(
+                "attn_norm",
+                (
+                    attention(keys, its.dim, kv_heads=heads, qk_norm="head")
+                    if heads
+                    else convolution,
+                ),
+            ),
+            Branch("ffn_norm", (network,)),
+        )
+        for heads in kv_heads
+    )
+    return model_of(keys, its, blocks, final_norm="token_embd_norm")
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    layers, kinds = config["num_hidden_layers"], config.get("layer_types")
+    if kinds is None:
+        full = config.get("full_attn_idxs")
+        full = range(layers) if full is None else full
+        kinds = ["full_attention" if layer in full else "conv" for layer in range(layers)]
+    heads = {"full_attention": config["num_key_value_heads"], "conv": 0}
+    if len(kinds) != layers:
+        raise ValueError("layer_types for another number of layers")
+    return {
+        "attention.head_count_kv": [heads[kind] for kind in kinds],
+        "feed_forward_length": _width(config),
+        "shortconv.l_cache": config["conv_L_cache"],
+    }
+
+
+def _width(config: Mapping[str, Any]) -> int:
+    """Width inside the feed-forward network, which transformers rounds to a multiple."""
+    width, factor = config["intermediate_size"], config["block_ffn_dim_multiplier"]
+    if not config["block_auto_adjust_ff_dim"]:
+        return int(width)
+    width = int(2 * width / 3)
+    if factor is None:
+        return width
+    multiple = config["block_multiple_of"]
+    return int(-(-int(factor * width) // multiple) * multiple)
+
+
+register(
+    Family(
+        title="LFM2 and LFM2.5, dense",
+        architecture="lfm2",
+        model_types=("lfm2",),
+        activation="silu",
+        aliases={
+            "block_ff_dim": "intermediate_size",
+            "norm_eps": "rms_norm_eps",
+            "tie_embedding": "tie_word_embeddings",
+        },
+        defaults={
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "conv_L_cache": 3,
+            "max_position_embeddings": 128000,
+            "norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+        },
+        config_keys={
+            "block_auto_adjust_ff_dim": read("two thirds of `intermediate_size`, rounded, count"),
+            "block_ff_dim": read("other name of `intermediate_size`"),
+            "block_ffn_dim_multiplier": read("factor on these two thirds"),
+            "block_multiple_of": read("what they are rounded up to a multiple of"),
+            "conv_L_cache": read("positions of a convolution"),
+            "conv_bias": read("biases of convolutions and of their projections"),
+            "full_attn_idxs": read("which layers have attention, without `layer_types`"),
+            "layer_types": read("which layers have attention, which a convolution"),
+            "norm_eps": read("epsilon of every norm"),
+            "tie_embedding": read("other name of `tie_word_embeddings`"),
+        },
+        gguf_keys={
+            "attention.causal": neutral(True, note="convolutions look back only"),
+            "attention.head_count_kv": read("key and value heads; 0: a layer with a convolution"),
+            "attention.sliding_window": neutral(0),
+            "shortconv.l_cache": read("positions of a convolution"),
+        },
+        tensors={
+            "embedding_norm": "token_embd_norm",
+            "operator_norm": "attn_norm",
+            "ffn_norm": "ffn_norm",
+            "self_attn.out_proj": "attn_output",
+            "self_attn.q_layernorm": "attn_q_norm",
+            "self_attn.k_layernorm": "attn_k_norm",
+            "conv.in_proj": "shortconv.in_proj",
+            "conv.conv": "shortconv.conv",
+            "conv.out_proj": "shortconv.out_proj",
+            "feed_forward.w1": "ffn_gate",
+            "feed_forward.w2": "ffn_down",
+            "feed_forward.w3": "ffn_up",
+        },
+        values={"shortconv.conv.weight": partial(np.squeeze, axis=1)},
+        biases={"conv_bias": CONVOLUTION},
+        llama_cpp=LlamaCppSupport(
+            tensors=("output.weight",),
+            ignores=(),
+            whole_width=True,
+            needs=frozenset({"attention", "state"}),
+        ),
+        translate=_translate,
+        decoder=_decoder,
+    )
+)
