@@ -48,6 +48,17 @@ def selective_scan(
     state: NDArray[numpy.float32],
     out: NDArray[numpy.float32],
 ) -> None: ...
+def route(
+    logits: NDArray[numpy.float32],
+    bias: NDArray[numpy.float32] | None,
+    gating: int,
+    groups: int,
+    groups_used: int,
+    renormalised: bool,
+    scale: float,
+    experts: NDArray[numpy.float32],
+    weights: NDArray[numpy.float32],
+) -> None: ...
 
 class Graph:
     def __init__(self) -> None: ...
@@ -129,6 +140,28 @@ class Graph:
         sinks: NDArray[numpy.float32] | None = None,
     ) -> None: ...
     def gate(self, out: int, gate: int, up: int, kind: int) -> None: ...
+    def route(
+        self,
+        experts: int,
+        weights: int,
+        logits: int,
+        bias: NDArray[numpy.float32] | None,
+        gating: int,
+        groups: int,
+        groups_used: int,
+        renormalised: bool,
+        scale: float,
+    ) -> None: ...
+    def expert_linear(
+        self,
+        x: int,
+        experts: int,
+        outs: Sequence[int],
+        matrices: list[tuple[object, ...]],
+        biases: Sequence[NDArray[numpy.float32] | None],
+        apart: bool,
+    ) -> None: ...
+    def combine(self, out: int, x: int, weights: int) -> None: ...
     def hadamard(
         self, out: int, x: int, signs: NDArray[numpy.float32], block: int, inverse: bool
     ) -> None: ...

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.families.mixture import Experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -305,7 +306,7 @@ class Mamba2:
         yield max(sizes) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} heads or rows"
 
 
-Mixer: TypeAlias = Attention | DeltaNet | FeedForward | Mamba2 | ShortConvolution
+Mixer: TypeAlias = Attention | DeltaNet | Experts | FeedForward | Mamba2 | ShortConvolution
 
 
 @dataclass(frozen=True, eq=False)

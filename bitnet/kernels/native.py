@@ -18,6 +18,7 @@ from bitnet import native
 from bitnet.base import settings
 from bitnet.base.cores import thread_count, usable_cores
 from bitnet.base.errors import Unsupported
+from bitnet.kernels.expert_instructions import GATINGS
 from bitnet.kernels.instructions import GATES
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import pages_of
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.keys import RopeStyle
+    from bitnet.families.mixture import Routing
     from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 
@@ -237,6 +239,21 @@ class NativeOps(Ops):
         if state is not out_state:
             out_state[:] = state
         return out
+
+    def route(self, logits: Array, bias: Any | None, routing: Routing) -> tuple[Array, Array]:
+        experts, weights = np.empty((2, len(logits), routing.used), dtype=np.float32)
+        self._native.route(
+            _floats(logits),
+            bias,
+            GATINGS[routing.gating],
+            routing.groups,
+            routing.groups_used,
+            routing.renormalised,
+            routing.scale,
+            experts,
+            weights,
+        )
+        return experts, weights
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
         gate, up = _floats(gate), _floats(up)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.keys import RopeStyle
+    from bitnet.families.mixture import Routing
     from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 
@@ -202,6 +203,16 @@ class Ops(ABC):
             bias: as *a*.
             skip: as *a*.
             out_state: the states, ``(heads, state_size, head_dim)``, which are updated.
+        """
+
+    @abstractmethod
+    def route(self, logits: Array, bias: Prepared | None, routing: Routing) -> tuple[Array, Array]:
+        """Numbers of the experts of each token, best first, and their weights: ``(T, used)``.
+
+        Args:
+            logits: of the router, ``(T, experts)``.
+            bias: added to the scores for the choice alone, ``(experts,)``.
+            routing: the rule.
         """
 
     @abstractmethod

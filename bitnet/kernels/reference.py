@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.families.keys import RopeStyle
+    from bitnet.families.mixture import Routing
     from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 
@@ -36,6 +37,7 @@ _CHUNK = 1 << 18  # codes turned into floats at a time: they stay in the process
 # every other product, which takes a hundred times as long as the product on a busy machine.
 _FEW_TOKENS = 32
 _PIECE = 8192  # weights; times _FEW_TOKENS 2**18
+LEAST_SUM = 2.0**-14  # of weights that are divided by it, as in llama.cpp
 _calls: Counter[str] = Counter()
 
 
@@ -228,6 +230,22 @@ class ReferenceOps(Ops):
         out_state[:] = state
         return out
 
+    def route(self, logits: Array, bias: Any | None, routing: Routing) -> tuple[Array, Array]:
+        _calls["route/numpy"] += 1
+        scores = _GATINGS[routing.gating](logits)
+        choice = scores if bias is None else scores + bias
+        if routing.groups > 1:
+            choice = _only_best_groups(choice, routing)
+        # A stable order: of equal scores the lower number is first.
+        experts = np.argsort(-choice, axis=1, kind="stable")[:, : routing.used]
+        weights = np.take_along_axis(scores, experts, axis=1)
+        if routing.gating == "softmax_chosen":
+            weights = _softmax(weights)
+        if routing.renormalised:
+            sums = weights.sum(axis=1, keepdims=True)
+            weights = weights / np.maximum(sums, self.dtype.type(LEAST_SUM))
+        return experts.astype(self.dtype), weights * self.dtype.type(routing.scale)
+
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
         _calls["gate/numpy"] += 1
         if activation in _CLAMPED:
@@ -293,6 +311,23 @@ def _tile_heads(repeats: int) -> Callable[..., Array]:
     return lambda x, axis: np.concatenate([x] * repeats, axis=axis)
 
 
+def _only_best_groups(scores: Array, routing: Routing) -> Array:
+    """*scores*, with minus infinity outside of each token's best groups."""
+    groups = scores.reshape(len(scores), routing.groups, -1)
+    of_group = np.sort(groups, axis=2)[..., -2:].sum(axis=2)  # (T, groups)
+    best = np.argsort(-of_group, axis=1, kind="stable")[:, : routing.groups_used]
+    masked = np.full_like(groups, -np.inf)
+    np.put_along_axis(
+        masked, best[..., None], np.take_along_axis(groups, best[..., None], axis=1), axis=1
+    )
+    return masked.reshape(scores.shape)
+
+
+def _softmax(x: Array) -> Array:
+    weights: Array = np.exp(x - x.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 def _silu(x: Array) -> Array:
     # exp of a large negative x overflows to inf, and x / inf is the right 0.
     with np.errstate(over="ignore"):
@@ -322,6 +357,11 @@ def _identity(x: Array) -> Array:
     return x
 
 
+_GATINGS: dict[str, Callable[[Array], Array]] = {
+    "softmax": _softmax,
+    "softmax_chosen": lambda logits: logits,
+    "sigmoid": _sigmoid,
+}
 _ACTIVATIONS = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.models.hidden_program import Layout
+    from bitnet.models.layout import Layout
+    from bitnet.quants.weight import Weight
 
 __all__ = ["bind", "differences"]
 
@@ -60,11 +61,10 @@ def bind(
     for name, weight in checkpoint.weights.items():
         if name in _READ_ELSEWHERE or name.endswith(".scale") or name.startswith(expected.left_out):
             continue
-        scale = checkpoint.numbers(name.removesuffix("weight") + "scale", (1,))
-        if scale is not None and name.endswith(".weight"):
-            weight = replace(weight, scale=weight.scale * float(scale[0]))
         if name in expected.scales:
             weight = replace(weight, scale=weight.scale * expected.scales[name])
+        if expected.required.get(name) == (1, *weight.shape):  # a matrix of one row, as a vector
+            weight = replace(weight, shape=(1, *weight.shape))
         if name in expected.vectors:
             weight = registry.quantize(
                 name, registry.dequantize(weight).reshape(-1), types.by_id(0)
@@ -72,8 +72,23 @@ def bind(
         looked_up = name in by_row or (
             name == "token_embd.weight" and "output.weight" in checkpoint.weights
         )
-        prepared[name] = ops.prepare(weight, looked_up=looked_up)
+        matrices = [
+            ops.prepare(it, looked_up=looked_up) for it in _scale_matrices(checkpoint, weight)
+        ]
+        prepared[name] = tuple(matrices) if len(weight.shape) == 3 else matrices[0]
     return prepared
+
+
+def _scale_matrices(checkpoint: Checkpoint, weight: Weight) -> Iterator[Weight]:
+    """The matrices of *weight*, or itself, times the scales that are tensors of their own."""
+    matrices = weight.matrices()
+    scales = None
+    if weight.name.endswith(".weight"):
+        name = f"{weight.name.removesuffix('weight')}scale"
+        scales = checkpoint.numbers(name, (len(matrices),))
+    for at, matrix in enumerate(matrices):
+        factor = 1.0 if scales is None else float(scales[at])
+        yield replace(matrix, scale=matrix.scale * factor)
 
 
 def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
@@ -91,5 +106,5 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
         if its_shape is None:
             if name not in _READ_ELSEWHERE and not name.startswith(expected.left_out):
                 yield f"{name} {weight.shape} is unexpected"
-        elif weight.shape != its_shape:
+        elif weight.shape != its_shape and (1, *weight.shape) != its_shape:
             yield f"{name} has shape {weight.shape}, expected {its_shape}"

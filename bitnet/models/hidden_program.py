@@ -18,6 +18,8 @@ from bitnet.families.blocks import (
     Mixer,
     ShortConvolution,
 )
+from bitnet.families.mixture import Experts, Routing
+from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.instructions import (
     Add,
     Attend,
@@ -38,32 +40,14 @@ from bitnet.kernels.instructions import (
 )
 from bitnet.kernels.program import Instruction, Program, Register
 from bitnet.kernels.state_instructions import Convolve, DeltaRule, SelectiveScan
+from bitnet.models.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container
 
     from bitnet.families.blocks import Branch, ModelConfig
 
-__all__ = ["Layout", "hidden_program", "layout"]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Tensors of a decoder, by GGUF name.
-
-    Attributes:
-        required: shapes of those it must have.
-        optional: shapes of those it may have.
-        vectors: names of matrices that are used number by number, not in products.
-        scales: factors on matrices, where they are not one.
-        left_out: beginnings of the names of tensors that are not read.
-    """
-
-    required: Mapping[str, tuple[int, ...]]
-    optional: Mapping[str, tuple[int, ...]]
-    scales: Mapping[str, float]
-    vectors: Container[str]
-    left_out: tuple[str, ...]
+__all__ = ["hidden_program", "layout"]
 
 
 def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
@@ -146,7 +130,7 @@ class _Writer:
         h = self._norm(self.x, branch.norm, out="h") if branch.norm else self.x  # (T, dim)
         for place, mixer in enumerate(branch.mixers):
             later = (h,) if place + 1 < len(branch.mixers) else ()
-            name = "ffn" if isinstance(mixer, FeedForward) else "attn"
+            name = "ffn" if isinstance(mixer, FeedForward | Experts) else "attn"
             self._mark(f"{name}_norm", h)
             y = self._mix(mixer, h, later, branch.scale)  # (T, dim)
             if branch.post_norm:
@@ -166,6 +150,8 @@ class _Writer:
             return self._short_convolution(mixer, h, out, later, scale)
         if isinstance(mixer, Mamba2):
             return self._mamba2(mixer, h, out, later, scale)
+        if isinstance(mixer, Experts):
+            return self._experts(mixer, h, out, scale)
         return self._feed_forward(mixer, h, out, scale)
 
     def _attention(
@@ -314,16 +300,96 @@ class _Writer:
         self.optional[bias] = (x.width,)
         self._do(Convolve(out, x, weight, bias if bias in self.tensors else "", self._cache, silu))
 
-    def _feed_forward(self, its: FeedForward, h: Register, out: Register, scale: float) -> Register:
+    def _experts(self, its: Experts, h: Register, out: Register, scale: float) -> Register:
+        used = its.routing.used
+        chosen, weights = self._route(its, h)  # (T, K), twice
+        gate, up, act = (Register(name, used * its.width) for name in ("gate", "up", "act"))
+        if its.fused:
+            both = Register("gate_up", 2 * used * its.width)  # (T, K 2 F)
+            self._expert_linear((both,), h, chosen, ("ffn_gate_up_exps",), its)
+            self._do(Split((gate, up), both, used))
+        elif its.gated:
+            names = ("ffn_gate_exps", "ffn_up_exps")
+            self._expert_linear((gate, up), h, chosen, names, its)  # (T, K F), twice
+        else:
+            self._expert_linear((up,), h, chosen, ("ffn_up_exps",), its)
+        self._do(Gate(act, gate if its.gated else up, up, its.activation))
+        down = Register("expert_out", used * self.decoder.dim)  # (T, K dim)
+        self._expert_linear((down,), act, chosen, ("ffn_down_exps",), its, scale=scale)
+        mixed = Register("moe", self.decoder.dim) if its.shared else out
+        self._do(Combine(mixed, down, weights))  # (T, dim)
+        self._mark("ffn_moe_out", mixed)
+        if its.shared:
+            self._add_shared_expert(its, h, out, scale)
+            self._do(Add(out, mixed))
+        return out
+
+    def _route(self, its: Experts, h: Register) -> tuple[Register, Register]:
+        rule = its.routing
+        logits = Register("logits", rule.count)
+        self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
+        self._mark("ffn_moe_logits", logits)
+        bias = self._vector("exp_probs_b.bias", (rule.count,)) if rule.corrected else ""
+        chosen, weights = Register("chosen", rule.used), Register("weights", rule.used)
+        self._do(Route(chosen, weights, logits, bias, rule))
+        self._mark("ffn_moe_topk", chosen)
+        last = "_softmax" if rule.gating == "softmax_chosen" else ""
+        last = "_scaled" if rule.scale != 1 else "_norm" if rule.renormalised else last
+        self._mark(f"ffn_moe_weights{last}", weights)
+        return chosen, weights
+
+    def _add_shared_expert(self, its: Experts, h: Register, out: Register, scale: float) -> None:
+        logit, only, weight = (Register(name, 1) for name in ("share", "chosen", "weights"))
+        if its.shared_gated:
+            self._linear((logit,), h, ("ffn_gate_inp_shexp",))
+        y = Register("shared", self.decoder.dim) if its.shared_gated else out
+        network = FeedForward(its.shared, its.activation, its.gated)
+        self._feed_forward(network, h, y, scale, end="_shexp")
+        if its.shared_gated:  # one of one expert: its weight is the sigmoid of the logit
+            self._do(Route(only, weight, logit, "", Routing(1, 1, "sigmoid", renormalised=False)))
+            self._do(Combine(out, y, weight))
+        self._mark("ffn_shexp", out)
+
+    def _expert_linear(
+        self,
+        outs: tuple[Register, ...],
+        x: Register,
+        experts: Register,
+        names: tuple[str, ...],
+        its: Experts,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """Products of *x*, or of a part of it for each of the *experts*."""
+        count, used = its.routing.count, its.routing.used
+        apart = x.name == "act"
+        biases = []
+        for out, name in zip(outs, names, strict=True):
+            name, rows = f"{self._block}{name}", out.width // used
+            columns = x.width // used if apart else x.width
+            self.required[f"{name}.weight"] = (count, rows, columns)
+            self.optional[f"{name}.scale"] = (count,)
+            if scale != 1:
+                self.scales[f"{name}.weight"] = self.scales[f"{name}.bias"] = scale
+            biases.append(f"{name}.bias" if its.biased else "")
+            if its.biased:
+                self.required[biases[-1]] = (count, rows)
+                self.vectors.add(biases[-1])
+        weights = tuple(f"{self._block}{name}.weight" for name in names)
+        self._do(ExpertLinear(outs, x, experts, weights, tuple(biases), apart))
+
+    def _feed_forward(
+        self, its: FeedForward, h: Register, out: Register, scale: float, end: str = ""
+    ) -> Register:
         gate, up, act = (Register(name, its.width) for name in ("gate", "up", "act"))  # (T, F)
         if its.fused:
             both = Register("gate_up", 2 * its.width)  # (T, 2 F)
-            self._linear((both,), h, ("ffn_up",))
+            self._linear((both,), h, (f"ffn_up{end}",))
             self._do(Split((gate, up), both))
         elif its.gated:
-            self._linear((gate, up), h, ("ffn_gate", "ffn_up"))
+            self._linear((gate, up), h, (f"ffn_gate{end}", f"ffn_up{end}"))
         else:
-            self._linear((up,), h, ("ffn_up",))
+            self._linear((up,), h, (f"ffn_up{end}",))
         if its.gated:
             self._mark("ffn_gate", gate)
         self._mark("ffn_up", up)
@@ -331,7 +397,7 @@ class _Writer:
         self._mark("ffn_act", act)
         if its.sub_norm:
             self._norm(act, "ffn_sub_norm")
-        self._linear((out,), act, ("ffn_down",), scale=scale)  # (T, dim)
+        self._linear((out,), act, (f"ffn_down{end}",), scale=scale)  # (T, dim)
         return out
 
     def _end_cache(self, *live: Register) -> None:

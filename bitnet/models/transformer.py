@@ -62,7 +62,7 @@ class Model:
         """
         self.config = config
         self.ops = ops
-        with expect_unchanged(weight.data for weight in checkpoint.weights.values()):
+        with expect_unchanged(it for weight in checkpoint.weights.values() for it in weight.views):
             self._bind(checkpoint, exact_head)
         program = hidden_program(config, self._weights)
         self._run = ops.compile(program, self._weights)
@@ -76,7 +76,12 @@ class Model:
         by_row = read_by_row(checkpoint, config, ops, exact_head)
         self._weights = bind(checkpoint, config, ops, by_row=by_row)
         self.head: Head = Head(checkpoint, config, ops, self._weights, exact_head)
-        read = [array for one in self._weights.values() for array in ops.reads(one)]
+        matrices = (
+            matrix
+            for one in self._weights.values()
+            for matrix in (one if isinstance(one, tuple) else (one,))
+        )
+        read = [array for matrix in matrices for array in ops.reads(matrix)]
         self._files = files_behind(read)
 
     def check_files(self) -> None:

@@ -162,6 +162,8 @@ def dequantize(weight: Weight) -> NDArray[np.float32]:
         Unsupported: the type has no decoder.
     """
     name = weight.quant.name
+    if weight.pieces or (name in _TERNARY and len(weight.shape) == 3):
+        return np.stack([dequantize(matrix) for matrix in weight.matrices()])
     if name in _TERNARY:
         return unpack_ternary(weight).dequantize()
     try:

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "ops/experts.hpp"
 #include "ops/ops.hpp"
 #include "system/float_mode.hpp"
 #include "bind/released.hpp"
@@ -36,6 +37,14 @@ inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weig
 inline Gate checked_gate(int kind) {
     require(kind >= 0 && kind <= int(Gate::identity), "unknown gate");
     return Gate(kind);
+}
+
+inline Routing checked_routing(int64_t count, int64_t used, int gating, int64_t groups, int64_t groups_used,
+                               bool renormalised, float scale) {
+    require(gating >= 0 && gating <= int(Gating::sigmoid) && std::isfinite(scale), "unknown gating, or no scale");
+    require(groups > 0 && count % groups == 0 && groups_used > 0 && groups_used <= groups, "groups of no sense");
+    require(used > 0 && used <= count / groups * groups_used, "fewer experts than are to be chosen");
+    return {count, used, groups, groups_used, Gating(gating), renormalised, scale};
 }
 
 inline void check_scores(float scale, float softcap) {

@@ -6,7 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
-#include <cmath>
+#include <map>
 #include <optional>
 
 #include "bind/arrays.hpp"
@@ -56,7 +56,7 @@ public:
     }
 
     void embed(int out, nb::object table, float scale) {
-        const Matrix m = matrix(table, out, -1);
+        const Matrix m = matrix(table, width(out), -1);
         vocabulary_ = m.rows;
         graph_.embed(out, m, scale);
     }
@@ -78,7 +78,7 @@ public:
         std::vector<Matrix> all;
         std::vector<const float*> bias;
         for (size_t i = 0; i < outs.size(); ++i) {
-            all.push_back(matrix(matrices[i], x, outs[i]));
+            all.push_back(matrix(matrices[i], width(x), width(outs[i])));
             require(!biases[i] || int64_t(biases[i]->size()) == width(outs[i]), "the bias has another width");
             bias.push_back(biases[i] ? keep(*biases[i]) : nullptr);
         }
@@ -172,6 +172,44 @@ public:
         graph_.gate(out, g, up, checked_gate(kind));
     }
 
+    void route(int experts, int weights, int logits, const std::optional<Floats>& bias, int gating, int64_t groups,
+               int64_t groups_used, bool renormalised, float scale) {
+        const int64_t used = width(experts);
+        const Routing its = checked_routing(width(logits), used, gating, groups, groups_used, renormalised, scale);
+        require(width(weights) == used && experts != weights, "a weight for each expert");
+        require(!bias || int64_t(bias->size()) == its.count, "a bias for each expert");
+        numbers_[experts] = its.count;
+        graph_.route(experts, weights, logits, bias ? keep(*bias) : nullptr, its);
+    }
+
+    void expert_linear(int x, int experts, const std::vector<int>& outs, nb::list matrices,
+                       const std::vector<std::optional<Floats>>& biases, bool apart) {
+        require(!outs.empty() && outs.size() == matrices.size() && outs.size() == biases.size(), "lists differ in length");
+        require(numbers_.count(experts) > 0, "no instruction chooses these experts");
+        const int64_t count = numbers_[experts], used = width(experts), parts = apart ? used : 1;
+        require(width(x) % parts == 0, "an input for each of a token's experts");
+        std::vector<std::vector<Matrix>> all;
+        std::vector<const float*> bias;
+        for (size_t i = 0; i < outs.size(); ++i) {
+            const int64_t rows = width(outs[i]) / used;
+            require(rows * used == width(outs[i]) && outs[i] != x, "a result for each of a token's experts");
+            all.emplace_back();
+            for (nb::handle source : nb::cast<nb::tuple>(matrices[i])) all.back().push_back(matrix(source, width(x) / parts, rows));
+            require(int64_t(all.back().size()) == count, "a matrix for each expert");
+            require(!biases[i] || int64_t(biases[i]->size()) == count * rows, "the bias has another width");
+            bias.push_back(biases[i] ? keep(*biases[i]) : nullptr);
+        }
+        for (const auto& experts_of_one : all)
+            for (const Matrix& m : experts_of_one)
+                require(share_input(m, experts_of_one[0]), "the experts of a layer need inputs of several forms");
+        graph_.expert_linear(x, experts, outs, all, bias, apart);
+    }
+
+    void combine(int out, int x, int weights) {
+        require(width(x) == width(out) * width(weights) && out != x, "a part for each weight");
+        graph_.combine(out, x, weights);
+    }
+
     void hadamard(int out, int x, const Floats& signs, int64_t block, bool inverse) {
         require(block > 0 && (block & (block - 1)) == 0 && width(x) % block == 0, "width is not a multiple of the block");
         require(width(out) == width(x) && int64_t(signs.size()) == width(x), "widths differ");
@@ -254,14 +292,14 @@ private:
         return array.data();
     }
 
-    // A packing.Matrix; *out* -1: an embedding, whose inputs go to register *x*.
-    Matrix matrix(nb::handle source, int x, int out) {
+    // A packing.Matrix; *rows* -1: an embedding, of any number of rows.
+    Matrix matrix(nb::handle source, int64_t inputs, int64_t rows) {
         Matrix m;
         const auto bytes = nb::cast<Bytes>(source.attr("data"));
         m.rows = nb::cast<int64_t>(source.attr("rows")), m.cols = nb::cast<int64_t>(source.attr("columns"));
         m.type = checked_type(nb::cast<int>(source.attr("kind")), m.rows, m.cols, bytes), m.data = bytes.data();
         m.inputs = nb::cast<int64_t>(source.attr("inputs")), m.scale = nb::cast<float>(source.attr("scale"));
-        require(m.inputs == width(x) && m.inputs <= m.cols && (out < 0 || m.rows == width(out)),
+        require(m.inputs == inputs && m.inputs <= m.cols && (rows < 0 || m.rows == rows),
                 "the matrix has another shape than its registers");
         require(m.inputs == m.cols || !is_float(m.type), "a float matrix is never padded");
         if (const nb::object factors = source.attr("factors"); !factors.is_none()) {
@@ -277,6 +315,7 @@ private:
     int64_t registers_ = 0, state_ = 0, vocabulary_ = 0, contexts_ = 0;
     bool selected_ = false;
     std::vector<int64_t> pairs_, layers_;  // of rotations; of tables
+    std::map<int, int64_t> numbers_;       // of experts, by the register of the chosen ones
     std::vector<Graph::Table> tables_;
     std::vector<nb::object> kept_;
     Graph graph_;
@@ -309,6 +348,11 @@ void bind_graph(nb::module_& m) {
         .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,
              "softcap"_a, "sinks"_a.noconvert().none() = nb::none())
         .def("gate", &BoundGraph::gate, "out"_a, "gate"_a, "up"_a, "kind"_a)
+        .def("route", &BoundGraph::route, "experts"_a, "weights"_a, "logits"_a, "bias"_a, "gating"_a, "groups"_a,
+             "groups_used"_a, "renormalised"_a, "scale"_a)
+        .def("expert_linear", &BoundGraph::expert_linear, "x"_a, "experts"_a, "outs"_a, "matrices"_a, "biases"_a,
+             "apart"_a)
+        .def("combine", &BoundGraph::combine, "out"_a, "x"_a, "weights"_a)
         .def("hadamard", &BoundGraph::hadamard, "out"_a, "x"_a, "signs"_a.noconvert(), "block"_a, "inverse"_a)
         .def("add", &BoundGraph::add, "x"_a, "y"_a)
         .def("select", &BoundGraph::select, "registers"_a)

@@ -14,6 +14,8 @@
 #include "ops/ops.hpp"
 #include "system/split.hpp"
 
+#include <nanobind/stl/optional.h>
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -85,6 +87,20 @@ void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out
     run_row_op(Op::gate, int64_t(g.size()), 1024, 1, [&](int64_t i0, int64_t i1) {
         detail::active().gate(checked, g.data() + i0, up.data() + i0, i1 - i0, out.data() + i0);
     });
+}
+
+void bind_route(const Floats& logits, const std::optional<Floats>& bias, int gating, int64_t groups, int64_t groups_used,
+                bool renormalised, float scale, const OutFloats& experts, const OutFloats& weights) {
+    require(logits.ndim() == 2 && experts.ndim() == 2 && experts.shape(0) == logits.shape(0) &&
+                weights.ndim() == 2 && weights.shape(0) == logits.shape(0) && weights.size() == experts.size(),
+            "logits must be (tokens, experts), the results (tokens, used)");
+    const auto tokens = int64_t(logits.shape(0)), count = int64_t(logits.shape(1)), used = int64_t(experts.shape(1));
+    const Routing its = checked_routing(count, used, gating, groups, groups_used, renormalised, scale);
+    require(!bias || int64_t(bias->size()) == count, "a bias for each expert");
+    const Computing computing;
+    for (int64_t t = 0; t < tokens; ++t)
+        route(its, logits.data() + t * count, bias ? bias->data() : nullptr, experts.data() + t * used,
+              weights.data() + t * used);
 }
 
 using Pages = Array<const int16_t, nb::ndim<4>>;
@@ -200,6 +216,9 @@ void bind_operations(nb::module_& m) {
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
     m.def("convolve", &bind_convolve, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert().none(), "silu"_a,
           "state"_a.noconvert(), "out"_a.noconvert(), "A causal convolution of each channel.");
+    m.def("route", &bind_route, "logits"_a.noconvert(), "bias"_a, "gating"_a, "groups"_a, "groups_used"_a,
+          "renormalised"_a, "scale"_a, "experts"_a.noconvert(), "weights"_a.noconvert(),
+          "Numbers and weights of each token's experts; gating 0 softmax, 1 softmax of the chosen, 2 sigmoid");
     m.def("delta_rule", &bind_delta_rule, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
           "alpha"_a.noconvert(), "beta"_a.noconvert(), "a"_a.noconvert(), "dt"_a.noconvert(), "grouped"_a,
           "state"_a.noconvert(), "out"_a.noconvert(), "The gated delta rule (native/kernels/ops/delta.hpp).");

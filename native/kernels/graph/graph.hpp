@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ops/counters.hpp"
+#include "ops/experts.hpp"
 #include "system/forks.hpp"
 #include "ops/linear.hpp"
 
@@ -80,6 +81,12 @@ public:
     };
     void scan(const Scan& its);
     void gate(int out, int gate, int up, Gate kind);
+    // A mixture of experts; see ops/experts.hpp. *bias* may be null.
+    void route(int experts, int weights, int logits, const float* bias, const Routing& its);
+    // Products of *x*, or of as many parts of it as a token has *experts*, with their matrices.
+    void expert_linear(int x, int experts, const std::vector<int>& outs, const std::vector<std::vector<Matrix>>& matrices,
+                       const std::vector<const float*>& biases, bool apart);
+    void combine(int out, int x, int weights);  // out = sum of weights[i] * part i of x, first to last
     // out = H(signs * x), or signs * H(x) where it is the *inverse*: Walsh and Hadamard's transform of each *block*
     // columns, in natural order, over the root of their number.
     void hadamard(int out, int x, const float* signs, int64_t block, bool inverse);
@@ -118,6 +125,8 @@ private:
         Activations activations;
         std::vector<AttentionArgs> attention;
         std::vector<LinearJob> jobs;
+        std::vector<ExpertJob> expert_jobs;
+        ExpertRoom expert_room;
     };
 
     float* at(int r, int64_t row) {

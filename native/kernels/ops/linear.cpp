@@ -21,36 +21,37 @@ LinearKernel kernel_for(Type type, bool decode) {
     return (decode ? active().decode : active().prefill)[int(type)];
 }
 
-LinearArgs arguments(const LinearJob& job, const float* x, int64_t tokens, const Activations& activations) {
+}  // namespace
+
+LinearCall::LinearCall(const LinearJob& its, const float* x, int64_t tokens, const Activations& activations) : job(its) {
     const Matrix& m = job.matrix;
-    LinearArgs a;
-    a.weight = m.data;
-    a.type = m.type;
-    a.row_bytes = row_bytes(m.type, m.cols);
-    a.rows = m.rows;
-    a.cols = m.cols;
-    a.tokens = tokens;
-    a.scale = m.scale;
-    a.x = x;
-    a.y = job.y;
-    activations.point(a);
-    return a;
+    const bool decode = tokens <= kDecodeTokens;
+    count_call(decode ? Op::decode : Op::prefill, m.type);
+    kernel = kernel_for(m.type, decode);
+    args.weight = m.data;
+    args.type = m.type;
+    args.row_bytes = row_bytes(m.type, m.cols);
+    args.rows = m.rows;
+    args.cols = m.cols;
+    args.tokens = tokens;
+    args.scale = m.scale;
+    args.x = x;
+    args.y = job.y;
+    activations.point(args);
 }
 
-// Factors and bias of rows [r0, r1).
-void finish(const LinearJob& job, int64_t r0, int64_t r1, int64_t tokens) {
+void LinearCall::run(int64_t r0, int64_t r1) const {
+    kernel(args, r0, r1, thread_scratch(scratch_bytes(args.cols)));
     const Matrix& m = job.matrix;
     if (!m.factors && !job.bias) return;
-    for (int64_t t = 0; t < tokens; ++t) {
-        float* y = job.y + t * m.rows;
+    for (int64_t t = 0; t < args.tokens; ++t) {
+        float* y = args.y + t * m.rows;
         if (m.factors)
             for (int64_t r = r0; r < r1; ++r) y[r] *= m.factors[m.n_factors == 1 ? 0 : r];
         if (job.bias)
             for (int64_t r = r0; r < r1; ++r) y[r] += job.bias[r];
     }
 }
-
-}  // namespace
 
 void Activations::prepare(const std::vector<Matrix>& matrices, int64_t tokens) {
     block_cols_ = tokens_.cols = runs_.cols = 0;
@@ -90,6 +91,20 @@ void Activations::quantize(const float* x, int64_t t) {
     }
 }
 
+void Activations::take(const Activations& other, int64_t from, int64_t t) {
+    if (const int64_t n = block_cols_ ? block_inputs(block_cols_) : 0)
+        std::copy_n(&other.blocks_[size_t(from * n)], n, &blocks_[size_t(t * n)]);
+    tokens_.take(other.tokens_, from, t, 1);
+    runs_.take(other.runs_, from, t, runs_.cols / 32);
+}
+
+void Activations::Rounded::take(const Rounded& other, int64_t from, int64_t t, int64_t steps) {
+    if (cols == 0) return;
+    std::copy_n(&other.q[size_t(from * cols)], cols, &q[size_t(t * cols)]);
+    std::copy_n(&other.step[size_t(from * steps)], steps, &step[size_t(t * steps)]);
+    std::copy_n(&other.sums[size_t(from * steps)], steps, &sums[size_t(t * steps)]);
+}
+
 void Activations::point(LinearArgs& a) const {
     const Rounded& rounded = is_grouped(a.type) ? runs_ : tokens_;
     a.inputs = blocks_.data();
@@ -106,32 +121,26 @@ bool share_input(const Matrix& a, const Matrix& b) {
 void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t tokens,
                   const Activations& activations) {
     struct Part {
-        LinearArgs args;
-        LinearKernel kernel;
+        LinearCall product;
         int64_t start, end;  // tiles, counted over all jobs
     };
     std::vector<Part> parts;
     parts.reserve(jobs.size());
-    const bool decode = tokens <= kDecodeTokens;
     int64_t tiles = 0, work = 0;
     for (const LinearJob& job : jobs) {
         const Matrix& m = job.matrix;
         const int64_t step = tile_rows(m.type), count = (m.rows + step - 1) / step;
-        count_call(decode ? Op::decode : Op::prefill, m.type);
-        parts.push_back({arguments(job, x, tokens, activations),
-                         kernel_for(m.type, decode), tiles, tiles + count});
+        parts.push_back({LinearCall(job, x, tokens, activations), tiles, tiles + count});
         tiles += count;
         work += m.rows * m.cols * tokens;
     }
     Split(tiles, 1, work < kSerialWork).run([&](int64_t t0, int64_t t1) {
-        for (size_t i = 0; i < parts.size(); ++i) {
-            const Part& part = parts[i];
-            const int64_t step = tile_rows(part.args.type);
+        for (const Part& part : parts) {
+            const LinearArgs& args = part.product.args;
+            const int64_t step = tile_rows(args.type);
             const int64_t r0 = (std::max(t0, part.start) - part.start) * step;
-            const int64_t r1 = std::min((std::min(t1, part.end) - part.start) * step, part.args.rows);
-            if (r0 >= r1) continue;
-            part.kernel(part.args, r0, r1, thread_scratch(scratch_bytes(part.args.cols)));
-            finish(jobs[i], r0, r1, tokens);
+            const int64_t r1 = std::min((std::min(t1, part.end) - part.start) * step, args.rows);
+            if (r0 < r1) part.product.run(r0, r1);
         }
     });
 }

@@ -32,6 +32,8 @@ public:
     void prepare(const std::vector<Matrix>& matrices, int64_t tokens);
     // Fills row *t* from *x*, `inputs` floats. Rows may be filled by several threads at once.
     void quantize(const float* x, int64_t t);
+    // Row *t* is row *from* of *other*, which was prepared for the same matrices.
+    void take(const Activations& other, int64_t from, int64_t t);
     void point(LinearArgs& args) const;
 
 private:
@@ -42,6 +44,7 @@ private:
         std::vector<float> step;
         std::vector<int32_t> sums;
         void make_room(int64_t tokens, int64_t steps);
+        void take(const Rounded& other, int64_t from, int64_t t, int64_t steps);
     };
     int64_t block_cols_ = 0;  // 0: as above
     std::vector<BlockInput> blocks_;
@@ -51,6 +54,16 @@ private:
 
 // Whether one product can follow the other in a group: no form of the input is needed twice.
 bool share_input(const Matrix& a, const Matrix& b);
+
+// One product, from an input whose rows are quantized already.
+struct LinearCall {
+    LinearCall(const LinearJob& job, const float* x, int64_t tokens, const Activations& activations);
+    void run(int64_t r0, int64_t r1) const;  // rows of the result, at args.y
+
+    LinearArgs args;
+    LinearKernel kernel;
+    LinearJob job;
+};
 
 // job.y (tokens, rows) = x (tokens, cols) * matrix^T * factors + bias for every job, from an input
 // whose rows are quantized already.

@@ -1,0 +1,140 @@
+"""Experts: their choice by hand, and products that depend neither on the batch nor on threads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_models import in_encoding, tiny
+
+from bitnet import native
+from bitnet.families.mixture import Routing
+from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Register, Segment
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.kernels.targets import Pass
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+
+NATIVE = native.module()
+ONLY_NATIVE = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+BACKENDS = [ReferenceOps(), pytest.param("native", marks=ONLY_NATIVE)]
+
+
+@pytest.fixture(params=BACKENDS, ids=["reference", "native"])
+def ops(request):
+    return NativeOps() if request.param == "native" else request.param
+
+
+def route(ops, logits, rule, bias=None):
+    bias = None if bias is None else np.array(bias, dtype=np.float32)
+    experts, weights = ops.route(np.array([logits], dtype=np.float32), bias, rule)
+    return experts[0].tolist(), weights[0].tolist()
+
+
+def test_a_softmax_over_all_experts(ops):
+    logits = np.log([1, 4, 2, 3])
+    experts, weights = route(ops, logits, Routing(4, 2, renormalised=False))
+    assert experts == [1, 3]
+    assert weights == pytest.approx([0.4, 0.3], rel=1e-6)
+
+
+def test_weights_are_divided_by_their_sum_and_scaled(ops):
+    experts, weights = route(ops, np.log([1, 4, 2, 3]), Routing(4, 2, scale=2.5))
+    assert experts == [1, 3]
+    assert weights == pytest.approx([2.5 * 4 / 7, 2.5 * 3 / 7], rel=1e-6)
+
+
+def test_a_softmax_of_the_chosen_experts(ops):
+    rule = Routing(4, 3, "softmax_chosen", renormalised=False)
+    experts, weights = route(ops, np.log([1, 4, 2, 3]), rule)
+    assert experts == [1, 3, 2]
+    assert weights == pytest.approx([4 / 9, 3 / 9, 2 / 9], rel=1e-6)
+
+
+def test_a_bias_decides_the_choice_and_not_the_weights(ops):
+    rule = Routing(3, 1, "sigmoid", corrected=True, renormalised=False)
+    experts, weights = route(ops, [0.0, 1.0, -1.0], rule, bias=[0, 0, 1])
+    assert experts == [2]
+    assert weights == pytest.approx([1 / (1 + np.e)], rel=1e-6)
+
+
+def test_of_equal_scores_the_lower_number_is_chosen(ops):
+    assert route(ops, [1, 2, 2, 1, 2], Routing(5, 4))[0] == [1, 2, 4, 0]
+
+
+def test_experts_outside_of_the_best_groups_are_not_chosen(ops):
+    # Sums of the two best: 5 + 4, 6 + 0 and 4 + 4.5; the single best expert is in the second group.
+    logits = [5, 4, 0, 6, 0, 0, 4, 4.5, 0]
+    rule = Routing(9, 3, "softmax_chosen", groups=3, groups_used=2, renormalised=False)
+    assert route(ops, logits, rule)[0] == [0, 7, 1]
+
+
+def test_the_first_of_equal_groups_is_chosen(ops):
+    rule = Routing(4, 1, "softmax_chosen", groups=2, groups_used=1, renormalised=False)
+    assert route(ops, [1, 2, 2, 1], rule)[0] == [1]
+
+
+def test_a_sum_of_weights_near_zero_does_not_become_infinite(ops):
+    _, weights = route(ops, [-60.0, -60.0], Routing(2, 2, "sigmoid"))
+    assert weights == pytest.approx([np.exp(-60) * 2**14] * 2, rel=1e-5)
+
+
+@ONLY_NATIVE
+@pytest.mark.parametrize(
+    "rule", [Routing(64, 6), Routing(64, 5, "sigmoid", groups=8, groups_used=3)]
+)
+def test_both_backends_agree(rule):
+    logits = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
+    bias = np.random.default_rng(2).standard_normal(64).astype(np.float32)
+    expected, found = (each.route(logits, bias, rule) for each in (ReferenceOps(), NativeOps()))
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
+
+
+def test_a_mixture_by_hand():
+    """Two experts of three for each token: the sum of weighted products, with biases."""
+    rng = np.random.default_rng(3)
+    x, matrices = rng.standard_normal((4, 5)), rng.standard_normal((3, 2, 5))
+    biases, logits = rng.standard_normal((3, 2)), rng.standard_normal((4, 3))
+    ops = ReferenceOps(dtype=np.float64)
+    on = Pass(None, {"m": tuple(matrices), "b": biases.reshape(-1)}, ops, [])
+    rule = Routing(3, 2)
+    h, router = Register("h", 5), Register("logits", 3)
+    chosen, weights = Register("chosen", 2), Register("weights", 2)
+    y, out = Register("y", 4), Register("out", 2)
+    on.registers |= {h: x, router: logits}
+    for one in (
+        Route(chosen, weights, router, "", rule),
+        ExpertLinear((y,), h, chosen, ("m",), ("b",)),
+        Combine(out, y, weights),
+    ):
+        one.run(on)
+    for token in range(4):
+        best = np.argsort(-logits[token])[:2]
+        share = np.exp(logits[token, best]) / np.exp(logits[token, best]).sum()
+        products = [matrices[e] @ x[token] + biases[e] for e in best]
+        expected = share[0] * products[0] + share[1] * products[1]
+        np.testing.assert_allclose(on.registers[out][token], expected)
+
+
+def states(model, cuts):
+    cache = KVCache(model.config, 64)
+    ids = np.random.default_rng(5).integers(0, 64, 40).tolist()
+    parts = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    return np.concatenate([model.hidden([Segment(it, cache, "all")])[0] for it in parts])
+
+
+@ONLY_NATIVE
+@pytest.mark.parametrize("encoding", ["F16", "Q8_0", "Q4_K", "TQ2_0"])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(encoding, rounds):
+    checkpoint = in_encoding(tiny("qwen3moe"), encoding)
+    weights = {
+        name: replace(weight, rounds_input=rounds) for name, weight in checkpoint.weights.items()
+    }
+    checkpoint = replace(checkpoint, weights=weights)
+    whole = states(load_model(checkpoint, ops=NativeOps(threads=1)), [])
+    model = load_model(checkpoint, ops=NativeOps(threads=2))
+    for cuts in ([], [1, 2, 3], [7, 39], [17]):
+        np.testing.assert_array_equal(states(model, cuts), whole)
