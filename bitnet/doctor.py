@@ -110,7 +110,7 @@ def _model(path: Path | None) -> Finding:
         f"{printable(path.name)}: {'safetensors' if checkpoint.path.is_dir() else 'GGUF'}",
         f"architecture {printable(checkpoint.architecture)}",
         f"{len(weights)} tensors ({', '.join(sorted({one.quant.name for one in weights}))})",
-        human_size(sum(one.data.nbytes for one in weights)),
+        human_size(sum(one.size_bytes for one in weights)),
         "no tokenizer in it" if tokens is None else f"{len(tokens):,} tokens",
     )
     return Finding("ok", "Model", ", ".join(facts))

@@ -75,7 +75,7 @@ def _rounding(jobs: Sequence[Job]) -> Iterator[Finding]:
 
 
 def _short_rows(jobs: Sequence[Job]) -> Iterator[Finding]:
-    widths = [job.weight.shape[1] for job in jobs if job.target.name == "IQ2_BN"]
+    widths = [job.weight.shape[-1] for job in jobs if job.target.name == "IQ2_BN"]
     if min(widths, default=SHORTEST_ROW) < SHORTEST_ROW:
         yield _by(
             "ik_llama.cpp",
@@ -163,6 +163,13 @@ def _tensors(
                 "llama.cpp",
                 f"does not load {kind} models whose heads, {its.heads} of {its.head_dim}, are "
                 f"not {config.dim} wide together",
+            )
+
+    for its in config.attentions[:1] if engine.whole_keys else ():
+        if its.heads != its.kv_heads:
+            yield _by(
+                "llama.cpp",
+                f"does not load {kind} models with {its.heads} heads and {its.kv_heads} key heads",
             )
 
 

@@ -117,7 +117,7 @@ class ConversionPlan:
             IntegrityError: the source changed while it was being read.
         """
         total, done = sum(one.size_bytes for one in self.jobs), 0
-        with expect_unchanged([one.weight.data for one in self.jobs]):
+        with expect_unchanged([view for one in self.jobs for view in one.weight.views]):
             for one in self.jobs:
                 one.check()
                 done += one.size_bytes
@@ -135,7 +135,7 @@ class ConversionPlan:
         refuse_existing(output)
         _check_room(output, self.size_bytes)
         converted: list[Converted] = []
-        read = [job.weight.data for job in self.jobs]
+        read = [view for job in self.jobs for view in job.weight.views]
 
         def check(path: Path) -> None:
             converted.extend(compare(path, self.jobs))

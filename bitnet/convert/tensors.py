@@ -81,6 +81,13 @@ class Job:
     columns: NDArray[np.intp] | None = None
 
     @property
+    def matrices(self) -> tuple[Job, ...]:
+        """A job for each matrix of experts; none for other tensors."""
+        if len(self.weight.shape) != 3:
+            return ()
+        return tuple(replace(self, weight=matrix) for matrix in self.weight.matrices())
+
+    @property
     def is_copy(self) -> bool:
         """True if the bytes are unchanged."""
         same = self.target == self.weight.quant
@@ -100,7 +107,10 @@ class Job:
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Bytes of the new tensor."""
-        if self.is_copy:
+        if self.matrices:
+            for matrix in self.matrices:
+                yield from matrix.chunks()
+        elif self.is_copy:
             raw = self.weight.data[: self.target.size_bytes(self.weight.shape)].data
             for start in range(0, len(raw), _COPY_BYTES):
                 yield raw[start : start + _COPY_BYTES]
@@ -115,7 +125,7 @@ class Job:
     @property
     def keeps_rounding(self) -> bool:
         """True if a product rounds its input as one with the source's weights does."""
-        if len(self.weight.shape) != 2:
+        if len(self.weight.shape) < 2:
             return True
         return registry.rounds_activations(self.weight) == self.rounds
 
@@ -130,7 +140,9 @@ class Job:
         Raises:
             Unsupported: it would lose something, and that is not allowed.
         """
-        if self.is_copy:
+        for matrix in self.matrices:
+            matrix.check()
+        if self.is_copy or self.matrices:
             return
         if self.target.name in TERNARY:
             self._fit_scales()
@@ -324,6 +336,7 @@ _PACKERS = {
     "IQ2_BN": pack_iq2_bn,
     **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
 }
+_ROUTERS = (".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")  # F32, as in llama.cpp's files
 _PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
 
@@ -349,10 +362,15 @@ def job(
     Matrices called as one of *vectors* take part in no product, and keep their numbers.
     """
     keeps = checkpoint.path.is_file()
-    if len(weight.shape) != 2 or weight.name in vectors:
+    if len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_ROUTERS):
         target = _RENAMED.get(weight.quant, weight.quant) if keeps else _quant_type("F32")
     else:
         target = _target(weight, request, keeps=keeps)
+    if len(weight.shape) == 3 and target.name == "I2_S":
+        raise Unsupported(
+            f"{weight.name} has {weight.shape[0]:,} matrices, and I2_S has one scale for a tensor",
+            hint="choose TQ2_0 or TQ1_0",
+        )
     rounds = target.is_ternary and (
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
     )
@@ -369,7 +387,7 @@ def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> Quant
         if in_block or (request.type in SCALED_BLOCKS and _seems_ternary(weight, quant)):
             return quant
         return own if keeps else _quant_type("F16")
-    return _quant_type("F16") if weight.shape[1] % quant.block_size else quant
+    return _quant_type("F16") if weight.shape[-1] % quant.block_size else quant
 
 
 def _seems_ternary(weight: Weight, target: QuantType) -> bool:
@@ -437,6 +455,10 @@ def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
 
 def _difference(job: Job, written: Weight) -> tuple[bool, float]:
     """True if *written* equals the source exactly; and the largest relative difference."""
+    if job.matrices:
+        pairs = zip(job.matrices, written.matrices(), strict=True)
+        results = [_difference(matrix, its) for matrix, its in pairs]
+        return all(exact for exact, _ in results), max(error for _, error in results)
     if job.is_copy:
         size = written.quant.size_bytes(written.shape)
         exact = np.array_equal(job.weight.data[:size], written.data[:size])

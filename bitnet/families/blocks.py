@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.families.mixture import Experts
+from bitnet.families.networks import Activation, Experts, FeedForward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,16 +37,6 @@ __all__ = [
     "State",
 ]
 
-Activation = Literal[
-    "silu",
-    "gelu_tanh",
-    "relu_squared",
-    "relu",
-    "sigmoid",
-    "silu_clamped",
-    "swiglu_oai",
-    "identity",
-]
 Pooling = Literal["none", "mean", "cls", "last"]
 
 LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
@@ -148,34 +138,6 @@ class Attention:
             yield dims % 2 > 0, "an odd number of rotary dimensions"
             yield self.rope.theta <= 1, "a rope_theta of at most 1"
             yield self.rope.original_context < 2, "an original context below 2"
-
-
-@dataclass(frozen=True, eq=False)
-class FeedForward:
-    """A feed-forward network.
-
-    Attributes:
-        width: of its inner layer.
-        activation: on the gate.
-        gated: it is a GLU; if not, the activation is on ``up`` itself.
-        fused: gate and up are one matrix, ``ffn_up``.
-        sub_norm: there is a norm before the output projection.
-    """
-
-    width: int
-    activation: Activation = "silu"
-    gated: bool = True
-    fused: bool = False
-    sub_norm: bool = False
-
-    @property
-    def cache(self) -> None:
-        """It needs no other position."""
-        return
-
-    def faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions, and what it means that one is true."""
-        yield self.width < 1, "a size below 1 (inside the feed-forward network)"
 
 
 @dataclass(frozen=True, eq=False)

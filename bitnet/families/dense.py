@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from bitnet.families.keys import Keys
+    from bitnet.families.networks import Experts
 
 __all__ = [
     "AFTER",
@@ -74,7 +75,9 @@ def sizes(keys: Keys) -> Sizes:
             hint="the file is damaged; fetch it again",
         )
     dim = keys.integer("embedding_length")
-    return Sizes(layers, dim, embedding.shape[0], keys.integer("feed_forward_length"))
+    has_experts = keys.value("expert_count", 0)  # it may have no other network
+    ffn = keys.integer("feed_forward_length", *((0,) if has_experts else ()))
+    return Sizes(layers, dim, embedding.shape[0], ffn)
 
 
 def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[int, ...]:
@@ -131,6 +134,7 @@ def dense(
     each: Callable[[int, Attention], Attention] = lambda _layer, attention: attention,
     residual_scale: float = 1.0,
     ffn: dict[str, Any] | None = None,
+    network: Callable[[int, FeedForward], FeedForward | Experts] | None = None,
     **more: Any,
 ) -> ModelConfig:
     """ModelConfig of the usual blocks.
@@ -143,6 +147,8 @@ def dense(
         each: attention of a layer, from its number and the usual one.
         residual_scale: factor on the outputs of attention and feed-forward.
         ffn: fields of :class:`FeedForward`.
+        network: that of a layer, or experts, from its number and the usual one; the usual one by
+            default.
         more: fields of :class:`Attention`.
     """
     model_sizes = sizes(keys)
@@ -151,14 +157,15 @@ def dense(
     if window and not causal:
         window = window // 2 + 1  # half of it on each side
     usual = attention(keys, model_sizes.dim, **more)
-    network = FeedForward(model_sizes.ffn, **(ffn or {}))
+    usual_network = FeedForward(model_sizes.ffn, **(ffn or {}))
     (before, behind), (ffn_before, ffn_behind) = norms
 
     def block(layer: int, its_window: int) -> Block:
         mixer = each(layer, replace(usual, window=its_window))
+        its_network = network(layer, usual_network) if network else usual_network
         return (
             Branch(before, (mixer,), behind, residual_scale),
-            Branch(ffn_before, (network,), ffn_behind, residual_scale),
+            Branch(ffn_before, (its_network,), ffn_behind, residual_scale),
         )
 
     local = read_windows(keys, model_sizes.layers, period=period, window=window)

@@ -50,6 +50,7 @@ class LlamaCppSupport:
         ignores: keys that it does not read, so that they mean nothing in a file.
         tied: it loads models whose head is the embedding.
         whole_width: it loads only models whose heads together are as wide as the model.
+        whole_keys: it loads only models with as many key heads as heads.
         wide_scale_layers: models with this many layers scale attention by another width.
         window_layers: only models with this many layers have windows, whatever their keys say.
         needs: kinds of layers without which it crashes: ``attention``, ``window`` or ``state``.
@@ -60,6 +61,7 @@ class LlamaCppSupport:
     ignores: tuple[str, ...] = WINDOWS
     tied: bool = True
     whole_width: bool = False
+    whole_keys: bool = False
     wide_scale_layers: int = 0
     window_layers: int = 0
     needs: frozenset[str] = frozenset()
@@ -92,6 +94,7 @@ class Family:
         partial_rotation: ``partial_rotary_factor`` is supported.
         layered_rope: layers with a window have a RoPE of their own.
         norms_from_zero: the safetensors weights of norms are stored minus one.
+        more_blocks: folders may have blocks behind the last, which draft tokens and are left out.
         rope_style: pairing of rotary dimensions in a folder's weights.
         gguf_rope_style: the same in a GGUF file, for which converters permute rows.
         llama_cpp: how llama.cpp computes it; ``None``: it does not support the architecture.
@@ -120,6 +123,7 @@ class Family:
     layered_rope: bool = False
     rounds_inputs: bool = False
     norms_from_zero: bool = False
+    more_blocks: bool = False
     rope_style: RopeStyle = "half"
     gguf_rope_style: RopeStyle = "half"
     llama_cpp: LlamaCppSupport | None = field(default_factory=LlamaCppSupport)

@@ -1,11 +1,12 @@
-"""Granite, the dense models: Llama with scales on embeddings, scores, residuals and logits."""
+"""Granite: Llama with scales on embeddings, scores, residuals and logits; also with experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.dense import dense
+from bitnet.families.dense import dense, sizes
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts, in_layers
 from bitnet.families.family import ATTENTION, MLP, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read, refusal
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
+    from bitnet.families.networks import Experts
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def build_with_scales(keys: Keys) -> ModelConfig:
     scale = keys.number("attention.scale", 0.0)
     model = dense(
         keys,
+        network=in_layers(_experts(keys)) if keys.architecture == "granitemoe" else None,
         residual_scale=keys.number("residual_scale", 1.0) or 1.0,
         each=lambda _layer, usual: replace(usual, scale=scale or usual.scale),
     )
@@ -51,6 +54,45 @@ def build_with_scales(keys: Keys) -> ModelConfig:
     )
 
 
+def _experts(keys: Keys) -> Experts:
+    return experts(
+        keys,
+        width=sizes(keys).ffn,
+        routing={"gating": "softmax_chosen", "renormalised": False},
+        shared=keys.integer("expert_shared_feed_forward_length", 0),
+    )
+
+
+def _translate_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    shared = config.get("shared_intermediate_size") or 0
+    own = {"expert_shared_feed_forward_length": shared} if shared else {}
+    return _translate(config) | expert_keys(config, 8) | own
+
+
+_DEFAULTS = {
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+}
+_CONFIG_KEYS = {
+    "attention_bias": read("biases around attention"),
+    "mlp_bias": read("biases in the feed-forward network"),
+    "attention_multiplier": read("factor on attention scores"),
+    "embedding_multiplier": read("factor on embeddings"),
+    "residual_multiplier": read("factor on the outputs of attention and feed-forward"),
+    "logits_scaling": read("logits are divided by it"),
+}
+_GGUF_KEYS = {
+    "attention.sliding_window": neutral(0),
+    "attention.scale": read("on scores"),
+    "embedding_scale": read("on embeddings"),
+    "residual_scale": read("on the outputs of attention and feed-forward"),
+    "logit_scale": read("logits are divided by it"),
+}
+
 register(
     Family(
         title="Granite, dense",
@@ -58,32 +100,45 @@ register(
         model_types=("granite",),
         activation="silu",
         gguf_rope_style="interleaved",
-        defaults={
-            "attention_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 2048,
-        },
-        config_keys={
-            "attention_bias": read("biases around attention"),
-            "mlp_bias": read("biases in the feed-forward network"),
-            "attention_multiplier": read("factor on attention scores"),
-            "embedding_multiplier": read("factor on embeddings"),
-            "residual_multiplier": read("factor on the outputs of attention and feed-forward"),
-            "logits_scaling": read("logits are divided by it"),
-        },
-        gguf_keys={
-            "attention.sliding_window": neutral(0),
-            "attention.scale": read("on scores"),
-            "embedding_scale": read("on embeddings"),
-            "residual_scale": read("on the outputs of attention and feed-forward"),
-            "logit_scale": read("logits are divided by it"),
-        },
+        defaults=_DEFAULTS,
+        config_keys=_CONFIG_KEYS,
+        gguf_keys=_GGUF_KEYS,
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
         translate=_translate,
+        decoder=build_with_scales,
+    )
+)
+register(
+    Family(
+        title="Granite with experts",
+        architecture="granitemoe",
+        model_types=("granitemoe", "granitemoeshared"),
+        activation="silu",
+        gguf_rope_style="interleaved",
+        defaults=_DEFAULTS | {"num_experts_per_tok": 2, "shared_intermediate_size": 0},
+        config_keys={
+            **{key: rule for key, rule in _CONFIG_KEYS.items() if key != "mlp_bias"},
+            **EXPERT_CONFIG,
+            "shared_intermediate_size": read("width of the network beside the experts"),
+        },
+        gguf_keys={
+            **_GGUF_KEYS,
+            **EXPERT_KEYS,
+            "expert_shared_feed_forward_length": read("width of the network beside the experts"),
+        },
+        tensors={
+            "block_sparse_moe.router.layer": "ffn_gate_inp",
+            "block_sparse_moe.input_linear": "ffn_gate_up_exps",
+            "block_sparse_moe.output_linear": "ffn_down_exps",
+            "shared_mlp.input_linear": "ffn_gate_up_shexp",
+            "shared_mlp.output_linear": "ffn_down_shexp",
+        },
+        biases={"attention_bias": ATTENTION},
+        llama_cpp=LlamaCppSupport(
+            tensors=("output.weight", ".bias", "rope_freqs.weight"), nonzero=("logit_scale",)
+        ),
+        translate=_translate_experts,
         decoder=build_with_scales,
     )
 )

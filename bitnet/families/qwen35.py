@@ -1,4 +1,4 @@
-"""Qwen 3.5 to 3.8, dense: gated delta nets, with gated attention in every fourth layer."""
+"""Qwen 3.5 to 3.8: gated delta nets, with gated attention in every fourth layer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.blocks import Branch, DeltaNet, FeedForward
 from bitnet.families.dense import attention, model_of, sizes
+from bitnet.families.experts import (
+    EXPERT_CONFIG,
+    EXPERT_KEYS,
+    EXPERT_TENSORS,
+    expert_keys,
+    experts,
+)
 from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read, refusal
 
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
+    from bitnet.families.networks import Experts
 
 _PERIOD = 4
 
@@ -47,7 +55,9 @@ def _decoder(keys: Keys) -> ModelConfig:
         kernel=keys.integer("ssm.conv_kernel"),
         grouped=keys.config is not None,
     )
-    network = FeedForward(model_sizes.ffn)
+    network: FeedForward | Experts = FeedForward(model_sizes.ffn)
+    if keys.architecture == "qwen35moe":
+        network = _experts(keys, model_sizes.ffn)
     blocks = (
         (
             Branch("attn_norm", (linear if is_linear else full,)),
@@ -66,6 +76,16 @@ def _decoder(keys: Keys) -> ModelConfig:
     block = Branch("attn_norm", (full,)), Branch("post_attention_norm", (network,))
     drafter = replace(model, blocks=(block,), first_block=len(layers), joined=True)
     return replace(model, drafter=drafter)
+
+
+def _experts(keys: Keys, width: int) -> Experts:
+    return experts(
+        keys,
+        width=width // max(keys.integer("expert_used_count"), 1),
+        routing={},
+        shared=keys.integer("expert_shared_feed_forward_length", width),
+        shared_gated=True,
+    )
 
 
 def _sections(pairs: int) -> list[int]:
@@ -117,81 +137,124 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _translate_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    shared = {"expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]}
+    return _translate(config) | expert_keys(config, 256, "moe_intermediate_size") | shared
+
+
 _KINDS = {"linear_attention": True, "full_attention": False}
+
+_COMMON: dict[str, Any] = {
+    "activation": "silu",
+    "defaults": {
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "partial_rotary_factor": 0.25,
+        "rope_parameters": {},
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+    },
+    "config_keys": {
+        "attention_bias": read("biases around attention"),
+        "attn_output_gate": neutral(None, True),
+        "full_attention_interval": read("one layer in this many has attention"),
+        "layer_types": read("which layers have attention, which a delta net"),
+        "linear_conv_kernel_dim": read("positions of the convolution"),
+        "linear_key_head_dim": read("width of a key of the delta net"),
+        "linear_num_key_heads": read("its key heads"),
+        "linear_num_value_heads": read("its heads"),
+        "linear_value_head_dim": read("width of a value of the delta net"),
+        "mlp_only_layers": neutral(None, []),
+        "partial_rotary_factor": read("rotary share of a head"),
+    },
+    "rope_parameters": {
+        "mrope_section": "of positions in images; those of a text are equal",
+        "mrope_interleaved": "as `mrope_section`",
+    },
+    "gguf_keys": {
+        "attention.recurrent_layers": read("which layers have a delta net"),
+        "attention.sliding_window": neutral(0),
+        "full_attention_interval": read("one layer in this many has attention"),
+        "nextn_predict_layers": read("blocks at the end; a single one drafts tokens"),
+        "rope.dimension_sections": read("must cover all pairs, as those of a text do"),
+        "ssm.conv_kernel": read("positions of the convolution"),
+        "ssm.group_count": read("key heads of the delta net"),
+        "ssm.inner_size": read("width of its values"),
+        "ssm.state_size": read("width of a key of the delta net"),
+        "ssm.time_step_rank": read("heads of the delta net"),
+    },
+    "tensors": {
+        "post_attention_layernorm": "post_attention_norm",
+        "linear_attn.in_proj_qkv": "attn_qkv",
+        "linear_attn.in_proj_z": "attn_gate",
+        "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.in_proj_b": "ssm_beta",
+        "linear_attn.conv1d": "ssm_conv1d",
+        "linear_attn.norm": "ssm_norm",
+        "linear_attn.out_proj": "ssm_out",
+        "linear_attn.A_log": "ssm_a",
+        "linear_attn.dt_bias": "ssm_dt.bias",
+    },
+    "values": {
+        "ssm_a": lambda logarithm: -np.exp(logarithm),
+        "ssm_conv1d.weight": partial(np.squeeze, axis=1),
+        "ssm_norm.weight": np.asarray,
+    },
+    "biases": {"attention_bias": ATTENTION},
+    "partial_rotation": True,
+    "norms_from_zero": True,
+    "llama_cpp": LlamaCppSupport(
+        tensors=("output.weight", *BIASES, "ssm_dt.bias"),
+        needs=frozenset({"attention", "state"}),
+    ),
+    "translate": _translate,
+    "decoder": _decoder,
+}
 
 register(
     Family(
+        **_COMMON,
         title="Qwen 3.5, 3.6 and 3.8, dense",
         architecture="qwen35",
         model_types=("qwen3_5", "qwen3_5_text"),
-        activation="silu",
-        defaults={
-            "head_dim": 256,
-            "num_key_value_heads": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "partial_rotary_factor": 0.25,
-            "rope_parameters": {},
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 32768,
+    )
+)
+register(
+    Family(
+        **_COMMON
+        | {
+            "defaults": _COMMON["defaults"]
+            | {
+                "num_key_value_heads": 2,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512,
+            },
+            "config_keys": _COMMON["config_keys"]
+            | EXPERT_CONFIG
+            | {"shared_expert_intermediate_size": read("width of the network beside the experts")},
+            "gguf_keys": _COMMON["gguf_keys"]
+            | EXPERT_KEYS
+            | {
+                "expert_shared_feed_forward_length": read("width of the network beside the experts")
+            },
+            "tensors": _COMMON["tensors"]
+            | EXPERT_TENSORS
+            | {
+                "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+                "mlp.shared_expert.up_proj": "ffn_up_shexp",
+                "mlp.shared_expert.down_proj": "ffn_down_shexp",
+                "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+            },
+            "translate": _translate_experts,
         },
-        config_keys={
-            "attention_bias": read("biases around attention"),
-            "attn_output_gate": neutral(None, True),
-            "full_attention_interval": read("one layer in this many has attention"),
-            "layer_types": read("which layers have attention, which a delta net"),
-            "linear_conv_kernel_dim": read("positions of the convolution"),
-            "linear_key_head_dim": read("width of a key of the delta net"),
-            "linear_num_key_heads": read("its key heads"),
-            "linear_num_value_heads": read("its heads"),
-            "linear_value_head_dim": read("width of a value of the delta net"),
-            "mlp_only_layers": neutral(None, []),
-            "partial_rotary_factor": read("rotary share of a head"),
-        },
-        rope_parameters={
-            "mrope_section": "of positions in images; those of a text are equal",
-            "mrope_interleaved": "as `mrope_section`",
-        },
-        gguf_keys={
-            "attention.recurrent_layers": read("which layers have a delta net"),
-            "attention.sliding_window": neutral(0),
-            "full_attention_interval": read("one layer in this many has attention"),
-            "nextn_predict_layers": read("blocks at the end; a single one drafts tokens"),
-            "rope.dimension_sections": read("must cover all pairs, as those of a text do"),
-            "ssm.conv_kernel": read("positions of the convolution"),
-            "ssm.group_count": read("key heads of the delta net"),
-            "ssm.inner_size": read("width of its values"),
-            "ssm.state_size": read("width of a key of the delta net"),
-            "ssm.time_step_rank": read("heads of the delta net"),
-        },
-        tensors={
-            "post_attention_layernorm": "post_attention_norm",
-            "linear_attn.in_proj_qkv": "attn_qkv",
-            "linear_attn.in_proj_z": "attn_gate",
-            "linear_attn.in_proj_a": "ssm_alpha",
-            "linear_attn.in_proj_b": "ssm_beta",
-            "linear_attn.conv1d": "ssm_conv1d",
-            "linear_attn.norm": "ssm_norm",
-            "linear_attn.out_proj": "ssm_out",
-            "linear_attn.A_log": "ssm_a",
-            "linear_attn.dt_bias": "ssm_dt.bias",
-        },
-        values={
-            "ssm_a": lambda logarithm: -np.exp(logarithm),
-            "ssm_conv1d.weight": partial(np.squeeze, axis=1),
-            "ssm_norm.weight": np.asarray,
-        },
-        biases={"attention_bias": ATTENTION},
-        partial_rotation=True,
-        norms_from_zero=True,
-        llama_cpp=LlamaCppSupport(
-            tensors=("output.weight", *BIASES, "ssm_dt.bias"),
-            needs=frozenset({"attention", "state"}),
-        ),
-        translate=_translate,
-        decoder=_decoder,
+        title="Qwen 3.5 and 3.6 with experts",
+        architecture="qwen35moe",
+        model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from bitnet.families import config_json
 from bitnet.formats import mlx, safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
+from bitnet.formats.expert_tensors import split_gates, stack_experts
 from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -64,7 +66,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         stored = mlx.repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in mlx.CONFIG_KEYS}
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
-    tensors, names = _rename(stored, description, folder)
+    tensors, names = _rename(stack_experts(stored, folder.name), description, folder)
     _check_tensors(tensors, description, folder)
     has_norms = has_input_norms(tensors)
     if description.quantization.get("use_rms_norm") and not has_norms:
@@ -81,7 +83,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
             folder.name,
         )
     weights = {
-        name: _weight(name, tensors, description, bits, names[name])
+        name: _weight(name, tensors, description, bits, names.get(name, name))
         for name in tensors
         if not name.endswith(".scale")
     }
@@ -114,19 +116,20 @@ def _rename(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by GGUF name, and their original names."""
     names: dict[str, str] = {}
+    left_out = []
     for original in found:
         name = config_json.gguf_name(original, said.family)
-        if name and name in names:
+        if not name or _is_behind(original, said):
+            left_out.append(original)
+            continue
+        if name in names:
             raise InvalidFormat(
                 f"{folder.name}: {names[name]} and {original} are the same part of the model",
                 hint=_AGAIN,
             )
         names[name] = original
-    if names.pop("", None):
-        logger.info(
-            "left out, as text does not need them: %s",
-            ", ".join(name for name in found if not config_json.gguf_name(name, said.family)),
-        )
+    if left_out:
+        logger.info("left out, as text does not need them: %s", ", ".join(left_out))
     head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))
     if said.tied and head:
         if embedding is None:
@@ -138,7 +141,15 @@ def _rename(
                 "config.json says that the head is the embedding, and lm_head.weight is another "
                 "matrix: it counts, as in transformers"
             )
-    return {name: found[before] for name, before in names.items()}, names
+    tensors = {name: found[before] for name, before in names.items()}
+    return split_gates(tensors, folder.name), names
+
+
+def _is_behind(name: str, said: Description) -> bool:
+    """True if the tensor *name* belongs to a block behind the last."""
+    match = re.search(r"\blayers\.(\d+)\.", name) if said.family.more_blocks else None
+    layers = said.metadata[f"{said.family.architecture}.block_count"]
+    return match is not None and int(match[1]) >= layers
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -208,7 +219,7 @@ def _plain_weight(name: str, tensor: Tensor) -> Weight:
     quant = types.by_name(tensor.dtype)
     if tensor.dtype not in ("F32", "F16", "BF16", *mlx.TYPES.values()) or quant is None:
         quant = _unknown(tensor.dtype)
-    return Weight(name, tensor.shape, quant, tensor.data, rounds_input=False)
+    return Weight(name, tensor.shape, quant, tensor.data, rounds_input=False, pieces=tensor.pieces)
 
 
 def _floats(name: str, values: NDArray[Any]) -> Weight:

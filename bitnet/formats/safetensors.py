@@ -60,11 +60,13 @@ class Tensor:
         dtype: in the format's spelling: ``F32``, ``BF16``, ``U8``.
         shape: rows first.
         data: its bytes, one-dimensional uint8, a view into the mapped file.
+        pieces: of the matrices of experts, those of each; *data* is empty then.
     """
 
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
+    pieces: tuple[NDArray[np.uint8], ...] = ()
 
 
 def recognises(path: Path) -> bool:

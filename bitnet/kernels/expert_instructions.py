@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from bitnet.families.mixture import Gating
+from bitnet.families.networks import Gating
 
 if TYPE_CHECKING:
-    from bitnet.families.mixture import Routing
+    from bitnet.families.networks import Routing
     from bitnet.kernels.program import Register
     from bitnet.kernels.targets import Graph, Pass
 

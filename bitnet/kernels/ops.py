@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.keys import RopeStyle
-    from bitnet.families.mixture import Routing
+    from bitnet.families.networks import Routing
     from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 

@@ -18,7 +18,7 @@ from bitnet.families.blocks import (
     Mixer,
     ShortConvolution,
 )
-from bitnet.families.mixture import Experts, Routing
+from bitnet.families.networks import Experts, Routing
 from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.instructions import (
     Add,

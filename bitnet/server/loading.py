@@ -188,7 +188,7 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
         template = ""
     bytes_of: Counter[str] = Counter()
     for weight in checkpoint.weights.values():
-        bytes_of[weight.quant.name] += weight.data.nbytes
+        bytes_of[weight.quant.name] += weight.size_bytes
     return {
         "architecture": checkpoint.architecture,
         "context": context or config.context_length,
@@ -230,4 +230,4 @@ def memory_of(checkpoint: Checkpoint, context: int | None, limits: WorkerLimits)
     kv_bytes = limits.max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
     if limits.kv_budget_bytes is not None:
         kv_bytes = min(kv_bytes, limits.kv_budget_bytes)
-    return sum(weight.data.nbytes for weight in checkpoint.weights.values()) + kv_bytes
+    return sum(weight.size_bytes for weight in checkpoint.weights.values()) + kv_bytes

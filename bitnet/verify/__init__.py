@@ -193,7 +193,7 @@ class _Examination:
 
     def _file(self) -> Finding:
         self.checkpoint = open_checkpoint(self.path, ignore_keys=self.ignore_keys)
-        size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
+        size = sum(weight.size_bytes for weight in self.checkpoint.weights.values())
         return Finding(
             "ok",
             "file",

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import in_encoding, tiny
 
 from bitnet import native
-from bitnet.families.mixture import Routing
+from bitnet.families.networks import Routing
 from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Register, Segment

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, HYBRIDS, in_encoding, tiny
+from tiny_models import FAMILIES, HYBRIDS, MIXTURES, in_encoding, tiny
 
 from bitnet import native
 from bitnet.families.blocks import Attention, Branch, KeysValues
@@ -63,7 +63,7 @@ def ids(count, seed=0):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("architecture", [*FAMILIES, *HYBRIDS])
+@pytest.mark.parametrize("architecture", [*FAMILIES, *HYBRIDS, *MIXTURES])
 def test_every_family_in_every_encoding(architecture, encoding):
     checkpoint = in_encoding(tiny(architecture), encoding)
     batches = ([ids(5), ids(1, 1)], [ids(1, 2), ids(19, 3)], [ids(2, 4), ids(1, 5)])
@@ -72,7 +72,7 @@ def test_every_family_in_every_encoding(architecture, encoding):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet", *HYBRIDS])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet", *HYBRIDS, "qwen3moe"])
 def test_every_instruction_set(architecture, level):
     compiled, interpreted = both_ways(in_encoding(tiny(architecture), "Q8_0"), ([ids(20)], [[7]]))
     for found, expected in zip(compiled, interpreted, strict=True):

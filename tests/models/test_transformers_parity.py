@@ -52,6 +52,7 @@ MINISTRAL3 = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.3,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 DELTA_NET = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
@@ -208,6 +209,83 @@ CASES = {
             "tie_word_embeddings": False,
             "block_auto_adjust_ff_dim": False,
             "norm_eps": 1e-3,
+        },
+    ),
+    "qwen3moe": (
+        "Qwen3Moe",
+        {"head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True, **EXPERTS},
+    ),
+    "qwen3.5moe": (
+        "Qwen3_5Moe",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+            **EXPERTS,
+            **DELTA_NET,
+        },
+    ),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48},
+    ),
+    "ernie4.5-moe-without-shared": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 0,
+            "moe_layer_start_index": 2,
+        },
+    ),
+    "glm4moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "glm4moe-plain": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    "olmoe": ("Olmoe", {"norm_topk_prob": False, **EXPERTS, "num_experts_per_tok": 3}),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "granitemoe-shared": (
+        "GraniteMoeShared",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+            "residual_multiplier": 0.4,
+            "shared_intermediate_size": 40,
         },
     ),
     "gemma3-linear-rope": (

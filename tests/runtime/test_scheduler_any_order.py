@@ -25,6 +25,7 @@ def _model():
         AnyOrderOfStates: tiny("qwen35"),
         AnyOrderOfConvolutions: tiny("lfm2"),
         AnyOrderOfDrafts: drafting,
+        AnyOrderOfExperts: tiny("qwen3moe"),
     }
     for machine, checkpoint in machines.items():
         machine.model = load_model(in_encoding(checkpoint, "Q8_0"), ops=select(threads=1))
@@ -142,6 +143,10 @@ class AnyOrderOfADraftModel(AnyOrderOfDrafts):
     """The same with another model that drafts, which has states."""
 
 
+class AnyOrderOfExperts(AnyOrder):
+    """The same with experts, whose tokens are gathered from all sequences of a pass."""
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestAnyOrderOfStates = AnyOrderOfStates.TestCase
@@ -152,3 +157,5 @@ TestAnyOrderOfDrafts = AnyOrderOfDrafts.TestCase
 TestAnyOrderOfDrafts.settings = TestAnyOrder.settings
 TestAnyOrderOfADraftModel = AnyOrderOfADraftModel.TestCase
 TestAnyOrderOfADraftModel.settings = TestAnyOrder.settings
+TestAnyOrderOfExperts = AnyOrderOfExperts.TestCase
+TestAnyOrderOfExperts.settings = TestAnyOrder.settings

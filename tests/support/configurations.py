@@ -41,7 +41,7 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
     head_dim = draw(st.sampled_from([16, 32]))
     layers = draw(_LAYERS.get(kind, st.integers(1, 4)))
     context = draw(st.sampled_from([32, 64, 128]))
-    own_width = draw(st.booleans()) and kind != "MiniCPM"
+    own_width = draw(st.booleans()) and kind not in ("MiniCPM", "Olmoe")
     width = draw(st.sampled_from([48, 64])) if own_width else heads * head_dim
     if quantization is not None:
         heads, head_dim, width, layers = 4, 32, 128, min(layers, 2)
@@ -238,6 +238,26 @@ def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+@st.composite
+def _experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[str, Any]:
+    experts = draw(st.integers(1, 9))
+    used = draw(st.integers(1, experts))
+    own = {count: experts, "num_experts_per_tok": used}
+    return own | draw(_optional(**more))
+
+
+@st.composite
+def _groups(draw: st.DrawFn) -> dict[str, Any]:
+    groups, size = draw(st.integers(1, 4)), draw(st.integers(2, 4))
+    used = draw(st.integers(1, groups))
+    return {
+        "n_group": groups,
+        "topk_group": used,
+        "n_routed_experts": groups * size,
+        "num_experts_per_tok": draw(st.integers(1, used * size)),
+    }
+
+
 _TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
 _HEAD_DIM_NEEDED = (
     *(
@@ -245,22 +265,27 @@ _HEAD_DIM_NEEDED = (
         "Gemma2",
         "Gemma3",
         "Glm4",
+        "Glm4Moe",
         "Helium",
         "HunYuanDenseV1",
         "Ministral3",
         "Qwen3",
+        "Qwen3Moe",
         "Qwen3_5",
+        "Qwen3_5Moe",
         "SeedOss",
     ),
 )
 _LAYERS = {
     "Gemma3": st.sampled_from([2, 7]),
     "Qwen3_5": st.integers(1, 6),
+    "Qwen3_5Moe": st.integers(1, 6),
     "SmolLM3": st.integers(1, 9),
 }
 _ACTIVATIONS = ["gelu", "relu", "relu2", "silu", "gelu_pytorch_tanh"]
 _CAPS = st.one_of(st.none(), st.sampled_from([2.0, 30.0]))
 _BIAS = st.booleans()
+_RARELY = st.sampled_from([False, False, False, True])
 _FACTOR = st.sampled_from([0.2, 1.0, 3.0])
 _WINDOW = st.sampled_from([None, 5, 64])
 _KEPT = [
@@ -300,6 +325,22 @@ _OWN = {
         ),
     ),
     "Ernie4_5": lambda _layers: _optional(use_bias=_BIAS),
+    "Ernie4_5_Moe": lambda layers: st.builds(
+        dict.__or__,
+        st.integers(2, 8).flatmap(
+            lambda count: st.fixed_dictionaries(
+                {"moe_num_experts": st.just(count), "moe_k": st.integers(1, count)}
+            )
+        ),
+        _optional(
+            moe_intermediate_size=st.sampled_from([32, 48]),
+            moe_layer_interval=st.sampled_from([1, 1, 1, 2]),
+            moe_layer_start_index=st.integers(0, layers),
+            moe_layer_end_index=st.sampled_from([-1, -1, layers - 1, 0]),
+            moe_num_shared_experts=st.integers(0, 2),
+            use_bias=_RARELY,
+        ),
+    ),
     "Exaone4": lambda layers: _optional(
         sliding_window=_WINDOW,
         sliding_window_pattern=st.integers(1, 4),
@@ -315,6 +356,19 @@ _OWN = {
         use_bidirectional_attention=st.sampled_from([False, False, False, True]),
     ),
     "Glm4": lambda _layers: _optional(attention_bias=_BIAS),
+    "Glm4Moe": lambda layers: st.builds(
+        dict.__or__,
+        _groups(),
+        _optional(
+            attention_bias=_BIAS,
+            first_k_dense_replace=st.integers(0, layers),
+            moe_intermediate_size=st.sampled_from([32, 48]),
+            n_shared_experts=st.integers(1, 2),
+            norm_topk_prob=_BIAS,
+            routed_scaling_factor=st.sampled_from([1.0, 2.5]),
+            use_qk_norm=_BIAS,
+        ),
+    ),
     "Granite": lambda _layers: _optional(
         attention_bias=_BIAS,
         mlp_bias=_BIAS,
@@ -322,6 +376,19 @@ _OWN = {
         embedding_multiplier=_FACTOR,
         residual_multiplier=_FACTOR,
         logits_scaling=_FACTOR,
+    ),
+    "GraniteMoe": lambda _layers: _experts(
+        "num_local_experts",
+        attention_bias=_BIAS,
+        attention_multiplier=_FACTOR,
+        embedding_multiplier=_FACTOR,
+        residual_multiplier=_FACTOR,
+        logits_scaling=_FACTOR,
+    ),
+    "GraniteMoeShared": lambda _layers: _experts(
+        "num_local_experts",
+        residual_multiplier=_FACTOR,
+        shared_intermediate_size=st.sampled_from([0, 32, 48]),
     ),
     "HunYuanDenseV1": lambda _layers: _optional(attention_bias=_BIAS),
     "Helium": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
@@ -342,10 +409,31 @@ _OWN = {
         st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
         _optional(attention_bias=_BIAS, layer_types=_layer_types(layers)),
     ),
+    "Olmoe": lambda _layers: _experts(
+        attention_bias=_BIAS, norm_topk_prob=_RARELY, clip_qkv=st.sampled_from([None, None, 0.5])
+    ),
     "Phi3": lambda _layers: _optional(sliding_window=_WINDOW),
     "Qwen2": _qwen,
     "Qwen3": lambda layers: _qwen(layers, attention_bias=_BIAS),
+    "Qwen3Moe": lambda _layers: st.builds(
+        lambda own, norm: own | {"norm_topk_prob": not norm},
+        _experts(
+            attention_bias=_BIAS,
+            moe_intermediate_size=st.sampled_from([32, 64]),
+            decoder_sparse_step=st.sampled_from([1, 1, 2]),
+            use_sliding_window=_RARELY,
+        ),
+        _RARELY,
+    ),
     "Qwen3_5": _delta_net,
+    "Qwen3_5Moe": lambda layers: st.builds(
+        dict.__or__,
+        _delta_net(layers),
+        _experts(
+            moe_intermediate_size=st.sampled_from([32, 64]),
+            shared_expert_intermediate_size=st.sampled_from([32, 48]),
+        ),
+    ),
     "SeedOss": lambda _layers: _optional(
         attention_bias=_BIAS, attention_out_bias=_BIAS, mlp_bias=_BIAS
     ),

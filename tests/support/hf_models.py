@@ -44,7 +44,7 @@ def random_model(kind, options, seed=0):
     if kind == "MiniCPM":
         return random_model("Granite", of_granite(options), seed)
     torch.manual_seed(seed)
-    text = "Text" if kind in ("Gemma3", "Qwen3_5") else ""
+    text = "Text" if kind in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
@@ -53,6 +53,9 @@ def random_model(kind, options, seed=0):
             # Initial norms of one and biases of zero would hide a mix-up.
             spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
             parameter.add_(torch.randn_like(parameter) * spread)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     return model
 
 

@@ -60,6 +60,47 @@ FAMILIES = (
 
 #: Families with states of fixed size in some of their layers.
 HYBRIDS = ("lfm2", "qwen35")
+#: Families whose feed-forward networks are experts.
+MIXTURES = {
+    "bailingmoe2": {
+        "expert_count": 8,
+        "expert_gating_func": 2,
+        "expert_group_count": 4,
+        "expert_group_used_count": 2,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "leading_dense_block_count": 1,
+        "rope.dimension_count": 32,
+    },
+    "ernie4_5-moe": {
+        "expert_shared_feed_forward_length": 256,
+        "interleave_moe_layer_step": 1,
+        "leading_dense_block_count": 1,
+    },
+    "glm4moe": {
+        "expert_gating_func": 2,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": 1,
+        "rope.dimension_count": 32,
+    },
+    "granitemoe": {
+        "residual_scale": 0.7,
+        "logit_scale": 1.5,
+        "attention.scale": 0.1,
+        "expert_shared_feed_forward_length": 256,
+    },
+    "maple": {
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [True, False],
+        "rope.dimension_count": 32,
+        "swiglu_clamp_exp": [7.0, 7.0],
+    },
+    "olmoe": {},
+    "qwen35moe": {"expert_shared_feed_forward_length": 256},
+    "qwen3moe": {},
+}
+EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256}
 DELTA_NET = {
     "full_attention_interval": 2,
     "rope.dimension_count": 16,
@@ -73,11 +114,13 @@ DELTA_NET = {
 
 def metadata(architecture, **more):
     keys = KEYS | more
-    if architecture == "qwen35":
+    if architecture in ("qwen35", "qwen35moe"):
         keys = DELTA_NET | keys
     if architecture == "lfm2":
         kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
         keys |= {"attention.head_count_kv": kv_heads, "shortconv.l_cache": 3}
+    if architecture in MIXTURES:
+        keys |= EXPERTS | {"feed_forward_length": 256} | MIXTURES[architecture] | more
     if architecture == "cohere2":
         keys = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5} | keys
     if architecture == "minicpm":
@@ -102,6 +145,9 @@ def tiny(architecture, *, seed=0, **more):
         name = f"blk.{more['block_count'] - 1}.nextn.eh_proj.weight"
         weights[name] = _f32(name, _normal(seed, name, (width, 2 * width)) * 0.08)
     keys = metadata(architecture, **more)
+    if architecture in ("bailingmoe2", "ernie4_5-moe"):  # whose choice may be corrected
+        name = f"blk.{LAYERS - 1}.exp_probs_b.bias"
+        weights[name] = _f32(name, _normal(seed, name, keys[f"{architecture}.expert_count"]) * 0.2)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
     for name, shape in layout(config_from(checkpoint)).required.items():
         if name in weights:
@@ -131,7 +177,7 @@ def in_encoding(checkpoint, name):
     expected = layout(config_from(checkpoint))
     weights = {
         key: _encoded(weight, name)
-        if key.startswith("blk.") and len(weight.shape) == 2 and key not in expected.vectors
+        if key.startswith("blk.") and len(weight.shape) > 1 and key not in expected.vectors
         else weight
         for key, weight in checkpoint.weights.items()
     }
@@ -140,6 +186,13 @@ def in_encoding(checkpoint, name):
 
 def _encoded(weight, name):
     quant = types.by_name(name)
+    if len(weight.shape) == 3:
+        parts = [_encoded(matrix, name) for matrix in weight.matrices()]
+        if name == "I2_S":  # whose scale belongs to a tensor; no file has such experts
+            name, quant = "TQ2_0", types.by_name("TQ2_0")
+            parts = [_encoded(matrix, name) for matrix in weight.matrices()]
+        data = np.concatenate([part.data for part in parts])
+        return Weight(weight.name, weight.shape, quant, data)
     if name == "Q4_K":
         return Weight(weight.name, weight.shape, quant, _random_q4_k(weight))
     return quantize(weight.name, weight.data.view("<f4").reshape(weight.shape), quant)

@@ -1,4 +1,4 @@
-"""A mixture of experts as data: the choice of a token's experts, and their networks."""
+"""Feed-forward networks as data, and mixtures of them, whose experts a router chooses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,49 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.families.blocks import Activation
+__all__ = ["Activation", "Experts", "FeedForward", "Gating", "Routing"]
 
-__all__ = ["Experts", "Gating", "Routing"]
-
+Activation = Literal[
+    "silu",
+    "gelu_tanh",
+    "relu_squared",
+    "relu",
+    "sigmoid",
+    "silu_clamped",
+    "swiglu_oai",
+    "identity",
+]
 Gating = Literal["softmax", "softmax_chosen", "sigmoid"]
 
 MOST_EXPERTS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """A feed-forward network.
+
+    Attributes:
+        width: of its inner layer.
+        activation: on the gate.
+        gated: it is a GLU; if not, the activation is on ``up`` itself.
+        fused: gate and up are one matrix, ``ffn_up``.
+        sub_norm: there is a norm before the output projection.
+    """
+
+    width: int
+    activation: Activation = "silu"
+    gated: bool = True
+    fused: bool = False
+    sub_norm: bool = False
+
+    @property
+    def cache(self) -> None:
+        """It needs no other position."""
+        return
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        yield self.width < 1, "a size below 1 (inside the feed-forward network)"
 
 
 @dataclass(frozen=True)

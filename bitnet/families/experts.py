@@ -1,0 +1,147 @@
+"""A mixture of experts by its keys, which most families share, and the names of its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import Unsupported
+from bitnet.families.networks import Experts, Gating, Routing
+from bitnet.families.rules import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from bitnet.families.blocks import FeedForward, ModelConfig
+    from bitnet.families.keys import Keys
+
+__all__ = [
+    "EXPERT_CONFIG",
+    "EXPERT_KEYS",
+    "EXPERT_TENSORS",
+    "GROUPED_KEYS",
+    "expert_keys",
+    "experts",
+    "group_routing",
+    "has_corrections",
+    "in_layers",
+    "without_drafting_blocks",
+]
+
+_GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid"}
+_HINT = "the file is damaged, or of a kind that is not known; update bitnet"
+
+#: Names in a folder: experts that are tensors of their own are stacked under these before.
+EXPERT_TENSORS = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps.weight",
+    "mlp.experts.up_proj": "ffn_up_exps.weight",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+}
+#: Rules for the keys of ``config.json``.
+EXPERT_CONFIG = {
+    "moe_intermediate_size": read("width inside an expert"),
+    "num_experts": read("experts of a layer"),
+    "num_experts_per_tok": read("experts of a token"),
+    "num_local_experts": read("name of `num_experts` since transformers 5"),
+}
+#: Rules for the keys of GGUF files.
+EXPERT_KEYS = {
+    "expert_count": read("experts of a layer"),
+    "expert_used_count": read("experts of a token"),
+    "expert_feed_forward_length": read("width inside an expert"),
+}
+#: The same where experts are chosen by groups, behind layers without any.
+GROUPED_KEYS = {
+    "expert_gating_func": read("1: softmax, 2: sigmoid of the router's logits"),
+    "expert_group_count": read("groups of experts"),
+    "expert_group_used_count": read("groups of a token"),
+    "expert_shared_count": read("networks beside the experts, which are one wider network"),
+    "expert_weights_norm": read("weights are divided by their sum"),
+    "expert_weights_scale": read("factor on the weights"),
+    "leading_dense_block_count": read("layers without experts, at the beginning"),
+    "nextn_predict_layers": read("blocks at the end, which are left out"),
+}
+
+
+def experts(keys: Keys, *, width: int, routing: dict[str, Any], **more: Any) -> Experts:
+    """The experts of a layer.
+
+    Args:
+        keys: the model.
+        width: inside an expert, if no key gives it.
+        routing: fields of :class:`Routing`.
+        more: fields of :class:`Experts`.
+    """
+    count, used = keys.integer("expert_count"), keys.integer("expert_used_count")
+    return Experts(
+        Routing(count, used, **routing),
+        keys.integer("expert_feed_forward_length", width),
+        fused=any(name.endswith(".ffn_gate_up_exps.weight") for name in keys.weights),
+        **more,
+    )
+
+
+def in_layers(
+    network: Experts, *, first: int = 0
+) -> Callable[[int, FeedForward], FeedForward | Experts]:
+    """Function for :func:`~bitnet.families.dense.dense`: *network* from layer *first* on."""
+    return lambda layer, usual: network if layer >= first else usual
+
+
+def group_routing(keys: Keys, *, renormalised: bool) -> dict[str, Any]:
+    """Fields of :class:`Routing` by the keys :data:`GROUPED_KEYS`."""
+    groups = keys.integer("expert_group_count", 1) or 1
+    return {
+        "gating": _gating(keys, "sigmoid"),
+        "corrected": has_corrections(keys.weights),
+        "groups": groups,
+        "groups_used": keys.integer("expert_group_used_count", 1) if groups > 1 else 1,
+        "renormalised": bool(keys.value("expert_weights_norm", renormalised)),
+        "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
+    }
+
+
+def without_drafting_blocks(keys: Keys, model: ModelConfig) -> ModelConfig:
+    """*model* without the last blocks of ``nextn_predict_layers``, which only draft tokens."""
+    layers = model.n_layers - keys.integer("nextn_predict_layers", 0)
+    left_out = tuple(f"blk.{layer}." for layer in range(layers, model.n_layers))
+    return replace(model, blocks=model.blocks[:layers], left_out=left_out)
+
+
+def _gating(keys: Keys, default: Gating) -> Gating:
+    """Gating by its number in GGUF.
+
+    Raises:
+        Unsupported: the number is not known.
+    """
+    number = keys.integer("expert_gating_func", 0)
+    if number == 0:
+        return default
+    if number not in _GATINGS:
+        raise Unsupported(
+            f"{keys.path.name}: expert_gating_func is {number}, expected 1 or 2", hint=_HINT
+        )
+    return _GATINGS[number]
+
+
+def has_corrections(names: Iterable[str]) -> bool:
+    """True if there are biases for the choice of experts among tensors of these *names*."""
+    return any(name.endswith(".exp_probs_b.bias") for name in names)
+
+
+def expert_keys(config: Mapping[str, Any], count: int, width: str = "") -> dict[str, Any]:
+    """GGUF keys of experts from a ``config.json``.
+
+    Args:
+        config: the keys. The number of experts may have two names in a family.
+        count: experts, if no key gives them.
+        width: key of the width inside an expert; empty: it is that of the network.
+    """
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    counts = {config[name] for name in names if config.get(name) is not None} or {count}
+    if len(counts) > 1:
+        raise ValueError(f"several numbers of experts: {sorted(counts)}")
+    found = {"expert_count": counts.pop(), "expert_used_count": config["num_experts_per_tok"]}
+    return found | ({"expert_feed_forward_length": config[width]} if width else {})
