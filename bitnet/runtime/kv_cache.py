@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Page: TypeAlias = NDArray[Any]
 
-__all__ = ["PAGE", "KVCache", "PageTable", "States", "pages_for"]
+__all__ = ["PAGE", "KVCache", "States", "pages_for"]
 
 SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
 SLACK = 256  # positions before a kept one to which the cache can be truncated as well
@@ -34,7 +34,7 @@ KEPT = 2  # positions to which it can be truncated; and with states the start of
 class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
-    Layers of one shape and attention window share pages (:class:`PageTable`). A page holds the
+    Layers of one shape and attention window share pages (:class:`_Pages`). A page holds the
     keys and then the values of every layer and head, as codes (:mod:`bitnet.kernels.kv_codes`) or
     as floats, ``(layers, 2, kv_heads, 64, head_dim)``. Memory grows with use, one page at a time,
     and for layers with a window only up to its size. Full pages are shared by caches copied from
@@ -45,6 +45,9 @@ class KVCache:
         length: positions stored.
         capacity: positions it has room for.
         reach: positions of the prompt, which select the RoPE scaling; *capacity* until it is set.
+        ids: of the sequence that uses it or used it last, of which a prefix is stored.
+        reserved_bytes: its part of a memory budget.
+        busy: a sequence uses it.
         drafter: the cache of the decoder that drafts tokens; ``None``: there is none.
     """
 
@@ -65,23 +68,26 @@ class KVCache:
         self.capacity: int = capacity
         self.reach: int = capacity
         self.length: int = 0
+        self.ids: list[int] = []
+        self.reserved_bytes = 0
+        self.busy = True
         self._dtype = np.dtype(dtype)
         self._coded = self._dtype == np.int16
         if not self._coded and self._dtype.kind != "f":
             raise UsageError(f"keys and values are int16 codes or floats, not {self._dtype}")
-        self._tables: list[PageTable] = []
-        self._places: dict[int, tuple[PageTable, int]] = {}  # of each number
+        self._tables: list[_Pages] = []
+        self._places: dict[int, tuple[_Pages, int]] = {}  # of each number
         for kind, numbers in page_tables(config.caches).items():
             words = (kv_codes.page_words(kind.head_dim),)
             of_head = words if self._coded else (PAGE, kind.head_dim)
-            table = PageTable(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
+            table = _Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
             self._places |= {number: (table, place) for place, number in enumerate(numbers)}
         ranges = state_ranges(config.caches)
         self._ranges = ranges
         floats = self._dtype if self._dtype == np.float64 else np.float32
         self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
-        self._parts: tuple[PageTable | States, ...] = (*self._tables, self._states)
+        self._parts: tuple[_Pages | States, ...] = (*self._tables, self._states)
         self._kept: list[int] = []
         self._marked = 0
         self.drafter: KVCache | None = None
@@ -100,17 +106,11 @@ class KVCache:
         return (2 + KEPT) * self._states.state_bytes
 
     def cost(self, positions: int, step: int) -> int:
-        """Bytes that a sequence of *positions* takes at most, in whole pages.
-
-        Args:
-            positions: of the whole sequence.
-            step: tokens of one pass at most.
-        """
-        snapshots = [SLACK] * KEPT
-        pages = ((table, table.most_pages(positions, step, snapshots)) for table in self._tables)
-        own = self.state_bytes + sum(table.page_bytes * count for table, count in pages)
+        """Bytes that a sequence of *positions*, run *step* at a time, takes at most, in pages."""
+        pages = sum(table.most_pages(positions, step) * table.page_bytes for table in self._tables)
         its = self.drafter
-        return own + (its.cost(min(positions, its.capacity), step) if its else 0)
+        drafts = its.cost(min(positions, its.capacity), step) if its else 0
+        return drafts + self.state_bytes + pages
 
     def affordable(self, size_bytes: int, step: int) -> int:
         """Positions, in whole pages, of a sequence whose :meth:`cost` is at most *size_bytes*."""
@@ -118,19 +118,10 @@ class KVCache:
         return PAGE * bisect_right(pages, size_bytes, key=lambda n: self.cost(n * PAGE, step))
 
     def append(self, number: int, keys: Array, values: Array) -> Seen:
-        """Store new *keys* and *values* of one cache behind those it has.
+        """Store *keys* and *values*, ``(T, kv_heads, head_dim)``, of a layer's cache *number*.
 
-        Args:
-            number: of the cache in its decoder.
-            keys: ``(T, kv_heads, head_dim)``.
-            values: as *keys*.
-
-        Returns:
-            Copies of its last positions, all of them or, with a window, at least those the
-            new ones attend to.
-
-        Raises:
-            InferenceError: the capacity is exceeded.
+        Returns copies of its last positions, all of them or, with a window, at least those the new
+        ones attend to.
         """
         start, stop = self.length, self.length + len(keys)
         self._make_room(stop)
@@ -161,9 +152,6 @@ class KVCache:
 
         One array for each table, in the order of :func:`page_tables`; 0 where a page was
         freed. They stay valid until the next call of any method. ``None`` if it holds floats.
-
-        Raises:
-            InferenceError: the capacity is exceeded.
         """
         if not self._coded:
             return None
@@ -171,11 +159,7 @@ class KVCache:
         return tuple(table.addresses for table in self._tables)
 
     def begin(self) -> NDArray[np.floating[Any]]:
-        """Begin a pass: all states of fixed size, which the pass changes; empty if it has none.
-
-        Raises:
-            InferenceError: a pass before did not end.
-        """
+        """Begin a pass: all states of fixed size, which the pass changes; empty if it has none."""
         return self._states.begin(self.length)
 
     def state(self, number: int) -> NDArray[np.floating[Any]]:
@@ -234,11 +218,7 @@ class KVCache:
             self.drafter.truncate(self.length)
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
-        """Hold the first *length* positions of *other*, a cache of the same model.
-
-        Raises:
-            InferenceError: *other* holds fewer or has freed some, or the capacity is exceeded.
-        """
+        """Hold the first *length* positions of *other*, a cache of the same model."""
         if length > min(there := other.reusable(length), self.capacity):
             raise InferenceError(
                 f"{length:,} positions to copy; there are {there:,}, and room for {self.capacity:,}"
@@ -271,7 +251,7 @@ def pages_for(positions: int) -> int:
     return -(-positions // PAGE)
 
 
-class PageTable:
+class _Pages:
     """Pages by place: place i holds positions 64i to 64i + 63, of all layers of one window.
 
     Pages that no later query attends to are freed and reused for later positions, so memory stops
@@ -308,29 +288,17 @@ class PageTable:
         """The first place that a query at *position* attends to."""
         return max(0, position + 1 - self.window) // PAGE if self.window else 0
 
-    def most_pages(self, positions: int, step: int, kept: Iterable[int]) -> int:
-        """Pages that a sequence of *positions* takes at most.
-
-        Args:
-            positions: of the whole sequence.
-            step: tokens of one pass at most.
-            kept: for each kept position, the positions before it that must stay available.
-        """
+    def most_pages(self, positions: int, step: int) -> int:
+        """Pages that a sequence of *positions*, run *step* at a time, takes at most."""
         whole = pages_for(positions)
         if not self.window:
             return whole
         # One more where a window begins within a page, and a spare one.
         running = pages_for(self.window - 1 + step) + 2
-        return min(whole, running + sum(pages_for(self.window + back) + 1 for back in kept))
+        return min(whole, running + KEPT * (pages_for(self.window + SLACK) + 1))
 
     def make_room(self, length: int, stop: int, kept: Iterable[range]) -> None:
-        """Own the pages for the positions from *length* up to *stop*.
-
-        Args:
-            length: positions stored.
-            stop: end of the positions to make room for.
-            kept: positions that may be read again, besides those to come.
-        """
+        """Own the pages from *length*, what is stored, to *stop*; *kept* may be read again."""
         pages = list(self.pages)
         seen = self.first_place(length)
         if any(page is not None for page in pages[:seen]):
@@ -363,7 +331,7 @@ class PageTable:
         """Forget the positions from *length* on."""
         self._set(self.pages[: pages_for(length)])
 
-    def copy(self, other: PageTable, length: int, kept: Iterable[range]) -> None:
+    def copy(self, other: _Pages, length: int, kept: Iterable[range]) -> None:
         """Share the first *length* positions of *other*, as far as they may be read again."""
         keep = {place for part in kept for place in self._places(part)}
         keep.update(range(self.first_place(length), pages_for(length)))
@@ -375,11 +343,7 @@ class PageTable:
         other._shared |= held
 
     def stack(self, place: int, start: int, stop: int) -> Page:
-        """Pages *start* to *stop* of layer *place* of the table; zeros for freed ones.
-
-        Returns:
-            ``(pages, 2, ...)``, as the pages are.
-        """
+        """Pages *start* to *stop* of layer *place*, ``(pages, 2, ...)``; zeros for freed ones."""
         empty = np.zeros(self._page_shape[1:], dtype=self._dtype)
         return np.stack([empty if page is None else page[place] for page in self.pages[start:stop]])
 
@@ -445,11 +409,7 @@ class States:
         return self._live.nbytes + sum(copy.nbytes for copy in self._copies.values())
 
     def begin(self, length: int) -> Array:
-        """The live state, after *length* positions, which a pass may change.
-
-        Raises:
-            InferenceError: there is none of that length: a pass before was interrupted.
-        """
+        """The live state, after *length* positions, which a pass may change."""
         if self._length != length:
             raise InferenceError(
                 f"the state after {length:,} positions was lost: a pass was interrupted",

@@ -1,47 +1,22 @@
 """KV caches of running and finished sequences, whose prefixes new prompts can reuse.
 
-A sequence leases a cache. When it ends, the cache stays with its ids until a prompt with the same
-prefix takes it over or copies from it, or until another sequence needs the memory.
+When a sequence ends, its cache stays with its ids until a prompt with the same prefix takes it over
+or copies from it, or until another sequence needs the memory.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.runtime.kv_cache import PAGE
+from bitnet.runtime.kv_cache import PAGE, KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from bitnet.runtime.kv_cache import KVCache
-
-__all__ = ["Lease", "PrefixCache", "common_prefix"]
+__all__ = ["PrefixCache", "common_prefix"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Lease:
-    """A cache in use, or available for reuse.
-
-    Attributes:
-        cache: keys and values of a prefix of *ids*.
-        ids: of the sequence that uses it or used it last; grows with the sequence.
-        size_bytes: its part of the memory budget.
-        busy: a sequence uses it.
-    """
-
-    cache: KVCache
-    ids: list[int] = field(default_factory=list)
-    size_bytes: int = 0
-    busy: bool = True
-
-    def common_length(self, ids: Sequence[int]) -> int:
-        """Number of leading *ids* it can reuse; the last id has to be run in any case."""
-        shared = min(common_prefix(self.ids, ids), max(0, len(ids) - 1))
-        return self.cache.reusable(shared)
 
 
 class PrefixCache:
@@ -68,13 +43,13 @@ class PrefixCache:
         self.budget_bytes = budget_bytes
         self._new_cache = new_cache
         self._slots = slots
-        self._leases: list[Lease] = []  # idle ones by last use, the oldest first
+        self._caches: list[KVCache] = []  # idle ones by last use, the oldest first
         self._measure, self._step = new_cache(), step
 
     @property
     def size_bytes(self) -> int:
         """Bytes counted at the moment, for running sequences and idle caches."""
-        return sum(lease.size_bytes for lease in self._leases)
+        return sum(cache.reserved_bytes for cache in self._caches)
 
     def cost(self, positions: int) -> int:
         """Bytes that a sequence of *positions* takes at most, in whole pages."""
@@ -84,102 +59,106 @@ class PrefixCache:
         """Positions that a sequence may have within *size_bytes*."""
         return self._measure.affordable(size_bytes, self._step)
 
-    def best(self, ids: Sequence[int], *, but: Lease | None = None) -> tuple[Lease | None, int]:
-        """The cache that shares the longest prefix with *ids*, and its length."""
+    def best(self, ids: Sequence[int], *, but: KVCache | None = None) -> tuple[KVCache | None, int]:
+        """The cache that shares the longest prefix with *ids*, and its length.
+
+        The last id has to be run in any case.
+        """
         best, longest = None, 0
-        regime = self._regime(but.cache.reach if but else len(ids))
-        for lease in self._leases:
-            if self._regime(lease.cache.reach) != regime:
+        regime = self._regime(but.reach if but else len(ids))
+        for cache in self._caches:
+            if self._regime(cache.reach) != regime:
                 continue
-            shared = lease.common_length(ids)
+            shared = cache.reusable(min(common_prefix(cache.ids, ids), max(0, len(ids) - 1)))
             # The most recent of equals: nearest in the processor's caches.
-            if lease is not but and shared and shared >= longest:
-                best, longest = lease, shared
+            if cache is not but and shared and shared >= longest:
+                best, longest = cache, shared
         return best, longest
 
-    def lease(self, ids: list[int], positions: int, *, reuse: bool = True) -> Lease | None:
+    def acquire(self, ids: list[int], positions: int, *, reuse: bool = True) -> KVCache | None:
         """A cache for *ids* that may grow to *positions*; ``None`` while there is no room.
 
         It already holds the longest available prefix of *ids*, if *reuse* is true.
         """
-        lease = self._lease(ids, positions, reuse=reuse)
-        if lease:
-            lease.cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
-        return lease
+        cache = self._find_or_create(ids, self.cost(positions), reuse=reuse)
+        if cache:
+            cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
+        return cache
 
-    def _lease(self, ids: list[int], positions: int, *, reuse: bool) -> Lease | None:
-        needed = self.cost(positions)
+    def _find_or_create(self, ids: list[int], needed: int, *, reuse: bool) -> KVCache | None:
         source, shared = self.best(ids) if reuse else (None, 0)
         idle = source if source and not source.busy else None
-        if idle and (idle.cache.length == shared or not self._fits(needed)):
-            return self._take_over(idle, ids, positions, shared)
-        shares = {lease: common_prefix(lease.ids, ids) for lease in self._leases}
+        if idle and (idle.length == shared or not self._fits(needed)):
+            return self._take_over(idle, ids, needed, shared)
+        shares = {cache: common_prefix(cache.ids, ids) for cache in self._caches}
         begun = max(shares.values(), default=0)
         if not self._make_room(needed):
             return None
-        lease = Lease(self._new_cache(), ids, needed)
+        cache = self._new_cache()
         if source:
-            lease.cache.copy_prefix(source.cache, shared)
+            cache.copy_prefix(source, shared)
         if begun >= PAGE:
-            lease.cache.keep(begun)  # two prompts diverge here, and a third one may as well
+            cache.keep(begun)  # two prompts diverge here, and a third one may as well
             for ahead, shared_ids in shares.items():
-                if ahead.busy and shared_ids == begun > ahead.cache.length:
-                    ahead.cache.keep(begun)  # what this prompt waits for
-        lease.cache.reach = len(ids)
-        self._leases.append(lease)
+                if ahead.busy and shared_ids == begun > ahead.length:
+                    ahead.keep(begun)  # what this prompt waits for
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
-        return lease
+        return self._use(cache, ids, needed)
 
-    def improve(self, lease: Lease) -> int:
+    def improve(self, cache: KVCache) -> int:
         """Copy the prefix that another cache has reached meanwhile; the number of ids it holds."""
-        source, shared = self.best(lease.ids, but=lease)
-        if source and shared > lease.cache.length:
-            lease.cache.copy_prefix(source.cache, shared)
+        source, shared = self.best(cache.ids, but=cache)
+        if source and shared > cache.length:
+            cache.copy_prefix(source, shared)
             logger.debug("%d ids copied from a sequence that was faster", shared)
-        return lease.cache.length
+        return cache.length
 
-    def release(self, lease: Lease, *, keep: bool = True) -> None:
-        """Take *lease* back from its sequence; keep it for reuse if *keep* is true."""
-        self._leases.remove(lease)
-        if keep and lease.cache.length:
-            lease.busy = False
-            lease.size_bytes = lease.cache.size_bytes
-            self._leases.append(lease)
+    def release(self, cache: KVCache, *, keep: bool = True) -> None:
+        """Take *cache* back from its sequence; keep it for reuse if *keep* is true."""
+        self._caches.remove(cache)
+        if keep and cache.length:
+            cache.busy = False
+            cache.reserved_bytes = cache.size_bytes
+            self._caches.append(cache)
 
     def drop_idle(self) -> bool:
         """Free every cache that is not in use; true if there were any."""
-        before = len(self._leases)
-        self._leases = [lease for lease in self._leases if lease.busy]
-        return len(self._leases) < before
+        before = len(self._caches)
+        self._caches = [cache for cache in self._caches if cache.busy]
+        return len(self._caches) < before
 
-    def _take_over(self, lease: Lease, ids: list[int], positions: int, shared: int) -> Lease | None:
-        self._leases.remove(lease)
-        needed = self.cost(positions)
+    def _take_over(
+        self, cache: KVCache, ids: list[int], needed: int, shared: int
+    ) -> KVCache | None:
+        self._caches.remove(cache)
         if not self._make_room(needed):
-            self._leases.append(lease)
+            self._caches.append(cache)
             return None
-        lease.cache.truncate(shared)
-        lease.cache.reach = len(ids)
-        lease.ids, lease.size_bytes, lease.busy = ids, needed, True
-        self._leases.append(lease)
+        cache.truncate(shared)
         logger.debug("took over a cache that holds %d of %d ids", shared, len(ids))
-        return lease
+        return self._use(cache, ids, needed)
+
+    def _use(self, cache: KVCache, ids: list[int], needed: int) -> KVCache:
+        cache.ids, cache.reach = ids, len(ids)
+        cache.busy, cache.reserved_bytes = True, needed
+        self._caches.append(cache)
+        return cache
 
     def _fits(self, needed: int) -> bool:
-        if len(self._leases) >= self._slots:
+        if len(self._caches) >= self._slots:
             return False
         return self.budget_bytes is None or self.size_bytes + needed <= self.budget_bytes
 
     def _make_room(self, needed: int) -> bool:
         """Free idle caches, oldest first, until *needed* fits; none if all would not suffice."""
-        leases = list(self._leases)
-        for lease in leases:
+        caches = list(self._caches)
+        for cache in caches:
             if self._fits(needed):
                 break
-            if not lease.busy:
-                self._leases.remove(lease)
+            if not cache.busy:
+                self._caches.remove(cache)
         if not self._fits(needed):
-            self._leases = leases
+            self._caches = caches
             return False
         return True
 

@@ -39,19 +39,7 @@ from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
-from bitnet.runtime.sequence import (
-    Scheduled,
-    Sequence,
-    draft_all,
-    lease_of,
-    no_memory,
-    part_of,
-    repeat,
-    return_to_start,
-    run_parts,
-    should_wait,
-    start_over_beyond_border,
-)
+from bitnet.runtime.sequence import Sequence, cache_of, no_memory, plan_decoding, run_together
 
 if TYPE_CHECKING:
     from collections import abc
@@ -169,9 +157,9 @@ class Scheduler:
         started = time.perf_counter()
         pieces = self._admit()
         steady = not any(its.foresight and its.foresight.is_behind for its in self.running)
-        if parts := self._schedule():
-            answering = all(part.sequence.tokens for part in parts)
-            pieces += self._run(parts)
+        if batch := self._schedule():
+            answering = all(sequence.tokens for sequence in batch)
+            pieces += self._run(batch)
             if self._drafter and answering:
                 self._pace.observe(len(pieces), time.perf_counter() - started, steady=steady)
         for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
@@ -184,105 +172,98 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_batch:
             sequence = self.waiting[0]
             try:
-                sequence.lease = self._caches.lease(
-                    sequence.ids,
-                    min(self.context, sequence.positions),
-                    reuse=not sequence.request.embed,
+                positions = min(self.context, sequence.positions)
+                sequence.cache = cache = self._caches.acquire(
+                    sequence.ids, positions, reuse=not sequence.request.embed
                 )
             except MemoryError as error:
                 if self._caches.drop_idle():
                     continue
                 self.waiting.popleft()
                 return [(sequence, sequence.fail(no_memory(sequence, error)))]
-            if sequence.lease is None:
+            if cache is None:
                 break
             self.running.append(self.waiting.popleft())
             sequence.admitted_at = time.perf_counter()
-            sequence.reused = sequence.lease.cache.length
-            cache = sequence.lease.cache.drafter
-            if self._drafter and cache and not sequence.request.embed:
-                sequence.foresight = self._drafter.foresight(sequence.ids, cache)
+            sequence.reused = cache.length
+            if self._drafter and cache.drafter and not sequence.request.embed:
+                sequence.foresight = self._drafter.foresight(sequence.ids, cache.drafter)
             logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
         return []
 
-    def _schedule(self) -> list[Scheduled]:
-        """Parts of the next pass: last tokens and drafts of decoding sequences, a prefill chunk."""
+    def _schedule(self) -> list[Sequence]:
+        """Plan the next pass: last ids and drafts of decoding sequences, and a prefill chunk."""
         for sequence in self.running:
-            start_over_beyond_border(sequence, self.model.config)
+            sequence.start_over_beyond_border()
         decoding = [sequence for sequence in self.running if sequence.decodes]
-        drafter = self._drafter if self._pace.drafting else None
-        drafts = draft_all(decoding, drafter, self.context, self.model.config)
-        parts = [part_of(one, [one.ids[-1], *draft], draft) for one, draft in drafts.items()]
-        return parts + self._prefill(self._chunk() if decoding else self.prefill_chunk)
+        plan_decoding(decoding, self._drafter if self._pace.drafting else None, self.context)
+        return decoding + self._prefill(self._chunk() if decoding else self.prefill_chunk)
 
-    def _prefill(self, room: int) -> list[Scheduled]:
-        """Next chunks of the prompts that are not in a cache yet, *room* tokens in all.
+    def _prefill(self, room: int) -> list[Sequence]:
+        """Plan the next chunks of prompts that are not in a cache yet, *room* tokens in all.
 
         The prompt with the fewest tokens left comes first, so that short ones are answered within
         a pass or two; of the room, the sequence that came first has its reserve, so that a long
         prompt never stands still behind short ones.
         """
         prompts = [sequence for sequence in self.running if not sequence.decodes]
-        parts: list[Scheduled] = []
+        planned: list[Sequence] = []
         reserve = -(-room // RESERVE_SHARE)
         for sequence in sorted(prompts, key=lambda sequence: sequence.remaining):
+            cache = cache_of(sequence)
             if sequence is prompts[0]:
                 reserve = 0  # it takes it now
             if not (sequence.passes or sequence.request.embed):
                 # Even without room: with a window, pages that can be copied now are soon freed.
-                sequence.reused = self._caches.improve(lease_of(sequence))
-                if should_wait(sequence, parts):
+                sequence.reused = self._caches.improve(cache)
+                if sequence.should_wait(planned):
                     continue
             if room <= reserve:
                 continue
-            start = lease_of(sequence).cache.length
+            start = cache.length
             # With bidirectional attention a text is run as a whole.
             whole = not self.model.config.causal
-            end = None if whole else start + room - reserve
-            chunk = sequence.ids[start:end]
-            stop = lease_of(sequence).cache.next_stop
-            if stop is not None:
-                chunk = chunk[: stop - start]
+            chunk = sequence.ids[start : None if whole else start + room - reserve]
+            if cache.next_stop is not None:
+                chunk = chunk[: cache.next_stop - start]
             room = max(reserve, room - len(chunk))
-            parts.append(part_of(sequence, chunk, []))
-        return parts
+            sequence.plan(chunk)
+            planned.append(sequence)
+        return planned
 
-    def _run(self, parts: list[Scheduled]) -> Pieces:
+    def _run(self, batch: list[Sequence]) -> Pieces:
         """Run one pass and advance its sequences; after a failure, run them one by one."""
         started = time.perf_counter()
         try:
-            results = run_parts(self.model, parts)
+            results = run_together(self.model, batch)
         except BaseException as error:
-            for part in parts:
-                return_to_start(part)
+            for sequence in batch:
+                sequence.undo()
             if isinstance(error, MemoryError):
-                return self._without_memory(parts, error)
+                return self._without_memory(batch, error)
             if not isinstance(error, Exception):
                 raise
-            if len(parts) > 1:  # so that only the failing one is affected
-                return [piece for part in parts for piece in self._run([repeat(part)])]
-            sequence = parts[0].sequence
-            return [(sequence, sequence.fail(error))]
-        self._observe(parts, time.perf_counter() - started)
-        return self._postprocess(parts, results)
+            if len(batch) > 1:  # so that only the failing one is affected
+                return [piece for sequence in batch for piece in self._run([sequence])]
+            return [(batch[0], batch[0].fail(error))]
+        self._observe(batch, time.perf_counter() - started)
+        return self._postprocess(batch, results)
 
-    def _postprocess(self, parts: list[Scheduled], results: list[Any]) -> Pieces:
+    def _postprocess(self, batch: list[Sequence], results: list[Any]) -> Pieces:
         """The next tokens of each sequence; rejected drafts leave its cache."""
         pieces: Pieces = []
-        for part, rows in zip(parts, results, strict=True):
-            sequence = part.sequence
+        for sequence, rows in zip(batch, results, strict=True):
             sequence.passes += 1
             sequence.exact_head_stopped = self.model.head.stopped
-            if part.segment.outputs == "none":
+            if not len(rows):
                 continue
             if sequence.request.embed:
                 pieces += [(sequence, piece) for piece in sequence.add_hidden(rows)]
                 continue
-            written = sequence.advance(rows, part.draft, context=self.context)
-            if part.draft:
+            pieces += [(sequence, piece) for piece in sequence.advance(rows, context=self.context)]
+            if sequence.proposed:
                 # The last token has not been run, and rejected drafts have to be removed.
-                lease_of(sequence).cache.truncate(len(sequence.ids) - 1)
-            pieces += [(sequence, piece) for piece in written]
+                cache_of(sequence).truncate(len(sequence.ids) - 1)
         return pieces
 
     @property
@@ -323,7 +304,7 @@ class Scheduler:
                 f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",
                 hint="use the model's own tokenizer",
             )
-        sequence = Sequence(ids, request, self.model.config.pooling)
+        sequence = Sequence(ids, request, self.model.config)
         self._check_budget(sequence)
         return sequence
 
@@ -476,22 +457,22 @@ class Scheduler:
         affordable = int(self.max_stall_s / self._prefill_token_s)
         return min(self.prefill_chunk, max(SMALLEST_CHUNK, affordable))
 
-    def _observe(self, parts: list[Scheduled], passed_s: float) -> None:
+    def _observe(self, batch: list[Sequence], passed_s: float) -> None:
         """Update the measured time per prompt token; decoding tokens in the pass are included."""
-        chunks = [part for part in parts if len(part.segment.tokens) > 1 + len(part.draft)]
-        tokens = sum(len(part.segment.tokens) for part in chunks)
+        lengths = [(len(its.segment.tokens), len(its.proposed)) for its in batch if its.segment]
+        tokens = sum(length for length, proposed in lengths if length > 1 + proposed)
         if tokens >= SMALLEST_CHUNK:
             earlier = self._prefill_token_s or passed_s / tokens
             self._prefill_token_s = (earlier + passed_s / tokens) / 2
 
-    def _without_memory(self, parts: list[Scheduled], error: MemoryError) -> Pieces:
+    def _without_memory(self, batch: list[Sequence], error: MemoryError) -> Pieces:
         """Free memory for another try; as a last resort, fail the sequence that came last."""
         if self._caches.drop_idle():
             return []
-        sequence = max((part.sequence for part in parts), key=self.running.index)
+        sequence = max(batch, key=self.running.index)
         return [(sequence, sequence.fail(no_memory(sequence, error)))]
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._caches.release(lease_of(sequence), keep=sequence.finish_reason != "error")
-        sequence.lease = None
+        self._caches.release(cache_of(sequence), keep=sequence.finish_reason != "error")
+        sequence.cache = sequence.segment = None

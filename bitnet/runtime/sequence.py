@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,27 +23,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.families.blocks import ModelConfig, Pooling
+    from bitnet.families.blocks import ModelConfig
     from bitnet.kernels.ops import Array
     from bitnet.models.exact_head.logits import Logits, Needed
     from bitnet.models.transformer import Model
     from bitnet.runtime.drafts import Drafter, Foresight
-    from bitnet.runtime.prefix_cache import Lease
+    from bitnet.runtime.kv_cache import KVCache
     from bitnet.runtime.request import Request
 
-__all__ = [
-    "Scheduled",
-    "Sequence",
-    "draft_all",
-    "lease_of",
-    "no_memory",
-    "part_of",
-    "repeat",
-    "return_to_start",
-    "run_parts",
-    "should_wait",
-    "start_over_beyond_border",
-]
+__all__ = ["Sequence", "cache_of", "no_memory", "plan_decoding", "run_together"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +62,13 @@ class Sequence:
         hidden: end of its part of a pass, and the hidden states before it,
             ``(T, dim)``, which *foresight* will read.
         embedding: for an embedding, its value after the hidden states so far, ``(dim,)``.
+        cache: its keys and values; ``None`` while it does not run.
+        segment: its tokens in the next pass, and the positions whose results are needed.
+        proposed: the last of these tokens, which are speculative.
+        start: positions in the cache before the pass.
     """
 
-    def __init__(
-        self, prompt: abc.Iterable[int], request: Request, pooling: Pooling = "none"
-    ) -> None:
+    def __init__(self, prompt: abc.Iterable[int], request: Request, config: ModelConfig) -> None:
         self.ids: list[int] = list(prompt)
         self.prompt_tokens: int = len(self.ids)
         self.request = request
@@ -96,8 +86,11 @@ class Sequence:
         self.foresight: Foresight | None = None
         self.hidden: tuple[int, Array] | None = None
         self.embedding: NDArray[np.float64] | None = None
-        self._pooling = pooling
-        self.lease: Lease | None = None
+        self._config = config
+        self.cache: KVCache | None = None
+        self.segment: Segment | None = None
+        self.proposed: list[int] = []
+        self.start = 0
         self.pieces: deque[Piece] = deque()
         self._sampler = Sampler(request.sampling, self.ids)
         self._matcher = request.grammar.start() if request.grammar else None
@@ -111,7 +104,7 @@ class Sequence:
     @property
     def pools_last(self) -> bool:
         """True if its vector is the last hidden state alone."""
-        return self._pooling == "last"
+        return self._config.pooling == "last"
 
     @property
     def decodes(self) -> bool:
@@ -126,42 +119,87 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Number of ids not run yet; 1 while decoding."""
-        return len(self.ids) - (self.lease.cache.length if self.lease else 0)
+        return len(self.ids) - (self.cache.length if self.cache else 0)
 
     @property
     def draft_room(self) -> int:
         """Tokens that a draft may have, behind which one more is still wanted."""
         return max(0, self.request.max_tokens - self.tokens - 1)
 
+    def plan(self, tokens: list[int], proposed: list[int] | None = None) -> None:
+        """Contribute *tokens*, which end with those *proposed*, to the next pass."""
+        cache, view = cache_of(self), self.foresight
+        self.proposed, self.start = proposed or [], cache.length
+        complete = cache.length + len(tokens) - len(self.proposed) == len(self.ids)
+        outputs: Literal["none", "last", "all"] = "last" if complete else "none"
+        every_vector = self.request.embed and not self.pools_last
+        if self.proposed or every_vector or (complete and view and view.reads_hidden):
+            outputs = "all"
+        self.segment = Segment(tokens, cache, outputs)
+
     def look_up(self, room: int) -> list[int]:
         """At most *room* tokens that are likely to follow, from its own text."""
         return self._lookup.draft(self.ids, min(room, self.draft_room)) if self._lookup else []
 
-    def valid(self, draft: list[int]) -> int:
-        """Number of leading tokens of *draft* that its grammar allows."""
-        return self._matcher.valid(draft) if draft and self._matcher else len(draft)
+    def plan_with_draft(self, draft: list[int]) -> None:
+        """Contribute the last id and of *draft* what its grammar allows, with the same bits."""
+        if draft and self._matcher:
+            del draft[self._matcher.valid(draft) :]
+        cache, length = cache_of(self), len(self.ids)
+        regime = self._config.regime(max(cache.reach, length))
+        while draft and self._config.regime(max(cache.reach, length + len(draft))) != regime:
+            draft.pop()  # its RoPE frequencies would differ from those of the token before
+        if draft:
+            cache.mark()  # a state returns here if drafts are rejected
+        self.plan([self.ids[-1], *draft], draft)
 
-    def needs(self, draft: list[int]) -> Needed | None:
+    def undo(self) -> None:
+        """Undo a pass that failed; what cannot be undone exactly is planned again."""
+        cache, planned = cache_of(self), self.segment
+        cache.truncate(self.start)
+        if cache.length == self.start or planned is None:
+            return
+        if self.request.embed:
+            cache.truncate(0)  # hidden states were added up
+            self.embedding = None
+        end = self.start + len(planned.tokens) - len(self.proposed)
+        self.plan(self.ids[cache.length : end])
+
+    def start_over_beyond_border(self) -> None:
+        """Rerun an answer that crosses the original context length, as a prompt of that length.
+
+        Long and short frequency factors do not mix (transformers does the same: Phi-3's
+        ``prepare_inputs_for_generation``).
+        """
+        cache, config, length = cache_of(self), self._config, len(self.ids)
+        borders = any(rope.long_freq_factors is not None for rope in config.ropes)
+        if borders and length > cache.reach and config.regime(length) != config.regime(cache.reach):
+            logger.info("beyond the original context: %d positions are run again", cache.length)
+            cache.truncate(0)
+            cache.reach = length
+
+    def should_wait(self, ahead: list[Sequence]) -> bool:
+        """True if a sequence *ahead* computes a prefix that this one can copy after the pass."""
+        shared = [(common_prefix(its.ids, self.ids), cache_of(its).length) for its in ahead]
+        # What it has computed already was copied, or cannot be.
+        to_come = max((count for count, computed in shared if computed < count), default=0)
+        return to_come - cache_of(self).length >= WORTH_WAITING
+
+    def needs(self) -> Needed | None:
         """Logits needed to choose the next tokens; ``None``: all of them."""
         if self.request.logprobs is not None or self._matcher or self._is_too_short:
             return None
         if self.request.reasoning and self.request.reasoning.budget is not None:
             return None  # its end may be forced
-        return self._sampler.needs(draft)
+        return self._sampler.needs(self.proposed)
 
-    def advance(
-        self, logits: abc.Iterable[Logits], draft: list[int], *, context: int
-    ) -> list[Piece]:
-        """Choose the next tokens.
+    def advance(self, logits: abc.Iterable[Logits], *, context: int) -> list[Piece]:
+        """The token after the last id, and further ones as far as the draft was accepted.
 
-        Args:
-            logits: after the last id and each token of *draft*.
-            draft: speculative tokens that were run.
-            context: maximum number of ids.
-
-        Returns:
-            The token after the last id, and further ones as far as *draft* was accepted.
+        *logits* are those after the last id and after each proposed token; *context* bounds the
+        number of ids.
         """
+        draft = self.proposed
         pieces: list[Piece] = []
         accepted = 0
         try:
@@ -192,7 +230,7 @@ class Sequence:
         rows = states.astype(np.float64)
         if self.pools_last:
             self.embedding = rows[-1]
-        elif self._pooling != "cls":
+        elif self._config.pooling != "cls":
             share: NDArray[np.float64] = rows.sum(axis=0) / self.prompt_tokens
             self.embedding = share if self.embedding is None else self.embedding + share
         elif self.embedding is None:
@@ -263,41 +301,8 @@ class Sequence:
         return pieces
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """The tokens that one sequence contributes to a pass.
-
-    Attributes:
-        sequence: whose tokens they are.
-        segment: the tokens, their cache, and the positions whose results are needed.
-        draft: the last of the tokens, which are speculative.
-        start: positions in the cache before the pass.
-    """
-
-    sequence: Sequence
-    segment: Segment
-    draft: list[int]
-    start: int
-
-
-def part_of(sequence: Sequence, tokens: list[int], draft: list[int]) -> Scheduled:
-    """*tokens*, which end with *draft*, as the part of *sequence*."""
-    cache = lease_of(sequence).cache
-    complete = cache.length + len(tokens) - len(draft) == len(sequence.ids)
-    outputs: Literal["none", "last", "all"] = "none"
-    is_read = sequence.foresight is not None and sequence.foresight.reads_hidden
-    every_vector = sequence.request.embed and not sequence.pools_last
-    if draft or every_vector or (complete and is_read):
-        outputs = "all"
-    elif complete:
-        outputs = "last"
-    return Scheduled(sequence, Segment(tokens, cache, outputs), draft, cache.length)
-
-
-def draft_all(
-    decoding: list[Sequence], drafter: Drafter | None, context: int, config: ModelConfig
-) -> dict[Sequence, list[int]]:
-    """Drafts for all *decoding* sequences, from their own texts or by *drafter*."""
+def plan_decoding(decoding: list[Sequence], drafter: Drafter | None, context: int) -> None:
+    """Have *decoding* sequences run their last ids and drafts, of their own texts or *drafter*."""
     room = max(0, DECODE_ROWS - len(decoding))
     drafts = {}
     for sequence in decoding:
@@ -307,19 +312,7 @@ def draft_all(
         others = [sequence for sequence in decoding if not drafts[sequence]]
         drafts |= _foresee(drafter, others, room, context)
     for sequence, draft in drafts.items():
-        _shorten_draft(draft, sequence, config)
-        if draft:
-            lease_of(sequence).cache.mark()  # a state returns here if drafts are rejected
-    return drafts
-
-
-def _shorten_draft(draft: list[int], sequence: Sequence, config: ModelConfig) -> None:
-    """Cut *draft* to what may follow the last token of *sequence*, and runs with the same bits."""
-    del draft[sequence.valid(draft) :]
-    cache, length = lease_of(sequence).cache, len(sequence.ids)
-    regime = config.regime(max(cache.reach, length))
-    while draft and config.regime(max(cache.reach, length + len(draft))) != regime:
-        draft.pop()  # its RoPE frequencies would differ from those of the token before
+        sequence.plan_with_draft(draft)
 
 
 def _foresee(
@@ -342,18 +335,19 @@ def _foresee(
     return {owners[its]: draft for its, draft in drafts.items()}
 
 
-def run_parts(model: Model, parts: list[Scheduled]) -> list[Any]:
-    """Logits of the requested tokens of each part; hidden states for embeddings."""
-    results: list[Any] = model.hidden([part.segment for part in parts])
-    places = [at for at, part in enumerate(parts) if not part.sequence.request.embed]
+def run_together(model: Model, batch: list[Sequence]) -> list[Any]:
+    """Run a pass of *batch*: the requested logits of each; hidden states for embeddings."""
+    segments = [sequence.segment for sequence in batch if sequence.segment is not None]
+    results: list[Any] = model.hidden(segments)
+    places = [at for at, sequence in enumerate(batch) if not sequence.request.embed]
     for at in places:
-        sequence, draft = parts[at].sequence, parts[at].draft
+        sequence = batch[at]
         if (view := sequence.foresight) and view.reads_hidden and len(results[at]):
-            sequence.hidden = parts[at].start + len(parts[at].segment.tokens), results[at]
-            results[at] = results[at][-len(draft) - 1 :]
+            sequence.hidden = sequence.start + len(segments[at].tokens), results[at]
+            results[at] = results[at][-len(sequence.proposed) - 1 :]
     if places:
         hidden = np.concatenate([results[at] for at in places])
-        needed = [parts[at].sequence.needs(parts[at].draft) for at in places]
+        needed = [batch[at].needs() for at in places]
         each = [need for at, need in zip(places, needed, strict=True) for _ in results[at]]
         logits = iter(model.head.logits(hidden, each))
         for at in places:
@@ -361,55 +355,10 @@ def run_parts(model: Model, parts: list[Scheduled]) -> list[Any]:
     return results
 
 
-def return_to_start(part: Scheduled) -> None:
-    """Undo a pass that failed; what cannot be undone exactly will be run again."""
-    cache = lease_of(part.sequence).cache
-    cache.truncate(part.start)
-    if cache.length < part.start and part.sequence.request.embed:
-        cache.truncate(0)  # hidden states were added up
-        part.sequence.embedding = None
-
-
-def repeat(part: Scheduled) -> Scheduled:
-    """*part* once more, after :func:`return_to_start`."""
-    start = lease_of(part.sequence).cache.length
-    if start == part.start:
-        return part
-    end = part.start + len(part.segment.tokens) - len(part.draft)
-    return part_of(part.sequence, part.sequence.ids[start:end], [])
-
-
-def lease_of(sequence: Sequence) -> Lease:
+def cache_of(sequence: Sequence) -> KVCache:
     """The cache of *sequence*, which runs."""
-    assert sequence.lease is not None, "a sequence that runs has a cache"
-    return sequence.lease
-
-
-def start_over_beyond_border(sequence: Sequence, config: ModelConfig) -> None:
-    """Rerun an answer that crosses the original context length, as a prompt of that length.
-
-    Long and short frequency factors do not mix (transformers does the same: Phi-3's
-    ``prepare_inputs_for_generation``).
-    """
-    cache = lease_of(sequence).cache
-    borders = any(rope.long_freq_factors is not None for rope in config.ropes)
-    if not borders or len(sequence.ids) <= cache.reach:
-        return
-    if config.regime(len(sequence.ids)) != config.regime(cache.reach):
-        logger.info("beyond the original context: %d positions are run again", cache.length)
-        cache.truncate(0)
-        cache.reach = len(sequence.ids)
-
-
-def should_wait(sequence: Sequence, ahead: list[Scheduled]) -> bool:
-    """True if a part in *ahead* computes a prefix that *sequence* can copy after the pass."""
-    shared = [
-        (common_prefix(part.sequence.ids, sequence.ids), lease_of(part.sequence).cache.length)
-        for part in ahead
-    ]
-    # What it has computed already was copied, or cannot be.
-    to_come = max((count for count, computed in shared if computed < count), default=0)
-    return to_come - lease_of(sequence).cache.length >= WORTH_WAITING
+    assert sequence.cache is not None, "a sequence that runs has a cache"
+    return sequence.cache
 
 
 def no_memory(sequence: Sequence, error: MemoryError) -> InferenceError:

@@ -151,7 +151,7 @@ def test_several_sequences_draft_together_within_the_bounds():
         while not sequence.finish_reason:
             scheduler.step()
             for running in scheduler.running:
-                cache = running.lease.cache
+                cache = running.cache
                 assert cache.size_bytes <= cache.cost(100, 256)
                 assert cache.drafter.length < len(running.ids)
     assert [sequence.ids for sequence in sequences] == expected

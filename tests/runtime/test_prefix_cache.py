@@ -18,29 +18,29 @@ def caches(slots=3, pages=None):
     return PrefixCache(lambda: KVCache(CONFIG, 500), slots=slots, budget_bytes=budget)
 
 
-def run(lease, upto):
+def run(cache, upto):
     """Store keys that say which id they belong to."""
-    new = np.array(lease.ids[lease.cache.length : upto], dtype=np.float32)
+    new = np.array(cache.ids[cache.length : upto], dtype=np.float32)
     rows = np.broadcast_to(new[:, None, None], (len(new), 2, 64))
     for layer in range(2):
-        lease.cache.append(layer, rows, rows)
-    lease.cache.advance(len(new))
+        cache.append(layer, rows, rows)
+    cache.advance(len(new))
 
 
-def stored(lease):
-    """The ids that the keys of *lease* say they belong to."""
+def stored(cache):
+    """The ids that the keys of *cache* say they belong to."""
     copy = KVCache(CONFIG, 500)
-    copy.copy_prefix(lease.cache, lease.cache.length)
+    copy.copy_prefix(cache, cache.length)
     keys = copy.append(0, np.zeros((1, 2, 64), np.float32), np.zeros((1, 2, 64), np.float32)).keys
     return np.rint(keys[0, :-1, 0]).astype(int).tolist()
 
 
 def kept(pool, ids):
     """A cache that holds all but the last of *ids* and waits."""
-    lease = pool.lease(ids, len(ids))
-    run(lease, len(ids) - 1)
-    pool.release(lease)
-    return lease
+    cache = pool.acquire(ids, len(ids))
+    run(cache, len(ids) - 1)
+    pool.release(cache)
+    return cache
 
 
 @given(st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)))
@@ -54,9 +54,9 @@ def test_a_cache_starts_with_what_the_best_other_one_holds():
     pool = caches()
     kept(pool, [1, 2, 3, 4, 9])
     kept(pool, [1, 2, 7, 7, 7, 9])
-    lease = pool.lease([1, 2, 3, 5, 5], 10)
-    assert lease.cache.length == 3
-    assert stored(lease) == [1, 2, 3]
+    cache = pool.acquire([1, 2, 3, 5, 5], 10)
+    assert cache.length == 3
+    assert stored(cache) == [1, 2, 3]
 
 
 def test_the_last_id_is_always_run():
@@ -69,7 +69,7 @@ def test_the_last_id_is_always_run():
 def test_a_cache_that_is_continued_whole_is_taken_over():
     pool = caches()
     first = kept(pool, [1, 2, 3, 4])
-    assert pool.lease([1, 2, 3, 5, 6], 9) is first
+    assert pool.acquire([1, 2, 3, 5, 6], 9) is first
     assert first.busy
     assert first.ids == [1, 2, 3, 5, 6]
 
@@ -77,7 +77,7 @@ def test_a_cache_that_is_continued_whole_is_taken_over():
 def test_a_cache_that_holds_more_stays_as_it_is():
     pool = caches()
     first = kept(pool, [1, 2, 3, 4, 5])
-    branch = pool.lease([1, 2, 8, 8], 9)
+    branch = pool.acquire([1, 2, 8, 8], 9)
     run(branch, 4)
     assert branch is not first
     assert (stored(first), stored(branch)) == ([1, 2, 3, 4], [1, 2, 8, 8])
@@ -85,9 +85,9 @@ def test_a_cache_that_holds_more_stays_as_it_is():
 
 def test_a_running_sequence_gives_what_it_has_and_goes_on():
     pool = caches()
-    first = pool.lease([1, 2, 3, 4, 5], 5)
-    late = pool.lease([1, 2, 3, 6], 4)
-    assert late.cache.length == 0
+    first = pool.acquire([1, 2, 3, 4, 5], 5)
+    late = pool.acquire([1, 2, 3, 6], 4)
+    assert late.length == 0
     run(first, 4)
     assert pool.improve(late) == 3
     run(first, 5)
@@ -99,36 +99,36 @@ def test_the_oldest_idle_cache_makes_room():
     pool = caches(slots=2)
     kept(pool, [1, 1, 1])
     kept(pool, [2, 2, 2])
-    pool.lease([3, 3, 3], 3)
+    pool.acquire([3, 3, 3], 3)
     assert (pool.best([1, 1, 1])[1], pool.best([2, 2, 2])[1]) == (0, 2)
 
 
 def test_a_cache_in_use_is_never_dropped():
     pool = caches(slots=2)
-    pool.lease([1, 1], 2)
-    pool.lease([2, 2], 2)
-    assert pool.lease([3, 3], 2) is None
+    pool.acquire([1, 1], 2)
+    pool.acquire([2, 2], 2)
+    assert pool.acquire([3, 3], 2) is None
     assert pool.drop_idle() is False
 
 
 def test_without_room_even_after_dropping_nothing_is_dropped():
     pool = caches(pages=3)
-    busy = pool.lease([5, 5], 2 * PAGE)
+    busy = pool.acquire([5, 5], 2 * PAGE)
     kept(pool, [1, 2, 3])
-    assert pool.lease([9, 9], 2 * PAGE) is None
+    assert pool.acquire([9, 9], 2 * PAGE) is None
     assert pool.best([1, 2, 3])[1] == 2
     pool.release(busy)
-    assert pool.lease([9, 9], 2 * PAGE) is not None
+    assert pool.acquire([9, 9], 2 * PAGE) is not None
 
 
 def test_memory_is_counted_in_pages():
     pool = caches(pages=9)
-    lease = pool.lease([1, 2], PAGE + 1)
+    cache = pool.acquire([1, 2], PAGE + 1)
     assert pool.size_bytes == 2 * PAGE_BYTES
-    run(lease, 2)
-    pool.release(lease)
+    run(cache, 2)
+    pool.release(cache)
     assert pool.size_bytes == PAGE_BYTES
-    pool.release(pool.lease([7], 1))
+    pool.release(pool.acquire([7], 1))
     assert pool.size_bytes == PAGE_BYTES  # an empty cache is of no use
     assert pool.drop_idle() is True
     assert pool.size_bytes == 0

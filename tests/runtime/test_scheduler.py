@@ -52,7 +52,7 @@ def test_a_long_prompt_holds_the_others_up_for_one_chunk_at_a_time(reference):
     long = scheduler.submit(prompt(22, seed=1), params(2))
     for held in (4, 8, 12, 16, 20):
         assert [sequence for sequence, _ in scheduler.step()] == [quick]
-        assert long.lease.cache.length == held
+        assert long.cache.length == held
     assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
 
 
@@ -63,7 +63,7 @@ def test_without_time_to_wait_chunks_are_as_small_as_is_worth_it(reference):
     long = scheduler.submit(prompt(50, seed=1), params(2))
     for held in (16, 32, 48):
         assert [sequence for sequence, _ in scheduler.step()] == [quick]
-        assert long.lease.cache.length == held
+        assert long.cache.length == held
     assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
 
 
@@ -77,7 +77,7 @@ def test_short_prompts_share_a_chunk(reference):
     scheduler = Scheduler(reference, prefill_chunk=16)
     sequences = [scheduler.submit(prompt(5, seed), params()) for seed in range(4)]
     assert [sequence for sequence, _ in scheduler.step()] == sequences[:3]
-    assert sequences[3].lease.cache.length == 1
+    assert sequences[3].cache.length == 1
     assert [sequence for sequence, _ in scheduler.step()] == sequences
 
 
@@ -85,10 +85,10 @@ def test_a_short_prompt_is_answered_in_its_first_pass_behind_long_ones(reference
     scheduler = Scheduler(reference, prefill_chunk=8)
     long = [scheduler.submit(prompt(length, seed=length), params(2)) for length in (60, 50)]
     scheduler.step()
-    assert [sequence.lease.cache.length for sequence in long] == [2, 6]
+    assert [sequence.cache.length for sequence in long] == [2, 6]
     short = scheduler.submit(prompt(6, seed=1), params(1))
     assert [sequence for sequence, _ in scheduler.step()] == [short]
-    assert [sequence.lease.cache.length for sequence in long] == [4, 6]
+    assert [sequence.cache.length for sequence in long] == [4, 6]
 
 
 def test_a_long_prompt_goes_on_however_many_short_ones_come(reference):
@@ -99,7 +99,7 @@ def test_a_long_prompt_goes_on_however_many_short_ones_come(reference):
         passes += 1
         short = scheduler.submit(prompt(6, seed=100 + passes), params(1))
         assert short in dict(scheduler.step())
-        assert long.lease.cache.length >= 2 * passes
+        assert long.cache.length >= 2 * passes
     run(scheduler)
     assert long.finish_reason == "length"
 
@@ -164,8 +164,8 @@ def test_no_sequence_overtakes_the_one_that_waits_for_memory(roomy):
     small = scheduler.submit(prompt(2, seed=2), params(2))
     scheduler.step()
     assert (len(scheduler.running), len(scheduler.waiting)) == (1, 2)
-    while large.lease is None:
-        assert small.lease is None
+    while large.cache is None:
+        assert small.cache is None
         scheduler.step()
 
 
@@ -301,7 +301,7 @@ def test_cancelled_within_its_prompt_or_its_answer(model, steps):
     leaving = scheduler.submit(prompt(16, seed=1), params(12))
     head = [piece.token for _ in range(steps) for one, piece in scheduler.step() if one is other]
     scheduler.cancel(leaving)
-    assert leaving.lease is None
+    assert leaving.cache is None
     written = run(scheduler)
     assert leaving not in written
     assert head + written[other] == alone(model, prompt(3), params(12))

@@ -103,8 +103,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert sequence.ids == ids + written
             if sequence.finish_reason == "length":
                 assert len(written) == len(whole)
-            if sequence.lease:
-                assert sequence.lease.cache.length < len(sequence.ids)
+            if sequence.cache:
+                assert sequence.cache.length < len(sequence.ids)
             else:
                 assert sequence.finish_reason or not written
 

@@ -196,8 +196,8 @@ def test_a_pass_that_fails_is_run_again_from_a_state_that_is_whole(model):
         while scheduler.busy:
             if broken and passes % 5 == 3:  # what an interrupt within a pass leaves
                 for sequence in scheduler.running:
-                    sequence.lease.cache.begin()[:] = np.nan
-                    sequence.lease.cache.truncate(sequence.lease.cache.length)
+                    sequence.cache.begin()[:] = np.nan
+                    sequence.cache.truncate(sequence.cache.length)
             passes += 1
             for sequence, piece in scheduler.step():
                 written[sequence].append(piece.token)
@@ -219,7 +219,7 @@ def test_one_sequence_that_fails_in_a_batch_leaves_the_other_exact(model):
     good = scheduler.submit(ids, params(12))
     bad = scheduler.submit(prompt(60, seed=4), params(12))
     scheduler._admit()
-    bad.lease.cache.__class__ = Broken
+    bad.cache.__class__ = Broken
     assert run(scheduler)[good] == expected
     assert bad.finish_reason == "error"
     assert good.finish_reason == "length"

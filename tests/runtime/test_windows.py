@@ -245,7 +245,7 @@ def test_a_late_prompt_does_not_wait_for_one_that_has_passed_it(model):
     late = scheduler.submit([*prompt(900, seed=1)[:150], 3, 4, 5], params(3))
     for _ in range(4):
         scheduler.step()
-    assert late.lease.cache.length > 0
+    assert late.cache.length > 0
     assert not first.finish_reason
     assert late.reused == 0
 
@@ -267,5 +267,5 @@ def test_memory_stays_within_its_budget(model, room, seeds):
     while scheduler.busy:
         scheduler.step()
         assert scheduler.kv_bytes <= room * shortest
-        leases = scheduler._caches._leases
-        assert all(lease.cache.size_bytes <= lease.size_bytes for lease in leases)
+        caches = scheduler._caches._caches
+        assert all(cache.size_bytes <= cache.reserved_bytes for cache in caches)
