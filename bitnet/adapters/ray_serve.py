@@ -27,16 +27,15 @@ from ray.serve.exceptions import BackPressureError
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
 from bitnet.commands.context import Context
-from bitnet.server.exchange import wire_of
+from bitnet.server.exchange import last_event
 from bitnet.server.refusals import Refused
-from bitnet.wire import responses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from bitnet.server.asgi import Event, Receive, Scope, Send
 
-__all__ = ["Door", "Replica", "app", "last_event", "prefix_of"]
+__all__ = ["Door", "Replica", "app", "prefix_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ class Replica:
         from bitnet.server.metrics import Metrics
         from bitnet.server.models import Models, Slot
         from bitnet.server.narration import Narrator
+        from bitnet.server.options import ServeOptions
         from bitnet.server.worker import WorkerLimits
 
         path, threads = Context().model(model), options["threads"]
@@ -93,7 +93,9 @@ class Replica:
         self._models = Models([slot], metrics, narrate, limits)
         self._models.load_first()
         self._models.start()
-        self._app = create_app(self._models, metrics, narrate, api_key=api_key)
+        # The doors of other nodes send here, with any name of the host.
+        access = ServeOptions(host="*", api_key=api_key, allow_unauthenticated=True)
+        self._app = create_app(self._models, metrics, narrate, access)
 
     @serve.multiplexed(max_num_models_per_replica=256)
     async def remember(self, prefix: str) -> str:
@@ -199,7 +201,9 @@ class Door:
             except Exception as error:
                 if parts:
                     logger.warning("a stream was cut: %s", error)
-                    last = last_event(scope["path"], parts).encode()
+                    message = "the replica that wrote this answer was lost"
+                    lost = Refused(502, message, kind="server_error")
+                    last = last_event(scope["path"], lost, parts).encode()
                     await send({"type": "http.response.body", "body": last, "more_body": False})
                     return
                 if not isinstance(error, _LOST):
@@ -210,15 +214,6 @@ class Door:
                     await _refuse(send, 429 if busy else 503, message)
                     return
                 await asyncio.sleep(0.1 * 2**attempt)
-
-
-def last_event(path: str, sent: int) -> str:
-    """Text of the event that ends a stream of *path* whose replica was lost after *sent* events."""
-    lost = Refused(502, "the replica that wrote this answer was lost", kind="server_error")
-    facts = lost.body(path)
-    if path == responses.PATH:
-        facts = responses.error_event(sent, lost.message, lost.kind)
-    return wire_of(path).line(facts)
 
 
 def prefix_of(body: bytes) -> str:

@@ -105,7 +105,7 @@ def is_token_host(url: str, endpoint: str) -> bool:
         endpoint: the hub as the user named it, never as a project does.
     """
     scheme, host, _ = origin(url)
-    return (scheme == "https" or _is_loopback(host or "")) and is_hub(url, endpoint)
+    return (scheme == "https" or is_loopback(host or "")) and is_hub(url, endpoint)
 
 
 def is_hub(url: str, endpoint: str) -> bool:
@@ -122,10 +122,12 @@ def is_hub(url: str, endpoint: str) -> bool:
     return named and scheme in ("https", origin(endpoint)[0])
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach *host*."""
+    name = host.strip("[]").lower()
     with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost"
 
 
 # --- text ------------------------------------------------------------------------------------

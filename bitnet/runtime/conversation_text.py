@@ -16,7 +16,6 @@ from bitnet.runtime.request import ReasoningRules, check_messages
 from bitnet.runtime.tool_blocks import overlap
 from bitnet.runtime.tool_formats import (
     HARMONY,
-    HERMES,
     explain_tools,
     format_of,
     render_calls_as_text,
@@ -47,7 +46,7 @@ _MARKS = (
 
 def conversation_text(
     tokenizer: Tokenizer, request: Request
-) -> tuple[str, Tools | None, CallFormat]:
+) -> tuple[str, Tools | None, CallFormat | None]:
     """The messages of *request* in the model's chat template, up to where the answer begins.
 
     If the template does not support tools, they are described in the system message, and the
@@ -55,7 +54,8 @@ def conversation_text(
     ends the text.
 
     Returns:
-        The text, the functions that may be called (``None``: none) and the format of calls.
+        The text, the functions that may be called (``None``: none), and the format of calls, or of
+        messages with headers (``None``: the answer is text).
 
     Raises:
         Unsupported: the model has no chat template, or its format of calls is unknown.
@@ -77,7 +77,7 @@ def conversation_text(
 
 def _text(
     tokenizer: Tokenizer, request: Request, messages: Sequence[Mapping[str, Any]]
-) -> tuple[str, Tools | None, CallFormat]:
+) -> tuple[str, Tools | None, CallFormat | None]:
     template = chat_template(tokenizer)
     tools = None
     if request.tools:
@@ -100,8 +100,8 @@ def _text(
     if tools is None:
         if spoken and "tool" not in source:
             form = without_branch(source)
-            return render(render_calls_as_text(form, messages, "")), None, form
-        return render(messages), None, HARMONY if "<|channel|>" in source else HERMES
+            return render(render_calls_as_text(form, messages, "")), None, None
+        return render(messages), None, HARMONY if "<|channel|>" in source else None
     if "tool" in source:
         text = render(messages, tools.given)
         if text != render(messages):

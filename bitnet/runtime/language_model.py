@@ -155,9 +155,9 @@ class LanguageModel:
             text, tools, form = conversation_text(self.tokenizer, request)
             # The template writes BOS itself if the model needs it.
             ids = self.tokenizer.encode(text, add_special=False)
-            if tools is not None or form.channels:
+            if form is not None:
                 calls = (tools or NO_TOOLS).rules(form, self.tokenizer)
-            if tools is not None:
+            if form is not None and tools is not None:
                 request = replace(request, grammar=self._calls_grammar(request, tools, form))
             if request.separate_reasoning and not (request.grammar or request.needs_grammar):
                 begun = messages[-1] if request.continue_final_message else None

@@ -19,15 +19,15 @@ from bitnet.server.dialects import anthropic, llama_server, ollama, openai, work
 from bitnet.server.exchange import FORMS
 from bitnet.server.guard import Guard
 from bitnet.server.refusals import Refused, from_error
-from bitnet.server.tracing import Traced
 from bitnet.wire.ollama import timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models, Slot
     from bitnet.server.narration import Narrator
+    from bitnet.server.options import ServeOptions
     from bitnet.server.tracing import Tracing
 
 __all__ = ["create_app"]
@@ -37,26 +37,20 @@ def create_app(
     models: Models,
     metrics: Metrics,
     narrate: Narrator,
-    *,
-    api_key: str = "",
-    max_body: int = 1 << 20,
-    local_only: bool = False,
-    origins: Sequence[str] = (),
-    access_log: bool = False,
+    options: ServeOptions,
     tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The application that serves *models*.
+    """The application that serves *models*, which start and stop with it.
 
     Args:
-        models: what the routes work with; they are started and stopped with the application.
+        models: what the routes work with.
         metrics: counts requests.
         narrate: told of requests.
-        api_key: what clients must send; empty: nothing.
-        max_body: bytes a request may have.
-        local_only: refuse requests that name another host than this machine.
-        origins: of web pages elsewhere that may call from a browser; ``*``: all.
-        access_log: narrate every request.
-        tracing: makes a span of each request that asks for an answer.
+        options: who may call, and how large a request may be.
+        tracing: makes a span of each POST.
+
+    Raises:
+        UsageError: the worker would be open to the network without a key.
     """
 
     @asynccontextmanager
@@ -80,26 +74,15 @@ def create_app(
         app.include_router(routes.router)
     _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
-    app.add_middleware(
-        Guard,
-        metrics=metrics,
-        narrate=narrate,
-        api_key=api_key,
-        max_body=max_body,
-        local_only=local_only,
-        origins=origins,
-        access_log=access_log,
-    )
-    if origins:  # outside of the guard, so that a page can read the reason of a refusal
+    app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate, tracing=tracing)
+    if options.allow_origin:  # outside of the guard: a page can read the reason of a refusal
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(origins),
+            allow_origins=options.allow_origin,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )
-    if tracing is not None:
-        app.add_middleware(Traced, tracing=tracing)
     return app
 
 

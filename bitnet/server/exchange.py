@@ -1,4 +1,4 @@
-"""One request for answers: its body, its sequences, and the reply, whole or as a stream.
+"""The order of one HTTP request: its body, its answers, and the reply, whole or as a stream.
 
 Generation ends when the client disconnects.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.runtime.request import EVERYTHING
 from bitnet.server.refusals import GONE, Refused, from_error
-from bitnet.server.worker import stopping
+from bitnet.server.worker import Order, Worker, stopping
 from bitnet.wire import anthropic, llama_server, ollama, responses
 
 if TYPE_CHECKING:
@@ -30,18 +31,20 @@ if TYPE_CHECKING:
     from bitnet.runtime.request import Request as ModelRequest
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.models import Models, Slot
-    from bitnet.server.worker import Order, Worker
     from bitnet.wire.fields import Form
 
 __all__ = [
     "DEFAULT_TOKENS",
     "FORMS",
-    "Exchange",
     "body_of",
+    "collect",
+    "compute",
+    "last_event",
+    "open_order",
     "prepare",
+    "respond",
     "slot_of",
     "taking",
-    "wire_of",
 ]
 
 T = TypeVar("T")
@@ -153,52 +156,33 @@ def prepare_sequences(request: ModelRequest, worker: Worker, choices: int) -> li
         raise Refused(400, error.message, code="context_length_exceeded") from error
 
 
-# --- the stream of a dialect ---------------------------------------------------------------------
+# --- the reply -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Wire:
-    """Format in which a dialect streams an answer.
-
-    Attributes:
-        media_type: of the stream.
-        line: text of one event.
-        done: sent after the last event.
-    """
-
-    media_type: str
-    line: Callable[[Any], str]
-    done: str = ""
-
-
-def line(facts: Any) -> str:
-    """One JSON object on its own line."""
-    return json.dumps(facts, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def event(facts: Any) -> str:
-    """One server-sent event."""
-    return f"data: {line(facts)}\n"
-
-
-def event_with_name(facts: Any) -> str:
-    """One server-sent event with its ``type`` as its name."""
-    return f"event: {facts['type']}\n{event(facts)}"
-
-
-OPENAI = Wire("text/event-stream", event, "data: [DONE]\n\n")
-NAMED = Wire("text/event-stream", event_with_name)
-UNNAMED = Wire("text/event-stream", event)
-LINES = Wire("application/x-ndjson", line)
-
-
-def wire_of(path: str) -> Wire:
-    """Format in which the address *path* streams."""
+def stream_form(path: str) -> Literal["lines", "named", "unnamed", "openai"]:
+    """Form of the streams of *path*: JSON lines, or server-sent events, named or with an end."""
     if path.startswith(ollama.PREFIX):
-        return LINES
+        return "lines"
     if path.startswith(anthropic.PREFIX) or path == responses.PATH:
-        return NAMED
-    return UNNAMED if path in llama_server.PATHS else OPENAI
+        return "named"
+    return "unnamed" if path in llama_server.PATHS else "openai"
+
+
+def event_text(path: str, facts: Any) -> str:
+    """*facts* as an event of the stream of the address *path*."""
+    line, form = json.dumps(facts, ensure_ascii=False, separators=(",", ":")), stream_form(path)
+    if form == "lines":
+        return f"{line}\n"
+    return (f"event: {facts['type']}\n" if form == "named" else "") + f"data: {line}\n\n"
+
+
+def last_event(path: str, refusal: Refused, sent: int) -> str:
+    """The event that ends a stream of *path* which failed after *sent* events."""
+    facts = refusal.body(path)
+    if path == responses.PATH:
+        code = refusal.code or refusal.kind
+        facts = responses.error_event(sent, refusal.message, code, refusal.param)
+    return event_text(path, facts)
 
 
 class Reply(Protocol):
@@ -214,212 +198,181 @@ class Reply(Protocol):
         """Events after the last answer."""
 
 
-class Exchange:
-    """One request with its answers, whose beginning and end are narrated.
+async def open_order(request: Request, form: Form, body: dict[str, Any] | None = None) -> Order:
+    """The order of *request*, with a *body* of *form*; read here if not given."""
+    body = body or await body_of(request, form)
+    return Order(request, form, body, await worker_of(request, body["model"]))
 
-    Attributes:
-        body: fields of the request.
-        worker: of the model that answers.
+
+async def compute(order: Order, make: Callable[[], T]) -> T:
+    """Result of *make*, called in a thread, for which a place in the queue is taken."""
+    with order.worker.place(), _rename_fields(order):
+        return await order.worker.run_in_thread(make)
+
+
+async def collect(order: Order, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
+    """The whole answers to the requests that *make* returns in a thread."""
+    try:
+        return await unless_gone(order.request, _all(order, make))
+    except BaseException as error:
+        _narrate_failure(order, error)
+        raise
+    finally:
+        order.worker.cancel(order)
+
+
+async def respond(
+    order: Order, make: Callable[[], list[ModelRequest]], reply: Reply
+) -> JSONResponse | StreamingResponse:
+    """The response: *reply* whole, or as events if the body wants a stream.
+
+    A failure before anything has been sent is raised.
     """
+    is_lines, streams = stream_form(order.path) == "lines", order.body["stream"]
+    if streams is False or (streams is None and not is_lines):  # Ollama's default
+        return JSONResponse(reply.whole(await collect(order, make)))
+    try:
+        # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
+        pieces, first = await unless_gone(order.request, _first(order, make))
+    except BaseException as error:
+        _narrate_failure(order, error)
+        order.worker.cancel(order)
+        raise
+    state = order.request.scope["state"]
+    if order.request.scope["http_version"] == "1.1":  # events come as chunks
+        state["sends_events"] = True
+    # Also after a stream of which nothing was sent.
+    state["ends"].append(partial(_disconnect, order))
+    return StreamingResponse(
+        _events(order, reply, first, pieces),
+        media_type="application/x-ndjson" if is_lines else "text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
 
-    def __init__(self, request: Request, form: Form, body: dict[str, Any], worker: Worker) -> None:
-        """An exchange about *body*, which *form* has read."""
-        self.body, self.worker = body, worker
-        self._request, self._form = request, form
-        self._path: str = request.url.path
-        self._id: str = request.state.request_id
-        self._choices: int = body.get("n") or 1
-        self._begun = False
-        self._order: Order | None = None
-        self._began_at = 0.0
 
-    @classmethod
-    async def open(
-        cls, request: Request, form: Form, body: dict[str, Any] | None = None
-    ) -> Exchange:
-        """The exchange that *request* asks for, with a *body* of *form*; read here if not given.
-
-        Raises:
-            UsageError: as :meth:`Form.parse`.
-            Refused: as :func:`worker_of`.
-        """
-        body = body or await body_of(request, form)
-        return cls(request, form, body, await worker_of(request, body["model"]))
-
-    async def run(self, make: Callable[[], T]) -> T:
-        """Result of *make*, called in a thread, for which a place in the queue is taken.
-
-        Raises:
-            UsageError: as *make*, with the field's name in the form.
-            Refused: as :meth:`Worker.place`.
-        """
-        with self.worker.place():
-            try:
-                return await self.worker.run_in_thread(make)
-            except UsageError as error:
-                raise self._form.rename(error) from error
-
-    async def collect(self, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
-        """The whole answers to the requests that *make* returns in a thread.
-
-        Raises:
-            Refused: something in the request cannot be, an answer failed, or the queue is full.
-        """
-        try:
-            return await unless_gone(self._request, self._all(make))
-        except BaseException as error:
-            self._narrate_failure(error)
-            raise
-        finally:
-            self._cancel()
-
-    async def reply(
-        self, make: Callable[[], list[ModelRequest]], reply: Reply
-    ) -> JSONResponse | StreamingResponse:
-        """The response: *reply* whole, or as events if the body wants a stream.
-
-        Raises:
-            Refused: as :meth:`collect`, before anything has been sent.
-        """
-        wire, streams = wire_of(self._path), self.body["stream"]
-        if streams is False or (streams is None and wire is not LINES):  # Ollama's default
-            return JSONResponse(reply.whole(await self.collect(make)))
-        try:
-            # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
-            order, pieces, first = await unless_gone(self._request, self._first(make))
-        except BaseException as error:
-            self._narrate_failure(error)
-            self._cancel()
-            raise
-
-        async def events() -> AsyncIterator[str]:
-            try:
-                async for index, piece in _with_first(first, pieces):
-                    _check(order.answers[index], piece)
-                    for chunk in reply.of(index, piece, order.answers[index]):
-                        yield wire.line(chunk)
-                for chunk in reply.end(order.answers):
-                    yield wire.line(chunk)
-                self._narrate_end(order.answers)
-                yield wire.done
-            except Exception as error:  # noqa: BLE001 - the status is sent already
-                self._narrate_failure(error)
-                refusal = from_error(error)
-                if isinstance(reply, responses.ResponseItems):
-                    yield wire.line(
-                        reply.fault(refusal.message, refusal.code or refusal.kind, refusal.param)
-                    )
-                else:
-                    yield wire.line(refusal.body(self._path))
-
-        if self._request.scope["http_version"] == "1.1":  # events come as chunks
-            self._request.scope["state"]["sends_events"] = True
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        # Also after a stream of which nothing was sent.
-        self._request.scope["state"]["ends"].append(self._disconnect)
-        return StreamingResponse(events(), media_type=wire.media_type, headers=headers)
-
-    async def _all(self, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
-        order = await self._submit(make)
-        async for index, piece in order:
+async def _events(
+    order: Order, reply: Reply, first: tuple[int, Piece], pieces: AsyncIterator[tuple[int, Piece]]
+) -> AsyncIterator[str]:
+    sent = 0
+    try:
+        async for index, piece in _with_first(first, pieces):
             _check(order.answers[index], piece)
-        self._narrate_end(order.answers)
-        return order.answers
+            for facts in reply.of(index, piece, order.answers[index]):
+                yield event_text(order.path, facts)
+                sent += 1
+        for facts in reply.end(order.answers):
+            yield event_text(order.path, facts)
+        _narrate_end(order)
+        if stream_form(order.path) == "openai":
+            yield "data: [DONE]\n\n"
+    except Exception as error:  # noqa: BLE001 - the status is sent already
+        _narrate_failure(order, error)
+        yield last_event(order.path, from_error(error), sent)
 
-    async def _first(
-        self, make: Callable[[], list[ModelRequest]]
-    ) -> tuple[Order, AsyncIterator[tuple[int, Piece]], tuple[int, Piece]]:
-        order = await self._submit(make)
-        pieces = order.__aiter__()
-        index, piece = await anext(pieces)
+
+async def _all(order: Order, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
+    await _submit(order, make)
+    async for index, piece in order:
         _check(order.answers[index], piece)
-        return order, pieces, (index, piece)
+    _narrate_end(order)
+    return order.answers
 
-    async def _submit(self, make: Callable[[], list[ModelRequest]]) -> Order:
-        self._began_at = time.perf_counter()
-        worker, choices = self.worker, self._choices
-        try:
-            requests = await worker.run_in_thread(make)
-            self._order = order = await worker.submit(
-                lambda: [
-                    sequence
-                    for each in requests
-                    for sequence in prepare_sequences(each, worker, choices)
-                ],
-                len(requests) * choices,
-                compiles=any(each.needs_grammar for each in requests),
-                deadline=self._request.state.deadline,
-            )
-        except UsageError as error:
-            raise self._form.rename(error) from error
-        count = len(order.answers)
-        self._begun = True
-        worker.narrate(
-            "inference_start",
-            f"Writing {count} answer{'s'[: count > 1]}",
-            "Here we go! Thinking of something nice to say! 💭",
-            request_id=self._id,
-            prompt_tokens=sum(answer.stats.prompt_tokens for answer in order.answers),
+
+async def _first(
+    order: Order, make: Callable[[], list[ModelRequest]]
+) -> tuple[AsyncIterator[tuple[int, Piece]], tuple[int, Piece]]:
+    await _submit(order, make)
+    pieces = order.__aiter__()
+    index, piece = await anext(pieces)
+    _check(order.answers[index], piece)
+    return pieces, (index, piece)
+
+
+async def _submit(order: Order, make: Callable[[], list[ModelRequest]]) -> None:
+    order.began_at = time.perf_counter()
+    worker, choices = order.worker, order.choices
+    with _rename_fields(order):
+        requests = await worker.run_in_thread(make)
+        await worker.submit(
+            order,
+            lambda: [
+                sequence
+                for each in requests
+                for sequence in prepare_sequences(each, worker, choices)
+            ],
+            len(requests) * choices,
+            compiles=any(each.needs_grammar for each in requests),
         )
-        return order
+    count = len(order.answers)
+    order.writes = True
+    worker.narrate(
+        "inference_start",
+        f"Writing {count} answer{'s'[: count > 1]}",
+        "Here we go! Thinking of something nice to say! 💭",
+        request_id=order.request.state.request_id,
+        prompt_tokens=sum(answer.stats.prompt_tokens for answer in order.answers),
+    )
 
-    def _cancel(self) -> None:
-        if self._order is not None:
-            self.worker.cancel(self._order)
 
-    def _disconnect(self) -> None:
-        """End unfinished answers: the client has disconnected."""
-        self._narrate_failure(asyncio.CancelledError())
-        self._cancel()
+@contextmanager
+def _rename_fields(order: Order) -> Iterator[None]:
+    """Errors about a field name it as the client did."""
+    try:
+        yield
+    except UsageError as error:
+        raise order.form.rename(error) from error
 
-    def _narrate_end(self, answers: list[Answer]) -> None:
-        tokens = sum(answer.stats.tokens for answer in answers)
-        self._begun = False
-        self._trace()
-        self.worker.narrate(
-            "inference_complete",
-            f"Wrote {tokens} tokens",
-            "All done! Hope you like it! 🎀",
-            request_id=self._id,
-            tokens=tokens,
-            finish=",".join(sorted({str(answer.finish_reason) for answer in answers})),
+
+def _disconnect(order: Order) -> None:
+    """End unfinished answers: the client has disconnected."""
+    _narrate_failure(order, asyncio.CancelledError())
+    order.worker.cancel(order)
+
+
+def _narrate_end(order: Order) -> None:
+    tokens = sum(answer.stats.tokens for answer in order.answers)
+    order.writes = False
+    _trace(order)
+    order.worker.narrate(
+        "inference_complete",
+        f"Wrote {tokens} tokens",
+        "All done! Hope you like it! 🎀",
+        request_id=order.request.state.request_id,
+        tokens=tokens,
+        finish=",".join(sorted({str(answer.finish_reason) for answer in order.answers})),
+    )
+
+
+def _narrate_failure(order: Order, error: BaseException) -> None:
+    """Narrate the end of answers; refusals before they begin are narrated elsewhere."""
+    if not order.writes:
+        return
+    order.writes = False
+    order.request.scope["state"]["told"] = True
+    narrate = partial(order.worker.narrate, request_id=order.request.state.request_id)
+    if not isinstance(error, Exception) or getattr(error, "status", 0) == GONE:
+        _trace(order, "cancelled")
+        message = "The client has gone; its answer is given up"
+        narrate("inference_cancelled", message, "Bye bye! 👋")
+        return
+    problem = from_error(error)
+    _trace(order, str(problem.status))
+    message = f"Inference failed: {problem.message}"
+    cute = "Oh no, that did not work! 😿"
+    narrate("inference_failed", message, cute, level="ERROR", code=problem.code)
+
+
+def _trace(order: Order, error: str = "") -> None:
+    """Tell the request's span, if it has one, what was asked and answered."""
+    if span := order.request.scope["state"].get("span"):
+        span.record_answers(
+            order.body.get("model") or order.worker.name,
+            order.worker.name,
+            order.answers,
+            choices=order.choices,
+            begun_s=order.began_at,
+            error=error,
         )
-
-    def _narrate_failure(self, error: BaseException) -> None:
-        """Narrate the end of the exchange; refusals before it are narrated elsewhere."""
-        if not self._begun:
-            return
-        self._begun = False
-        self._request.scope["state"]["told"] = True
-        narrate = self.worker.narrate
-        if not isinstance(error, Exception) or getattr(error, "status", 0) == GONE:
-            self._trace("cancelled")
-            message = "The client has gone; its answer is given up"
-            narrate("inference_cancelled", message, "Bye bye! 👋", request_id=self._id)
-            return
-        problem = from_error(error)
-        self._trace(str(problem.status))
-        narrate(
-            "inference_failed",
-            f"Inference failed: {problem.message}",
-            "Oh no, that did not work! 😿",
-            level="ERROR",
-            request_id=self._id,
-            code=problem.code,
-        )
-
-    def _trace(self, error: str = "") -> None:
-        """Tell the request's span, if it has one, what was asked and answered."""
-        span = self._request.scope["state"].get("span")
-        if span is not None and self._order is not None:
-            span.record_answers(
-                self.body.get("model") or self.worker.name,
-                self.worker.name,
-                self._order.answers,
-                choices=self._choices,
-                begun_s=self._began_at,
-                error=error,
-            )
 
 
 def _check(answer: Answer, piece: Piece) -> None:

@@ -11,16 +11,18 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bitnet.server.options import is_loopback
+from bitnet.base.trust import is_loopback
 from bitnet.server.pages import OPEN_PREFIX
 from bitnet.server.refusals import GONE, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from bitnet.server.asgi import App, Event, Receive, Scope, Send
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrator
+    from bitnet.server.options import ServeOptions
+    from bitnet.server.tracing import Tracing
 
 __all__ = ["MAX_HEADER_BYTES", "Guard"]
 
@@ -38,36 +40,24 @@ class Guard:
         self,
         app: App,
         *,
+        options: ServeOptions,
         metrics: Metrics,
         narrate: Narrator,
-        api_key: str = "",
-        max_body: int = 1 << 20,
-        local_only: bool = False,
-        origins: Sequence[str] = (),
-        access_log: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
-        """Guard *app*.
+        """Guard *app* as *options* say; *metrics*, *narrate* and *tracing* hear of requests.
 
-        Args:
-            app: the application to guard.
-            metrics: counts requests.
-            narrate: told of refused requests.
-            api_key: bearer token that clients must send; empty: none.
-            max_body: largest body in bytes.
-            local_only: refuse requests whose ``Host`` is not this machine: a foreign page whose
-                name resolves to this machine (DNS rebinding) must not read the answers. Probes
-                with HTTP/1.0 name no host; browsers always do.
-            origins: origins of other web pages that may call; ``*``: all.
-            access_log: tell *narrate* of every request.
+        Without a key, a worker on a loopback address refuses requests whose ``Host`` is not this
+        machine: a foreign page whose name resolves to this machine (DNS rebinding) must not read
+        the answers. Probes with HTTP/1.0 name no host; browsers always do.
         """
         self._app = app
+        self._options = options
         self._metrics = metrics
-        self._key = api_key.encode()
-        self._max_body = max_body
-        self._local_only = local_only
         self._narrate = narrate
-        self._origins = frozenset(origins)
-        self._access_log = access_log
+        self._tracing = tracing
+        self._key = options.key().encode()
+        self._local_only = not self._key and is_loopback(options.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -80,6 +70,9 @@ class Guard:
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
         status, begun = 0, time.perf_counter()
+        span = None
+        if self._tracing and scope["method"] == "POST":  # others only ask for its state
+            scope["state"]["span"] = span = self._tracing.begin(scope)
 
         async def send_counted(event: Event) -> None:
             nonlocal status
@@ -98,10 +91,11 @@ class Guard:
         finally:
             for end in reversed(ends):
                 end()
-            route = scope.get("route")
-            path = getattr(route, "path", "other")
-            self._metrics.requests.labels(path, str(status or GONE)).inc()
-            if self._access_log:
+            path = getattr(scope.get("route"), "path", "")
+            if span:
+                span.end(path, scope["method"], status or GONE)
+            self._metrics.requests.labels(path or "other", str(status or GONE)).inc()
+            if self._options.access_log:
                 self._log(scope, request_id, status or GONE, time.perf_counter() - begun)
             if status >= 400 and not scope["state"].get("told"):
                 self._tell(scope, request_id, status)
@@ -145,7 +139,7 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18:
             raise Refused(400, "Content-Length is not a number")
-        if int(length) > self._max_body:
+        if int(length) > self._options.max_body:
             raise self._too_large()
         host = headers.get(b"host", b"localhost").decode("latin-1")
         if self._local_only and not is_loopback(_without_port(host)):
@@ -188,7 +182,7 @@ class Guard:
 
     def _is_allowed(self, origin: bytes, host: bytes) -> bool:
         text = origin.decode("latin-1")
-        if "*" in self._origins or text in self._origins:
+        if {"*", text} & set(self._options.allow_origin):
             return True
         try:
             return urlsplit(text).netloc == host.decode("latin-1") != ""
@@ -214,7 +208,7 @@ class Guard:
             parts.append(event.get("body", b""))
             more = event.get("more_body", False)
             seen += len(parts[-1])
-            if seen > self._max_body:
+            if seen > self._options.max_body:
                 raise self._too_large()
         waiting: list[Event] = [
             {"type": "http.request", "body": b"".join(parts), "more_body": False}
@@ -226,7 +220,9 @@ class Guard:
         return replay
 
     def _too_large(self) -> Refused:
-        return Refused(413, f"a request may have {self._max_body:,} bytes", code="too_large")
+        return Refused(
+            413, f"a request may have {self._options.max_body:,} bytes", code="too_large"
+        )
 
 
 def _is_open(path: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,19 +10,9 @@ from urllib.parse import urlsplit
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, from_os_error
 from bitnet.base.options import option, parse_duration
+from bitnet.base.trust import is_loopback
 
-__all__ = ["ServeOptions", "is_loopback"]
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach *host*."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+__all__ = ["ServeOptions"]
 
 
 def _is_address(text: str) -> bool:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from bitnet.base.errors import InferenceError, Interrupted
+from bitnet.base.trust import is_loopback
 from bitnet.server.address import address_of, listen
 from bitnet.server.app import create_app
 from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
-from bitnet.server.options import is_loopback
 from bitnet.server.tracing import tracing_from_environment
 
 if TYPE_CHECKING:
@@ -68,23 +68,12 @@ def run(
         Interrupted: a second SIGINT ended it.
         InferenceError: the thread that runs the model died.
     """
-    key = options.key()
-    if not key and not is_loopback(options.host):
+    if not options.key() and not is_loopback(options.host):
         logger.warning(
             "any client that reaches %s can use this worker: there is no key", options.host
         )
     tracing = tracing_from_environment()
-    app = create_app(
-        models,
-        metrics,
-        narrate,
-        api_key=key,
-        max_body=options.max_body,
-        local_only=not key and is_loopback(options.host),
-        origins=options.allow_origin,
-        access_log=options.access_log,
-        tracing=tracing,
-    )
+    app = create_app(models, metrics, narrate, options, tracing)
     server = _Server(_configuration(app, options), models, narrate, drain_s=options.drain)
     try:
         with server.signals(), _garbage_as_events(narrate):

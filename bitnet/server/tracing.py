@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 from bitnet import __version__
 from bitnet.base import settings
 from bitnet.base.installation import extra_command
-from bitnet.server.refusals import GONE
 from bitnet.wire.openai_reply import chat_finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.server.asgi import App, Event, Receive, Scope, Send
+    from bitnet.server.asgi import Scope
 
-__all__ = ["RequestSpan", "Traced", "Tracing", "tracing_from_environment"]
+__all__ = ["RequestSpan", "Tracing", "tracing_from_environment"]
 
 logger = logging.getLogger(__name__)
 
@@ -177,34 +176,6 @@ class RequestSpan:
 
     def _at(self, moment_s: float) -> int:
         return self._epoch_ns + int(moment_s * NANO)
-
-
-class Traced:
-    """ASGI middleware that makes a span of each POST; others only ask for its state."""
-
-    def __init__(self, app: App, *, tracing: Tracing) -> None:
-        self._app = app
-        self._tracing = tracing
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        span = self._tracing.begin(scope)
-        scope.setdefault("state", {})["span"] = span
-        status = GONE
-
-        async def watch_status(event: Event) -> None:
-            nonlocal status
-            if event["type"] == "http.response.start":
-                status = event["status"]
-            await send(event)
-
-        try:
-            await self._app(scope, receive, watch_status)
-        finally:
-            span.end(getattr(scope.get("route"), "path", ""), scope["method"], status)
 
 
 def _facts(

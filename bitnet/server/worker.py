@@ -16,7 +16,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
@@ -25,6 +25,8 @@ from bitnet.server.refusals import Refused, from_error
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from fastapi import Request as HttpRequest
+
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.request import Request
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.metrics import ModelMetrics
     from bitnet.server.narration import Narrator
+    from bitnet.wire.fields import Form
 
-__all__ = ["Order", "Worker", "stopping", "too_late"]
+__all__ = ["Order", "Worker", "WorkerLimits", "stopping", "too_late"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,26 +73,44 @@ class WorkerLimits:
 
 
 class Order:
-    """The answers of one request, as seen by its handler.
+    """The answers to one HTTP request, between the model's thread and the event loop.
 
     Iterate over it for ``(index, piece)`` of all answers, as they come, until all have ended.
 
     Attributes:
+        request: of the client.
+        form: of its body.
+        body: its fields.
+        worker: of the model that answers.
+        choices: answers to each prompt.
         answers: updated in the worker's thread; a finished one is complete.
+        writes: it has answers that have not ended.
+        began_at: ``time.perf_counter`` when work on it began.
         cancelled: the client has gone.
-        deadline: ``time.monotonic`` after which they are ended.
+        deadline: ``time.monotonic`` after which the answers are ended.
         places: places in the queue that it still holds.
+        remaining: answers that have not ended, for the worker's thread.
     """
 
-    def __init__(self, answers: list[Answer], deadline: float, places: int) -> None:
+    def __init__(
+        self, request: HttpRequest, form: Form, body: dict[str, Any], worker: Worker
+    ) -> None:
         """An order, created in the event loop that reads the pieces."""
-        self.answers = answers
+        self.request, self.form, self.body, self.worker = request, form, body, worker
+        self.choices: int = body.get("n") or 1
+        self.answers: list[Answer] = []
+        self.writes = False
+        self.began_at = 0.0
         self.cancelled = False
-        self.deadline = deadline
-        self.places = places
-        self.remaining = len(answers)  # for the worker's thread
+        self.deadline: float = request.state.deadline
+        self.places = self.remaining = 0
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+
+    @property
+    def path(self) -> str:
+        """Address of the request."""
+        return self.request.url.path
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         left = len(self.answers)
@@ -196,39 +217,32 @@ class Worker:
 
     async def submit(
         self,
+        order: Order,
         make: Callable[[], list[Sequence]],
         places: int,
         *,
         compiles: bool = False,
-        deadline: float | None = None,
-    ) -> Order:
-        """Submit the sequences returned by *make*, all or none.
+    ) -> None:
+        """Submit the sequences that *make* returns in a thread as answers of *order*, all or none.
 
-        Args:
-            make: called in a thread.
-            places: places in the queue that they take together.
-            compiles: *make* may have to compile a grammar.
-            deadline: ``time.monotonic`` after which they end; ``None``: as long as one may take.
+        They take *places* of the queue together; *compiles*: a grammar may have to be compiled.
 
         Raises:
             Refused: the worker stops (503), the queue is full (429), or there are more than it
                 can ever hold (400); or as *make*.
         """
-        if deadline is None:
-            deadline = time.monotonic() + self.limits.deadline_s
         with self.place(places) as reservation:
             tokenizer = self.model.tokenizer
-            answers = await self.run_in_thread(
+            order.answers = await self.run_in_thread(
                 lambda: [Answer(tokenizer, sequence) for sequence in make()], compiles=compiles
             )
-            order = Order(answers, deadline, places)
+            order.places, order.remaining = places, len(order.answers)
             with self._changed:
                 if self.failure is not None or self._stopped:
                     raise stopping()
                 self._inbox.append(order)
                 reservation.clear()  # the order has them now
                 self._changed.notify()
-        return order
 
     async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
         """Result of *make*, called in a thread, with limited concurrency.

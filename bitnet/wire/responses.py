@@ -222,11 +222,6 @@ class ResponseItems:
         self._count += 1
         return {"type": kind, "sequence_number": self._count, **facts}
 
-    def fault(self, message: str, code: str, field: str | None) -> dict[str, Any]:
-        """The event of an error."""
-        self._count += 1
-        return error_event(self._count, message, code, field)
-
     def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
         if self._count < 0:

@@ -10,6 +10,9 @@ import pytest
 from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, free_port, until
 
+from bitnet.server.exchange import last_event
+from bitnet.server.refusals import Refused
+
 pytestmark = [
     pytest.mark.skipif(
         not getattr(find_spec("ray"), "origin", None), reason="pip install 'bitnet-xtask[ray]'"
@@ -156,9 +159,7 @@ def ends(streams):
     ],
 )
 def test_the_last_event_of_a_cut_stream_has_the_form_of_its_dialect(path, begins):
-    from bitnet.adapters import ray_serve
-
-    assert ray_serve.last_event(path, 7).startswith(begins)
+    assert last_event(path, Refused(502, "lost"), 7).startswith(begins)
 
 
 def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):

@@ -11,6 +11,7 @@ from bitnet.server import guard
 from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
+from bitnet.server.options import ServeOptions
 
 JSON = {"Content-Type": "application/json"}
 
@@ -56,7 +57,7 @@ def test_a_request_that_is_too_large_is_refused_with_and_without_a_length(servin
 
 
 def test_another_host_name_is_refused_where_only_this_machine_is_served(serving):
-    worker = serving(app_options={"local_only": True})
+    worker = serving()
     assert worker.http.get("/health/live").status_code == 200
     for host in ("localhost:1", "[::1]:80", "127.0.0.9"):
         assert worker.http.get("/health/live", headers={"Host": host}).status_code == 200
@@ -69,7 +70,7 @@ def test_browsers_of_other_pages_are_refused_unless_allowed(serving):
     ask = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
     closed = serving().http.options("/v1/inference", headers=ask)
     assert "access-control-allow-origin" not in closed.headers
-    open_ = serving(app_options={"origins": ["http://a.example"]})
+    open_ = serving(app_options={"allow_origin": ["http://a.example"]})
     reply = open_.http.options("/v1/inference", headers=ask)
     assert reply.headers["access-control-allow-origin"] == "http://a.example"
     other = open_.http.options("/v1/inference", headers=ask | {"Origin": "http://b.example"})
@@ -137,9 +138,8 @@ def test_json_by_another_name_is_json(worker, kind):
 
 def test_a_page_of_another_origin_is_refused_unless_allowed(serving):
     body = {"prompt": "a", "max_tokens": 1}
-    closed, named, every = (
-        serving(app_options={"origins": origins}) for origins in ([], ["http://a.example"], ["*"])
-    )
+    allowed = [], ["http://a.example"], ["*"]
+    closed, named, every = (serving(app_options={"allow_origin": each}) for each in allowed)
     for origin in ("http://a.example", "null", "http://localhost:1", "http://[", "x"):
         reply = closed.post("/v1/inference", body, headers={"Origin": origin})
         assert (reply.status_code, reply.json()["error"]["code"]) == (403, "origin_not_allowed")
@@ -169,10 +169,11 @@ def pass_through(app, headers):
     """Events that a client gets from *app* behind a guard, for a POST with *headers*."""
     sent = []
     narrate = Narrator(lambda _line: None, worker_id="w")
-    guarded = guard.Guard(app, metrics=Metrics(), narrate=narrate)
+    options = ServeOptions(api_key="k")  # with one, the host may be any
+    guarded = guard.Guard(app, options=options, metrics=Metrics(), narrate=narrate)
     scope = {
         "type": "http", "method": "POST", "path": "/v1/inference", "raw_path": b"/v1/inference",
-        "query_string": b"", "headers": headers,
+        "query_string": b"", "headers": [*headers, (b"x-api-key", b"k")],
     }  # fmt: skip
 
     async def receive():
@@ -214,7 +215,7 @@ def test_a_request_that_fails_is_undone_last_first():
 
 
 def test_the_official_javascript_client_may_call_from_a_page(serving):
-    worker = serving(app_options={"origins": ["http://a.example"], "api_key": "k"})
+    worker = serving(app_options={"allow_origin": ["http://a.example"], "api_key": "k"})
     asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-os"
     ask = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
     reply = worker.http.options(

@@ -80,7 +80,7 @@ def answers(http):
 
 @pytest.mark.needs("nginx")
 def test_nginx_shares_out_and_leaves_out_a_worker_that_is_gone(serving, tmp_path):
-    first, second = (serving(app_options={"local_only": True}) for _ in range(2))
+    first, second = (serving() for _ in range(2))
     body = {"prompt": "ab", "max_tokens": 12}
     with nginx(tmp_path, (first.port, second.port)) as http:
         answers = {http.post("/v1/inference", json=body).json()["text"] for _ in range(8)}
@@ -94,7 +94,7 @@ def test_nginx_shares_out_and_leaves_out_a_worker_that_is_gone(serving, tmp_path
 
 @pytest.mark.needs("nginx")
 def test_nginx_passes_on_what_is_written_while_the_rest_is_not(serving, slow, tmp_path):
-    worker = serving(app_options={"local_only": True})
+    worker = serving()
     body = {"prompt": "ab", "max_tokens": 12, "stream": True}
     with nginx(tmp_path, (worker.port, worker.port)) as http:
         slow(4)  # passes, and the model waits

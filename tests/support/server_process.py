@@ -16,6 +16,7 @@ from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.models import Models, Slot
 from bitnet.server.narration import Narrator
+from bitnet.server.options import ServeOptions
 from bitnet.server.worker import WorkerLimits
 
 
@@ -58,7 +59,9 @@ def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
     with Models(slots, metrics, narrate, limits, **options) as models:
         if loaded:
             models.pin(models.default, slots[0].load(slots[0].open()))
-        app = create_app(models, metrics, narrate, **(app_options or {}))
+        app_options = dict(app_options or {})
+        tracing = app_options.pop("tracing", None)
+        app = create_app(models, metrics, narrate, ServeOptions(**app_options), tracing)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

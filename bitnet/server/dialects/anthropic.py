@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from bitnet.server.exchange import Exchange, prepare, taking
+from bitnet.server.exchange import compute, open_order, prepare, respond, taking
 from bitnet.wire.anthropic import (
     COUNT,
     MESSAGE,
@@ -25,9 +25,9 @@ router = APIRouter(tags=["Anthropic"])
 )
 async def messages(request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends Anthropic's events."""
-    exchange = await Exchange.open(request, MESSAGE)
-    make = partial(message_requests, exchange.body)
-    return await exchange.reply(make, MessageReply(message_head(exchange.worker.name)))
+    order = await open_order(request, MESSAGE)
+    make = partial(message_requests, order.body)
+    return await respond(order, make, MessageReply(message_head(order.worker.name)))
 
 
 @router.post(
@@ -37,10 +37,10 @@ async def messages(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> dict[str, int]:
     """Number of tokens in the prompt of the same request to ``/v1/messages``."""
-    exchange = await Exchange.open(request, COUNT)
+    order = await open_order(request, COUNT)
 
     def count() -> int:
-        (asked,) = message_requests(exchange.body)
-        return len(prepare(asked, exchange.worker)[0])
+        (asked,) = message_requests(order.body)
+        return len(prepare(asked, order.worker)[0])
 
-    return {"input_tokens": await exchange.run(count)}
+    return {"input_tokens": await compute(order, count)}

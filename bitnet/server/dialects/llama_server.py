@@ -15,7 +15,7 @@ from bitnet import __version__
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.exchange import Exchange, slot_of, taking, worker_of
+from bitnet.server.exchange import compute, open_order, respond, slot_of, taking, worker_of
 from bitnet.server.refusals import Refused
 from bitnet.wire.fields import without_nulls
 from bitnet.wire.llama_server import (
@@ -43,9 +43,9 @@ router = APIRouter(tags=["llama-server"])
 )
 async def completion(request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends events without a last word."""
-    exchange = await Exchange.open(request, COMPLETION)
-    reply = CompletionLines(exchange.body, exchange.worker.name)
-    return await exchange.reply(partial(completion_requests, exchange.body), reply)
+    order = await open_order(request, COMPLETION)
+    reply = CompletionLines(order.body, order.worker.name)
+    return await respond(order, partial(completion_requests, order.body), reply)
 
 
 @router.post(
@@ -55,9 +55,9 @@ async def completion(request: Request) -> Response:
 )
 async def infill(request: Request) -> Response:
     """Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can."""
-    exchange = await Exchange.open(request, INFILL)
-    make = partial(infill_requests, exchange.body, exchange.worker.model.tokenizer)
-    return await exchange.reply(make, CompletionLines(exchange.body, exchange.worker.name))
+    order = await open_order(request, INFILL)
+    make = partial(infill_requests, order.body, order.worker.model.tokenizer)
+    return await respond(order, make, CompletionLines(order.body, order.worker.name))
 
 
 @router.post(
@@ -67,15 +67,15 @@ async def infill(request: Request) -> Response:
 )
 async def apply_template(request: Request) -> dict[str, str]:
     """The prompt of a chat, without answering it."""
-    exchange = await Exchange.open(request, TEMPLATE)
-    body = exchange.body
+    order = await open_order(request, TEMPLATE)
+    body = order.body
 
     def render() -> str:
         asked = ModelRequest(messages=without_nulls(body["messages"]), tools=body["tools"])
         asked.check()
-        return conversation_text(exchange.worker.model.tokenizer, asked)[0]
+        return conversation_text(order.worker.model.tokenizer, asked)[0]
 
-    return {"prompt": await exchange.run(render)}
+    return {"prompt": await compute(order, render)}
 
 
 @router.get("/props", summary="Facts about a model, which is loaded")
@@ -131,7 +131,7 @@ async def health(request: Request) -> JSONResponse:
 )
 async def embedding(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in the form of llama.cpp's server."""
-    exchange = await Exchange.open(request, EMBED)
-    reply = await embed_body(exchange, EMBEDDING.read({"input": exchange.body["content"]}))
+    order = await open_order(request, EMBED)
+    reply = await embed_body(order, EMBEDDING.read({"input": order.body["content"]}))
     rows = [{"index": row["index"], "embedding": [row["embedding"]]} for row in reply["data"]]
     return JSONResponse(rows)

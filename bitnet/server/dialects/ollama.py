@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.exchange import Exchange, body_of, slot_of, taking
+from bitnet.server.exchange import body_of, compute, open_order, respond, slot_of, taking
 from bitnet.wire.ollama import (
     CHAT,
     EMBED,
@@ -31,6 +31,7 @@ from bitnet.wire.openai import EMBEDDING
 
 if TYPE_CHECKING:
     from bitnet.server.models import Models, Slot
+    from bitnet.server.worker import Order
     from bitnet.wire.fields import Form
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -65,23 +66,23 @@ async def _answer(
     if is_empty and seconds_of(body["keep_alive"]) == 0:  # Ollama's way to unload a model
         request.app.state.models.keep(slot_of(request, body["model"]), 0)
         return JSONResponse(lines.empty("unload"))
-    exchange = await _open(request, form, body)
+    order = await _open(request, form, body)
     if is_empty:  # Ollama's way to load a model
         return JSONResponse(lines.empty("load"))
-    model = exchange.worker.model
+    model = order.worker.model
     make = partial(chat_requests, body, model.context)
     if form is GENERATE:
         chats = bool(model.tokenizer.chat_template)
         make = partial(generate_requests, body, model.context, chats=chats)
-    return await exchange.reply(make, lines)
+    return await respond(order, make, lines)
 
 
 @router.post("/embed", summary="Vectors of texts, as Ollama has it", openapi_extra=taking(EMBED))
 async def embed(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in Ollama's form."""
-    exchange = await _open(request, EMBED, await body_of(request, EMBED))
-    rows, tokens = await _vectors(exchange, exchange.body["input"])
-    facts = {"model": exchange.body["model"], "embeddings": rows, "prompt_eval_count": tokens}
+    order = await _open(request, EMBED, await body_of(request, EMBED))
+    rows, tokens = await _vectors(order, order.body["input"])
+    facts = {"model": order.body["model"], "embeddings": rows, "prompt_eval_count": tokens}
     return JSONResponse(facts)
 
 
@@ -90,30 +91,30 @@ async def embed(request: Request) -> JSONResponse:
 )
 async def embeddings(request: Request) -> JSONResponse:
     """As ``/api/embed`` of one text, in the older form."""
-    exchange = await _open(request, EMBED_ONE, await body_of(request, EMBED_ONE))
-    (row,), _ = await _vectors(exchange, exchange.body["prompt"])
+    order = await _open(request, EMBED_ONE, await body_of(request, EMBED_ONE))
+    (row,), _ = await _vectors(order, order.body["prompt"])
     return JSONResponse({"embedding": row})
 
 
-async def _open(request: Request, form: Form, body: dict[str, Any]) -> Exchange:
-    """The exchange about *body*, whose model is kept as long as it says after its last request."""
+async def _open(request: Request, form: Form, body: dict[str, Any]) -> Order:
+    """The order about *body*, whose model is kept as long as it says after its last request."""
     idle_s = seconds_of(body["keep_alive"])
-    exchange = await Exchange.open(request, form, body)
+    order = await open_order(request, form, body)
     request.app.state.models.keep(slot_of(request, body["model"]), idle_s)
-    return exchange
+    return order
 
 
-async def _vectors(exchange: Exchange, given: str | list[str]) -> tuple[list[list[float]], int]:
+async def _vectors(order: Order, given: str | list[str]) -> tuple[list[list[float]], int]:
     """Vectors of the texts *given*, and the number of their tokens."""
-    body, model = exchange.body, exchange.worker.model
+    body, model = order.body, order.worker.model
     check_options(body["options"] or {}, model.context)
     texts: list[Any] = [given] if isinstance(given, str) else given
     if body.get("truncate") is not False:
         whole = texts
         ids_of = partial(model.embedding_ids, truncate=True)
-        texts = await exchange.run(lambda: [*map(ids_of, whole)])
+        texts = await compute(order, lambda: [*map(ids_of, whole)])
     asked = EMBEDDING.read({"input": texts, "dimensions": body.get("dimensions")})
-    reply = await embed_body(exchange, asked)
+    reply = await embed_body(order, asked)
     return [row["embedding"] for row in reply["data"]], reply["usage"]["prompt_tokens"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from bitnet.runtime.request import Request as ModelRequest
-from bitnet.server.exchange import DEFAULT_TOKENS, Exchange, taking
+from bitnet.server.exchange import DEFAULT_TOKENS, compute, open_order, respond, taking
 from bitnet.wire.worker import (
     DETOKENIZE,
     INFERENCE,
@@ -23,19 +23,19 @@ router = APIRouter(tags=["worker"])
 @router.post("/v1/inference", summary="The continuation of a text", openapi_extra=taking(INFERENCE))
 async def inference(request: Request) -> Response:
     """Continue ``prompt``, greedily by default."""
-    exchange = await Exchange.open(request, INFERENCE)
-    worker = exchange.worker
+    order = await open_order(request, INFERENCE)
+    worker = order.worker
     most = min(DEFAULT_TOKENS, worker.limits.max_output_tokens)
-    make = partial(inference_requests, exchange.body, ModelRequest(max_tokens=most))
+    make = partial(inference_requests, order.body, ModelRequest(max_tokens=most))
     ids = {"request_id": request.state.request_id, "worker_id": worker.narrate.worker_id}
-    return await exchange.reply(make, InferenceReply(ids))
+    return await respond(order, make, InferenceReply(ids))
 
 
 @router.post("/tokenize", summary="The ids of a text", openapi_extra=taking(TOKENIZE))
 async def tokenize(request: Request) -> dict[str, Any]:
     """Ids of ``content``; ``with_pieces`` adds the text of each."""
-    exchange = await Exchange.open(request, TOKENIZE)
-    body, tokenizer = exchange.body, exchange.worker.model.tokenizer
+    order = await open_order(request, TOKENIZE)
+    body, tokenizer = order.body, order.worker.model.tokenizer
 
     def encode_all() -> list[Any]:
         add_special = body["add_special"] is not False
@@ -45,12 +45,12 @@ async def tokenize(request: Request) -> dict[str, Any]:
         pieces = (tokenizer.token_bytes(token).decode(errors="replace") for token in ids)
         return [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
 
-    return {"tokens": await exchange.run(encode_all)}
+    return {"tokens": await compute(order, encode_all)}
 
 
 @router.post("/detokenize", summary="The text of ids", openapi_extra=taking(DETOKENIZE))
 async def detokenize(request: Request) -> dict[str, str]:
     """Text of ``tokens``."""
-    exchange = await Exchange.open(request, DETOKENIZE)
-    tokenizer = exchange.worker.model.tokenizer
-    return {"content": await exchange.run(partial(tokenizer.decode, exchange.body["tokens"]))}
+    order = await open_order(request, DETOKENIZE)
+    tokenizer = order.worker.model.tokenizer
+    return {"content": await compute(order, partial(tokenizer.decode, order.body["tokens"]))}

@@ -1,0 +1,65 @@
+"""The files and types that a streamed chat passes, from the guard to its last event."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import bitnet
+
+ROOT = f"{Path(bitnet.__file__).parent}/"
+CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 5, "stream": True}
+#: Rooms that know of requests; below them, floats and ids are computed.
+ROOMS = ("server", "wire", "runtime")
+
+
+@pytest.fixture
+def passed(serving):
+    """Files and classes of this package that a second chat of a worker meets, in every thread.
+
+    A class is met if a value of it is a variable, an argument or a result of a function that runs,
+    or is in a list or a tuple that is one.
+    """
+    files, types, records = set(), set(), threading.Event()
+
+    def profile(frame, event, result):
+        path = frame.f_code.co_filename
+        if not records.is_set() or event != "return" or not path.startswith((ROOT, "<string>")):
+            return
+        if path.startswith(ROOT):
+            files.add(path.removeprefix(ROOT))
+        for value in [*frame.f_locals.values(), result]:
+            types.update(map(type, value if isinstance(value, list | tuple) else [value]))
+
+    threading.setprofile(profile)
+    try:
+        worker = serving()
+        worker.post("/v1/chat/completions", CHAT)
+        records.set()
+        assert worker.post("/v1/chat/completions", CHAT).text.endswith("data: [DONE]\n\n")
+        records.clear()
+    finally:
+        threading.setprofile(None)
+    ours = {entry for entry in types if entry.__module__.startswith("bitnet.")}
+    return files, ours
+
+
+#: Types that carry the request, its answer or the model that gives it.
+CARRIERS = {
+    *("Guard", "Models", "Slot", "Worker", "LanguageModel", "Scheduler"),
+    *("Form", "Request", "SamplingParams", "Order", "Sequence", "Piece", "Answer", "Stats"),
+    "ChatReply",
+}
+#: Types beside the way: caches, the choice of a token, an end of a text, limits, the connection,
+#: and what counts and reports.
+OTHERS = {
+    *("KVCache", "_Pages", "States", "PrefixCache", "Sampler", "StopStrings", "WorkerLimits"),
+    *("PatientProtocol", "ModelMetrics", "Narrator"),
+}
+
+
+def test_a_streamed_chat_passes_few_files_and_types(passed):
+    files, types = passed
+    assert len({path for path in files if path.split("/")[0] in ROOMS}) <= 20
+    names = {entry.__name__ for entry in types if entry.__module__.split(".")[1] in ROOMS}
+    assert names <= CARRIERS | OTHERS
