@@ -235,8 +235,8 @@ def steps(scheduler):
     while scheduler.busy:
         scheduler.step()
         for running in scheduler.running:
-            cache = running.lease.cache
-            assert cache.size_bytes <= running.lease.size_bytes
+            cache = running.cache
+            assert cache.size_bytes <= running.cache.reserved_bytes
             assert cache.drafter.length <= len(running.ids)
 
 
@@ -289,9 +289,9 @@ def test_a_long_prompt_is_read_in_chunks_before_it_is_drafted_for():
     before = 0
     while not sequence.finish_reason:
         scheduler.step()
-        if sequence.lease and not sequence.drafted:
-            assert sequence.lease.cache.drafter.length - before <= 32
-            before = sequence.lease.cache.drafter.length
+        if sequence.cache and not sequence.drafted:
+            assert sequence.cache.drafter.length - before <= 32
+            before = sequence.cache.drafter.length
     assert sequence.drafted
 
 
