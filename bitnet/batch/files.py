@@ -34,16 +34,9 @@ class BatchFiles:
     """
 
     def __init__(self, source: Path, target: Path, *, retry_errors: bool = False) -> None:
-        """Open both files.
+        """Open the rows of *source* (``-``: stdin) and the answers of *target*, created if missing.
 
-        Args:
-            source: the rows; ``-``: stdin.
-            target: the answers; created if missing.
-            retry_errors: return rows that ended with an error again.
-
-        Raises:
-            UsageError: two rows have the same id, or *target* contains answers to other rows.
-            BitnetError: a file cannot be read or written.
+        *retry_errors* returns rows that ended with an error again.
         """
         try:
             self._rows = list(_rows(source))
@@ -67,11 +60,7 @@ class BatchFiles:
         return (row for row in self._rows if row.id not in self._answered)
 
     def write(self, row: BatchRow, facts: dict[str, Any]) -> None:
-        """Write *facts* as the answer to *row*; it is on the disk when this returns.
-
-        Raises:
-            BitnetError: it cannot be written; earlier answers are safe.
-        """
+        """Write *facts* as the answer to *row*; it is on the disk when this returns."""
         whole = {"id": row.id, "row": row.digest, **facts}
         if row.is_openais:
             whole = line_of(row.id, row.digest, facts)
@@ -120,9 +109,6 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
     """Digests of the rows answered in *target*, and the errors among them, by id.
 
     An incomplete answer at the end of *target* is cut off.
-
-    Raises:
-        UsageError: it contains something other than answers.
     """
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

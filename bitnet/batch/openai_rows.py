@@ -44,11 +44,7 @@ MAX_TEXTS = 2048  # of a row, as OpenAI has it
 
 
 def requests_of(facts: Mapping[str, Any], default: Request) -> list[Request]:
-    """Requests of the line *facts*, one for each answer, those of a prompt together.
-
-    Raises:
-        UsageError: it asks for something that a batch does not do; names the field.
-    """
+    """Requests of the line *facts*, one for each answer, those of a prompt together."""
     url = URLS.get(facts["url"]) if isinstance(facts.get("url"), str) else None
     if url is None:
         known = ", ".join(URLS)
@@ -75,11 +71,7 @@ def requests_of(facts: Mapping[str, Any], default: Request) -> list[Request]:
 
 
 def check_for(facts: Mapping[str, Any], model: LanguageModel) -> None:
-    """Refuse the line *facts* if *model* cannot give what it asks for.
-
-    Raises:
-        UsageError: its vectors cannot have that type or number of dimensions; names the field.
-    """
+    """Refuse the line *facts* if *model* cannot give what it asks for."""
     if facts["url"] != "/v1/embeddings":
         return
     try:
@@ -98,13 +90,7 @@ def _in_body(error: UsageError) -> UsageError:
 
 
 def line_of(row_id: str, digest: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Output line for the input line *row_id*.
-
-    Args:
-        row_id: its ``custom_id``.
-        digest: of the line.
-        facts: ``body``, what :func:`reply_of` gave, or ``error``.
-    """
+    """Output line for that with the ``custom_id`` *row_id*: ``body`` or ``error`` of *facts*."""
     error, response = facts.get("error"), None
     if error is None:
         response = {"status_code": 200, "request_id": f"row-{digest}", "body": facts["body"]}

@@ -31,11 +31,7 @@ class BatchOptions:
     actors: int = option(1, "with --engine ray: processes, each with its own copy of the model")
 
     def __post_init__(self) -> None:
-        """Check combinations and ranges.
-
-        Raises:
-            UsageError: something is missing, or a number is out of its range.
-        """
+        """Check combinations and ranges."""
         for name in ("max_tokens", "max_batch", "actors"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")

@@ -63,11 +63,7 @@ class BatchRow:
         return "custom_id" in self.facts
 
     def requests(self, default: Request) -> list[Request]:
-        """The requests of this row; *default* supplies the fields that it leaves out.
-
-        Raises:
-            UsageError: a field is unknown, missing, of the wrong type or out of its range.
-        """
+        """The requests of this row; *default* supplies the fields that it leaves out."""
         if self.is_openais:
             return requests_of(self.facts, default)
         facts = PLAIN.read({name: value for name, value in self.facts.items() if name != "id"})

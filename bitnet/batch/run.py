@@ -27,13 +27,8 @@ def answers(
 ) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as they are finished.
 
-    An error in a row becomes its answer, as ``error``; other rows are not affected.
-
-    Args:
-        rows: to answer.
-        model: the model.
-        max_tokens: most tokens to generate, unless a row says otherwise.
-        max_batch: answers generated at the same time.
+    An error in a row becomes its answer, as ``error``; other rows are not affected. A row may say
+    otherwise about *max_tokens*; *max_batch* answers are generated at the same time.
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting, default = iter(rows), Request(max_tokens=max_tokens)

@@ -115,11 +115,7 @@ def _text(
 
 
 def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:
-    """Text of *message*, the beginning of the answer to *prompt*, as the model has written it.
-
-    Raises:
-        Unsupported: the model writes its answers in channels.
-    """
+    """Text of *message*, the beginning of the answer to *prompt*, as the model has written it."""
     content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
     marks = _marks_of(tokenizer)
     if marks is None:

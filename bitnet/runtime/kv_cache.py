@@ -59,9 +59,6 @@ class KVCache:
             capacity: positions, at least one.
             dtype: int16, the codes of :mod:`bitnet.kernels.kv_codes`, or a type of floats for
                 exact comparisons.
-
-        Raises:
-            UsageError: *capacity* is below one, or *dtype* is another.
         """
         if capacity < 1:
             raise UsageError(f"a context of {capacity} positions; at least 1 is needed")

@@ -117,11 +117,7 @@ class ModelOptions:
     no_default_features: bool = option(False, "accepted for old scripts, as --features")
 
     def __post_init__(self) -> None:
-        """Check value ranges.
-
-        Raises:
-            UsageError: a number is out of range.
-        """
+        """Check value ranges."""
         check_bounds(self)
 
 
@@ -152,11 +148,7 @@ class PromptOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check combinations of options.
-
-        Raises:
-            UsageError: options contradict each other.
-        """
+        """Check combinations of options."""
         check_bounds(self)
         if self.prompt is not None and self.prompt_file:
             raise UsageError(

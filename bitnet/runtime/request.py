@@ -377,12 +377,11 @@ _JSON = {
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 
 
-def check_messages(messages: Any) -> None:
-    """Check the form of a conversation.
+# --- checks: a UsageError names the field that is wrong -------------------------------------------
 
-    Raises:
-        UsageError: it is not a list of messages, each with a role and content; it says where.
-    """
+
+def check_messages(messages: Any) -> None:
+    """Check the form of a conversation."""
     if not isinstance(messages, (list, tuple)) or not all(
         isinstance(message, Mapping) for message in messages
     ):
@@ -410,22 +409,14 @@ def _stops(given: Any) -> list[str]:
 
 
 def check_prompt(text: str) -> None:
-    """Check a prompt.
-
-    Raises:
-        UsageError: *text* is empty, or is not text.
-    """
+    """Check a prompt."""
     if not text:
         raise UsageError("the prompt is empty", hint="pass some text: --prompt 'Once upon a time'")
     check_text("the prompt", text, field="prompt")
 
 
 def check_text(name: str, text: str, *, field: str = "", nul: bool = False) -> None:
-    """Check that *text* is text: no half of a surrogate pair, no NUL unless *nul*.
-
-    Raises:
-        UsageError: it is not; names *name*, and *field* if that is another one.
-    """
+    """Check that *text* is text: no half of a surrogate pair, no NUL unless *nul*."""
     field = field or name
     if "\0" in text and not nul:
         raise UsageError(
@@ -443,11 +434,7 @@ def check_text(name: str, text: str, *, field: str = "", nul: bool = False) -> N
 
 
 def check_value(name: str, value: Any, *, nul: bool = False) -> None:
-    """Check the texts in *value*, as JSON has it, and how deep it is nested.
-
-    Raises:
-        UsageError: a text is not text, or it is too deep; names the field *name*.
-    """
+    """Check the texts in *value*, as JSON has it, and how deep it is nested."""
     for part, depth in _parts(value):
         if depth > MAX_DEPTH:
             raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep", field=name)
@@ -456,11 +443,7 @@ def check_value(name: str, value: Any, *, nul: bool = False) -> None:
 
 
 def check_schema(name: str, value: Any) -> None:
-    """Check the size of *value*, schemas or a regular expression that become a grammar.
-
-    Raises:
-        UsageError: it is too large to be compiled; names the field *name*.
-    """
+    """Check the size of *value*, schemas or a regular expression that become a grammar."""
     check_value(name, value)
     characters = properties = repeats = 0
     references = set()

@@ -99,9 +99,6 @@ class Scheduler:
                 longest answer it may generate fit. ``None``: unlimited.
             cache_dtype: of keys and values, as of a :class:`KVCache`.
             draft_model: a smaller model with the same vocabulary, which drafts tokens.
-
-        Raises:
-            UsageError: a number is out of its range, or *context* exceeds the model's.
         """
         limit = model.config.context_length
         stretches = any(rope.scaling == "dynamic" for rope in model.config.ropes)
@@ -289,12 +286,7 @@ class Scheduler:
         return sequence
 
     def prepare(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
-        """The sequence that continues *ids*, not queued yet; from any thread.
-
-        Raises:
-            UsageError: as :meth:`submit`.
-            InferenceError: as :meth:`submit`.
-        """
+        """The sequence that continues *ids*, not queued yet; from any thread."""
         request = request or Request()
         self.check(ids)
         size = self.model.config.vocab_size
@@ -335,11 +327,6 @@ class Scheduler:
             ids: the prompt.
             request: how to continue it.
             cancel: called before every forward pass; true ends the generation.
-
-        Raises:
-            UsageError: *ids* is empty, or holds an id outside the vocabulary.
-            InferenceError: *ids* is longer than the context, the logits are not finite, or memory
-                runs out.
         """
         return self.run(self.prepare(ids, request), cancel=cancel)
 
@@ -382,12 +369,7 @@ class Scheduler:
                     self.cancel(sequence)
 
     def logits(self, ids: abc.Sequence[int]) -> NDArray[np.floating[Any]]:
-        """Logits at every position of *ids*, ``(T, vocab_size)``; the caches are not changed.
-
-        Raises:
-            UsageError: *ids* is empty, or holds an id outside the vocabulary.
-            InferenceError: *ids* is longer than the context.
-        """
+        """Logits at every position of *ids*, ``(T, vocab_size)``; the caches are not changed."""
         self.check(ids)
         cache = self.new_cache()
         cache.reach = len(ids)
@@ -418,12 +400,7 @@ class Scheduler:
         return min(self.context, self._caches.affordable(size_bytes))
 
     def check(self, ids: abc.Sequence[int]) -> None:
-        """Check a prompt.
-
-        Raises:
-            UsageError: *ids* is empty, or holds an id outside the vocabulary.
-            InferenceError: *ids* is longer than the context.
-        """
+        """Check a prompt."""
         size = self.model.config.vocab_size
         if not len(ids):
             raise UsageError("the prompt has no tokens", hint="pass some text")

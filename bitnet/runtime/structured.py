@@ -53,22 +53,14 @@ class GrammarMatcher:
         return bool(self._matcher.is_stopped())
 
     def next_ids(self) -> NDArray[np.intp]:
-        """Ids that may come next, ascending; stop ids where the answer may end.
-
-        Raises:
-            Unsupported: the grammar exceeds the library's limits.
-        """
+        """Ids that may come next, ascending; stop ids where the answer may end."""
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
         return np.flatnonzero(bits)
 
     def accept(self, token: int) -> None:
-        """Advance by *token*, one of those allowed.
-
-        Raises:
-            Unsupported: it is not allowed.
-        """
+        """Advance by *token*, one of those allowed."""
         self._matcher.consume_token(token)
         self._check()
 
@@ -108,11 +100,7 @@ class Grammars:
     """Compiles grammars for the tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Grammars for the tokens of *tokenizer*.
-
-        Raises:
-            Unsupported: the library is not installed.
-        """
+        """Grammars for the tokens of *tokenizer*."""
         try:
             import llguidance
         except ImportError as error:
@@ -138,11 +126,7 @@ class Grammars:
             raise UsageError(f"the JSON schema cannot be used: {_first_line(str(error))}") from None
 
     def read_schema(self, schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
-        """*schema* as an object.
-
-        Raises:
-            UsageError: it is not JSON, is too large, or is a schema that allows nothing.
-        """
+        """*schema* as an object."""
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
@@ -169,11 +153,7 @@ class Grammars:
         return self.json_schema({"type": "object"})
 
     def lark(self, kind: str, text: str) -> CompiledGrammar:
-        """Grammar *text* in the library's Lark form; *kind* names it in errors.
-
-        Raises:
-            UsageError: a schema in it is not supported.
-        """
+        """Grammar *text* in the library's Lark form; *kind* names it in errors."""
         return self._grammar_of(kind, self._library.LLMatcher.grammar_from_lark(text))
 
     def regex(self, pattern: str) -> CompiledGrammar:

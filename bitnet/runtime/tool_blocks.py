@@ -43,9 +43,6 @@ class Arguments:
             name: that the names of the rules begin with.
             schema: of the arguments.
             literal: writes a text as a literal of the grammar.
-
-        Raises:
-            UsageError: the schema is not one of an object with named properties.
         """
         self.rules: list[str] = []
         self._name = name
@@ -200,13 +197,7 @@ def overlap(text: str, mark: str) -> int:
 def _calls_in(
     form: CallFormat, block: str, schemas: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str]] | None:
-    """Names and arguments, as JSON, of the calls in *block*; ``None`` if it is none.
-
-    Args:
-        form: of the model's calls.
-        block: text from the opening mark to the closing one.
-        schemas: of the functions' arguments, by name.
-    """
+    """Names and arguments, as JSON, of the calls in *block*; ``None`` if it is none."""
     calls = []
     for match in re.finditer(form.block, block):
         name = match["name"]

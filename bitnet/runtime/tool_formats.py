@@ -177,11 +177,7 @@ _UNKNOWN = ("<arg_key>",)
 
 
 def format_of(template: str) -> CallFormat:
-    """The format of calls that the chat template *template*, which supports tools, asks for.
-
-    Raises:
-        Unsupported: the format is unknown.
-    """
+    """The format of calls that the chat template *template*, which supports tools, asks for."""
     for sign in _UNKNOWN:
         if sign in template:
             raise Unsupported(
@@ -212,11 +208,7 @@ def render_calls_as_text(
 ) -> list[dict[str, Any]]:
     """*messages* for a template that does not support tools: calls and results become text.
 
-    Args:
-        form: how calls are written.
-        messages: the conversation.
-        prompt: instructions before the conversation; may be empty.
-        system: put them in a system message; otherwise in the user's.
+    Instructions, the *prompt*, come first: in a *system* message, otherwise in the user's.
     """
     conversation = list(_spell_calls(form, messages))
     if not prompt:

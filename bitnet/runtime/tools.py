@@ -53,10 +53,7 @@ class Tools:
     ) -> str:
         """Grammar of calls, in the grammar library's Lark form.
 
-        Args:
-            form: format of the model's calls.
-            tokenizer: knows which parts of it are single control tokens.
-            schema: schema of an answer without calls, if one is allowed.
+        *schema* is that of an answer without calls, if one is allowed.
         """
         tokens = _control_tokens(form, tokenizer)
         heads, rules = [], []
@@ -91,9 +88,6 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
         choice: ``none``, ``auto``, ``required`` or
             ``{"type": "function", "function": {"name": ...}}``.
         parallel: allow several calls in an answer.
-
-    Raises:
-        UsageError: a value is wrong; the error names its field.
     """
     tools = tuple(given or ())
     for number, tool in enumerate(tools):

@@ -18,16 +18,7 @@ __all__ = ["check_vectors", "finish_vector", "round_vectors"]
 
 
 def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") -> None:
-    """Check the requested form of vectors.
-
-    Args:
-        dim: dimensions of the model's vectors.
-        dimensions: number of leading dimensions to keep; ``None``: all.
-        precision: one of :data:`PRECISIONS`.
-
-    Raises:
-        UsageError: a value is not possible.
-    """
+    """Check the requested form of vectors that have *dim* dimensions, of which some are kept."""
     check_type("dimensions", dimensions, "a whole number or None", Integral, None)
     if dimensions is not None and not 1 <= dimensions <= dim:
         raise UsageError(

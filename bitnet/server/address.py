@@ -46,12 +46,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(bound: socket.socket, backlog: int) -> None:
-    """Accept connections at *bound*.
-
-    Raises:
-        UsageError: another program listens there by now.
-        BitnetError: the system does not permit it.
-    """
+    """Accept connections at *bound*."""
     with _explain_errors(address_of(bound)):
         bound.listen(backlog)
 

@@ -62,30 +62,18 @@ def taking(form: Form) -> dict[str, Any]:
 
 
 async def body_of(request: Request, form: Form) -> dict[str, Any]:
-    """The fields of the body of *request*, read in a thread so that no stream waits for it.
-
-    Raises:
-        UsageError: as :meth:`Form.parse`.
-    """
+    """The fields of the body of *request*, read in a thread so that no stream waits for it."""
     return await asyncio.to_thread(form.parse, await request.body())
 
 
 def slot_of(request: Request, name: str | None) -> Slot:
-    """Slot of the model that a request for *name* means.
-
-    Raises:
-        Refused: there is no such model here.
-    """
+    """Slot of the model that a request for *name* means."""
     models: Models = request.app.state.models
     return models.find(name)
 
 
 async def worker_of(request: Request, name: str | None) -> Worker:
-    """Worker for a request to the model *name*, which stays loaded until the request has ended.
-
-    Raises:
-        Refused: as :meth:`Models.find` and :meth:`Models.worker`, or the client has gone.
-    """
+    """Worker for a request to the model *name*, which stays loaded until the request has ended."""
     models: Models = request.app.state.models
     slot = models.find(name)
     state = request.scope["state"]
@@ -100,13 +88,7 @@ async def worker_of(request: Request, name: str | None) -> Worker:
 
 
 def prepare(request: ModelRequest, worker: Worker) -> tuple[list[int], ModelRequest]:
-    """Prompt ids, and *request* prepared for the model.
-
-    Raises:
-        UsageError: the prompt is empty, or an id is not in the vocabulary.
-        Refused: the chat template does not accept the conversation.
-        BitnetError: as :meth:`bitnet.runtime.language_model.LanguageModel.prepare`.
-    """
+    """Prompt ids, and *request* prepared for the model."""
     size, context = worker.model.config.vocab_size, worker.model.context
     ids = None if isinstance(request.prompt, str) or request.embed else request.prompt
     if ids is not None and (not ids or max(ids) >= size):
@@ -390,11 +372,7 @@ async def _with_first(first: T, others: AsyncIterator[T]) -> AsyncIterator[T]:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Result of *work*, which is cancelled when the client closes the connection.
-
-    Raises:
-        Refused: the client has closed it; the reply is not read.
-    """
+    """Result of *work*, which is cancelled when the client closes the connection."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -124,11 +124,7 @@ class Guard:
         )
 
     def _check(self, scope: Scope) -> None:
-        """Refuse requests by their headers.
-
-        Raises:
-            Refused: the reason.
-        """
+        """Refuse requests by their headers."""
         headers = dict(scope["headers"])
         # The server below bounds headers only if they arrive in parts.
         size = len(scope["raw_path"]) + len(scope["query_string"])
@@ -190,11 +186,7 @@ class Guard:
             return False
 
     async def _body(self, receive: Receive) -> Receive:
-        """*receive* that returns the whole body first, read here.
-
-        Raises:
-            Refused: it is too long, or takes too long.
-        """
+        """*receive* that returns the whole body first, read here."""
         parts, seen, more = [], 0, True
         now = asyncio.get_running_loop().time
         until = now() + BODY_PATIENCE_S

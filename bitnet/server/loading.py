@@ -31,37 +31,13 @@ __all__ = [
     "failures",
     "load_narrated",
     "memory_of",
-    "open_and_load",
     "open_narrated",
     "read_header",
 ]
 
 
-def open_and_load(
-    open_file: Callable[[], Checkpoint],
-    load: Callable[[Checkpoint], LanguageModel],
-    narrate: Narrator,
-) -> LanguageModel:
-    """The model that *load* makes of what *open_file* opens.
-
-    As :func:`open_narrated` and :func:`load_narrated` together.
-
-    Raises:
-        BitnetError: as *open_file* and *load*; it has been narrated.
-    """
-    return load_narrated(open_narrated(open_file, narrate), load, narrate)
-
-
 def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Checkpoint:
-    """The model that *open_file* opens; no weight is read.
-
-    Args:
-        open_file: opens the file or folder.
-        narrate: told what the header says.
-
-    Raises:
-        BitnetError: as *open_file*; it has been narrated.
-    """
+    """The model that *open_file* opens; no weight is read, and *narrate* tells of the header."""
     with failures(narrate):
         checkpoint = open_file()
         if checkpoint.gguf is not None:
@@ -72,16 +48,7 @@ def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Che
 def load_narrated(
     checkpoint: Checkpoint, load: Callable[[Checkpoint], LanguageModel], narrate: Narrator
 ) -> LanguageModel:
-    """The model that *load* makes of the open *checkpoint*.
-
-    Args:
-        checkpoint: the open file or folder.
-        load: loads it, tokenizer included.
-        narrate: told of each step.
-
-    Raises:
-        BitnetError: as *load*; it has been narrated.
-    """
+    """The model that *load* makes of the open *checkpoint*; *narrate* tells of each step."""
     with failures(narrate):
         model = load(checkpoint)
     count = model.tokenizer.vocab_size
@@ -173,13 +140,7 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
 
     ``architecture`` (GGUF's), ``context`` in positions, ``dim``, ``writes`` (False: vectors
     only), ``template`` (empty: none), number of ``parameters``, and the ``encoding`` of most.
-
-    Args:
-        checkpoint: the open file or folder.
-        context: positions a sequence may reach; ``None``: as many as it was made for.
-
-    Raises:
-        BitnetError: it is not a model that can be run.
+    *context* bounds the positions of a sequence; ``None``: as many as it was made for.
     """
     config = config_from(checkpoint)
     try:
@@ -201,11 +162,7 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, or of the names and digests of a folder's files.
-
-    Raises:
-        BitnetError: one cannot be read.
-    """
+    """SHA-256 of a file, or of the names and digests of a folder's files."""
     store = Store(CacheOptions().root)
     if path.is_file():
         return store.digest_of(path)
@@ -215,16 +172,7 @@ def digest_of(path: Path) -> str:
 
 
 def memory_of(checkpoint: Checkpoint, context: int | None, limits: WorkerLimits) -> int:
-    """Bytes that the model takes at most once it is loaded: weights, and keys and values.
-
-    Args:
-        checkpoint: the open model.
-        context: positions a sequence may reach; ``None``: as many as it was made for.
-        limits: of the worker.
-
-    Raises:
-        BitnetError: it is not a model that can be run.
-    """
+    """Bytes that the model takes at most once it is loaded: weights, and keys and values."""
     config = config_from(checkpoint)
     positions = context or config.context_length
     kv_bytes = limits.max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)

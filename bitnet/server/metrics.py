@@ -7,14 +7,14 @@ existing dashboards work: docs.vllm.ai/en/latest/usage/metrics, and llama-server
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from bitnet.runtime.answer import Answer
 
@@ -23,24 +23,30 @@ __all__ = ["Metrics", "ModelMetrics"]
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
-class Watched(Protocol):
-    """The state of a model that is read together with its metrics."""
-
-    @property
-    def state(self) -> str:
-        """``loaded`` if it is in memory."""
-
-    @property
-    def open_jobs(self) -> int:
-        """Number of answers that wait or are being generated."""
-
-    @property
-    def running(self) -> int:
-        """Number of answers that are being generated."""
-
-    @property
-    def kv_usage(self) -> float:
-        """Used share of the KV cache's memory, 0 to 1."""
+#: Metrics of each model: our name, the kind, the exported name and its meaning, other names.
+_OF_MODEL: tuple[tuple[str, Any, str, str, tuple[str, ...]], ...] = (
+    ("loaded", Gauge, "bitnet_model_loaded", "1 for a model that is loaded", ()),
+    ("refused", Counter, "bitnet_refused", "requests refused because the queue was full", ()),
+    ("prompt_tokens", Counter, "bitnet_prompt_tokens", "ids of the prompts of ended answers",
+     ("vllm:prompt_tokens", "vllm:prefix_cache_queries")),
+    ("tokens", Counter, "bitnet_tokens", "ids generated",
+     ("vllm:generation_tokens", "llamacpp:tokens_predicted")),
+    ("first_token_s", Histogram, "bitnet_time_to_first_token_seconds",
+     "from acceptance to the first id", ("vllm:time_to_first_token_seconds",)),
+    ("answer_s", Histogram, "bitnet_answer_seconds", "from acceptance to the end of the answer",
+     ("vllm:e2e_request_latency_seconds",)),
+    ("open", Gauge, "bitnet_open_answers", "answers that wait or are being written", ()),
+    ("running", Gauge, "llamacpp:requests_processing", "answers that are being written",
+     ("vllm:num_requests_running",)),
+    ("waiting", Gauge, "llamacpp:requests_deferred", "answers that wait",
+     ("vllm:num_requests_waiting",)),
+    ("kv_usage", Gauge, "vllm:kv_cache_usage_perc", "share of --kv-memory, 0 to 1", ()),
+    ("hits", Counter, "vllm:prefix_cache_hits", "ids of prompts computed before", ()),
+    ("between_s", Histogram, "vllm:inter_token_latency_seconds", "from one id to the next", ()),
+    ("run_tokens", Counter, "llamacpp:prompt_tokens", "ids of prompts that were run", ()),
+    ("run_s", Counter, "llamacpp:prompt_seconds", "seconds they took", ()),
+    ("decode_s", Counter, "llamacpp:tokens_predicted_seconds", "seconds after the first id", ()),
+)  # fmt: skip
 
 
 class _Alias(Collector):
@@ -70,62 +76,22 @@ class Metrics:
             "bitnet_http_requests", "HTTP requests by route and status", ["route", "status"],
             registry=registry,
         )  # fmt: skip
-        by_model: Any = {"labelnames": ["model_name"], "registry": registry}
-        self._loaded = Gauge("bitnet_model_loaded", "1 for a model that is loaded", **by_model)
-        self._refused = Counter(
-            "bitnet_refused", "requests refused because the queue was full", **by_model
-        )
         self._answers = Counter(
             "bitnet_answers", "answers by how they ended", ["model_name", "finish"],
             registry=registry,
         )  # fmt: skip
-        self._prompt_tokens = Counter(
-            "bitnet_prompt_tokens", "ids of the prompts of ended answers", **by_model
-        )
-        self._tokens = Counter("bitnet_tokens", "ids generated", **by_model)
-        self._first_token = Histogram(
-            "bitnet_time_to_first_token_seconds", "from acceptance to the first id",
-            buckets=_SECONDS, **by_model,
-        )  # fmt: skip
-        self._duration = Histogram(
-            "bitnet_answer_seconds", "from acceptance to the end of the answer",
-            buckets=_SECONDS, **by_model,
-        )  # fmt: skip
-        self._open = Gauge(
-            "bitnet_open_answers", "answers that wait or are being written", **by_model
-        )
-        self._running = Gauge(
-            "llamacpp:requests_processing", "answers that are being written", **by_model
-        )
-        self._waiting = Gauge("llamacpp:requests_deferred", "answers that wait", **by_model)
-        self._kv_usage = Gauge(
-            "vllm:kv_cache_usage_perc", "share of --kv-memory, 0 to 1", **by_model
-        )
-        self._hits = Counter("vllm:prefix_cache_hits", "ids of prompts computed before", **by_model)
-        self._between = Histogram(
-            "vllm:inter_token_latency_seconds", "from one id to the next",
-            buckets=_SECONDS, **by_model,
-        )  # fmt: skip
-        self._run = Counter("llamacpp:prompt_tokens", "ids of prompts that were run", **by_model)
-        self._run_s = Counter("llamacpp:prompt_seconds", "seconds they took", **by_model)
-        self._predicted_s = Counter(
-            "llamacpp:tokens_predicted_seconds", "seconds after the first id", **by_model
-        )
-        for metric, name in (
-            (self._running, "vllm:num_requests_running"),
-            (self._waiting, "vllm:num_requests_waiting"),
-            (self._prompt_tokens, "vllm:prompt_tokens"),
-            (self._prompt_tokens, "vllm:prefix_cache_queries"),
-            (self._tokens, "vllm:generation_tokens"),
-            (self._first_token, "vllm:time_to_first_token_seconds"),
-            (self._duration, "vllm:e2e_request_latency_seconds"),
-            (self._tokens, "llamacpp:tokens_predicted"),
-        ):
-            registry.register(_Alias(metric, name))
+        self._of_model: dict[str, Any] = {}
+        for own, kind, name, meaning, others in _OF_MODEL:
+            more = {"buckets": _SECONDS} if kind is Histogram else {}
+            metric = kind(name, meaning, ["model_name"], registry=registry, **more)
+            self._of_model[own] = metric
+            for other in others:
+                registry.register(_Alias(metric, other))
 
     def of(self, model: str) -> ModelMetrics:
         """Metrics of the model *model*."""
-        return ModelMetrics(self, model)
+        each = {name: metric.labels(model) for name, metric in self._of_model.items()}
+        return ModelMetrics(each, partial(self._answers.labels, model))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -135,52 +101,34 @@ class Metrics:
 class ModelMetrics:
     """Counters and histograms of one model; they go on when it is unloaded and loaded again."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
-        """Those among *metrics* that have the label *model*."""
-        self._answers = partial(metrics._answers.labels, model)
-        self.refused = metrics._refused.labels(model)
-        self._prompt_tokens = metrics._prompt_tokens.labels(model)
-        self._tokens = metrics._tokens.labels(model)
-        self._first_token = metrics._first_token.labels(model)
-        self._duration = metrics._duration.labels(model)
-        self._loaded = metrics._loaded.labels(model)
-        self._open = metrics._open.labels(model)
-        self._running = metrics._running.labels(model)
-        self._waiting = metrics._waiting.labels(model)
-        self._kv_usage = metrics._kv_usage.labels(model)
-        self._hits = metrics._hits.labels(model)
-        self._between = metrics._between.labels(model)
-        self._run = metrics._run.labels(model)
-        self._run_s = metrics._run_s.labels(model)
-        self._predicted_s = metrics._predicted_s.labels(model)
+    def __init__(self, each: dict[str, Any], answers: Callable[[str], Counter]) -> None:
+        """*each* by our name, and the counter of *answers* by their finish reason."""
+        self._each, self._answers = each, answers
 
-    def watch(self, model: Watched) -> None:
-        """Ask *model* for its state whenever the metrics are read."""
-        self._loaded.set_function(lambda: model.state == "loaded")
-        self._open.set_function(lambda: model.open_jobs)
-        self._running.set_function(lambda: model.running)
-        self._waiting.set_function(lambda: max(0, model.open_jobs - model.running))
-        self._kv_usage.set_function(lambda: model.kv_usage)
+    def watch(self, **gauges: Callable[[], float]) -> None:
+        """Read *gauges* whenever the metrics are read."""
+        for name, read in gauges.items():
+            self._each[name].set_function(read)
+
+    def refuse(self) -> None:
+        """Count a request for which the queue has no place."""
+        self._each["refused"].inc()
 
     def token(self, since_last_s: float | None) -> None:
-        """Count a generated token.
-
-        Args:
-            since_last_s: seconds since the previous one; ``None``: it is the first.
-        """
-        self._tokens.inc()
+        """Count a generated token, *since_last_s* after the previous one; ``None``: the first."""
+        self._each["tokens"].inc()
         if since_last_s is not None:
-            self._between.observe(since_last_s)
+            self._each["between_s"].observe(since_last_s)
 
     def count_answer(self, answer: Answer) -> None:
         """Count *answer*, which has ended."""
-        stats = answer.stats
+        stats, each = answer.stats, self._each
         self._answers(answer.finish_reason or "error").inc()
-        self._prompt_tokens.inc(stats.prompt_tokens)
-        self._hits.inc(stats.reused_tokens)
-        self._run.inc(stats.prompt_tokens - stats.reused_tokens)
-        self._run_s.inc(stats.prefill_s)
-        self._predicted_s.inc(stats.decode_s)
+        each["prompt_tokens"].inc(stats.prompt_tokens)
+        each["hits"].inc(stats.reused_tokens)
+        each["run_tokens"].inc(stats.prompt_tokens - stats.reused_tokens)
+        each["run_s"].inc(stats.prefill_s)
+        each["decode_s"].inc(stats.decode_s)
         if stats.tokens:
-            self._first_token.observe(stats.prefill_s)
-        self._duration.observe(stats.prefill_s + stats.decode_s)
+            each["first_token_s"].observe(stats.prefill_s)
+        each["answer_s"].observe(stats.prefill_s + stats.decode_s)

@@ -19,7 +19,6 @@ from bitnet.server.loading import (
     digest_of,
     load_narrated,
     memory_of,
-    open_and_load,
     open_narrated,
     read_header,
 )
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.server.metrics import Metrics
+    from bitnet.server.metrics import Metrics, ModelMetrics
     from bitnet.server.narration import Narrator
 
 __all__ = ["FOREVER", "Models", "Slot", "State"]
@@ -103,32 +102,28 @@ class Slot:
         """Answers that wait, for the model too, or are being written."""
         return self.queued + (self.worker.open_jobs if self.worker else 0)
 
-    @property
-    def running(self) -> int:
-        """Answers that are being written."""
-        return self.worker.running if self.worker else 0
+    def watch(self, metrics: ModelMetrics) -> None:
+        """Have *metrics* read its state; a worker counts the rest."""
 
-    @property
-    def kv_usage(self) -> float:
-        """Share of the memory for keys and values that is taken, 0 to 1."""
-        return self.worker.kv_usage if self.worker else 0.0
+        def running() -> int:
+            return self.worker.running if self.worker else 0
+
+        metrics.watch(
+            loaded=lambda: self.state == "loaded",
+            open=lambda: self.open_jobs,
+            running=running,
+            waiting=lambda: max(0, self.open_jobs - running()),
+            kv_usage=lambda: self.worker.kv_usage if self.worker else 0.0,
+        )
 
     async def header(self) -> dict[str, Any]:
-        """Facts about its file, as :func:`read_header` gives them; in a thread, and kept.
-
-        Raises:
-            BitnetError: it is not a model that can be run.
-        """
+        """Facts about its file, as :func:`read_header` gives them; in a thread, and kept."""
         if not self._header:
             self._header = await asyncio.to_thread(lambda: read_header(self.open(), self.context))
         return self._header
 
     async def digest(self) -> str:
-        """Digest of its file or folder; in a thread, and kept.
-
-        Raises:
-            BitnetError: it cannot be read.
-        """
+        """Digest of its file or folder; in a thread, and kept."""
         self._digest = self._digest or await asyncio.to_thread(digest_of, self.path)
         return self._digest
 
@@ -165,15 +160,10 @@ class Models:
         idle_s: float = FOREVER,
         memory_bytes: int | None = None,
     ) -> None:
-        """None of them loaded.
+        """None of *slots* is loaded; the first one answers requests that name none.
 
-        Args:
-            slots: of the models; the first one answers requests that name none.
-            metrics: counts what happens.
-            narrate: reports it.
-            limits: of each model.
-            idle_s: seconds without a request after which a model is unloaded.
-            memory_bytes: memory that loaded models may take together; ``None``: no bound.
+        *limits* hold for each model, which is unloaded after *idle_s* without a request; loaded
+        models may take *memory_bytes* together.
         """
         self.slots = {slot.name: slot for slot in slots}
         self._named = {alias: slot for slot in slots for alias in slot.aliases} | self.slots
@@ -182,7 +172,7 @@ class Models:
             many = len(slots) > 1
             slot.narrate = narrate.about(model_name=name) if many else narrate
             slot.idle_s = idle_s
-            self._metrics[name].watch(slot)
+            slot.watch(self._metrics[name])
         self.created = int(time.time())
         self.limits = limits
         self._memory_bytes = memory_bytes
@@ -243,11 +233,7 @@ class Models:
             worker.start()
 
     def drain(self, within_s: float | None = None) -> None:
-        """Take no more requests; those that wait for a model are refused.
-
-        Args:
-            within_s: as :meth:`bitnet.server.worker.Worker.drain`.
-        """
+        """Take no more requests, as :meth:`Worker.drain`, also none that waits for a model."""
         self._draining = True
         self._freed.set()
         for worker in self._workers():
@@ -257,9 +243,9 @@ class Models:
         """End every answer, every thread and every model."""
         self.stop()
         for slot in self.slots.values():
-            worker, slot.worker = slot.worker, None
-            if worker is not None:
-                worker.close()
+            if slot.worker is not None:
+                slot.worker.close()
+            slot.worker = None
 
     def __enter__(self) -> Models:
         return self
@@ -282,31 +268,22 @@ class Models:
             BitnetError: it cannot be loaded; it has been narrated.
         """
         slot = self.default
-        self.pin(slot, open_and_load(slot.open, slot.load, slot.narrate))
+        checkpoint = open_narrated(slot.open, slot.narrate)
+        self.pin(slot, load_narrated(checkpoint, slot.load, slot.narrate))
 
     def pin(self, slot: Slot, model: LanguageModel) -> None:
-        """Have *model*, which is loaded, answer for *slot* until the end.
-
-        Raises:
-            UsageError: no answer fits the memory for keys and values.
-        """
+        """Have *model*, which is loaded, answer for *slot* until the end."""
         slot.pinned = True
-        self._fill(slot, self._worker(slot, model))
+        self._fill(slot, model)
 
-    def _fill(self, slot: Slot, worker: Worker) -> None:
-        slot.worker = worker
+    def _fill(self, slot: Slot, model: LanguageModel) -> Worker:
+        slot.worker = Worker(slot.name, model, self._metrics[slot.name], self.limits, slot.narrate)
         slot.state = "loaded"
         slot.used_at = time.monotonic()
-
-    def _worker(self, slot: Slot, model: LanguageModel) -> Worker:
-        return Worker(slot.name, model, self._metrics[slot.name], self.limits, slot.narrate)
+        return slot.worker
 
     def hold(self, slot: Slot) -> None:
-        """Keep *slot* in memory, once it is there, until :meth:`release`.
-
-        Raises:
-            Refused: the worker stops.
-        """
+        """Keep *slot* in memory, once it is there, until :meth:`release`."""
         if self._draining:
             raise stopping()
         slot.users += 1
@@ -315,9 +292,7 @@ class Models:
     async def worker(self, slot: Slot, deadline: float) -> Worker:
         """Worker of *slot*, whose model is loaded first if necessary.
 
-        Args:
-            slot: which one; the caller holds it.
-            deadline: ``time.monotonic`` until which the caller waits.
+        The caller holds *slot*, and waits until *deadline*, by ``time.monotonic``.
 
         Raises:
             Refused: it cannot be loaded (500), too many wait for it (429), it has no room (503),
@@ -348,13 +323,9 @@ class Models:
     # --- loading and unloading -------------------------------------------------------------------
 
     async def _wait_for(self, slot: Slot, deadline: float) -> None:
-        """Return once *slot* is loaded.
-
-        Raises:
-            Refused: as :meth:`service`.
-        """
+        """Return once *slot* is loaded."""
         if slot.queued >= self.limits.places:
-            self._metrics[slot.name].refused.inc()
+            self._metrics[slot.name].refuse()
             raise Refused(
                 429, f"{slot.queued} requests wait for the model {slot.name!r} to be loaded",
                 kind="rate_limit_error", code="queue_full", retry_after_s=1,
@@ -394,11 +365,7 @@ class Models:
         return task
 
     async def _load(self, slot: Slot) -> None:
-        """Load *slot* in its turn, once there is room.
-
-        Raises:
-            Refused: it cannot be loaded.
-        """
+        """Load *slot* in its turn, once there is room."""
         try:
             async with self._turn:
                 self._check_needed(slot)
@@ -408,9 +375,8 @@ class Models:
                 )
                 await self._make_room(slot)
                 slot.state = "loading"
-                worker = await asyncio.to_thread(self._load_open, slot, checkpoint)
-                worker.start()
-                self._fill(slot, worker)
+                model = await asyncio.to_thread(load_narrated, checkpoint, slot.load, slot.narrate)
+                self._fill(slot, model).start()
         except Refused:
             slot.state = "unloaded"
             raise
@@ -425,24 +391,13 @@ class Models:
         finally:
             slot.loading = None
 
-    def _load_open(self, slot: Slot, checkpoint: Checkpoint) -> Worker:
-        return self._worker(slot, load_narrated(checkpoint, slot.load, slot.narrate))
-
     def _check_needed(self, slot: Slot) -> None:
-        """Give up the load of *slot* if no request waits for it any more.
-
-        Raises:
-            Refused: so it is, or the worker stops.
-        """
+        """Give up the load of *slot* if no request waits for it any more."""
         if not slot.queued or self._draining:
             raise stopping()
 
     async def _make_room(self, slot: Slot) -> None:
-        """Unload idle models, least recently used first, until there is memory for *slot*.
-
-        Raises:
-            Refused: there will never be, or no request waits for it any more.
-        """
+        """Unload idle models, least recently used first, until there is memory for *slot*."""
         bound = self._memory_bytes
         if bound is None:
             return

@@ -82,14 +82,9 @@ class Narrator:
         brief: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """A narrator that passes finished lines to *write*.
+        """A narrator that passes lines, without a newline, to *write*.
 
-        Args:
-            write: takes one line, without its newline.
-            worker_id: included in every event.
-            as_json: JSON lines instead of the console form.
-            brief: the address, warnings and errors alone, as sentences.
-            now: the time for events.
+        Events have the *worker_id*; *brief*: the address, warnings and errors alone, as sentences.
         """
         self._write = write
         self._as_json = as_json
@@ -116,15 +111,9 @@ class Narrator:
         level: Level = "INFO",
         **fields: Any,
     ) -> None:
-        """Report that *actor* did *action*.
+        """Report that *actor* did *action*, described plainly and kindly.
 
-        Args:
-            actor: who acts.
-            action: what happens, in snake case.
-            human: plain description.
-            cute: kind description.
-            level: severity.
-            fields: further facts, such as ``request_id``; ``None`` is left out.
+        *fields* are further facts, such as ``request_id``; those that are ``None`` are left out.
         """
         if self._brief:
             if level != "INFO":
@@ -194,14 +183,14 @@ def narrate(
     """Write one event to stderr, in the form of a worker's own.
 
     Args:
-        actor: as of :meth:`Narrator.narrate`, and so are *action* to *level* and *fields*.
-        action: as there; not only those of :data:`ACTIONS`.
-        human: as there.
-        cute: as there.
-        level: as there.
+        actor: who acts.
+        action: what happens, in snake case.
+        human: plain description.
+        cute: kind description.
+        level: severity.
         worker_id: the worker that the event is about; left out when empty.
         as_json: a JSON line instead of the console form.
-        fields: what else is known.
+        fields: further facts, such as ``request_id``; ``None`` is left out.
 
     Raises:
         UsageError: *level* is not one of those there are.

@@ -98,11 +98,7 @@ class ServeOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check ranges and combinations.
-
-        Raises:
-            UsageError: a value is out of range, or the worker would be open without a key.
-        """
+        """Check ranges and combinations."""
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port is {self.port}, expected 0 to 65535")
         for name in ("max_batch", "queue", "max_output_tokens", "max_body"):
@@ -183,11 +179,7 @@ class ServeOptions:
 
     @property
     def idle_s(self) -> float:
-        """Seconds after which a model is unloaded that no request has used.
-
-        Raises:
-            UsageError: it is not a duration.
-        """
+        """Seconds after which a model is unloaded that no request has used."""
         if self.models_idle.strip().lower() in ("0", "never"):
             return float("inf")
         return parse_duration(self.models_idle, "--models-idle")

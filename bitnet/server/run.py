@@ -54,13 +54,8 @@ def run(
     SIGTERM and the first SIGINT: new requests are refused, running answers may finish for ``drain``
     seconds and are then cut short. The second SIGINT ends them at once.
 
-    Args:
-        models: what answers.
-        metrics: counts what happens.
-        options: where and how.
-        narrate: told what happens.
-        bound: the socket to listen on, from :func:`bitnet.server.address.bind`; closed after.
-        ready: called with the address, in a thread, once connections are accepted.
+    *bound*, from :func:`bind`, is closed after; *ready* is called with the address, in a thread,
+    once connections are accepted.
 
     Raises:
         UsageError: the worker would be open to the network without a key.

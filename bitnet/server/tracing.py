@@ -60,11 +60,7 @@ class Tracing:
     """Sends spans to the collector that the environment names."""
 
     def __init__(self) -> None:
-        """Start sending.
-
-        Raises:
-            ModuleNotFoundError: the extra is not installed.
-        """
+        """Start sending."""
         from opentelemetry import propagate, trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -121,15 +117,10 @@ class RequestSpan:
         begun_s: float,
         error: str = "",
     ) -> None:
-        """Say what was asked and answered.
+        """Record the *answers* of *model*, which the client calls *asked*, with their steps.
 
-        Args:
-            asked: the model's name as the client has it.
-            model: its own name.
-            answers: all of the request; they have ended, or are left as they are.
-            choices: how many of them each prompt has.
-            begun_s: ``time.perf_counter`` when work on the request began.
-            error: a word for what went wrong; empty: nothing.
+        Work on them began at *begun_s*, by ``time.perf_counter``; *error* is a word for what went
+        wrong.
         """
         if not self._span.is_recording():
             return

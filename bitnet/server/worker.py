@@ -150,15 +150,7 @@ class Worker:
     ) -> None:
         """A worker whose thread is started by :meth:`start`.
 
-        Args:
-            name: of the model, as clients see it.
-            model: the model; it must not be used elsewhere from then on.
-            metrics: counters.
-            limits: of its answers.
-            narrate: reports what happens.
-
-        Raises:
-            UsageError: no answer fits the memory for KV caches.
+        *model*, which clients call *name*, must not be used elsewhere from then on.
         """
         self.name = name
         self.model = model
@@ -207,12 +199,7 @@ class Worker:
         self._thread.start()
 
     def prepare(self, ids: list[int], request: Request) -> Sequence:
-        """A sequence for *ids* that does not run yet; thread-safe.
-
-        Raises:
-            UsageError: as :meth:`bitnet.runtime.scheduler.Scheduler.prepare`.
-            InferenceError: as :meth:`bitnet.runtime.scheduler.Scheduler.prepare`.
-        """
+        """A sequence for *ids* that does not run yet; thread-safe."""
         return self._scheduler.prepare(ids, request)
 
     async def submit(
@@ -280,11 +267,7 @@ class Worker:
 
     @contextmanager
     def place(self, count: int = 1) -> Iterator[list[int]]:
-        """Reserve places in the queue; those left in the list are returned at the end.
-
-        Raises:
-            Refused: as :meth:`submit`.
-        """
+        """Reserve places in the queue; those left in the list are returned at the end."""
         self._check_process()
         with self._changed:
             self._take_places(count)
@@ -302,12 +285,7 @@ class Worker:
             self._changed.notify()
 
     def drain(self, within_s: float | None = None) -> None:
-        """Refuse new requests.
-
-        Args:
-            within_s: seconds after which answers are cut short; ``None``: each keeps its own
-                deadline.
-        """
+        """Refuse new requests; answers are cut short after *within_s*, or at their own deadline."""
         with self._changed:
             self.draining = True
             if within_s is not None:
@@ -349,7 +327,7 @@ class Worker:
                 f"{count} answers in one request; this worker takes {self.limits.places} at a time",
             )
         if self._open + count > self.limits.places:
-            self._metrics.refused.inc()
+            self._metrics.refuse()
             raise Refused(
                 429,
                 f"{self._open} answers wait or are being written, {self.limits.places} may",

@@ -9,7 +9,7 @@ from tiny_models import tiny_gguf
 from bitnet import load
 from bitnet.base.errors import BitnetError
 from bitnet.formats.containers import open_checkpoint
-from bitnet.server.loading import open_and_load
+from bitnet.server.loading import load_narrated, open_narrated
 from bitnet.server.narration import Narrator
 
 scenarios("features/worker.feature")
@@ -71,7 +71,8 @@ def _(serving, told):
 def _(path, told, outcome):
     narrate = Narrator(told.append, worker_id="w1")
     try:
-        open_and_load(lambda: open_checkpoint(path), load, narrate).close()
+        checkpoint = open_narrated(lambda: open_checkpoint(path), narrate)
+        load_narrated(checkpoint, load, narrate).close()
     except BitnetError as error:
         outcome["error"] = error
 

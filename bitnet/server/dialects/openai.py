@@ -69,11 +69,7 @@ async def embeddings(request: Request) -> Response:
 
 
 async def embed_body(order: Order, body: dict[str, Any]) -> dict[str, Any]:
-    """The reply to *body*, as :data:`EMBEDDING` reads it.
-
-    Raises:
-        Refused: something in it cannot be, or the worker stops.
-    """
+    """The reply to *body*, as :data:`EMBEDDING` reads it."""
     worker = order.worker
     precision = openai_reply.vector_precision(body, worker.model.config.dim)
     answers = await collect(order, partial(openai.embedding_requests, body))
