@@ -33,7 +33,7 @@ from bitnet.server.refusals import Refused
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from bitnet.server.asgi import Event, Receive, Scope, Send
+    from bitnet.server.guard import Event, Receive, Scope, Send
 
 __all__ = ["Door", "Replica", "app", "prefix_of"]
 

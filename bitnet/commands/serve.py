@@ -193,8 +193,7 @@ def _parts(options):
     from bitnet.server.narration import Narrator
 
     try:
-        from bitnet.server.address import bind
-        from bitnet.server.run import run
+        from bitnet.server.run import bind, run
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"serving needs the package {error.name}",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.exact_head.head import HeadMode
     from bitnet.models.transformer import Model
-    from bitnet.runtime.structured import CompiledGrammar
+    from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
 
@@ -364,9 +364,7 @@ class LanguageModel:
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path}: {self.config.architecture}, {self.backend}>"
 
-    def _calls_grammar(
-        self, request: Request, tools: Tools, form: CallFormat
-    ) -> CompiledGrammar | None:
+    def _calls_grammar(self, request: Request, tools: Tools, form: CallFormat) -> Grammar | None:
         """Grammar that permits only calls, or calls and answers that follow a schema.
 
         Raises:
@@ -381,7 +379,7 @@ class LanguageModel:
             schema = self.grammars.read_schema(request.json_schema)
         return self.grammars.lark("schema of tools", tools.grammar(form, self.tokenizer, schema))
 
-    def _grammar(self, request: Request) -> CompiledGrammar | None:
+    def _grammar(self, request: Request) -> Grammar | None:
         if request.json_schema is not None:
             return self.grammars.json_schema(request.json_schema)
         return None if request.regex is None else self.grammars.regex(request.regex)

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet.base import settings
 from bitnet.base.arguments import check_type, wrong_type
@@ -20,16 +20,12 @@ from bitnet.base.options import check_bounds, option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallRules
 
 __all__ = [
     "EVERYTHING",
     "SAMPLING",
-    "Grammar",
-    "Matcher",
     "ReasoningRules",
     "Request",
     "SamplingParams",
@@ -50,30 +46,6 @@ MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with the
 MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
 MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
 STACK_BYTES = 1 << 29  # twice what the deepest schema within these bounds needs; reserved only
-
-
-class Matcher(Protocol):
-    """State of one answer in its grammar; ``runtime.structured`` implements it."""
-
-    @property
-    def finished(self) -> bool:
-        """True if the answer is complete and nothing may follow it."""
-
-    def next_ids(self) -> NDArray[np.intp]:
-        """Ids that may come next, ascending; stop ids where the answer may end."""
-
-    def accept(self, token: int) -> None:
-        """Advance by *token*, one of those allowed."""
-
-    def valid(self, tokens: Sequence[int]) -> int:
-        """Number of leading *tokens* that the grammar accepts in sequence."""
-
-
-class Grammar(Protocol):
-    """A constraint that answers have to follow."""
-
-    def start(self) -> Matcher:
-        """The state before the first token of an answer."""
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ class Scheduler:
             if self._drafter and answering:
                 self._pace.observe(len(pieces), time.perf_counter() - started, steady=steady)
         for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
-            sequence.draft_gain = self._pace.gain
+            if self._drafter:
+                sequence.draft_gain = self._pace.gain
             self._leave(sequence)
         return pieces
 

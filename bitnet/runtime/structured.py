@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["CompiledGrammar", "GrammarMatcher", "Grammars"]
+__all__ = ["Grammar", "Grammars"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +40,17 @@ _STACK_SIZE = threading.Lock()  # it is the whole process's
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 
 
-class GrammarMatcher:
-    """State of one answer in its grammar."""
+class Grammar:
+    """A compiled grammar, in the state after the tokens of an answer so far."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
+        """The grammar in the state of *matcher*, an object of the library."""
         self._matcher = matcher
         self._vocab_size = vocab_size
+
+    def start(self) -> Grammar:
+        """A clone for another answer, which takes microseconds."""
+        return Grammar(self._matcher.deep_copy(), self._vocab_size)
 
     @property
     def finished(self) -> bool:
@@ -83,19 +88,6 @@ class GrammarMatcher:
         )
 
 
-class CompiledGrammar:
-    """A grammar for the tokens of one tokenizer; any number of answers may use it."""
-
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
-        """The grammar whose initial state is *matcher*, an object of the library."""
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-
-    def start(self) -> GrammarMatcher:
-        """State before the first token of an answer: a clone, which takes microseconds."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size)
-
-
 class Grammars:
     """Compiles grammars for the tokens of one tokenizer."""
 
@@ -110,9 +102,9 @@ class Grammars:
             ) from error
         self._library: Any = llguidance
         self._tokenizer = tokenizer
-        self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by digest, oldest first
+        self._kept: OrderedDict[bytes, Grammar] = OrderedDict()  # by digest, oldest first
 
-    def json_schema(self, schema: str | bool | Mapping[str, Any]) -> CompiledGrammar:
+    def json_schema(self, schema: str | bool | Mapping[str, Any]) -> Grammar:
         """Grammar of JSON that follows *schema*, a mapping or text.
 
         Raises:
@@ -148,15 +140,11 @@ class Grammars:
         check_schema("json_schema", schema)
         return {} if schema is True else schema  # the library sets a style on objects only
 
-    def json_object(self) -> CompiledGrammar:
-        """Grammar of any JSON object."""
-        return self.json_schema({"type": "object"})
-
-    def lark(self, kind: str, text: str) -> CompiledGrammar:
+    def lark(self, kind: str, text: str) -> Grammar:
         """Grammar *text* in the library's Lark form; *kind* names it in errors."""
         return self._grammar_of(kind, self._library.LLMatcher.grammar_from_lark(text))
 
-    def regex(self, pattern: str) -> CompiledGrammar:
+    def regex(self, pattern: str) -> Grammar:
         """Grammar of text that *pattern* matches as a whole.
 
         Raises:
@@ -165,7 +153,7 @@ class Grammars:
         check_schema("regex", pattern)
         return self._grammar_of("regex", self._library.LLMatcher.grammar_from_regex(pattern))
 
-    def _grammar_of(self, kind: str, text: str) -> CompiledGrammar:
+    def _grammar_of(self, kind: str, text: str) -> Grammar:
         """Grammar *text*, compiled on first use and cached; thread-safe."""
         digest = hashlib.sha256(text.encode()).digest()
         grammar = self._kept.pop(digest, None) or _on_deep_stack(lambda: self._compile(kind, text))
@@ -175,7 +163,7 @@ class Grammars:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _compile(self, kind: str, text: str) -> CompiledGrammar:
+    def _compile(self, kind: str, text: str) -> Grammar:
         check = self._library.LLMatcher.validate_grammar_with_warnings
         wrong, messages = check(text, self._vocabulary)
         if wrong:
@@ -187,7 +175,7 @@ class Grammars:
             logger.warning("%s: %s", kind, message)
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
         matcher.compute_bitmask()  # the slowest one, here and not in a forward pass
-        return CompiledGrammar(matcher, self._tokenizer.vocab_size)
+        return Grammar(matcher, self._tokenizer.vocab_size)
 
     @cached_property
     def _vocabulary(self) -> Any:

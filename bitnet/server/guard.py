@@ -16,13 +16,19 @@ from bitnet.server.pages import OPEN_PREFIX
 from bitnet.server.refusals import GONE, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, MutableMapping
+    from typing import Any
 
-    from bitnet.server.asgi import App, Event, Receive, Scope, Send
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrator
     from bitnet.server.options import ServeOptions
     from bitnet.server.tracing import Tracing
+
+    Scope = MutableMapping[str, Any]  # of ASGI, as the next ones
+    Event = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Event]]
+    Send = Callable[[Event], Awaitable[None]]
+    App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 __all__ = ["MAX_HEADER_BYTES", "Guard"]
 
@@ -114,7 +120,7 @@ class Guard:
 
     def _tell(self, scope: Scope, request_id: str, status: int) -> None:
         """Log a refused request; limited when there are many."""
-        self._narrate.now_and_then(
+        self._narrate.narrate_limited(
             "request_refused",
             f"{scope['method']} {scope['path'][:200]}: {status}",
             "Sorry, I cannot do that! 🙅",

@@ -136,12 +136,12 @@ class Narrator:
         """:meth:`narrate` with the actor of *action*."""
         self.narrate(ACTIONS[action], action, human, cute, level=level, **fields)
 
-    def now_and_then(
+    def narrate_limited(
         self, action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
     ) -> None:
-        """Narrate; beyond a number of lines of *action* in a span they are only counted.
+        """Narrate at most MOST_LINES events of *action* in a span, and count the rest.
 
-        The first line of the next span includes the number of those left out.
+        The first line of the next span has their number.
         """
         now = self._now().timestamp()
         begin, lines, left_out = self._said.get(action, (now, 0, 0))

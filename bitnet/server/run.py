@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -12,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from bitnet.base.errors import InferenceError, Interrupted
+from bitnet.base.errors import InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.trust import is_loopback
-from bitnet.server.address import address_of, listen
 from bitnet.server.app import create_app
 from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.tracing import tracing_from_environment
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bitnet.server.narration import Narrator
     from bitnet.server.options import ServeOptions
 
-__all__ = ["run"]
+__all__ = ["bind", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ KEEP_ALIVE_S = 30
 SENDING_S = 5.0  # time for clients to read the end of their answers on shutdown
 LAST_WORDS_S = 1.0  # the same after a second SIGINT
 POLL_S = 0.05
+_HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
 
 def run(
@@ -95,7 +96,7 @@ def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
         if not record.getMessage().startswith("Invalid HTTP request"):
             return True
         message, cute = "a client sent something that is not HTTP: 400", "What was that? 🙉"
-        narrate.now_and_then("request_refused", message, cute, level="WARN", status=400)
+        narrate.narrate_limited("request_refused", message, cute, level="WARN", status=400)
         return False
 
     log = logging.getLogger("uvicorn.error")
@@ -247,3 +248,58 @@ class _Server(uvicorn.Server):
 def _is_no_cut(record: logging.LogRecord) -> bool:
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not issubclass(kind, asyncio.CancelledError)
+
+
+# --- the address ---------------------------------------------------------------------------------
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at *host* and *port* that does not accept connections yet.
+
+    Args:
+        host: a name or address of this machine.
+        port: 0: a free one.
+
+    Raises:
+        UsageError: the address is in use, or does not belong to this machine.
+        BitnetError: the system does not permit it.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise UsageError(f"--host {host}: {error.strerror}", hint=_HOSTS) from None
+    with _explain_errors(f"{host}:{port}"):
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+    return bound
+
+
+def listen(bound: socket.socket, backlog: int) -> None:
+    """Accept connections at *bound*."""
+    with _explain_errors(address_of(bound)):
+        bound.listen(backlog)
+
+
+def address_of(bound: socket.socket) -> str:
+    """Host and port, as in a URL."""
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextmanager
+def _explain_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        known = from_os_error(error, address)
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(known.message, hint=_HOSTS) from error
+        refusal = UsageError if error.errno == errno.EADDRINUSE else type(known)
+        raise refusal(known.message, hint="choose another port; a free one: --port 0") from error

@@ -16,10 +16,9 @@ from bitnet.base.installation import extra_command
 from bitnet.wire.openai_reply import chat_finish
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.server.asgi import Scope
 
 __all__ = ["RequestSpan", "Tracing", "tracing_from_environment"]
 
@@ -80,7 +79,7 @@ class Tracing:
         """Send what is left, for as long as ``OTEL_BSP_EXPORT_TIMEOUT`` and the like allow."""
         self._provider.shutdown()
 
-    def begin(self, scope: Scope) -> RequestSpan:
+    def begin(self, scope: Mapping[str, Any]) -> RequestSpan:
         """The span of the request in *scope*, below that which its headers name."""
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
