@@ -25,7 +25,7 @@ from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text, reasoning_rules
 from bitnet.runtime.drafts import check_draft_model
 from bitnet.runtime.keywords import AnswerOptions, request_of, with_answer_options
-from bitnet.runtime.request import Request, check_prompt
+from bitnet.runtime.request import Request, check_prompt, read_schema
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
 from bitnet.runtime.tools import NO_TOOLS
@@ -376,12 +376,12 @@ class LanguageModel:
                 raise UsageError("tools and a regular expression are both given", field="tools")
             if request.json_schema is None:
                 return None
-            schema = self.grammars.read_schema(request.json_schema)
+            schema = read_schema(request.json_schema)
         return self.grammars.lark("schema of tools", tools.grammar(form, self.tokenizer, schema))
 
     def _grammar(self, request: Request) -> Grammar | None:
         if request.json_schema is not None:
-            return self.grammars.json_schema(request.json_schema)
+            return self.grammars.json_schema(read_schema(request.json_schema))
         return None if request.regex is None else self.grammars.regex(request.regex)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:

@@ -1,11 +1,12 @@
 """The request for an answer: one record for the command line, HTTP and batches, and its bounds.
 
 A value within them can be encoded as UTF-8, walked recursively and compiled: grammars of the
-largest schemas were measured on a stack of :data:`STACK_BYTES`, in time and in depth.
+largest schemas were measured in time and in depth.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ __all__ = [
     "ReasoningRules",
     "Request",
     "SamplingParams",
-    "check_messages", "check_prompt", "check_schema", "check_text", "check_value",
+    "check_messages", "check_prompt", "check_schema", "check_text", "check_value", "read_schema",
 ]  # fmt: skip
 
 EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
@@ -45,7 +46,6 @@ MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
 MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
 MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
 MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
-STACK_BYTES = 1 << 29  # twice what the deepest schema within these bounds needs; reserved only
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class Request:
             self._check_begun()
         for name in ("tools", "regex"):
             check_schema(name, getattr(self, name))
-        if not isinstance(self.json_schema, str):  # a text is read first, by ``Grammars``
+        if not isinstance(self.json_schema, str):  # a text is read first
             check_schema("json_schema", self.json_schema)
 
     def _check_begun(self) -> None:
@@ -437,6 +437,30 @@ def check_schema(name: str, value: Any) -> None:
     ):
         if count > most:
             raise UsageError(f"{name} is too large: a grammar may have {most:,} {what}", field=name)
+
+
+def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
+    """*schema* as an object."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"the JSON schema is not JSON: {error}",
+                hint="""--json-schema '{"type": "object"}', or the name of a file""",
+            ) from None
+    if not isinstance(schema, (bool, dict)):
+        raise UsageError(
+            f"a JSON schema is an object, not {json.dumps(schema)[:40]}",
+            hint="""--json-schema '{"type": "object"}'""",
+        )
+    if schema is False:
+        raise UsageError(
+            "the JSON schema false allows no answer at all",
+            hint="true, or an object, allows some",
+        )
+    check_schema("json_schema", schema)
+    return {} if schema is True else schema  # the library sets a style on objects only
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, int]]:

@@ -20,7 +20,6 @@ import numpy as np
 
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.installation import extra_command
-from bitnet.runtime.request import STACK_BYTES, check_schema
 from bitnet.runtime.tool_blocks import JSON_STYLE
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Twice what the deepest schema within the bounds of a request needs; reserved only.
+STACK_BYTES = 1 << 29
 _STACK_SIZE = threading.Lock()  # it is the whole process's
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 
@@ -104,41 +105,18 @@ class Grammars:
         self._tokenizer = tokenizer
         self._kept: OrderedDict[bytes, Grammar] = OrderedDict()  # by digest, oldest first
 
-    def json_schema(self, schema: str | bool | Mapping[str, Any]) -> Grammar:
-        """Grammar of JSON that follows *schema*, a mapping or text.
+    def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
+        """Grammar of JSON that follows *schema*.
 
         Raises:
-            UsageError: it is not JSON, is not a valid schema, or uses an unsupported feature.
+            UsageError: it is not a valid schema, or uses an unsupported feature.
         """
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
-        text = json.dumps(self.read_schema(schema))
+        text = json.dumps(schema)
         try:
             return self._grammar_of("JSON schema", compile_schema(text, JSON_STYLE))
         except ValueError as error:
             raise UsageError(f"the JSON schema cannot be used: {_first_line(str(error))}") from None
-
-    def read_schema(self, schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
-        """*schema* as an object."""
-        if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
-                raise UsageError(
-                    f"the JSON schema is not JSON: {error}",
-                    hint="""--json-schema '{"type": "object"}', or the name of a file""",
-                ) from None
-        if not isinstance(schema, (bool, dict)):
-            raise UsageError(
-                f"a JSON schema is an object, not {json.dumps(schema)[:40]}",
-                hint="""--json-schema '{"type": "object"}'""",
-            )
-        if schema is False:
-            raise UsageError(
-                "the JSON schema false allows no answer at all",
-                hint="true, or an object, allows some",
-            )
-        check_schema("json_schema", schema)
-        return {} if schema is True else schema  # the library sets a style on objects only
 
     def lark(self, kind: str, text: str) -> Grammar:
         """Grammar *text* in the library's Lark form; *kind* names it in errors."""
@@ -150,7 +128,6 @@ class Grammars:
         Raises:
             UsageError: it is not a regular expression, or uses look-around or back-references.
         """
-        check_schema("regex", pattern)
         return self._grammar_of("regex", self._library.LLMatcher.grammar_from_regex(pattern))
 
     def _grammar_of(self, kind: str, text: str) -> Grammar:
@@ -224,7 +201,7 @@ class _Tokens:
 
 
 def _on_deep_stack(work: Callable[[], T]) -> T:
-    """Result of *work* in a thread whose stack holds the deepest grammar of :mod:`limits`.
+    """Result of *work* in a thread whose stack holds the deepest grammar of a request.
 
     The library recurses, and without room for it the process would end.
     """

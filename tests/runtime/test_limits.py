@@ -27,11 +27,13 @@ COMPILE = """
 import json, sys
 import bitnet
 from bitnet.base.errors import BitnetError
+from bitnet.runtime.request import Request
 with bitnet.load("bitnet-tiny") as model:
     for line in sys.stdin:
         name, schema = json.loads(line)
         try:
-            model.grammars.json_schema(schema).start().next_ids()
+            _, request = model.prepare(Request(prompt="a", json_schema=schema))
+            request.grammar.start().next_ids()
         except BitnetError as error:
             assert error.message
         print(name, flush=True)
