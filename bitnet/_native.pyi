@@ -205,6 +205,12 @@ def pack_rows(
     cols: int,
     out: NDArray[numpy.uint8],
 ) -> None: ...
+def quantize_rows(
+    ggml_id: int,
+    x: NDArray[numpy.float32],
+    importance: NDArray[numpy.float32] | None,
+    out: NDArray[numpy.uint8],
+) -> None: ...
 def tiled_columns(type: int, cols: int) -> int: ...
 def embed(
     type: int,

@@ -2,11 +2,13 @@
 #include "bind/kernels.hpp"
 
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "system/arena.hpp"
 #include "bind/arrays.hpp"
+#include "encodings/quantize.hpp"
 #include "ops/counters.hpp"
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
@@ -48,6 +50,18 @@ void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, c
     require(int64_t(out.size()) == weight_bytes(tiled(checked), rows, tiled_cols(checked, cols)), "out has the wrong size");
     const Computing computing;
     pack_rows(checked, weight.data(), rows, cols, out.data());
+}
+
+void bind_quantize_rows(int ggml_id, const Floats& x, const std::optional<Floats>& importance, const OutBytes& out) {
+    const Quantizer* found = find_quantizer(ggml_id);
+    require(found != nullptr, "the type has no quantizer");
+    const Quantizer& its = *found;
+    require(x.ndim() == 2 && x.size() > 0 && int64_t(x.shape(1)) % its.weights == 0, "x must be (rows, cols) of whole blocks");
+    require(int64_t(out.size()) == int64_t(x.size()) / its.weights * its.bytes, "out has the wrong size");
+    require(!importance || importance->size() == x.shape(1), "importance must be (cols,)");
+    const Computing computing;
+    quantize_rows(its, x.data(), importance ? importance->data() : nullptr, int64_t(x.shape(0)), int64_t(x.shape(1)),
+                  out.data());
 }
 
 int64_t bind_tiled_columns(int type, int64_t cols) {
@@ -96,6 +110,8 @@ void bind_kernels(nb::module_& m) {
           "out"_a.noconvert(),
           "The matrix with its rows interleaved 16 by 16, of type NAME_R16 and tiled_columns.");
     m.def("tiled_columns", &bind_tiled_columns, "type"_a, "cols"_a, "Columns of a matrix of cols as pack_rows makes it.");
+    m.def("quantize_rows", &bind_quantize_rows, "ggml_id"_a, "x"_a.noconvert(), "importance"_a.none(),
+          "out"_a.noconvert(), "Round rows of floats to blocks as llama-quantize does.");
     m.def("sum_bytes", &bind_sum_bytes, "bytes"_a.noconvert(), "Sum of 64-bit words, at the speed of memory.");
 }
 

@@ -1,0 +1,479 @@
+#include "encodings/quantize.hpp"
+
+#include "encodings/scale_search.hpp"
+#include "system/split.hpp"
+
+namespace bitnet {
+namespace {
+
+struct BlockQ2_K { uint8_t scales[16], q[64]; uint16_t d, dmin; };
+struct BlockQ3_K { uint8_t high[32], q[64], scales[12]; uint16_t d; };
+struct BlockIQ4_NL { uint16_t d; uint8_t q[16]; };
+struct BlockIQ4_XS { uint16_t d, scales_high; uint8_t scales_low[4], q[128]; };
+struct BlockMXFP4 { uint8_t exponent, q[16]; };
+static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(BlockMXFP4) == 17, "ggml layout");
+static_assert(sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136, "ggml layout");
+
+template <class Block>
+void store(uint8_t*& out, const Block& block) {
+    std::memcpy(out, &block, sizeof block);
+    out += sizeof block;
+}
+
+// The integer part, and INT_MIN for what is none, as x86-64 converts.
+int truncate(float v) { return v > -2147483648.0f && v < 2147483648.0f ? int(v) : INT_MIN; }
+
+// Weights of squared errors: importance times sqrt(mean square + x^2), so that large weights count more.
+void weigh(const float* x, const float* importance, int n, float mean_square, float* w) {
+    for (int i = 0; i < n; ++i) w[i] = importance[i] * std::sqrt(mean_square + x[i] * x[i]);
+}
+
+void weigh_by_square(const float* x, int n, float* w) {
+    for (int i = 0; i < n; ++i) w[i] = x[i] * x[i];
+}
+
+float sum(const float* x, int n) {
+    float total = 0.0f;
+    for (int i = 0; i < n; ++i) total += x[i];
+    return total;
+}
+
+// The first half of 32 codes in the low nibbles, the second in the high ones.
+void pack_nibbles(const uint8_t* codes, uint8_t* q) {
+    for (int i = 0; i < 16; ++i) q[i] = uint8_t((codes[i] & 15) | codes[16 + i] << 4);
+}
+
+// The fifth bits of 32 codes.
+void pack_fifths(const uint8_t* codes, uint8_t* high) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= uint32_t(codes[i] >> 4 & 1) << i;
+    std::memcpy(high, &bits, 4);
+}
+
+// ---- 32 weights: a scale, or a scale and a minimum
+
+// Codes 0 to 2 half - 1 of Q4_0 and Q5_0.
+uint16_t round_symmetric(const float* x, const float* importance, float mean_square, int half, uint8_t* codes) {
+    if (importance) {
+        float w[32];
+        int8_t fitted[32];
+        weigh(x, importance, 32, mean_square, w);
+        const float scale = fit_symmetric(x, w, 32, half, fitted);
+        std::copy(fitted, fitted + 32, codes);
+        return float_to_half(scale);
+    }
+    const float scale = extreme(x, 32) / float(-half), inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    const float middle = float(half) + 0.5f;
+    for (int i = 0; i < 32; ++i) codes[i] = uint8_t(std::min(2 * half - 1, int(int8_t(truncate(x[i] * inverse + middle)))));
+    return float_to_half(scale);
+}
+
+constexpr AffineSearch kWeighted{-0.9f, 0.05f, 36, false, true};
+
+// Codes 0 to *top* of Q4_1 and Q5_1.
+void round_affine(const float* x, const float* importance, float mean_square, int top, uint8_t* codes, uint16_t& d,
+                  uint16_t& m) {
+    float low = x[0], scale;
+    if (importance) {
+        float w[32];
+        weigh(x, importance, 32, mean_square, w);
+        scale = fit_affine(kWeighted, x, w, 32, top, codes, low);
+    } else {
+        float high = x[0];
+        for (int i = 1; i < 32; ++i) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
+        scale = (high - low) / float(top);
+        const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+        for (int i = 0; i < 32; ++i) {
+            const int code = truncate((x[i] - low) * inverse + 0.5f);
+            codes[i] = top == 15 ? uint8_t(std::min(top, int(int8_t(code)))) : uint8_t(code);
+        }
+    }
+    d = float_to_half(scale), m = float_to_half(low);
+}
+
+template <class Body>
+void each_32(const float* x, const float* importance, int64_t cols, Body&& body) {
+    const float mean_square = importance ? sum_of_squares(x, cols) / float(cols) : 0.0f;
+    for (int64_t i = 0; i < cols; i += 32) body(x + i, importance ? importance + i : nullptr, mean_square);
+}
+
+void row_q4_0(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
+        uint8_t codes[32];
+        BlockQ4_0 block;
+        block.d = round_symmetric(x, its, mean_square, 8, codes);
+        pack_nibbles(codes, block.q);
+        store(out, block);
+    });
+}
+
+void row_q5_0(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
+        uint8_t codes[32];
+        BlockQ5_0 block;
+        block.d = round_symmetric(x, its, mean_square, 16, codes);
+        pack_nibbles(codes, block.q);
+        pack_fifths(codes, block.high);
+        store(out, block);
+    });
+}
+
+void row_q4_1(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
+        uint8_t codes[32];
+        BlockQ4_1 block;
+        round_affine(x, its, mean_square, 15, codes, block.d, block.m);
+        pack_nibbles(codes, block.q);
+        store(out, block);
+    });
+}
+
+void row_q5_1(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
+        uint8_t codes[32];
+        BlockQ5_1 block;
+        round_affine(x, its, mean_square, 31, codes, block.d, block.m);
+        pack_nibbles(codes, block.q);
+        pack_fifths(codes, block.high);
+        store(out, block);
+    });
+}
+
+void row_q8_0(const float* row, const float*, int64_t cols, uint8_t* out) {
+    each_32(row, nullptr, cols, [&](const float* x, const float*, float) {
+        BlockQ8_0 block;
+        const float scale = std::fabs(extreme(x, 32)) / 127.0f, inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+        block.d = float_to_half(scale);
+        for (int i = 0; i < 32; ++i) block.q[i] = int8_t(truncate(std::round(x[i] * inverse)));
+        store(out, block);
+    });
+}
+
+void row_mxfp4(const float* row, const float*, int64_t cols, uint8_t* out) {
+    constexpr int8_t kValues[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    each_32(row, nullptr, cols, [&](const float* x, const float*, float) {
+        BlockMXFP4 block;
+        const float largest = std::fabs(extreme(x, 32));
+        block.exponent = largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
+        const float scale =
+            bits_to_float(block.exponent < 2 ? 0x00200000u << block.exponent : uint32_t(block.exponent - 1) << 23);
+        uint8_t codes[32];
+        for (int i = 0; i < 32; ++i) {
+            const auto error = [&](int code) { return std::fabs(float(kValues[code]) * scale - x[i]); };
+            codes[i] = 0;
+            for (int code = 1; code < 16; ++code)
+                if (error(code) < error(codes[i])) codes[i] = uint8_t(code);
+        }
+        pack_nibbles(codes, block.q);
+        store(out, block);
+    });
+}
+
+// ---- 256 weights with a scale and a minimum per group: Q2_K, Q4_K, Q5_K
+
+struct AffineType {
+    int group, top, scale_top;
+    AffineSearch plain;
+    float mean_squares;  // their number in the weights of an importance matrix
+};
+
+struct AffineSuper {
+    uint8_t codes[kSuper], scales[16], mins[16];
+    uint16_t d, dmin;
+};
+
+// Codes from 0 to *top* of numbers that are not negative, by the largest of them; the step as float16.
+uint16_t round_by_largest(const float* x, int n, int top, uint8_t* codes) {
+    float largest = 0.0f;
+    for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+    const float inverse = largest > 0.0f ? float(top) / largest : 0.0f;
+    for (int i = 0; i < n; ++i) codes[i] = uint8_t(std::min(top, int(uint8_t(nearest(inverse * x[i])))));
+    return float_to_half(largest / float(top));
+}
+
+// Codes of a group by its scale *d* and minimum -*m*, as stored; unchanged if the scale is 0.
+template <class Code>
+void round_again(const float* x, int n, float d, float m, int low, int high, Code* codes) {
+    if (d == 0.0f) return;
+    for (int i = 0; i < n; ++i) codes[i] = Code(clamp_code(nearest((x[i] + m) / d), low, high) - low);
+}
+
+void round_super(const AffineType& type, const float* x, const float* importance, AffineSuper& out) {
+    const int group = type.group, groups = kSuper / group;
+    const float mean_square = importance ? type.mean_squares * sum_of_squares(x, kSuper) / float(kSuper) : 0.0f;
+    float scales[16], mins[16], weights[16], w[32];
+    for (int g = 0; g < groups; ++g) {
+        const float* part = x + g * group;
+        if (importance) {
+            weigh(part, importance + g * group, group, mean_square, w);
+        } else {
+            const float least = type.plain.absolute ? 0.0f : std::sqrt(sum_of_squares(part, group) / float(group));
+            for (int i = 0; i < group; ++i) w[i] = least + std::fabs(part[i]);
+        }
+        weights[g] = sum(w, group);
+        float minimum;
+        scales[g] = fit_affine(importance ? kWeighted : type.plain, part, w, group, type.top, out.codes + g * group,
+                               minimum);
+        mins[g] = -minimum;
+    }
+    if (importance) {
+        out.d = float_to_half(fit_positive(scales, weights, groups, type.scale_top, out.scales));
+        out.dmin = float_to_half(fit_positive(mins, weights, groups, type.scale_top, out.mins));
+    } else {
+        out.d = round_by_largest(scales, groups, type.scale_top, out.scales);
+        out.dmin = round_by_largest(mins, groups, type.scale_top, out.mins);
+    }
+    for (int g = 0; g < groups; ++g)
+        round_again(x + g * group, group, half_to_float(out.d) * float(out.scales[g]),
+                    half_to_float(out.dmin) * float(out.mins[g]), 0, type.top, out.codes + g * group);
+}
+
+// Two bits of 256 codes, four rows of 32 in a byte.
+void pack_pairs(const uint8_t* codes, uint8_t* q) {
+    for (int half = 0; half < 2; ++half, codes += 128)
+        for (int i = 0; i < 32; ++i)
+            q[32 * half + i] = uint8_t((codes[i] & 3) | (codes[i + 32] & 3) << 2 | (codes[i + 64] & 3) << 4 |
+                                       (codes[i + 96] & 3) << 6);
+}
+
+// The reverse of unpack_k_scales.
+void pack_k_scales(const AffineSuper& its, uint8_t* packed) {
+    for (int i = 0; i < 4; ++i) {
+        packed[i] = uint8_t((its.scales[i] & 63) | its.scales[4 + i] >> 4 << 6);
+        packed[4 + i] = uint8_t((its.mins[i] & 63) | its.mins[4 + i] >> 4 << 6);
+        packed[8 + i] = uint8_t((its.scales[4 + i] & 15) | its.mins[4 + i] << 4);
+    }
+}
+
+// Nibbles of 256 codes, two rows of 32 in a byte.
+void pack_k_nibbles(const uint8_t* codes, uint8_t* q) {
+    for (int j = 0; j < 4; ++j, codes += 64)
+        for (int i = 0; i < 32; ++i) q[32 * j + i] = uint8_t((codes[i] & 15) | codes[i + 32] << 4);
+}
+
+template <class Body>
+void each_super(const float* x, const float* importance, int64_t cols, Body&& body) {
+    for (int64_t i = 0; i < cols; i += kSuper) body(x + i, importance ? importance + i : nullptr);
+}
+
+void row_q2_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    constexpr AffineType kType{16, 3, 15, {-0.5f, 0.1f, 15, true, false}, 1.0f};
+    each_super(row, importance, cols, [&](const float* x, const float* its) {
+        AffineSuper super;
+        round_super(kType, x, its, super);
+        BlockQ2_K block;
+        for (int g = 0; g < 16; ++g) block.scales[g] = uint8_t(super.scales[g] | super.mins[g] << 4);
+        pack_pairs(super.codes, block.q);
+        block.d = super.d, block.dmin = super.dmin;
+        store(out, block);
+    });
+}
+
+void row_q4_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    constexpr AffineType kType{32, 15, 63, {-1.0f, 0.1f, 20, false, false}, 2.0f};
+    each_super(row, importance, cols, [&](const float* x, const float* its) {
+        AffineSuper super;
+        round_super(kType, x, its, super);
+        BlockQ4_K block;
+        block.d = super.d, block.dmin = super.dmin;
+        pack_k_scales(super, block.scales);
+        pack_k_nibbles(super.codes, block.q);
+        store(out, block);
+    });
+}
+
+void row_q5_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    constexpr AffineType kType{32, 31, 63, {-0.5f, 0.1f, 15, false, false}, 2.0f};
+    each_super(row, importance, cols, [&](const float* x, const float* its) {
+        AffineSuper super;
+        round_super(kType, x, its, super);
+        BlockQ5_K block;
+        block.d = super.d, block.dmin = super.dmin;
+        pack_k_scales(super, block.scales);
+        pack_k_nibbles(super.codes, block.q);
+        for (int i = 0; i < 32; ++i) {
+            block.high[i] = 0;
+            for (int j = 0; j < 8; ++j) block.high[i] |= uint8_t((super.codes[32 * j + i] >> 4) << j);
+        }
+        store(out, block);
+    });
+}
+
+// ---- 256 weights with a signed scale per group of 16: Q3_K, Q6_K
+
+float of_largest_size(const float* scales) { return extreme(scales, 16); }
+
+void scales_of_q3_k(const float* x, const float* importance, int8_t* codes, int8_t* scale_codes, uint16_t& d) {
+    float scales[16], weights[16], w[16];
+    const float mean_square = importance ? 2.0f * sum_of_squares(x, kSuper) / float(kSuper) : 0.0f;
+    for (int g = 0; g < 16; ++g) {
+        const float* part = x + 16 * g;
+        if (importance) {
+            weigh(part, importance + 16 * g, 16, mean_square, w);
+            weights[g] = sum(w, 16);
+            scales[g] = fit_symmetric(part, w, 16, 4, codes + 16 * g);
+        } else {
+            weigh_by_square(part, 16, w);
+            scales[g] = fit_symmetric_stepwise(part, w, 16, 4, codes + 16 * g);
+        }
+    }
+    if (importance) {
+        d = float_to_half(fit_symmetric(scales, weights, 16, 32, scale_codes));
+        return;
+    }
+    const float largest = of_largest_size(scales), inverse = -32.0f / largest;
+    for (int g = 0; g < 16; ++g)
+        scale_codes[g] = largest != 0.0f ? int8_t(clamp_code(int8_t(nearest(inverse * scales[g])), -32, 31) + 32) : 0;
+    d = largest != 0.0f ? float_to_half(1.0f / inverse) : 0;
+}
+
+void row_q3_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    each_super(row, importance, cols, [&](const float* x, const float* its) {
+        int8_t codes[kSuper], scale_codes[16];
+        BlockQ3_K block{};
+        scales_of_q3_k(x, its, codes, scale_codes, block.d);
+        for (int g = 0; g < 16; ++g) {
+            const int code = scale_codes[g];
+            block.scales[g % 8] |= uint8_t((code & 15) << (g < 8 ? 0 : 4));
+            block.scales[8 + g % 4] |= uint8_t(code >> 4 << 2 * (g / 4));
+            round_again(x + 16 * g, 16, half_to_float(block.d) * float(code - 32), 0.0f, -4, 3, codes + 16 * g);
+        }
+        uint8_t low[kSuper];
+        for (int i = 0; i < kSuper; ++i) {
+            block.high[i % 32] |= uint8_t((codes[i] >> 2 & 1) << i / 32);
+            low[i] = uint8_t(codes[i] & 3);
+        }
+        pack_pairs(low, block.q);
+        store(out, block);
+    });
+}
+
+void row_q6_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    each_super(row, importance, cols, [&](const float* x, const float* its) {
+        int8_t codes[kSuper];
+        float scales[16], w[16];
+        for (int g = 0; g < 16; ++g) {
+            weigh_by_square(x + 16 * g, 16, w);
+            scales[g] = fit_symmetric(x + 16 * g, its ? its + 16 * g : w, 16, 32, codes + 16 * g);
+        }
+        BlockQ6_K block{};
+        const float largest = of_largest_size(scales);
+        if (std::fabs(largest) < kNothing) return store(out, block);
+        const float inverse = -128.0f / largest;
+        block.d = float_to_half(1.0f / inverse);
+        for (int g = 0; g < 16; ++g) {
+            block.scales[g] = int8_t(std::min(127, nearest(inverse * scales[g])));
+            round_again(x + 16 * g, 16, half_to_float(block.d) * float(block.scales[g]), 0.0f, -32, 31, codes + 16 * g);
+        }
+        for (int half = 0; half < 2; ++half)
+            for (int i = 0; i < 32; ++i) {
+                const int8_t* four = codes + 128 * half + i;  // 32 apart
+                block.low[64 * half + i] = uint8_t((four[0] & 15) | four[64] << 4);
+                block.low[64 * half + 32 + i] = uint8_t((four[32] & 15) | four[96] << 4);
+                block.high[32 * half + i] =
+                    uint8_t(four[0] >> 4 | four[32] >> 4 << 2 | four[64] >> 4 << 4 | four[96] >> 4 << 6);
+            }
+        store(out, block);
+    });
+}
+
+// ---- 32 weights with a scale of sixteen uneven values: IQ4_NL, and IQ4_XS with eight of them
+
+constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Code of the value nearest to *v*.
+int nearest_uneven(float v) {
+    if (v <= float(kUneven[0])) return 0;
+    if (v >= float(kUneven[15])) return 15;
+    int low = 0, high = 15;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (v < float(kUneven[middle]) ? high : low) = middle;
+    }
+    return v - float(kUneven[high - 1]) < float(kUneven[high]) - v ? high - 1 : high;
+}
+
+float fit_uneven(const float* x, const float* importance, float mean_square) {
+    const float largest = extreme(x, 32);
+    if (std::fabs(largest) < kNothing) return 0.0f;
+    float w[32];
+    if (importance) weigh(x, importance, 32, mean_square, w);
+    else weigh_by_square(x, 32, w);
+    const auto fit_of = [&](float inverse) {
+        Fit fit;
+        for (int i = 0; i < 32; ++i) {
+            const float value = float(kUneven[nearest_uneven(inverse * x[i])]);
+            fit.xc += w[i] * value * x[i], fit.cc += w[i] * value * value;
+        }
+        return fit;
+    };
+    Fit fit = fit_of(1.0f / (-largest / float(kUneven[0])));
+    float scale = fit.cc > 0.0f ? fit.scale() : 0.0f;
+    float gain = scale * fit.xc;
+    for (int i = -7; i <= 7; ++i) {
+        fit = fit_of(float(i + kUneven[0]) / largest);
+        if (fit.cc > 0.0f && fit.xc * fit.xc > gain * fit.cc) scale = fit.scale(), gain = scale * fit.xc;
+    }
+    return scale;
+}
+
+void round_uneven(const float* x, float scale, uint8_t* q) {
+    const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    uint8_t codes[32];
+    for (int i = 0; i < 32; ++i) codes[i] = uint8_t(nearest_uneven(inverse * x[i]));
+    pack_nibbles(codes, q);
+}
+
+void row_iq4_nl(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    for (int64_t i = 0; i < cols; i += 32) {
+        const float* x = row + i;
+        const float scale = fit_uneven(x, importance ? importance + i : nullptr, sum_of_squares(x, 32) * (2.0f / 32.0f));
+        BlockIQ4_NL block;
+        block.d = float_to_half(scale);
+        round_uneven(x, scale, block.q);
+        store(out, block);
+    }
+}
+
+void row_iq4_xs(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    each_super(row, importance, cols, [&](const float* x, const float* its) {
+        const float mean_square = sum_of_squares(x, kSuper) * (2.0f / float(kSuper));
+        float scales[8];
+        for (int g = 0; g < 8; ++g) scales[g] = fit_uneven(x + 32 * g, its ? its + 32 * g : nullptr, mean_square);
+        const float d = -extreme(scales, 8) / 32.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        BlockIQ4_XS block{};
+        block.d = float_to_half(d);
+        for (int g = 0; g < 8; ++g) {
+            const int code = clamp_code(nearest(inverse * scales[g]), -32, 31);
+            round_uneven(x + 32 * g, d * float(code), block.q + 16 * g);
+            block.scales_low[g / 2] |= uint8_t(((code + 32) & 15) << 4 * (g % 2));
+            block.scales_high = uint16_t(block.scales_high | (code + 32) >> 4 << 2 * g);
+        }
+        store(out, block);
+    });
+}
+
+constexpr Quantizer kQuantizers[] = {
+    {2, 32, 18, row_q4_0},      {3, 32, 20, row_q4_1},      {6, 32, 22, row_q5_0},    {7, 32, 24, row_q5_1},
+    {8, 32, 34, row_q8_0},      {10, 256, 84, row_q2_k},    {11, 256, 110, row_q3_k}, {12, 256, 144, row_q4_k},
+    {13, 256, 176, row_q5_k},   {14, 256, 210, row_q6_k},   {20, 32, 18, row_iq4_nl}, {23, 256, 136, row_iq4_xs},
+    {39, 32, 17, row_mxfp4},
+};
+
+}  // namespace
+
+const Quantizer* find_quantizer(int ggml_id) {
+    for (const Quantizer& its : kQuantizers)
+        if (its.ggml_id == ggml_id) return &its;
+    return nullptr;
+}
+
+void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows, int64_t cols,
+                   uint8_t* out) {
+    const int64_t row_bytes = cols / its.weights * its.bytes;
+    Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t first, int64_t end) {
+        for (int64_t r = first; r < end; ++r) its.row(x + r * cols, importance, cols, out + r * row_bytes);
+    });
+}
+
+}  // namespace bitnet
