@@ -15,7 +15,8 @@ ROOT = Path(bitnet.__file__).parent
 # A module may import from lower layers and from its own package.
 LAYERS = [
     ["base"],
-    ["native", "sources", "shipped", "quants", "families", "ci", "updates"],
+    ["native"],
+    ["sources", "shipped", "quants", "families", "ci", "updates"],
     ["formats", "store"],
     ["cache", "tokenizer"],
     ["kernels", "hub", "doctor"],

@@ -40,7 +40,9 @@ def inspect_gguf(c, model=None, full=False, output=Output()):
 
 # Those of bitnet.convert, which takes too long to import for a list of commands.
 ENCODINGS = (
-    *("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
+    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S"),
+    *("IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0", "MXFP4_MOE", "Q3_K_L", "Q3_K_M", "Q3_K_S"),
+    *("Q2_K", "Q2_K_S"),
     *("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0"),
 )
 
@@ -60,6 +62,16 @@ class ConvertOptions:
         "F16",
         "encoding of the matrices; I2_S and those after it are for one-bit and ternary models",
         choices=ENCODINGS,
+    )
+    pure: bool = option(False, "one type for all matrices, instead of larger ones for some")
+    output_tensor_type: str = option(
+        "", "type of the output head of a quantized file, such as Q8_0", metavar="TYPE"
+    )
+    token_embedding_type: str = option(
+        "", "type of the embedding of a quantized file, such as Q8_0", metavar="TYPE"
+    )
+    imatrix: str = option(
+        "", "importance matrix (of llama-imatrix) to round by: GGUF or imatrix.dat", metavar="FILE"
     )
     tokenizer: str = option(
         "", "tokenizer to embed, instead of the one of the model", metavar="PATH"
@@ -89,7 +101,7 @@ def convert(c, options=ConvertOptions(), shown=Output()):
 
     What will be written, and which engines will compute it differently, is said before. Every
     tensor of the new file is read back and compared with its source. What would lose something is
-    refused, except for rounding floats to F16, BF16, Q8_0 and below, which is what they are for.
+    refused, except for rounding floats to F16, BF16 and blocks, which is what they are for.
     """
     from bitnet.base.progress import Progress
     from bitnet.convert import ConversionRequest, plan_conversion
@@ -103,6 +115,10 @@ def convert(c, options=ConvertOptions(), shown=Output()):
         allow_lossy=options.allow_lossy,
         i2_s_layout=options.i2_s_layout,
         ignore_keys=tuple(options.ignore_key),
+        pure=options.pure,
+        output_tensor_type=options.output_tensor_type or None,
+        token_embedding_type=options.token_embedding_type or None,
+        imatrix=Path(options.imatrix) if options.imatrix else None,
     )
     output = Path(options.output)
     refuse_existing(output)

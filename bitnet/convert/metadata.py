@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.convert.engines import is_dynamic
+from bitnet.convert.request import MIXTURES
 from bitnet.families.family import of_gguf
 from bitnet.families.gguf_keys import find_zero
 from bitnet.formats.gguf_checkpoint import INPUTS, effective_keys
@@ -19,6 +20,7 @@ from bitnet.tokenizer.to_gguf import gguf_keys
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bitnet.convert.importance import Importance
     from bitnet.convert.request import ConversionRequest
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
@@ -31,11 +33,7 @@ _FILE_TYPES = {
     "F32": 0,
     "F16": 1,
     "BF16": 32,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q8_0": 7,
-    "Q5_0": 8,
-    "Q5_1": 9,
+    **{name: mixture.file_type for name, mixture in MIXTURES.items()},
     "TQ1_0": 36,
     "TQ2_0": 37,
     "I2_S": 40,
@@ -47,14 +45,16 @@ _FILE_TYPES = {
 }
 
 
-def metadata(checkpoint: Checkpoint, request: ConversionRequest) -> dict[str, bytes]:
+def metadata(
+    checkpoint: Checkpoint, request: ConversionRequest, importance: Importance | None = None
+) -> dict[str, bytes]:
     """All keys of the new file.
 
     Raises:
         Unsupported: GGUF cannot express the model.
         TokenizerNotFound: the source has no tokenizer.
     """
-    keys = _all_keys(checkpoint, request)
+    keys = _all_keys(checkpoint, request) | _importance_keys(importance)
     if is_dynamic(checkpoint):
         _check_dynamic(checkpoint)
         prefix = checkpoint.architecture
@@ -86,6 +86,19 @@ def _all_keys(checkpoint: Checkpoint, request: ConversionRequest) -> dict[str, b
         kept = {key: value for key, value in raw.items() if not key.startswith("tokenizer.")}
         return kept | _tokenizer(checkpoint, request, default=None)
     return raw | _missing_pre(gguf, request)
+
+
+def _importance_keys(importance: Importance | None) -> dict[str, bytes]:
+    """Keys that name the importance matrix, as llama-quantize writes them."""
+    if importance is None:
+        return {}
+    keys: dict[str, Any] = {
+        "file": str(importance.path),
+        "dataset": importance.dataset,
+        "entries_count": len(importance.values),
+        "chunks_count": importance.chunks,
+    }
+    return {f"quantize.imatrix.{key}": encode_value(its) for key, its in keys.items() if its}
 
 
 def _check_dynamic(checkpoint: Checkpoint) -> None:

@@ -13,10 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, NoSpace
+from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
+from bitnet.convert.comparison import Converted, compare
 from bitnet.convert.engines import differences
+from bitnet.convert.importance import read_importance
 from bitnet.convert.metadata import metadata
-from bitnet.convert.tensors import Converted, Job, compare, job
+from bitnet.convert.mixtures import mixture_types
+from bitnet.convert.request import BLOCKS, MIXTURES
+from bitnet.convert.tensors import Job, job
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, file_size, write_new
 from bitnet.formats.gguf_write import refuse_existing
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from bitnet.base.findings import Finding
+    from bitnet.convert.importance import Importance
     from bitnet.convert.request import ConversionRequest
     from bitnet.formats.checkpoint import Checkpoint
 
@@ -173,15 +178,36 @@ def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
             f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
             hint="fetch the whole model again",
         )
+    mixed = mixture_types(checkpoint, request, its.vectors) if request.type in MIXTURES else {}
+    importance = read_importance(request.imatrix) if request.imatrix else None
     jobs = tuple(
-        job(weight, checkpoint, config, request, its.vectors)
+        job(weight, checkpoint, config, request, its.vectors, mixed, importance)
         for weight in checkpoint.weights.values()
     )
-    keys = metadata(checkpoint, request)
+    keys = metadata(checkpoint, request, importance)
     size = file_size(keys, [_new(one) for one in jobs])
-    return ConversionPlan(
-        checkpoint, jobs, keys, size, tuple(differences(checkpoint, config, jobs))
-    )
+    warnings = [*differences(checkpoint, config, jobs)]
+    if importance is not None:
+        warnings += _warn_of_unweighted(jobs, importance)
+    return ConversionPlan(checkpoint, jobs, keys, size, tuple(warnings))
+
+
+def _warn_of_unweighted(jobs: tuple[Job, ...], importance: Importance) -> Iterator[Finding]:
+    """A warning if *importance* has nothing for some of the matrices that are rounded.
+
+    Raises:
+        InvalidFormat: it has nothing for any of them.
+    """
+    rounded = [one for one in jobs if one.target.name in BLOCKS and not one.is_copy]
+    missing = [one.weight.name for one in rounded if one.importance is None]
+    if missing and len(missing) == len(rounded):
+        raise InvalidFormat(
+            f"{importance.path.name} has nothing for any of the {len(rounded)} matrices",
+            hint="use the importance matrix of this model",
+        )
+    if missing:
+        text = f"has nothing for {_tensors(len(missing))}, such as {missing[0]}"
+        yield Finding("warning", importance.path.name, text)
 
 
 def convert(

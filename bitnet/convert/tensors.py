@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.errors import Unsupported, VerificationFailed
+from bitnet.base.errors import Unsupported
 from bitnet.convert.orders import column_order, row_order
-from bitnet.convert.request import ROUNDED, TERNARY
-from bitnet.formats.containers import open_checkpoint
+from bitnet.convert.request import BLOCKS, MIXTURES, ROUNDED, TERNARY
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.iq_bn import pack_iq2_bn
@@ -20,44 +19,24 @@ from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, ternarize
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Container, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from bitnet.convert.importance import Importance
     from bitnet.convert.request import ConversionRequest
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
     from bitnet.quants.weight import Weight
 
-__all__ = ["Converted", "Job", "compare", "job"]
+__all__ = ["Job", "count_nonzero", "job"]
 
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 _CHUNK = 1 << 22  # weights at a time
 _COPY_BYTES = 8 << 20
+_LARGEST_HALF = 65504.0
 _ALLOW = "to accept that: --allow-lossy"
-
-
-@dataclass(frozen=True)
-class Converted:
-    """One tensor, read back.
-
-    Attributes:
-        name: GGUF name.
-        before: its encoding in the source.
-        after: its encoding in the file.
-        exact: it decodes to the same numbers.
-        error: largest difference, as a share of the largest weight.
-        keeps_rounding: products with it round their input to int8 if and only if they did before.
-    """
-
-    name: str
-    before: str
-    after: str
-    exact: bool
-    error: float = 0.0
-    keeps_rounding: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,6 +50,8 @@ class Job:
         allow_lossy: allow a loss beyond the rounding of floats.
         rounds: a layer of it rounds its input to int8 per token.
         columns: as *order*, of columns.
+        importance: weights of the inputs' squared errors, ``(matrices, columns)``; one matrix, or
+            as many as experts.
     """
 
     weight: Weight
@@ -79,13 +60,18 @@ class Job:
     allow_lossy: bool
     rounds: bool = False
     columns: NDArray[np.intp] | None = None
+    importance: NDArray[np.float32] | None = None
 
     @property
     def matrices(self) -> tuple[Job, ...]:
         """A job for each matrix of experts; none for other tensors."""
         if len(self.weight.shape) != 3:
             return ()
-        return tuple(replace(self, weight=matrix) for matrix in self.weight.matrices())
+        own = self.importance
+        return tuple(
+            replace(self, weight=matrix, importance=None if own is None else own[at % len(own)][None])
+            for at, matrix in enumerate(self.weight.matrices())
+        )
 
     @property
     def is_copy(self) -> bool:
@@ -101,9 +87,9 @@ class Job:
     @property
     def step(self) -> int:
         """Number of rows at a time; all of them if a type has no separate rows."""
-        if self.from_ternary or self.target.is_ternary or len(self.weight.shape) != 2:
+        if self.from_ternary or self.target.is_ternary or len(self.weight.shape) < 2:
             return sys.maxsize
-        return max(1, _CHUNK // max(self.weight.shape[1], 1))
+        return max(1, _CHUNK // max(self.weight.shape[-1], 1))
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Bytes of the new tensor."""
@@ -117,10 +103,18 @@ class Job:
         elif self.target.name in TERNARY:
             yield _PACKERS[self.target.name](self._fit_scales()).tobytes()
         else:
+            row = 0
             for values in self.values():
-                with np.errstate(over="ignore"):  # detected when read back
-                    encoded = registry.quantize(self.weight.name, values, self.target)
-                yield encoded.data.tobytes()
+                yield self._encode(values, row).data.tobytes()
+                row += len(values)
+
+    def _encode(self, values: NDArray[np.float32], row: int) -> Weight:
+        """*values*, rows from *row* on, in the new type; an overflow is detected when read back."""
+        importance = None
+        if self.importance is not None:
+            importance = self.importance[row // self.weight.shape[-2]]
+        with np.errstate(over="ignore"):
+            return registry.quantize(self.weight.name, values, self.target, importance)
 
     @property
     def keeps_rounding(self) -> bool:
@@ -147,14 +141,40 @@ class Job:
         if self.target.name in TERNARY:
             self._fit_scales()
             return
+        row = 0
         for values in self.values():
-            with np.errstate(over="ignore"):
-                encoded = registry.quantize(self.weight.name, values, self.target)
-            again = registry.dequantize(encoded)
-            with np.errstate(invalid="ignore"):
-                error = float(np.abs(values - again).max(initial=0))
-            largest = float(np.abs(values).max(initial=0))
-            self.judge(np.array_equal(values, again), error / largest if largest else error)
+            if row == 0:
+                self._encode(values[:1], 0)  # there is an encoder
+            if not self._surely_fits(values):
+                encoded = self._encode(values, row)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    again = registry.dequantize(encoded)
+                    error = float(np.abs(values - again).max(initial=0))
+                largest = float(np.abs(values).max(initial=0))
+                self.judge(np.array_equal(values, again), error / largest if largest else error)
+            row += len(values)
+
+    def _surely_fits(self, values: NDArray[np.float32]) -> bool:
+        """True if *values* may be rounded, and no scale of them can be too large for a float16.
+
+        Raises:
+            Unsupported: some are not numbers, which blocks cannot hold.
+        """
+        if self.target.name not in BLOCKS:
+            return False
+        largest = float(np.abs(values).max(initial=0))
+        if not math.isfinite(largest):
+            raise Unsupported(
+                f"{self.weight.name}: some of its weights are infinite or NaN, which "
+                f"{self.target.name} cannot hold",
+                hint="choose F32 or BF16, or fetch the model again",
+            )
+        return self._is_rounding and largest <= _LARGEST_HALF
+
+    @property
+    def _is_rounding(self) -> bool:
+        """True if floats are rounded, which needs no permission."""
+        return self.weight.quant.name in _FLOATS and self.target.name in ROUNDED
 
     def judge(self, exact: bool, error: float) -> None:
         """Accept the result of converting the tensor, or a part of it.
@@ -167,8 +187,7 @@ class Job:
             raise Unsupported(
                 f"{name}: {after} cannot hold its largest weights", hint="choose BF16 or F32"
             )
-        rounded = before in _FLOATS and after in ROUNDED
-        if not exact and not rounded and not self.allow_lossy:
+        if not exact and not self._is_rounding and not self.allow_lossy:
             raise Unsupported(
                 f"{name}: {before} -> {after} would not be exact (by {error:.2g} of the largest "
                 "weight)",
@@ -176,20 +195,21 @@ class Job:
             )
 
     def values(self, step: int = 0) -> Iterator[NDArray[np.float32]]:
-        """Values of the tensor in their new order, *step* rows at a time."""
+        """Values of the tensor in their new order, *step* rows of a matrix at a time."""
         weight, step = self.weight, step or self.step
-        if step >= weight.shape[0]:
+        if step == sys.maxsize:
             values = registry.dequantize(weight)
             yield self._with_columns(values if self.order is None else values[self.order])
             return
-        rows, columns = weight.shape
+        rows, its_rows = math.prod(weight.shape[:-1]), weight.shape[-2]  # of all matrices, of one
         data = weight.data[: weight.quant.size_bytes(weight.shape)].reshape(rows, -1)
-        for start in range(0, rows, step):
-            part = slice(start, start + step)
-            some = data[part] if self.order is None else data[self.order[part]]
-            shape = (len(some), columns)
-            values = registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
-            yield self._with_columns(values)
+        for row in range(0, rows, its_rows):
+            for start in range(row, row + its_rows, step):
+                part = slice(start, min(start + step, row + its_rows))
+                some = data[part] if self.order is None else data[self.order[part]]
+                shape = (len(some), weight.shape[-1])
+                values = registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
+                yield self._with_columns(values)
 
     def _with_columns(self, values: NDArray[Any]) -> NDArray[Any]:
         """*values*, or codes, with their columns in the new order."""
@@ -242,14 +262,14 @@ class Job:
                 hint="choose I2_S, or F16",
             )
         ternary = self.ternary()
-        used = _count_nonzero(ternary)
+        used = count_nonzero(ternary)
         if self.target.name == "I2_S":
             scales = self._one_each(ternary.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
             return Ternary(ternary.codes, scales)
         if self.target.name == "IQ2_BN":
             return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
         ternary = self._regroup(ternary, used)
-        used = _count_nonzero(ternary)
+        used = count_nonzero(ternary)
         self._check_codes(ternary)
         with np.errstate(over="ignore"):
             halves = ternary.scales.astype(np.float16).astype(np.float32)
@@ -340,7 +360,7 @@ _ROUTERS = (".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")  # F32, as in 
 _PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
 
-def _count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
+def count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
     """Number of nonzero weights of each scale, in the shape of the scales."""
     rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
     counts = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)
@@ -356,13 +376,19 @@ def job(
     config: ModelConfig,
     request: ConversionRequest,
     vectors: Container[str],
+    mixture: Mapping[str, QuantType],
+    importance: Importance | None,
 ) -> Job:
     """Job for one *weight* of *checkpoint*, a model of *config*, according to *request*.
 
-    Matrices called as one of *vectors* take part in no product, and keep their numbers.
+    Matrices called as one of *vectors* take part in no product, and keep their numbers. Those of a
+    quantized file have the types of *mixture*, and are rounded by *importance*.
     """
     keeps = checkpoint.path.is_file()
-    if len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_ROUTERS):
+    is_other = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_ROUTERS)
+    if weight.name in mixture:
+        target = mixture[weight.name]
+    elif is_other or request.type in MIXTURES:
         target = _RENAMED.get(weight.quant, weight.quant) if keeps else _quant_type("F32")
     else:
         target = _target(weight, request, keeps=keeps)
@@ -375,7 +401,9 @@ def job(
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
     )
     rows, columns = row_order(weight.name, checkpoint, config), column_order(weight.name, config)
-    return Job(weight, target, rows, request.allow_lossy, rounds, columns)
+    weighs = importance is not None and target.name in BLOCKS and target != weight.quant
+    inputs = importance.of(weight) if importance is not None and weighs else None
+    return Job(weight, target, rows, request.allow_lossy, rounds, columns, inputs)
 
 
 def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> QuantType:
@@ -430,70 +458,3 @@ def _quant_type(name: str) -> QuantType:
     found = types.by_name(name)
     assert found is not None, name
     return found
-
-
-def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
-    """Compare every tensor of the file at *path* with its source.
-
-    Raises:
-        VerificationFailed: one differs from the expected result.
-        Unsupported: one lost something, and that is not allowed.
-    """
-    written = open_checkpoint(path).weights
-    for job in jobs:
-        weight = written[job.weight.name]
-        exact, error = _difference(job, weight)
-        before, after = job.weight.quant.name, weight.quant.name
-        result = Converted(weight.name, before, after, exact, error, job.keeps_rounding)
-        if job.is_copy and not exact:
-            raise VerificationFailed(
-                f"{weight.name}: what was read back differs", hint="check the disk"
-            )
-        job.judge(exact, error)
-        yield result
-
-
-def _difference(job: Job, written: Weight) -> tuple[bool, float]:
-    """True if *written* equals the source exactly; and the largest relative difference."""
-    if job.matrices:
-        pairs = zip(job.matrices, written.matrices(), strict=True)
-        results = [_difference(matrix, its) for matrix, its in pairs]
-        return all(exact for exact, _ in results), max(error for _, error in results)
-    if job.is_copy:
-        size = written.quant.size_bytes(written.shape)
-        exact = np.array_equal(job.weight.data[:size], written.data[:size])
-        return exact, 0.0
-    if job.target.is_ternary and job.from_ternary:
-        return _ternary_difference(job.ternary(), registry.unpack_ternary(written), written.name)
-    copied = Job(written, written.quant, None, allow_lossy=False)
-    largest, apart, exact = 0.0, 0.0, True
-    for before, after in zip(job.values(), copied.values(job.step), strict=True):
-        exact = exact and np.array_equal(before, after)
-        largest = max(largest, float(np.abs(before).max(initial=0)))
-        apart = max(apart, float(np.abs(before - after).max(initial=0)))
-    return exact, apart / largest if largest else apart
-
-
-def _nonzero_codes(ternary: Ternary) -> NDArray[np.int8]:
-    """Codes; 0 where the scale is 0, whatever is stored."""
-    rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
-    codes = ternary.codes.reshape(rows, groups, -1) * (ternary.scales != 0)[:, :, None]
-    nonzero: NDArray[np.int8] = codes.reshape(ternary.codes.shape).astype(np.int8)
-    return nonzero
-
-
-def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool, float]:
-    """As :func:`_difference`; codes must be equal, and scales where they have weights."""
-    if not np.array_equal(_nonzero_codes(source), _nonzero_codes(copy)):
-        raise VerificationFailed(f"{name}: other codes than its source's", hint="check the disk")
-    groups = max(source.scales.shape[1], copy.scales.shape[1])
-    before, after = (
-        np.broadcast_to(
-            np.repeat(scales, groups // scales.shape[1], axis=1), (len(source.codes), groups)
-        )
-        for scales in (source.scales, copy.scales)
-    )
-    used = _count_nonzero(Ternary(source.codes, before)) > 0
-    apart = np.where(used, np.abs(before - after), 0).max(initial=0)
-    largest = np.where(used, np.abs(before), 0).max(initial=0)
-    return bool(apart == 0), float(apart / largest) if largest else 0.0

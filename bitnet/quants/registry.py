@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.quants import i2_s, iq_bn, packed_u8, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
@@ -74,6 +75,12 @@ _TERNARY = {
 OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 
 _Q4_0 = types.by_id(2)
+# Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
+_IN_PYTHON = 5
+_BLOCKS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
+)
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
@@ -179,10 +186,22 @@ def dequantize(weight: Weight) -> NDArray[np.float32]:
     return values if weight.scale == 1.0 else values * np.float32(weight.scale)
 
 
-def quantize(name: str, values: NDArray[np.float32], quant: QuantType) -> Weight:
+def quantize(
+    name: str,
+    values: NDArray[np.float32],
+    quant: QuantType,
+    importance: NDArray[np.float32] | None = None,
+) -> Weight:
     """*values*, shape ``(rows, columns)`` or ``(n,)``, as a weight *name* encoded in *quant*.
 
-    Ternary encodings round as :func:`~bitnet.quants.ternary.ternarize` does.
+    Ternary encodings round as :func:`~bitnet.quants.ternary.ternarize` does, blocks of numbers as
+    llama-quantize does.
+
+    Args:
+        name: of the weight.
+        values: its numbers.
+        quant: its new type.
+        importance: a weight for the squared errors of each column; types of floats ignore it.
 
     Raises:
         Unsupported: there is no encoder, or the columns do not fill whole blocks.
@@ -194,13 +213,33 @@ def quantize(name: str, values: NDArray[np.float32], quant: QuantType) -> Weight
         ternary = ternarize(values)
         scale = float(ternary.scales[0, 0]) if quant.name == "PACKED_U8" else 1.0
         return Weight(name, values.shape, quant, codec.pack(ternary), scale)
-    data = _encode(name, values, quant)
+    data = _encode(name, values, quant, importance)
     return Weight(name, values.shape, quant, data.reshape(-1).view(np.uint8))
 
 
-def _encode(name: str, values: NDArray[np.float32], quant: QuantType) -> NDArray[Any]:
+def _encode(
+    name: str,
+    values: NDArray[np.float32],
+    quant: QuantType,
+    importance: NDArray[np.float32] | None,
+) -> NDArray[Any]:
     if quant.name in _PLAIN:
         return np.ascontiguousarray(values, dtype=_PLAIN[quant.name])
+    if values.shape[-1] % quant.block_size:
+        raise _no_encoder(name, values.shape, quant)
+    module = native.module()
+    if quant.name in _BLOCKS and module is not None:
+        rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
+        out = np.empty(rows.size // quant.block_size * quant.type_size, np.uint8)
+        if importance is not None:
+            importance = np.ascontiguousarray(importance, np.float32)
+        module.quantize_rows(quant.ggml_id, rows, importance, out)
+        return out
+    if quant.name in _BLOCKS[_IN_PYTHON:] or (quant.name in _BLOCKS and importance is not None):
+        raise Unsupported(
+            f"{name}: rounding to {quant.name} needs the compiled module",
+            hint=native.problem()[1] or "unset BITNET_BACKEND",
+        )
     from gguf import quants
 
     try:

@@ -88,8 +88,8 @@ def test_tiles_of_bitnet_cpp_are_refused_with_what_to_take_instead(name):
 
 
 def test_an_encoding_without_encoder_is_named():
-    with pytest.raises(Unsupported, match="Q4_K"):
-        quantize("w", VALUES, types.by_name("Q4_K"))
+    with pytest.raises(Unsupported, match="IQ2_XS"):
+        quantize("w", VALUES, types.by_name("IQ2_XS"))
 
 
 @pytest.mark.parametrize("bitnet", [True, False])

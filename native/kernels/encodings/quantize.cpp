@@ -8,11 +8,7 @@ namespace {
 
 struct BlockQ2_K { uint8_t scales[16], q[64]; uint16_t d, dmin; };
 struct BlockQ3_K { uint8_t high[32], q[64], scales[12]; uint16_t d; };
-struct BlockIQ4_NL { uint16_t d; uint8_t q[16]; };
-struct BlockIQ4_XS { uint16_t d, scales_high; uint8_t scales_low[4], q[128]; };
-struct BlockMXFP4 { uint8_t exponent, q[16]; };
-static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(BlockMXFP4) == 17, "ggml layout");
-static_assert(sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136, "ggml layout");
+static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110, "ggml layout");
 
 template <class Block>
 void store(uint8_t*& out, const Block& block) {
@@ -150,16 +146,14 @@ void row_q8_0(const float* row, const float*, int64_t cols, uint8_t* out) {
 }
 
 void row_mxfp4(const float* row, const float*, int64_t cols, uint8_t* out) {
-    constexpr int8_t kValues[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     each_32(row, nullptr, cols, [&](const float* x, const float*, float) {
         BlockMXFP4 block;
         const float largest = std::fabs(extreme(x, 32));
-        block.exponent = largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
-        const float scale =
-            bits_to_float(block.exponent < 2 ? 0x00200000u << block.exponent : uint32_t(block.exponent - 1) << 23);
+        block.power = largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
+        const float scale = half_power(block.power);
         uint8_t codes[32];
         for (int i = 0; i < 32; ++i) {
-            const auto error = [&](int code) { return std::fabs(float(kValues[code]) * scale - x[i]); };
+            const auto error = [&](int code) { return std::fabs(float(kFp4Codes.code[code]) * scale - x[i]); };
             codes[i] = 0;
             for (int code = 1; code < 16; ++code)
                 if (error(code) < error(codes[i])) codes[i] = uint8_t(code);
@@ -379,18 +373,16 @@ void row_q6_k(const float* row, const float* importance, int64_t cols, uint8_t* 
 
 // ---- 32 weights with a scale of sixteen uneven values: IQ4_NL, and IQ4_XS with eight of them
 
-constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 // Code of the value nearest to *v*.
 int nearest_uneven(float v) {
-    if (v <= float(kUneven[0])) return 0;
-    if (v >= float(kUneven[15])) return 15;
+    if (v <= float(kIq4Codes.code[0])) return 0;
+    if (v >= float(kIq4Codes.code[15])) return 15;
     int low = 0, high = 15;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        (v < float(kUneven[middle]) ? high : low) = middle;
+        (v < float(kIq4Codes.code[middle]) ? high : low) = middle;
     }
-    return v - float(kUneven[high - 1]) < float(kUneven[high]) - v ? high - 1 : high;
+    return v - float(kIq4Codes.code[high - 1]) < float(kIq4Codes.code[high]) - v ? high - 1 : high;
 }
 
 float fit_uneven(const float* x, const float* importance, float mean_square) {
@@ -402,16 +394,16 @@ float fit_uneven(const float* x, const float* importance, float mean_square) {
     const auto fit_of = [&](float inverse) {
         Fit fit;
         for (int i = 0; i < 32; ++i) {
-            const float value = float(kUneven[nearest_uneven(inverse * x[i])]);
+            const float value = float(kIq4Codes.code[nearest_uneven(inverse * x[i])]);
             fit.xc += w[i] * value * x[i], fit.cc += w[i] * value * value;
         }
         return fit;
     };
-    Fit fit = fit_of(1.0f / (-largest / float(kUneven[0])));
+    Fit fit = fit_of(1.0f / (-largest / float(kIq4Codes.code[0])));
     float scale = fit.cc > 0.0f ? fit.scale() : 0.0f;
     float gain = scale * fit.xc;
     for (int i = -7; i <= 7; ++i) {
-        fit = fit_of(float(i + kUneven[0]) / largest);
+        fit = fit_of(float(i + kIq4Codes.code[0]) / largest);
         if (fit.cc > 0.0f && fit.xc * fit.xc > gain * fit.cc) scale = fit.scale(), gain = scale * fit.xc;
     }
     return scale;

@@ -1,0 +1,227 @@
+"""Quantized files: llama-quantize's types and bytes, with an importance matrix too."""
+
+import struct
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+from builders import write_gguf
+from llama_quantize import INSTALLED, REASON, quantize_rows
+from mixture_models import MODELS, digest, grid, our_types
+from tiny_models import tiny, write_model
+
+from bitnet import native
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
+from bitnet.convert import ConversionRequest, convert, plan_conversion
+from bitnet.convert.importance import read_importance
+from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf import GGUF
+from bitnet.quants import registry, types
+
+compiled = pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
+
+# Of what benchmarks/quantizers.py printed, with llama.cpp v0.5.0.
+DIGESTS = {
+    "llama of 20 blocks, four queries to a key": "321a3344b05b3957",
+    "tied llama of 17 blocks": "5cd70080e35320ef",
+    "llama of 80 blocks, eight queries to a key": "ff6724a64bf29f27",
+    "qwen2 of 80 blocks": "24407cb520e88f41",
+    "llama of 9 blocks with 8 experts": "93162aaa2978edf8",
+    "qwen3moe of 18 blocks with 16 experts": "59ddfc7cf70c1b98",
+    "rows of 288": "7730167a9d45a922",
+    "tied rows of 288": "d81b1461db21bc39",
+    "rows of 80": "e35794ac71b9ca10",
+    "fused queries, keys and values": "63e371018cd32033",
+    "states between attention": "47d6ed1ad94db0d3",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_types_are_those_of_llama_quantize(name):
+    lines = [line for mixture, own, _ in grid(name) for line in our_types(name, mixture, own)]
+    assert digest(lines) == DIGESTS[name]
+
+
+def test_a_named_type_that_does_not_fit_into_the_rows_is_refused():
+    with pytest.raises(Unsupported, match=r"output\.weight has rows of 288 weights, and Q5_K"):
+        our_types("rows of 288", "Q4_K_M", {"output_tensor_type": "Q5_K"})
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A file of a LLaMA with blocks for every type."""
+    model = tiny("llama", embedding_length=256, feed_forward_length=512)
+    return write_model(tmp_path_factory.mktemp("source") / "model.gguf", model)
+
+
+def importance_of(checkpoint):
+    """Weights of the inputs of each matrix in the blocks, as sums of three calls."""
+    rng = np.random.default_rng(5)
+    return {
+        name: rng.random(weight.shape[-1], dtype="f4") * 3
+        for name, weight in checkpoint.weights.items()
+        if len(weight.shape) == 2 and name.startswith("blk.")
+    }
+
+
+def legacy_file(path, sums):
+    records = b"".join(
+        struct.pack("<i", len(name))
+        + name.encode()
+        + struct.pack("<ii", 3, its.size)
+        + its.tobytes()
+        for name, its in sums.items()
+    )
+    tail = struct.pack("<ii", 7, 8) + b"text.txt"
+    path.write_bytes(struct.pack("<i", len(sums)) + records + tail)
+    return path
+
+
+def gguf_file(path, sums, counts=(3,)):
+    writer = gguf.GGUFWriter(path, "imatrix")
+    writer.add_array("imatrix.datasets", ["text.txt"])
+    writer.add_uint32("imatrix.chunk_count", 7)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    for name, its in sums.items():
+        writer.add_tensor(f"{name}.in_sum2", its.reshape(len(counts), -1))
+        writer.add_tensor(f"{name}.counts", np.array(counts, "f4").reshape(-1, 1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+FORMS = {"imatrix.dat": legacy_file, "imatrix.gguf": gguf_file}
+
+
+@compiled
+@pytest.mark.skipif(not INSTALLED, reason=REASON)
+@pytest.mark.parametrize("mixture", ["Q4_K_M", "Q3_K_L", "Q2_K", "IQ4_XS"])
+@pytest.mark.parametrize("form", [None, *FORMS])
+def test_a_file_has_the_bytes_of_llama_cpps_quantizers(source, mixture, form, tmp_path):
+    before = open_checkpoint(source).weights
+    sums = importance_of(open_checkpoint(source)) if form else {}
+    request = ConversionRequest(mixture)
+    if form:
+        request = replace(request, imatrix=FORMS[form](tmp_path / form, sums))
+    convert(source, tmp_path / "out.gguf", request)
+    rounded = 0
+    for name, weight in open_checkpoint(tmp_path / "out.gguf").weights.items():
+        if weight.quant == before[name].quant:
+            np.testing.assert_array_equal(weight.data, before[name].data)
+            continue
+        rounded += 1
+        values = registry.dequantize(before[name])
+        importance = sums[name] / np.float32(3) if name in sums else None
+        expected = quantize_rows(weight.quant.name, values, importance)
+        np.testing.assert_array_equal(weight.data, expected)
+    assert rounded == 1 + 2 * 7  # the embedding is the head
+
+
+@compiled
+def test_keys_name_the_type_of_the_file_and_its_importance_matrix(source, tmp_path):
+    matrix = gguf_file(tmp_path / "imatrix.gguf", importance_of(open_checkpoint(source)))
+    plan = plan_conversion(source, ConversionRequest("Q4_K_S", imatrix=matrix))
+    plan.write(tmp_path / "out.gguf")
+    with GGUF.open(tmp_path / "out.gguf") as file:
+        keys = file.metadata
+        assert keys["general.file_type"] == 14
+        assert keys["quantize.imatrix.file"] == str(matrix)
+        assert keys["quantize.imatrix.dataset"] == "text.txt"
+        assert keys["quantize.imatrix.entries_count"] == 14
+        assert keys["quantize.imatrix.chunks_count"] == 7
+    (warning,) = (one for one in plan.warnings if one.subject == "imatrix.gguf")
+    assert warning.text == "has nothing for 1 tensor, such as token_embd.weight"
+
+
+@compiled
+def test_a_quantized_file_is_quantized_again_only_on_request(source, tmp_path):
+    convert(source, tmp_path / "q8.gguf", ConversionRequest("Q8_0"))
+    with pytest.raises(Unsupported, match="Q8_0 -> Q6_K would not be exact"):
+        convert(tmp_path / "q8.gguf", tmp_path / "q4.gguf", ConversionRequest("Q4_K_M"))
+    convert(
+        tmp_path / "q8.gguf", tmp_path / "q4.gguf", ConversionRequest("Q4_K_M", allow_lossy=True)
+    )
+
+
+@compiled
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_infinite_weights_and_nan_are_refused_by_name(bad, tmp_path):
+    model = tiny("llama", embedding_length=256, feed_forward_length=512)
+    weight = model.weights["blk.1.ffn_up.weight"]
+    values = registry.dequantize(weight).copy()
+    values[3, 7] = bad
+    model.weights[weight.name] = registry.quantize(weight.name, values, types.by_name("F32"))
+    broken = write_model(tmp_path / "broken.gguf", model)
+    with pytest.raises(Unsupported, match=r"blk\.1\.ffn_up\.weight: some of its weights are inf"):
+        convert(broken, tmp_path / "out.gguf", ConversionRequest("Q4_K_M"))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@compiled
+def test_a_scale_that_is_too_large_is_refused_before_anything_is_written(tmp_path):
+    model = tiny("llama", embedding_length=256, feed_forward_length=512)
+    weight = model.weights["blk.0.attn_q.weight"]
+    values = registry.dequantize(weight) * np.float32(1e9)
+    model.weights[weight.name] = registry.quantize(weight.name, values, types.by_name("F32"))
+    large = write_model(tmp_path / "large.gguf", model)
+    with pytest.raises(Unsupported, match=r"blk\.0\.attn_q\.weight: Q4_K cannot hold"):
+        plan_conversion(large, ConversionRequest("Q4_K_S")).check()
+
+
+def test_experts_have_importance_of_their_own(tmp_path):
+    sums = {"blk.0.ffn_up_exps.weight": np.arange(12, dtype="f4")}
+    file = gguf_file(tmp_path / "imatrix.gguf", sums, [2, 0, 4])
+    expert = registry.quantize(
+        "blk.0.ffn_up_exps.weight", np.zeros((6, 4), "f4"), types.by_name("F32")
+    )
+    values = read_importance(file).of(replace(expert, shape=(3, 2, 4)))
+    np.testing.assert_array_equal(values, [[0, 0.5, 1, 1.5], [1, 1, 1, 1], [2, 2.25, 2.5, 2.75]])
+
+
+def test_a_damaged_importance_matrix_is_refused(tmp_path):
+    whole = legacy_file(tmp_path / "whole.dat", {"w": np.ones(4, "f4")}).read_bytes()
+    damaged = tmp_path / "damaged.dat"
+    for size in (0, 3, 6, 12, 20):
+        damaged.write_bytes(whole[:size])
+        with pytest.raises(InvalidFormat, match=r"damaged\.dat"):
+            read_importance(damaged)
+    damaged.write_bytes(struct.pack("<ii", 1, -5) + whole)
+    with pytest.raises(InvalidFormat, match="ends too early"):
+        read_importance(damaged)
+    legacy_file(damaged, {"w": np.array([1, np.nan], "f4")})
+    with pytest.raises(InvalidFormat, match="numbers for w are not all finite"):
+        read_importance(damaged)
+    with pytest.raises(NotFound):
+        read_importance(tmp_path / "missing.dat")
+    write_gguf(damaged, {"general.architecture": "imatrix"})
+    with pytest.raises(InvalidFormat, match=r"no key imatrix\.datasets"):
+        read_importance(damaged)
+
+
+def test_an_importance_matrix_of_another_model_is_refused(source, tmp_path):
+    name = "blk.0.ffn_down.weight"
+    for sums, reason in (
+        ({name: np.ones(7, "f4")}, f"7 numbers for {name}, expected 512"),
+        ({"blk.90.ffn_up.weight": np.ones(7, "f4")}, "nothing for any of the 15 matrices"),
+    ):
+        matrix = legacy_file(tmp_path / "other.dat", sums)
+        with pytest.raises(InvalidFormat, match=reason):
+            plan_conversion(source, ConversionRequest("Q4_K_M", imatrix=matrix))
+
+
+@pytest.mark.parametrize(
+    ("type_", "options", "reason"),
+    [
+        ("F16", {"pure": True}, "--pure goes with quantized types"),
+        ("TQ2_0", {"output_tensor_type": "Q8_0"}, "--output-tensor-type goes with"),
+        ("Q4_K_M", {"token_embedding_type": "Q4_K_M"}, "--token-embedding-type is 'Q4_K_M'"),
+        ("Q2_K_S", {}, "Q2_K_S needs an importance matrix"),
+        ("Q4_K", {}, "--type is 'Q4_K'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(type_, options, reason):
+    with pytest.raises(UsageError, match=reason):
+        ConversionRequest(type_, **options)

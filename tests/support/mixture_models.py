@@ -1,0 +1,137 @@
+"""Models in name only: tensors of zeros that have the names and widths of a family's.
+
+Their keys, names and widths decide which type llama-quantize gives to each.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from builders import Tensor, write_gguf
+
+from bitnet.convert import ConversionRequest
+from bitnet.convert.mixtures import mixture_types
+from bitnet.convert.request import MIXTURES
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.quants import types
+from bitnet.quants.weight import Weight
+
+ROWS = 2
+F16 = types.by_name("F16")
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+FFN = ("ffn_gate", "ffn_up", "ffn_down")
+EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+FUSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+STATES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_out", "ssm_conv1d")
+
+OWN_KEYS = {
+    "qwen35": {
+        "ssm.conv_kernel": 4,
+        "ssm.group_count": 2,
+        "ssm.inner_size": 256,
+        "ssm.state_size": 32,
+        "ssm.time_step_rank": 4,
+        "rope.dimension_sections": [11, 11, 10, 0],
+    },
+}
+
+
+def _zeros(name, shape):
+    return Weight(name, shape, F16, np.zeros(2 * int(np.prod(shape)), np.uint8))
+
+
+def model(
+    architecture, blocks, *, heads=4, kv_heads=4, width=256, experts=0, tied=False, parts=None
+):
+    """A checkpoint of *blocks* blocks whose matrices are *parts*, or those of block i of them."""
+    own = {
+        "block_count": blocks,
+        "context_length": 64,
+        "embedding_length": width,
+        "feed_forward_length": width,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": width // heads,
+    }
+    if experts:
+        own |= {"expert_count": experts, "expert_used_count": 2, "expert_feed_forward_length": 256}
+    own |= OWN_KEYS.get(architecture, {})
+    keys = {"general.architecture": architecture}
+    keys |= {f"{architecture}.{key}": value for key, value in own.items()}
+    weights = [_zeros("token_embd.weight", (ROWS, width)), _zeros("output_norm.weight", (width,))]
+    if not tied:
+        weights.append(_zeros("output.weight", (ROWS, width)))
+    for block in range(blocks):
+        names = parts[block % len(parts)] if parts else (*ATTENTION, *FFN)
+        for name in names:
+            shape = (experts, ROWS, width) if name in EXPERTS else (ROWS, width)
+            weights.append(_zeros(f"blk.{block}.{name}.weight", shape))
+        weights.append(_zeros(f"blk.{block}.ffn_gate_inp.weight", (ROWS, width)))
+        weights.append(_zeros(f"blk.{block}.attn_norm.weight", (width,)))
+    path = Path(f"{architecture}.gguf")
+    by_name = {weight.name: weight for weight in weights}
+    return Checkpoint(path, architecture, keys, by_name, "half")
+
+
+MODELS = {
+    "llama of 20 blocks, four queries to a key": model("llama", 20, heads=8, kv_heads=2),
+    "tied llama of 17 blocks": model("llama", 17, tied=True),
+    "llama of 80 blocks, eight queries to a key": model("llama", 80, heads=8, kv_heads=1),
+    "qwen2 of 80 blocks": model("qwen2", 80),
+    "llama of 9 blocks with 8 experts": model(
+        "llama", 9, kv_heads=1, experts=8, parts=[(*ATTENTION, *EXPERTS)]
+    ),
+    "qwen3moe of 18 blocks with 16 experts": model(
+        "qwen3moe", 18, experts=16, parts=[(*ATTENTION, *EXPERTS)]
+    ),
+    "rows of 288": model("qwen2", 10, width=288),
+    "tied rows of 288": model("qwen2", 3, width=288, tied=True),
+    "rows of 80": model("llama", 3, width=80),
+    "fused queries, keys and values": model("phi3", 16, parts=[FUSED]),
+    "states between attention": model(
+        "qwen35", 24, kv_heads=1, parts=[(*STATES, *FFN)] * 3 + [(*ATTENTION, *FFN)]
+    ),
+}
+
+
+#: Options of a request, and what llama-quantize calls them.
+OPTIONS = (
+    ({}, {}),
+    ({"pure": True}, {"pure": True}),
+    ({"imatrix": Path("imatrix.gguf")}, {}),
+    ({"output_tensor_type": "Q5_K"}, {"head": types.by_name("Q5_K").ggml_id}),
+    ({"token_embedding_type": "F16"}, {"embedding": F16.ggml_id}),
+)
+
+
+def grid(name):
+    """Every mixture with every options, of rows that all types fit in if the options fix one."""
+    fitting = MODELS[name].weights["token_embd.weight"].shape[-1] % 256 == 0
+    for mixture in MIXTURES:
+        for own, theirs in OPTIONS:
+            weighted = "imatrix" in own
+            if (weighted or mixture != "Q2_K_S") and (fitting or "head" not in theirs):
+                yield mixture, own, theirs
+
+
+def our_types(name, mixture, own):
+    """The type of each tensor of a model, as lines."""
+    checkpoint = MODELS[name]
+    chosen = mixture_types(checkpoint, ConversionRequest(mixture, **own), ())
+    weights = checkpoint.weights
+    return [f"{key} {chosen.get(key, weights[key].quant).name}" for key in sorted(weights)]
+
+
+def digest(lines):
+    """The beginning of SHA-256 of *lines*."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def write(path, checkpoint):
+    """*checkpoint* as a file."""
+    tensors = [
+        Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for weight in checkpoint.weights.values()
+    ]
+    return write_gguf(path, dict(checkpoint.metadata), tensors)
