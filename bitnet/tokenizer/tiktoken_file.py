@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,119 +40,40 @@ _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 @dataclass(frozen=True)
 class _Published:
-    """A published rank file: its pre-tokenizer, special tokens by id, BOS and EOS."""
+    """A published rank file: pre-tokenizer, number of ranks, special tokens by id, BOS and EOS."""
 
     name: str
     pre: str
+    n_ranks: int
     special: dict[int, str]
     bos: str = ""
     eos: str = ""
 
 
-def _reserve(count: int, start: int, kind: str = "") -> list[str]:
-    return [f"<|{kind}reserved_special_token_{n}|>" for n in range(start, start + count)]
+@cache
+def _published() -> dict[int, _Published]:
+    """The published files by their number of ranks, from ``rank_files.json``."""
+    rows = json.loads(Path(__file__).with_name("rank_files.json").read_text("utf-8"))
+    table = {}
+    for row in rows:
+        row["special"] = {
+            id: text
+            for first, texts in row["special"].items()
+            for id, text in enumerate(chain.from_iterable(map(_expand, texts)), int(first))
+        }
+        row.pop("note", None)
+        table[row["n_ranks"]] = _Published(**row)
+    return table
 
 
-def _number(first: int, texts: list[str]) -> dict[int, str]:
-    return {first + at: text for at, text in enumerate(texts)}
-
-
-_LLAMA3 = [
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    *_reserve(4, 0),
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    *_reserve(1, 4),
-    "<|eot_id|>",
-    *_reserve(246, 5),
-]
-_LLAMA4 = [
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|header_start|>",
-    "<|header_end|>",
-    "<|eom|>",
-    "<|eot|>",
-    "<|step|>",
-    *_reserve(6, 0, "text_post_train_"),
-    "<|python_start|>",
-    "<|python_end|>",
-    "<|finetune_right_pad|>",
-    *_reserve(61, 8, "text_post_train_"),
-    "<|image_start|>",
-    "<|image_end|>",
-    *_reserve(2, 0, "vision_"),
-    "<|tile_x_separator|>",
-    "<|tile_y_separator|>",
-    *_reserve(4, 2, "vision_"),
-    "<|image|>",
-    *_reserve(1, 6, "vision_"),
-    "<|patch|>",
-    *_reserve(1041, 7, "vision_"),
-    *_reserve(8, 0, "reasoning_"),
-    "<|reasoning_thinking_start|>",
-    "<|reasoning_thinking_end|>",
-]
-_LLAMA4 += _reserve(2048 - len(_LLAMA4), 0)
-_QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{n}|>" for n in range(205))]
-# Whisper's languages. The large-v3 models have one more, which moves every token behind these: a
-# rank file does not say which it belongs to, so later tokens come from the files beside it.
-_LANGUAGES = (
-    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no"
-    " th ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw"
-    " gl mr pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo ht ps tk nn mt sa lb my bo tl"
-    " mg as tt haw ln ha ba jw su"
-)
-_WHISPER = [
-    "<|endoftext|>",
-    "<|startoftranscript|>",
-    *(f"<|{name}|>" for name in _LANGUAGES.split()),
-]
-
-_PUBLISHED = {
-    50_256: _Published("GPT-2 (r50k)", "gpt-2", {50_256: "<|endoftext|>"}, eos="<|endoftext|>"),
-    50_257: _Published("Whisper", "gpt-2", _number(50_257, _WHISPER), eos="<|endoftext|>"),
-    50_280: _Published(  # runs of spaces after the one special token
-        "p50k", "gpt-2", {50_256: "<|endoftext|>"}, eos="<|endoftext|>"
-    ),
-    100_256: _Published(
-        "cl100k",
-        "llama-bpe",
-        {
-            100_257: "<|endoftext|>",
-            100_258: "<|fim_prefix|>",
-            100_259: "<|fim_middle|>",
-            100_260: "<|fim_suffix|>",
-            100_276: "<|endofprompt|>",
-        },
-        eos="<|endoftext|>",
-    ),
-    128_000: _Published(
-        "LLaMA-3",
-        "llama-bpe",
-        _number(128_000, _LLAMA3),
-        bos="<|begin_of_text|>",
-        eos="<|end_of_text|>",
-    ),
-    151_643: _Published("Qwen", "qwen2", _number(151_643, _QWEN), eos="<|endoftext|>"),
-    199_998: _Published(
-        "o200k",
-        "gpt-4o",
-        {199_999: "<|endoftext|>", 200_018: "<|endofprompt|>"},
-        eos="<|endoftext|>",
-    ),
-    200_000: _Published(
-        "LLaMA-4",
-        "llama4",
-        _number(200_000, _LLAMA4),
-        bos="<|begin_of_text|>",
-        eos="<|end_of_text|>",
-    ),
-}
+def _expand(text: str) -> list[str]:
+    """*text*, or the texts that ``{2..5}`` in it stands for."""
+    before, brace, rest = text.partition("{")
+    numbers, _, behind = rest.partition("}")
+    if not brace:
+        return [text]
+    first, last = map(int, numbers.split(".."))
+    return [f"{before}{n}{behind}" for n in range(first, last + 1)]
 
 
 def looks_like_ranks(data: bytes) -> bool:
@@ -177,7 +101,7 @@ def spec_from_ranks(
     side = read_side_files(files)
     ranks = _ranks(data, path)
     n_ranks = len(ranks)
-    published = _PUBLISHED.get(n_ranks)
+    published = _published().get(n_ranks)
     if published is None and pre is None:
         raise TokenizerNotFound(
             f"{path} holds {n_ranks:,} tiktoken ranks: no known vocabulary has as many, and the"
