@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from bitnet.tokenizer.spec import (
     Step,
     TokenizerSpec,
     TokenType,
-    stop_ids,
 )
 from bitnet.tokenizer.tiktoken_file import (
     is_tekken,
@@ -174,11 +172,11 @@ def _sentencepiece(path: Path, data: bytes, side: SideFiles) -> TokenizerSpec:
         if kind in cut
     }
     added.update((id, token) for id, token in more.items() if token.text == tokens[id])
-    by_text = {tokens[id]: id for id in added}
-    bos = _id_of_role(side, "bos", by_text, model.bos_id)
-    eos = _id_of_role(side, "eos", by_text, model.eos_id)
+    bos, eos, unknown = (
+        id if id >= 0 else None for id in (model.bos_id, model.eos_id, model.unknown_id)
+    )
     is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
-    add_bos, add_eos = side.adds("bos"), side.adds("eos")
+    by_text = {tokens[id]: id for id in added}
     spec = TokenizerSpec(
         model="spm" if bpe else "unigram",
         tokens=tokens,
@@ -189,25 +187,12 @@ def _sentencepiece(path: Path, data: bytes, side: SideFiles) -> TokenizerSpec:
         add_space_prefix=model.add_dummy_prefix,
         remove_extra_whitespaces=model.remove_extra_whitespaces,
         charsmap=model.charsmap,
-        unknown_id=_optional(model.unknown_id),
+        unknown_id=unknown,
         unknown_text=model.unknown_text,
-        bos_id=bos,
-        eos_id=eos,
-        add_bos=bos is not None and (bpe if add_bos is None else add_bos),
-        add_eos=eos is not None and (is_t5 if add_eos is None else add_eos),
-        stop_ids=stop_ids(by_text, (eos, *(id for id in side.declared_ends if id < len(tokens)))),
-        chat_template=side.chat_template,
         source=str(path),
+        **side.ends(by_text, bos=(bos, bpe), eos=(eos, is_t5)),
     )
-    return replace(spec, fingerprint=fingerprints.spec_key(spec, data, side.raw))
-
-
-def _optional(id: int) -> int | None:
-    return id if id >= 0 else None
-
-
-def _id_of_role(side: SideFiles, role: str, by_text: dict[str, int], own: int) -> int | None:
-    return by_text.get(side.token(role) or "", _optional(own))
+    return side.complete(spec, data)
 
 
 def spec_from_vocab_merges(
@@ -240,7 +225,6 @@ def spec_from_vocab_merges(
     for token in added:
         tokens[token.id] = token.text
     by_text = {token.text: token.id for token in added}
-    bos, eos = side.special_id("bos", by_text), side.special_id("eos", by_text)
     spec = TokenizerSpec(
         model="bpe",
         tokens=tokens,
@@ -250,17 +234,11 @@ def spec_from_vocab_merges(
         pre_tokenizer=kind.steps,
         byte_level=True,
         ignore_merges=kind.ignore_merges,
-        bos_id=bos,
-        eos_id=eos,
-        add_bos=bos is not None and bool(side.adds("bos")),
-        add_eos=eos is not None and bool(side.adds("eos")),
-        stop_ids=stop_ids(by_text, (eos, *side.declared_ends)),
-        chat_template=side.chat_template,
         pre=name,
         source=str(path),
+        **side.ends(by_text, bos=(None, False), eos=(None, False)),
     )
-    content = (read_bytes(files, "vocab.json"), merges_data, side.raw)
-    return replace(spec, fingerprint=fingerprints.spec_key(spec, *content))
+    return side.complete(spec, read_bytes(files, "vocab.json"), merges_data)
 
 
 def _pre_of(lines: list[str], side: SideFiles, path: Path, pre: str | None) -> str:
@@ -342,4 +320,4 @@ def spec_from_vocab_txt(
         add_eos=True,
         source=str(path),
     )
-    return replace(spec, fingerprint=fingerprints.spec_key(spec, data, side.raw))
+    return side.complete(spec, data)

@@ -47,7 +47,7 @@ class PreTokenizer:
 
 def _read_steps(entries: Iterable[Any], *, byte_level: bool = False) -> tuple[Step, ...]:
     """Steps as in ``tokenizer.json``; a text is an expression whose matches are pieces."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": entry}, "behavior": "Isolated", "invert": False}
         if isinstance(entry, str)
         else entry

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.tokenizer.spec import AddedToken
+from bitnet.tokenizer.fingerprints import spec_key
+from bitnet.tokenizer.spec import ADDED_FLAGS, AddedToken, stop_ids
 
 if TYPE_CHECKING:
     from bitnet.formats.inventory import Inventory
+    from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["SIDE_FILES", "SideFiles", "read_bytes", "read_json", "read_side_files"]
+__all__ = ["SIDE_FILES", "SideFiles", "json_fault", "read_bytes", "read_json", "read_side_files"]
 
 # All files that read_side_files may read.
 SIDE_FILES = (
@@ -22,17 +24,8 @@ SIDE_FILES = (
 
 # Roles in Hugging Face's files; usual names in vocabularies if no file names them.
 _USUAL = {
-    "bos": (
-        "<|begin_of_text|>",
-        "<|begin_of_sentence|>",
-        "<｜begin▁of▁sentence｜>",
-        "<bos>",
-        "<s>",
-    ),
-    "eos": (
-        *("<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|endoftext|>", "<eos>", "</s>"),
-        "<|return|>",
-    ),
+    "bos": "<|begin_of_text|> <|begin_of_sentence|> <｜begin▁of▁sentence｜> <bos> <s>",
+    "eos": "<|end_of_text|> <｜end▁of▁sentence｜> <|endoftext|> <eos> </s> <|return|>",
 }
 
 
@@ -54,29 +47,54 @@ class SideFiles:
     chat_template: str | None = None
     raw: bytes = b""
 
-    def token(self, role: str) -> str | None:
-        """Text of the ``bos`` or ``eos`` token, if the configuration names it."""
-        return _text(self.config.get(f"{role}_token"))
-
-    def special_id(self, role: str, special: dict[str, int]) -> int | None:
-        """Id of the ``bos`` or ``eos`` token: as configured, else by its usual names.
+    def special_id(
+        self, role: str, special: dict[str, int], default: int | None = None
+    ) -> int | None:
+        """Id of the ``bos`` or ``eos`` token: as configured, else *default* or by its usual names.
 
         Args:
             role: ``bos`` or ``eos``.
             special: ids of the special tokens by text.
+            default: the id in the tokenizer's own file.
         """
-        named = self.token(role)
+        named = _text(self.config.get(f"{role}_token"))
         if named is not None:
-            return special.get(named)
-        if f"{role}_token" in self.config:
-            return None  # null: there is none
-        return next((special[text] for text in _USUAL[role] if text in special), None)
+            return special.get(named, default)
+        if default is not None or f"{role}_token" in self.config:
+            return default  # null: there is none
+        return next((special[text] for text in _USUAL[role].split() if text in special), None)
 
     def adds(self, role: str) -> bool | None:
         """``add_bos_token`` or ``add_eos_token``, if the tokenizer's class follows it."""
         value = self.config.get(f"add_{role}_token")
         plain = self.config.get("tokenizer_class") in (None, "PreTrainedTokenizerFast")
         return value if isinstance(value, bool) and not plain else None
+
+    def ends(
+        self, special: dict[str, int], *, bos: tuple[int | None, bool], eos: tuple[int | None, bool]
+    ) -> dict[str, Any]:
+        """BOS and EOS of a specification, and whether they are put around a text.
+
+        Args:
+            special: ids of the special tokens by text.
+            bos: the id in the tokenizer's own file, and True if it is put first by default.
+            eos: likewise, put last.
+        """
+        fields: dict[str, Any] = {}
+        for role, (default, is_added) in (("bos", bos), ("eos", eos)):
+            id, adds = self.special_id(role, special, default), self.adds(role)
+            fields[f"{role}_id"] = id
+            fields[f"add_{role}"] = id is not None and (is_added if adds is None else adds)
+        return fields
+
+    def complete(self, spec: TokenizerSpec, *content: bytes) -> TokenizerSpec:
+        """*spec* with its stop ids, its chat template, and the fingerprint of *content*."""
+        special = {spec.tokens[token.id]: token.id for token in spec.added}
+        eos = None if spec.model == "wordpiece" else spec.eos_id
+        declared = (id for id in self.declared_ends if 0 <= id < spec.vocab_size)
+        ends = stop_ids(special, (eos, *declared))
+        spec = replace(spec, stop_ids=ends, chat_template=self.chat_template)
+        return replace(spec, fingerprint=spec_key(spec, *content, self.raw))
 
 
 def read_side_files(files: Inventory) -> SideFiles:
@@ -125,15 +143,8 @@ def _read_added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToke
 
 def parse_added_token(id: int, entry: dict[str, Any]) -> AddedToken:
     """An added token as ``tokenizer.json`` and ``tokenizer_config.json`` write it."""
-    return AddedToken(
-        id=id,
-        text=str(entry["content"]),
-        special=bool(entry.get("special", False)),
-        lstrip=bool(entry.get("lstrip", False)),
-        rstrip=bool(entry.get("rstrip", False)),
-        single_word=bool(entry.get("single_word", False)),
-        normalized=bool(entry.get("normalized", False)),
-    )
+    flags = {name: bool(entry.get(name, False)) for name in ADDED_FLAGS}
+    return AddedToken(id, str(entry["content"]), **flags)
 
 
 def _text(value: Any) -> str | None:
@@ -187,14 +198,14 @@ def read_json(files: Inventory, name: str) -> Any:
     data, path = read_bytes(files, name), files.path(name)
     try:
         return json.loads(data)
-    except UnicodeDecodeError as error:
-        raise InvalidFormat(f"Invalid JSON in {path}: not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidFormat(
-            f"Invalid JSON in {path}: {error.msg} at line {error.lineno} column {error.colno}",
-            hint="fetch the file again",
+            f"Invalid JSON in {path}: {json_fault(error)}", hint="fetch the file again"
         ) from None
-    except RecursionError:
-        raise InvalidFormat(f"Invalid JSON in {path}: nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise InvalidFormat(f"Invalid JSON in {path}: {error}") from None
+
+
+def json_fault(error: Exception) -> str:
+    """The *error* of the JSON parser, with its place."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at line {error.lineno} column {error.colno}"
+    return str(error)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
+    "ADDED_FLAGS",
+    "BYTE_NAMES",
     "BYTE_TO_CHARACTER",
     "END_OF_GENERATION",
     "SPACE_SYMBOL",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
+BYTE_NAMES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # tokens of single bytes there
 
 
 class TokenType(IntEnum):
@@ -66,6 +69,9 @@ class AddedToken:
     rstrip: bool = False
     single_word: bool = False
     normalized: bool = False
+
+
+ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats.inventory import Inventory
-from bitnet.tokenizer.fingerprints import spec_key
 from bitnet.tokenizer.limits import TOKENS
 from bitnet.tokenizer.merges import LazyRankMerges
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
-from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_side_files
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling, stop_ids
+from bitnet.tokenizer.side_files import read_bytes, read_side_files
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
 
 if TYPE_CHECKING:
     import os
@@ -114,43 +113,27 @@ def spec_from_ranks(
     size = max([*ranks, *special], default=-1) + 1
     _check_holes(ranks, special, path)
     tokens = [ranks.get(id) or special.get(id, "") for id in range(size)]
-    merges = LazyRankMerges(tokens, sorted(ranks), str(path))
     kind = pre_tokenizer(name)
+    flags = {token.id: token for token in side.added}
+    by_text = {text: id for id, text in sorted(special.items())}
+    bos, eos = (
+        by_text.get(text) for text in ((published.bos, published.eos) if published else ("", ""))
+    )
     spec = TokenizerSpec(
         model="bpe",
         tokens=tokens,
-        merges=merges,
+        merges=LazyRankMerges(tokens, sorted(ranks), str(path)),
+        added=tuple(flags.get(id, AddedToken(id, text)) for id, text in sorted(special.items())),
+        outside=frozenset(special),
         normalizer=kind.normalizer,
         pre_tokenizer=kind.steps,
         byte_level=True,
         ignore_merges=True,
         pre=name,
         source=str(path),
-        chat_template=side.chat_template,
+        **side.ends(by_text, bos=(bos, True), eos=(eos, False)),
     )
-    spec = _with_special(spec, special, published, side)
-    return replace(spec, fingerprint=spec_key(spec, data, side.raw))
-
-
-def _with_special(
-    spec: TokenizerSpec, special: dict[int, str], known: _Published | None, side: SideFiles
-) -> TokenizerSpec:
-    flags = {token.id: token for token in side.added}
-    added = tuple(flags.get(id, AddedToken(id, text)) for id, text in sorted(special.items()))
-    by_text = {token.text: token.id for token in added}
-    bos = by_text.get(side.token("bos") or (known.bos if known else ""))
-    eos = by_text.get(side.token("eos") or (known.eos if known else ""))
-    ends = [id for id in side.declared_ends if id < spec.vocab_size]
-    return replace(
-        spec,
-        added=added,
-        outside=frozenset(token.id for token in added),
-        bos_id=bos,
-        eos_id=eos,
-        add_bos=bos is not None and side.adds("bos") is not False,
-        add_eos=eos is not None and side.adds("eos") is True,
-        stop_ids=stop_ids(by_text, (eos, *ends)),
-    )
+    return side.complete(spec, data)
 
 
 def _ranks(data: bytes, path: Path) -> dict[int, str]:
@@ -222,15 +205,7 @@ def spec_from_tekken(
         spec = _spec(path, document, pre)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _damage_error(path, f"{type(error).__name__} {error}") from None
-    side = read_side_files(files)
-    ids = {token.text: token.id for token in spec.added}
-    ends = [id for id in side.declared_ends if 0 <= id < spec.vocab_size]
-    spec = replace(
-        spec,
-        stop_ids=stop_ids(ids, (spec.eos_id, *ends)),
-        chat_template=side.chat_template,
-    )
-    return replace(spec, fingerprint=spec_key(spec, read_bytes(files, path.name), side.raw))
+    return read_side_files(files).complete(spec, read_bytes(files, path.name))
 
 
 def _spec(path: Path, document: dict[str, Any], pre: str | None) -> TokenizerSpec:

@@ -23,7 +23,7 @@ from bitnet.tokenizer.side_files import (
     read_json,
     read_side_files,
 )
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, stop_ids
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
 if TYPE_CHECKING:
     import os
@@ -61,8 +61,7 @@ def spec_from_tokenizer_json(
             hint="fetch the file again",
         ) from None
     content = read_bytes(files, path.name)
-    key = fingerprints.spec_key(spec, content, side.raw)
-    return replace(spec, source=str(path), document=content, fingerprint=key)
+    return side.complete(replace(spec, source=str(path), document=content), content)
 
 
 def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
@@ -294,7 +293,7 @@ def _normalize_added(
 def _with_special(
     spec: TokenizerSpec, processor: dict[str, Any] | None, side: SideFiles
 ) -> TokenizerSpec:
-    """BOS, EOS, prefix and suffix ids, and stop ids."""
+    """BOS, EOS, prefix and suffix ids."""
     special = {spec.tokens[token.id]: token.id for token in spec.added}
     around = _template(processor, special)
     bos, eos = side.special_id("bos", special), side.special_id("eos", special)
@@ -314,7 +313,6 @@ def _with_special(
         last = (eos,) if add_eos and eos is not None else ()
     elif len(last) == 1:
         eos = last[0]
-    ends = () if spec.model == "wordpiece" else (eos,)
     return replace(
         spec,
         bos_id=bos,
@@ -323,14 +321,8 @@ def _with_special(
         add_eos=bool(last),
         prefix_ids=first if len(first) > 1 else None,
         suffix_ids=last if len(last) > 1 else None,
-        stop_ids=stop_ids(special, (*ends, *_within(side.declared_ends, spec))),
-        chat_template=side.chat_template,
         pre=pre or "",
     )
-
-
-def _within(ids: Sequence[int], spec: TokenizerSpec) -> list[int]:
-    return [id for id in ids if 0 <= id < spec.vocab_size]
 
 
 def _recognize_pre(spec: TokenizerSpec) -> str | None:

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, VocabMismatch, from_os_error
+from bitnet.tokenizer.side_files import json_fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,13 +31,8 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        where = (
-            f"{error.msg} at line {error.lineno} column {error.colno}"
-            if isinstance(error, json.JSONDecodeError)
-            else str(error)
-        )
         raise InvalidFormat(
-            f"Invalid JSON in downloaded tokenizer: {where} ({path})", hint=again
+            f"Invalid JSON in downloaded tokenizer: {json_fault(error)} ({path})", hint=again
         ) from error
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         raise InvalidFormat(f"{path} is JSON, but not a tokenizer: it has no 'model'", hint=again)
