@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from bitnet import native
 from bitnet.base import settings
 from bitnet.store.tag import keep_in_cache
-from bitnet.tokenizer.cuts import cut_pattern
 from bitnet.tokenizer.limits import check_spec
 from bitnet.tokenizer.merges import token_ids
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, AddedToken, TokenType, spell_bytes
@@ -214,7 +213,6 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
         "stop_ids": sorted(spec.stop_ids),
         "special_ids": sorted(special),
         "spelled": is_spelled(spec),
-        "cut": cut_pattern(spec),
         "decoder": [[step.type, step.options] for step in spec.decoding],
         "respelled": [
             [token.id, token.text]
@@ -311,7 +309,7 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
             and all(type(one) is kind for one, kind in zip(value, kinds, strict=True))
         )
 
-    texts = ("pre", "source", "fingerprint", "model", "cut")
+    texts = ("pre", "source", "fingerprint", "model")
     flags = ("byte_level", "byte_fallback", "spelled")
     lists = ("decoder", "respelled")
     good = (

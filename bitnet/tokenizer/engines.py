@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +11,6 @@ from bitnet import native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import InvalidFormat
 from bitnet.tokenizer.compiled import open_compiled, read_added
-from bitnet.tokenizer.cuts import parts_of
 from bitnet.tokenizer.decoding import Spellings
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.limits import over_budget
@@ -30,8 +28,7 @@ __all__ = ["Engine", "engine_of", "native_engine"]
 logger = logging.getLogger(__name__)
 
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
-# Characters: a text this long is encoded in parts of this size, on several threads.
-_LONG, _PART = 1 << 17, 1 << 16
+_LONG = 1 << 17  # characters: a text this long is encoded on several threads
 
 
 class Engine(Spellings, Protocol):
@@ -39,10 +36,8 @@ class Engine(Spellings, Protocol):
 
     name: str
 
-    cut: re.Pattern[str] | None  # see bitnet.tokenizer.cuts
-
-    def encode(self, text: str, *, parse_special: bool = True, goes_on: bool = False) -> list[int]:
-        """Ids of *text* without BOS or EOS; *goes_on*: it continues after a cut."""
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Ids of *text* without BOS or EOS."""
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
         """Ids of each of *texts*."""
@@ -86,34 +81,20 @@ class _Native:
         self._source: str = meta["source"]
         self._byte_level = bool(meta["byte_level"]) and not meta["spelled"]
         self._spelled = bool(meta["spelled"])
-        self.cut = re.compile(meta["cut"]) if meta["cut"] else None
 
     def __len__(self) -> int:
         return len(self._engine)
 
-    def encode(self, text: str, *, parse_special: bool = True, goes_on: bool = False) -> list[int]:
-        if goes_on or len(text) >= _LONG:
-            return self._many([text], parse_special=parse_special, goes_on=goes_on)[0]
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        if len(text) >= _LONG:
+            return self.encode_batch([text], parse_special=parse_special)[0]
         with self._translate_errors():
             return self._engine.encode(text, parse_special)
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
-        return self._many(texts, parse_special=parse_special)
-
-    def _many(
-        self, texts: Sequence[str], *, parse_special: bool, goes_on: bool = False
-    ) -> list[list[int]]:
-        """Ids of *texts*, long ones in parts, on as many threads as a forward pass uses."""
-        parts: list[str] = []
-        flags = bytearray()
-        threads = thread_count()
-        for text in texts:
-            own = parts_of(text, self.cut if threads > 1 else None, _PART)
-            for i, part in enumerate(own):
-                parts.append(part)
-                flags.append(i > 0 or goes_on)
+        # On as many threads as a forward pass uses.
         with self._translate_errors():
-            return self._engine.encode_many(parts, bytes(flags), parse_special, threads)
+            return self._engine.encode_many(list(texts), parse_special, thread_count())
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         with self._translate_errors():

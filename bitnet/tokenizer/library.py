@@ -102,7 +102,6 @@ class _Spellings:
     """Spellings and ids of tokens, from the specification alone."""
 
     name: str = "portable"
-    cut: re.Pattern[str] | None = None
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._spec = spec
@@ -123,9 +122,8 @@ class _Spellings:
     def __len__(self) -> int:
         return len(self._spec.tokens)
 
-    def encode(self, text: str, *, parse_special: bool = True, goes_on: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Ids of *text* without BOS or EOS."""
-        assert not goes_on  # there are no cuts
         return [id for id, *_ in self.spans(text, parse_special=parse_special)]
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:

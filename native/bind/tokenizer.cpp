@@ -119,44 +119,36 @@ public:
         return list(ids);
     }
 
-    // Lists of ids, one for each text; but for the first, parts that go on belong to the
-    // text before.
-    nb::list encode_many(nb::list texts, nb::bytes goes_on, bool parse_special, size_t threads) {
-        if (goes_on.size() != texts.size()) throw nb::value_error("a flag for each text");
+    // Lists of ids, one for each text.
+    nb::list encode_many(nb::list texts, bool parse_special, size_t threads) {
         std::vector<nb::object> kept;  // whatever happens to the list meanwhile
-        std::vector<ManyParts::Part> parts;
-        for (size_t i = 0; i < goes_on.size(); ++i) {
-            kept.push_back(nb::cast<nb::str>(texts[i]));
-            parts.push_back({utf8(kept.back()), goes_on.c_str()[i] != 0});
+        std::vector<std::string_view> inputs;
+        for (const nb::handle text : texts) {
+            kept.push_back(nb::cast<nb::str>(text));
+            inputs.push_back(utf8(kept.back()));
         }
         nb::list out;
-        ManyParts many(*engine_, std::move(parts), parse_special, threads);
+        ManyTexts many(*engine_, parse_special, threads);
         Numbers::List ids(numbers_, size());
-        size_t done = 0;
-        for (bool more = true; done < many.size();) {
-            {
+        {
+            const Released released;
+            for (const std::string_view input : inputs) many.add(input);
+            many.end();
+        }
+        while (many.pending()) {
+            if (!many.is_ready()) {
                 const Released released;
-                more = more && many.help();
-                if (!more) many.wait(done);
+                many.help();
             }
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
             // This thread makes Python's lists while the others go on.
-            for (; done < many.size() && many.is_done(done); ++done) {
-                const ManyParts::Encoded part = many.take(done);
+            while (many.is_ready()) {
+                const ManyTexts::Encoded part = many.take();
                 ids.add(part.ids);
-                if (done + 1 < many.size() && many.goes_on(done + 1)) continue;
-                out.append(ids.take());
+                if (part.ends_text) out.append(ids.take());
             }
         }
         return out;
-    }
-
-    size_t count(nb::str text, bool parse_special, bool goes_on) {
-        const std::string_view input = utf8(text);
-        Ids ids;
-        const Released released;
-        engine_->encode(input, parse_special, ids, goes_on);
-        return ids.size();
     }
 
     // (id, first character, behind its last character) of each id.
@@ -167,7 +159,7 @@ public:
         std::vector<size_t> characters;  // up to each byte, the one it belongs to included
         {
             const Released released;
-            engine_->encode(input, parse_special, ids, false, &spans);
+            engine_->encode(input, parse_special, ids, &spans);
             characters.reserve(input.size());
             size_t count = 0;
             for (const char c : input) characters.push_back(count += !unicode::continues(c));
@@ -398,11 +390,8 @@ void bind_tokenizer(nb::module_& m) {
     nb::class_<PyTokenizer>(m, "TokenizerEngine", "A compiled tokenizer that lies in memory.")
         .def(nb::init<nb::handle>(), nb::arg("buffer"))
         .def("encode", &PyTokenizer::encode, nb::arg("text"), nb::arg("parse_special"))
-        .def("encode_many", &PyTokenizer::encode_many, nb::arg("texts"), nb::arg("goes_on"),
-             nb::arg("parse_special"), nb::arg("threads"),
-             "As encode, of many texts at once; a text that goes on is a part of the one before.")
-        .def("count", &PyTokenizer::count, nb::arg("text"), nb::arg("parse_special"),
-             nb::arg("goes_on"), "How many ids encode gives.")
+        .def("encode_many", &PyTokenizer::encode_many, nb::arg("texts"),
+             nb::arg("parse_special"), nb::arg("threads"), "As encode, of many texts at once.")
         .def("spans", &PyTokenizer::spans, nb::arg("text"), nb::arg("parse_special"),
              "Ids, with the characters each stands for.")
         .def("token_spelling", &PyTokenizer::token_spelling, nb::arg("id"),

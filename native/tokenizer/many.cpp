@@ -8,73 +8,136 @@ namespace bitnet {
 namespace {
 
 constexpr size_t kGroupBytes = size_t{64} << 10;
-constexpr size_t kPartBytes = 64;  // of text take about as long as to begin a part
+constexpr size_t kTextBytes = 64;  // of text take about as long as to begin a text
+constexpr size_t kLongText = size_t{128} << 10;  // from here on a text is encoded in parts
+constexpr size_t kAhead = 16;  // tasks that wait for each thread, at most
+// A long text may cost as much as this many times its bytes do, since normalizers lengthen it.
+constexpr size_t kAllowance = 4;
 
 }  // namespace
 
-ManyParts::ManyParts(TokenizerEngine& engine, std::vector<Part> parts, bool parse_special,
-                     size_t threads)
-    : engine_(engine), parts_(std::move(parts)), parse_special_(parse_special),
-      found_(parts_.size()), group_of_(parts_.size()) {
-    size_t bytes = 0;
-    for (size_t part = 0; part < parts_.size(); ++part) {
-        group_of_[part] = ends_.size();
-        bytes += parts_[part].text.size() + kPartBytes;
-        if (bytes < kGroupBytes && part + 1 < parts_.size()) continue;
-        ends_.push_back(part + 1);
-        bytes = 0;
-    }
-    groups_done_.resize(ends_.size());
-    const size_t helpers = std::min(threads, ends_.size());
-    helpers_.reserve(helpers);
-    try {
-        for (size_t i = 1; i < helpers; ++i) {
-            helpers_.emplace_back([this] {
-                while (help()) {}
-            });
-        }
-    } catch (const std::system_error&) {
-        // No more threads are to be had: those that there are do all of it.
-    }
-}
+ManyTexts::ManyTexts(TokenizerEngine& engine, bool parse_special, size_t threads)
+    : engine_(engine), parse_special_(parse_special), threads_(threads), turn_(engine) {}
 
-ManyParts::~ManyParts() {
-    next_ = ends_.size();
+ManyTexts::~ManyTexts() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ended_ = true;
+        next_ = tasks_.size();
+    }
+    changed_.notify_all();
     for (std::thread& helper : helpers_) helper.join();
 }
 
-bool ManyParts::help() {
-    const size_t group = next_.fetch_add(1);
-    if (group >= ends_.size()) return false;
-    TokenizerEngine::Turn turn(engine_);
-    for (size_t part = group == 0 ? 0 : ends_[group - 1]; part < ends_[group]; ++part) {
-        Encoded& found = found_[part];
+void ManyTexts::add(std::string_view text) {
+    if (threads_ < 2 || text.size() < kLongText) {
+        group_.texts.push_back(text);
+        group_bytes_ += text.size() + kTextBytes;
+        if (group_bytes_ >= kGroupBytes) push(std::exchange(group_, {}));
+        return;
+    }
+    if (!group_.texts.empty()) push(std::exchange(group_, {}));
+    allowance_ = kAllowance * text.size();
+    Encoded end;
+    is_last_ = false;
+    try {
+        engine_.cut(text, parse_special_, *this);
+    } catch (...) {
+        end.error = std::current_exception();
+    }
+    is_last_ = true;
+    if (end.error == nullptr) return flush();
+    Task failed;
+    failed.found.push_back(std::move(end));
+    push(std::move(failed));
+}
+
+void ManyTexts::end() {
+    if (!group_.texts.empty()) push(std::exchange(group_, {}));
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ended_ = true;
+    }
+    changed_.notify_all();
+}
+
+void ManyTexts::send(Pieces pieces) {
+    const size_t bytes = std::min(allowance_, pieces.text.size());
+    allowance_ -= bytes;
+    pieces.budget = Budget(bytes);
+    Task task;
+    task.pieces = std::move(pieces);
+    task.found.push_back({{}, is_last_, nullptr});
+    push(std::move(task));
+}
+
+void ManyTexts::push(Task task) {
+    group_bytes_ = 0;
+    size_t waiting = 0;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        tasks_.push_back(std::move(task));
+        waiting = tasks_.size() - next_;
+    }
+    changed_.notify_all();
+    if (waiting > 1 && helpers_.size() + 1 < threads_) {
         try {
-            turn.encode(parts_[part].text, parse_special_, found.ids, parts_[part].goes_on);
+            helpers_.emplace_back([this] {
+                TokenizerEngine::Turn turn(engine_);
+                while (encode_next(turn, true)) {}
+            });
+        } catch (const std::system_error&) {
+            // No more threads are to be had: those that there are do all of it.
+        }
+    }
+    if (waiting > kAhead * threads_) encode_next(turn_, false);
+}
+
+bool ManyTexts::encode_next(TokenizerEngine::Turn& turn, bool wait) {
+    Task* task = nullptr;
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (wait) changed_.wait(lock, [&] { return next_ < tasks_.size() || ended_; });
+        if (next_ == tasks_.size()) return false;
+        task = &tasks_[next_++];
+    }
+    const auto encode = [&](Encoded& found, const auto& text) {
+        try {
+            if (!found.error) turn.encode(text, parse_special_, found.ids);
         } catch (...) {
             found.error = std::current_exception();
         }
-    }
+    };
+    if (task->texts.empty()) encode(task->found.front(), task->pieces);
+    for (const std::string_view text : task->texts) encode(task->found.emplace_back(), text);
+    task->pieces = {};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        groups_done_[group] = 1;
+        task->is_done = true;
     }
     changed_.notify_all();
     return true;
 }
 
-bool ManyParts::is_done(size_t part) {
+bool ManyTexts::is_ready() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return groups_done_[group_of_[part]] != 0;
+    return taken_ < tasks_.size() && tasks_[taken_].is_done;
 }
 
-void ManyParts::wait(size_t part) {
+void ManyTexts::help() {
+    if (encode_next(turn_, false)) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return groups_done_[group_of_[part]] != 0; });
+    changed_.wait(lock, [&] { return tasks_[taken_].is_done; });
 }
 
-ManyParts::Encoded ManyParts::take(size_t part) {
-    Encoded found = std::move(found_[part]);
+ManyTexts::Encoded ManyTexts::take() {
+    std::vector<Encoded>& all = tasks_[taken_].found;
+    Encoded found = std::move(all[found_taken_++]);
+    if (found_taken_ == all.size()) {
+        all = {};
+        found_taken_ = 0;
+        ++taken_;
+    }
     if (found.error) std::rethrow_exception(found.error);
     return found;
 }

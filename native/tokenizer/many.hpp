@@ -1,8 +1,8 @@
-// Many texts, or the parts of a long one, encoded by several threads.
+// Many texts, and long ones piece by piece, encoded by several threads.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <string_view>
@@ -13,44 +13,59 @@
 
 namespace bitnet {
 
-// Helpers take parts in order until none is left, short ones by the dozen; so may the thread that
-// made this.
-class ManyParts {
+// One thread adds texts and takes their ids in order. A long text is normalized and pre-tokenized by
+// that thread, and its pieces, which do not depend on each other, are encoded by helpers meanwhile.
+class ManyTexts : Relay {
 public:
-    struct Part {
-        std::string_view text;
-        bool goes_on;  // the rest of the text of the part before
-    };
     struct Encoded {
         Ids ids;
+        bool ends_text = true;
         std::exception_ptr error;
     };
 
-    ManyParts(TokenizerEngine& engine, std::vector<Part> parts, bool parse_special, size_t threads);
-    ~ManyParts();
-    ManyParts(const ManyParts&) = delete;
-    ManyParts& operator=(const ManyParts&) = delete;
+    ManyTexts(TokenizerEngine& engine, bool parse_special, size_t threads);
+    ~ManyTexts() override;
+    ManyTexts(const ManyTexts&) = delete;
+    ManyTexts& operator=(const ManyTexts&) = delete;
 
-    size_t size() const { return parts_.size(); }
-    bool goes_on(size_t part) const { return parts_[part].goes_on; }
-    // Encodes some more parts here; false when none is left.
-    bool help();
-    // Whether a part is encoded; the second waits for it.
-    bool is_done(size_t part);
-    void wait(size_t part);
-    // What was found, once; what went wrong is thrown.
-    Encoded take(size_t part);
+    // The text must stay where it is.
+    void add(std::string_view text);
+    // No more texts follow.
+    void end();
+
+    // Whether ids are left that were not taken, and whether the next ones are there.
+    bool pending() const { return taken_ < tasks_.size(); }
+    bool is_ready();
+    // Encodes some more here, or waits until the next ids are there.
+    void help();
+    // The next ids, of a text or a part of one; what went wrong is thrown.
+    Encoded take();
 
 private:
+    struct Task {
+        std::vector<std::string_view> texts;  // short ones, or
+        Pieces pieces;                        // a part of a long one
+        std::vector<Encoded> found;           // one for each text
+        bool is_done = false;
+    };
+
+    void send(Pieces pieces) override;
+    void push(Task task);
+    bool encode_next(TokenizerEngine::Turn& turn, bool wait);
+
     TokenizerEngine& engine_;
-    const std::vector<Part> parts_;
     const bool parse_special_;
-    std::vector<Encoded> found_;
-    std::vector<size_t> ends_;        // behind the last part of each group, which one thread takes
-    std::vector<char> groups_done_;
-    std::vector<size_t> group_of_;    // by part
-    std::atomic<size_t> next_{0};     // group
-    std::mutex mutex_;
+    const size_t threads_;
+    TokenizerEngine::Turn turn_;
+    Task group_;  // of short texts
+    size_t group_bytes_ = 0;
+    bool is_last_ = false;        // whether the pieces that come end a text
+    size_t allowance_ = 0;        // bytes of the text whose work is not yet paid for
+    std::deque<Task> tasks_;      // a task stays where it is
+    size_t next_ = 0;             // to encode
+    size_t taken_ = 0, found_taken_ = 0;
+    bool ended_ = false;
+    std::mutex mutex_;  // of tasks_, next_, is_done and ended_
     std::condition_variable changed_;
     std::vector<std::thread> helpers_;
 };

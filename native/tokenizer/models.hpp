@@ -147,9 +147,9 @@ private:
 };
 
 // SentencePiece's normalization: character map, spaces, U+2581. The map leaves some tokens alone.
-// prefix: a space is put first, where the tokenizer wants it; origin may be null.
+// Origin may be null.
 std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
                                     const AddedMatcher& untouched, std::string_view text,
-                                    bool prefix, Origin* origin = nullptr);
+                                    Origin* origin = nullptr);
 
 }  // namespace bitnet

@@ -429,7 +429,7 @@ bool Normalizer::moves() const {
     });
 }
 
-void Normalizer::run(Normalized& text, bool goes_on, Budget& budget) {
+void Normalizer::run(Normalized& text, Budget& budget) {
     auto expression = expressions_.begin();
     const size_t size = text.text.size();
     text.traced = text.traced || inserts_;
@@ -455,9 +455,7 @@ void Normalizer::run(Normalized& text, bool goes_on, Budget& budget) {
             case StepKind::kBertNormalizer: normalize_bert(text, step.a); break;
             case StepKind::kNmt: normalize_nmt(text); break;
             case StepKind::kStrip: strip(text, step.a); break;
-            case StepKind::kPrepend:
-                if (!goes_on) prepend(text, step.text);
-                break;
+            case StepKind::kPrepend: prepend(text, step.text); break;
             case StepKind::kReplace:
                 replace(text, step.other, [&](size_t from, size_t* begin, size_t* end) {
                     *begin = text.text.find(step.text, from);

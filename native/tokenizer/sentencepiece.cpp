@@ -141,7 +141,7 @@ bool CharsMap::shortest(std::string_view text, std::string_view* replacement) co
 
 std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
                                     const AddedMatcher& untouched, std::string_view text,
-                                    bool prefix, Origin* origin) {
+                                    Origin* origin) {
     const uint32_t flags = file.config.flags;
     const bool trim = (flags & kRemoveExtraWhitespaces) != 0;
     std::string out;
@@ -179,7 +179,7 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
             part = chunk;
         }
         if (trim && begins && part == " ") continue;  // spaces at the start belong to nothing
-        if (begins && flags & kAddSpacePrefix && prefix) add(" ", i);
+        if (begins && flags & kAddSpacePrefix) add(" ", i);
         begins = false;
         while (after_space && !part.empty() && part[0] == ' ') part.remove_prefix(1);
         add(part, i);

@@ -62,9 +62,9 @@ public:
     bool moves() const;
     // Whether it may put characters before a text that come from none of its own.
     bool inserts() const { return inserts_; }
-    // goes_on: nothing is put before the text. Throws OverBudget, and std::invalid_argument for a
-    // fault of the character map that only this text shows.
-    void run(Normalized& text, bool goes_on, Budget& budget);
+    // Throws OverBudget, and std::invalid_argument for a fault of the character map that only this
+    // text shows.
+    void run(Normalized& text, Budget& budget);
 
 private:
     const std::vector<TokenizerStep>& steps_;

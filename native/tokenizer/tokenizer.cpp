@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "tokenizer/unicode.hpp"
 
@@ -9,6 +10,7 @@ namespace bitnet {
 namespace {
 
 constexpr size_t kIdleWorkers = 4;
+constexpr size_t kPiecesBytes = size_t{64} << 10;
 
 template <typename Wanted>
 AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
@@ -26,6 +28,17 @@ void shift(Spans* spans, size_t first, size_t by) {
 }
 
 }  // namespace
+
+void Relay::add_piece(std::string_view piece) {
+    if (piece.size() >= Pieces::kIsId) throw OverBudget("a piece of 2 GiB or more");
+    pieces_.text.append(piece);
+    pieces_.items.push_back(static_cast<uint32_t>(piece.size()));
+    if (pieces_.text.size() >= kPiecesBytes) flush();
+}
+
+void Relay::add_id(uint32_t id) { pieces_.items.push_back(Pieces::kIsId | id); }
+
+void Relay::flush() { send(std::exchange(pieces_, {})); }
 
 TokenizerEngine::TokenizerEngine(const char* data, size_t size)
     : file_(data, size), charsmap_(file_.section(Section::kCharsmap)) {
@@ -80,37 +93,75 @@ void TokenizerEngine::give_back(std::unique_ptr<Worker> worker) {
     if (lock.owns_lock() && idle_.size() < kIdleWorkers) idle_.push_back(std::move(worker));
 }
 
-void TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out, bool goes_on, Spans* spans) {
-    if (spans == nullptr) return Turn(*this).encode(text, parse_special, out, goes_on);
+void TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out, Spans* spans) {
+    if (spans == nullptr) return Turn(*this).encode(text, parse_special, out);
     auto worker = borrow();
-    encode_text(*worker, text, parse_special, out, goes_on, spans);
+    encode_text(*worker, text, parse_special, out, spans);
     give_back(std::move(worker));
 }
 
-void TokenizerEngine::Turn::encode(std::string_view text, bool parse_special, Ids& out, bool goes_on) {
+void TokenizerEngine::cut(std::string_view text, bool parse_special, Relay& relay) {
+    auto worker = borrow();
+    worker->relay = &relay;
+    Ids none;
+    encode_text(*worker, text, parse_special, none, nullptr);
+    worker->relay = nullptr;
+    give_back(std::move(worker));
+}
+
+void TokenizerEngine::Turn::encode(std::string_view text, bool parse_special, Ids& out) {
     // One that threw is not used again.
     auto worker = worker_ ? std::move(worker_) : engine_.borrow();
-    engine_.encode_text(*worker, text, parse_special, out, goes_on, nullptr);
+    engine_.encode_text(*worker, text, parse_special, out, nullptr);
     worker_ = std::move(worker);
 }
 
+void TokenizerEngine::Turn::encode(const Pieces& pieces, bool, Ids& out) {
+    auto worker = worker_ ? std::move(worker_) : engine_.borrow();
+    worker->budget = pieces.budget;
+    const char* at = pieces.text.data();
+    const char* const end = at + pieces.text.size();
+    for (const uint32_t item : pieces.items) {
+        if (item & Pieces::kIsId) {
+            worker->bpe.flush(out);
+            out.push_back(item & ~Pieces::kIsId);
+            continue;
+        }
+        engine_.add_piece(*worker, at, at + item, end, out);
+        at += item;
+    }
+    worker->bpe.flush(out);
+    worker_ = std::move(worker);
+}
+
+// The next piece of a text that is readable up to limit; of a BPE its ids may wait for a flush.
+void TokenizerEngine::add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out) {
+    const std::string_view piece(begin, static_cast<size_t>(end - begin));
+    if (worker.relay != nullptr) worker.relay->add_piece(piece);
+    else if (model() == ModelKind::kBpe) worker.bpe.add(begin, end, limit, out);
+    else encode_model(worker, piece, out, nullptr);
+}
+
+// An added token.
+void TokenizerEngine::add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans) {
+    if (worker.relay != nullptr) return worker.relay->add_id(id);
+    out.push_back(id);
+    if (spans != nullptr) spans->push_back(where);
+}
+
 void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
-                                  bool goes_on, Spans* spans) {
+                                  Spans* spans) {
     worker.budget = Budget(text.size());
     (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
         .split(
             text, parse_special,
             [&](size_t begin, size_t end) {
-                const bool rest = goes_on && begin == 0;
                 const size_t first = spans != nullptr ? spans->size() : 0;
                 encode_stretch(worker, text.substr(begin, end - begin),
-                               {begin == 0 && !rest, rest, parse_special}, out, spans);
+                               {begin == 0, parse_special}, out, spans);
                 shift(spans, first, begin);
             },
-            [&](uint32_t id, size_t begin, size_t end) {
-                out.push_back(id);
-                if (spans != nullptr) spans->push_back({begin, end});
-            });
+            [&](uint32_t id, size_t begin, size_t end) { add_id(worker, id, {begin, end}, out, spans); });
 }
 
 // A stretch between tokens found in raw text. Its spans are in bytes of it.
@@ -120,14 +171,14 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
     whole.traced = spans != nullptr || worker.asks_for_first;
     const size_t known = spans != nullptr ? spans->size() : 0;
     if (is_sentencepiece()) {
-        whole.text = normalize_sentencepiece(file_, charsmap_, untouched_, text, !place.goes_on,
+        whole.text = normalize_sentencepiece(file_, charsmap_, untouched_, text,
                                              spans != nullptr ? &whole.origin : nullptr);
     } else {
         whole.text.assign(text);
-        worker.normalizer.run(whole, place.goes_on, worker.budget);
+        worker.normalizer.run(whole, worker.budget);
     }
     if (model() == ModelKind::kUnigram && is_sentencepiece()) {
-        encode_unigram(file_, lowest_score_, whole.text, worker.budget, out, spans);
+        encode_model(worker, whole.text, out, spans);
         for (size_t i = known; spans != nullptr && i < spans->size(); ++i) {
             (*spans)[i] = source_of(whole.origin, (*spans)[i]);
         }
@@ -139,8 +190,7 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
             encode_pieces(worker, whole, {begin, end}, place.at_start, out, spans);
         },
         [&](uint32_t id, size_t begin, size_t end) {
-            out.push_back(id);
-            if (spans != nullptr) spans->push_back(source_of(whole.origin, {begin, end}));
+            add_id(worker, id, source_of(whole.origin, {begin, end}), out, spans);
         });
 }
 
@@ -165,7 +215,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, const Normalized& whole, Spa
         const char* const end = text.data() + text.size();
         for (const char *p = text.data(), *stop = p; p != end; p = stop) {
             stop = worker.pre.scan(text.data(), p, end, worker.budget);
-            worker.bpe.add(p, stop, end, out);
+            add_piece(worker, p, stop, end, out);
         }
         worker.bpe.flush(out);
         return;
@@ -199,13 +249,13 @@ void TokenizerEngine::encode_parts(Worker& worker, std::string_view text, Ids& o
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
         stop = at + 1;
         while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
-        if (model() == ModelKind::kBpe) worker.bpe.add(text.data() + at, text.data() + stop, end, out);
-        else encode_model(worker, text.substr(at, stop - at), out, nullptr);
+        add_piece(worker, text.data() + at, text.data() + stop, end, out);
     }
     worker.bpe.flush(out);
 }
 
 void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans) {
+    if (worker.relay != nullptr) return worker.relay->add_piece(piece);
     switch (model()) {
         case ModelKind::kBpe:
             if (spans != nullptr) {

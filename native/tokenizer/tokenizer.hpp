@@ -14,6 +14,27 @@
 
 namespace bitnet {
 
+// A part of a text that was pre-tokenized: its bytes, and in order the size of each piece, or an id.
+struct Pieces {
+    static constexpr uint32_t kIsId = uint32_t{1} << 31;
+    std::string text;
+    std::vector<uint32_t> items;
+    Budget budget;
+};
+
+// Collects pieces, and passes them on by and by.
+class Relay {
+public:
+    virtual ~Relay() = default;
+    void add_piece(std::string_view piece);
+    void add_id(uint32_t id);
+    void flush();
+
+private:
+    virtual void send(Pieces pieces) = 0;
+    Pieces pieces_;
+};
+
 class TokenizerEngine {
     struct Worker;
 
@@ -28,7 +49,9 @@ public:
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
         // As the engine's.
-        void encode(std::string_view text, bool parse_special, Ids& out, bool goes_on);
+        void encode(std::string_view text, bool parse_special, Ids& out);
+        // The ids of pieces; parse_special was said when they were made.
+        void encode(const Pieces& pieces, bool parse_special, Ids& out);
 
     private:
         TokenizerEngine& engine_;
@@ -39,11 +62,10 @@ public:
     TokenizerEngine(const char* data, size_t size);
 
     // Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a fault of
-    // the tokenizer that only this text shows. goes_on: the text is the rest of one that was cut
-    // where a cut changes no ids, so nothing is put before it. Spans, in bytes of text, are filled in
-    // when asked for.
-    void encode(std::string_view text, bool parse_special, Ids& out, bool goes_on = false,
-                Spans* spans = nullptr);
+    // the tokenizer that only this text shows. Spans, in bytes of text, are filled in when asked for.
+    void encode(std::string_view text, bool parse_special, Ids& out, Spans* spans = nullptr);
+    // The pieces of text that the model would encode, and the ids between them, given to relay.
+    void cut(std::string_view text, bool parse_special, Relay& relay);
 
     const TokenizerFile& file() const { return file_; }
 
@@ -58,18 +80,20 @@ private:
         bool asks_for_first;
         Cut cut;
         Budget budget;
+        Relay* relay = nullptr;  // takes pieces instead of the model
     };
     std::unique_ptr<Worker> borrow();
     void give_back(std::unique_ptr<Worker> worker);
     // Where in the whole text a stretch lies, and whether special tokens are looked for in it.
     struct Place {
-        bool at_start, goes_on, parse_special;
+        bool at_start, parse_special;
     };
-    void encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, bool goes_on,
-                     Spans* spans);
+    void encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, Spans* spans);
     void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
     void encode_pieces(Worker& worker, const Normalized& whole, Span part, bool at_start, Ids& out, Spans* spans);
     void encode_parts(Worker& worker, std::string_view text, Ids& out);
+    void add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out);
+    void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
     ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
     bool is_sentencepiece() const {

@@ -128,7 +128,7 @@ void run(std::string_view content) {
             try {
                 engine->encode(input.view(), special, ids);
                 bitnet::Spans spans;
-                engine->encode(input.view(), special, ids, false, &spans);
+                engine->encode(input.view(), special, ids, &spans);
                 ++ran;
             } catch (const bitnet::OverBudget&) {
                 ++stopped;

@@ -1,0 +1,112 @@
+"""Texts encoded by several threads have the ids that one thread finds."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from vocabularies import PACKED, SMALL, spec, text
+
+from bitnet import native
+from bitnet.base.errors import InvalidFormat
+from bitnet.formats.gguf import GGUF
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.from_files import spec_from_file
+from bitnet.tokenizer.from_gguf import spec_from_gguf
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+
+pytestmark = pytest.mark.skipif(native.module() is None, reason="no native module")
+LONG = 140_000  # bytes: two parts and a bit
+REAL = [
+    "tokenizers/llama3/tokenizer.json",
+    "tokenizers/phi3/tokenizer.json",
+    "tokenizers/llama2/tokenizer.model",
+    "vocab/ggml-vocab-bert-bge.gguf",
+    "vocab/ggml-vocab-qwen2.gguf",
+]
+PRES = ("llama-bpe", "qwen2", "gpt-4o", "deepseek-v3", "falcon", "bloom", "mmbert")
+
+
+def long_text(rng, size=LONG):
+    parts, length = [], 0
+    while length < size:
+        parts.append(text(rng))
+        length += len(parts[-1].encode())
+    return "".join(parts)
+
+
+def check(found, rng, *, repeated=True):
+    """Encode long texts between short ones."""
+    engine = Tokenizer.from_spec(found)._engine._engine
+    texts = [text(rng), long_text(rng), "", text(rng), long_text(rng, 1 if repeated else LONG)]
+    texts += ["x" * 20, texts[1][::-1]]
+    for special in (True, False):
+        alone = [engine.encode(one, special) for one in texts]
+        for threads in (1, 2, 5):
+            assert engine.encode_many(texts, special, threads) == alone
+
+
+@pytest.fixture(scope="module", params=[*PACKED, *SMALL])
+def any_spec(request, tmp_path_factory):
+    return spec(request.param, tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    return spec("gpt-2", tmp_path_factory.mktemp("gpt2"))
+
+
+def test_threads_change_no_id(any_spec):
+    check(any_spec, random.Random(7))
+
+
+@pytest.mark.parametrize("name", PRES)
+def test_threads_change_no_id_whatever_cuts_the_text(name, gpt2):
+    pre = PRE_TOKENIZERS[name]
+    own = {"pre_tokenizer": pre.steps, "normalizer": pre.normalizer, "fingerprint": ""}
+    check(replace(gpt2, **own), random.Random(13))
+
+
+def test_added_tokens_stay_in_their_place(gpt2):
+    added = (
+        AddedToken(5, "x y"),
+        AddedToken(6, "the", special=False, single_word=True),
+        AddedToken(7, ".", normalized=True, rstrip=True),
+    )
+    check(replace(gpt2, added=added, normalizer=(Step("NFC"),), fingerprint=""), random.Random(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_threads_change_no_id_of_real_vocabularies(test_data, name):
+    path = test_data / name
+    found = spec_from_gguf(GGUF.open(path)) if path.suffix == ".gguf" else spec_from_file(path)
+    check(found, random.Random(11), repeated=False)
+
+
+def test_a_fault_in_a_part_is_the_fault_of_its_text():
+    words = TokenizerSpec(
+        model="wordlevel", tokens=["a", "b"], pre_tokenizer=(Step("WhitespaceSplit"),)
+    )
+    tokenizer = Tokenizer.from_spec(words)
+    good = "a b " * LONG
+    assert tokenizer.encode(good) == [0, 1] * LONG
+    with pytest.raises(InvalidFormat, match="no token"):
+        tokenizer.encode(good + "c " + good)
+    with pytest.raises(InvalidFormat, match="no token"):
+        tokenizer.encode_batch([good, "c", good])
+    assert tokenizer.encode_batch([good, "b"]) == [[0, 1] * LONG, [1]]
+
+
+def test_a_text_that_costs_too_much_is_stopped_in_every_thread(gpt2):
+    engine = Tokenizer.from_spec(
+        replace(
+            gpt2,
+            pre_tokenizer=(Step("Split", {"pattern": {"Regex": "(x+x+)+y"}, "behavior": "Removed",
+                                          "invert": False}),),
+            fingerprint="",
+        )
+    )._engine._engine  # fmt: skip
+    with pytest.raises(native.module().OverBudget):
+        engine.encode_many(["a", "x" * LONG, "b"], True, 3)
+    assert engine.encode_many(["a", "b"], True, 3) == [engine.encode(one, True) for one in "ab"]
