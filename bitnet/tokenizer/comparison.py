@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import Unsupported
+from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.merges import halves_of, merges_by_score
 from bitnet.tokenizer.probes import PROBES
-from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType
+from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ __all__ = [
     "differences",
     "different_ids",
     "measure_agreement",
+    "prove_same",
     "significant",
 ]
 
@@ -144,6 +147,31 @@ def _lists(encoded: list[list[int]]) -> list[list[int]]:
     """Ids of each text, and of pairs of texts, the second without a beginning of text."""
     joined = [one + other for one, other in itertools.pairwise(encoded)]
     return [ids for ids in (*encoded, *joined) if ids]
+
+
+def prove_same(
+    spec: TokenizerSpec,
+    encode: Callable[[str, bool], list[int]],
+    *,
+    texts: Iterable[str],
+    specials: Sequence[bool] = (True, False),
+    form: str,
+    hint: str,
+) -> None:
+    """Compare *encode*, which takes a text and ``parse_special``, with the tokenizer of *spec*.
+
+    Raises:
+        Unsupported: they differ; the message names the first text.
+    """
+    engine, _ = open_engine(spec)
+    for text, special in itertools.product(texts, specials):
+        expected, ids = engine.encode(text, parse_special=special), encode(text, special)
+        if expected != ids:
+            raise Unsupported(
+                f"{spec.source} cannot be said exactly {form}: {text!r} is {expected}, "
+                f"and would be {ids}",
+                hint=hint,
+            )
 
 
 def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
@@ -278,8 +306,7 @@ def _by_score(spec: TokenizerSpec) -> list[str]:
 
 def _joins(text: str, vocabulary: set[str]) -> Iterator[tuple[str, str]]:
     """Ways in which two tokens form *text*; byte tokens have no parts."""
-    is_byte = len(text) == 6 and text.startswith("<0x")
-    return iter(()) if is_byte else halves_of(text, vocabulary)
+    return iter(()) if text in BYTE_NAMES else halves_of(text, vocabulary)
 
 
 def _flags_of_added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]:

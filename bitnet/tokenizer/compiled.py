@@ -26,16 +26,22 @@ from bitnet.base import settings
 from bitnet.store.tag import keep_in_cache
 from bitnet.tokenizer.limits import check_spec
 from bitnet.tokenizer.merges import token_ids
-from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, AddedToken, TokenType, spell_bytes
+from bitnet.tokenizer.spec import (
+    ADDED_FLAGS,
+    BYTE_NAMES,
+    BYTE_TO_CHARACTER,
+    TokenType,
+    spell_bytes,
+)
 from bitnet.tokenizer.steps import NotNative, charsmaps_of, pack_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import ModuleType
 
     from bitnet._native import TokenizerEngine
-    from bitnet.tokenizer.spec import TokenizerSpec
+    from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
 __all__ = [
     "NotNative",
@@ -45,7 +51,6 @@ __all__ = [
     "meta_of",
     "open_compiled",
     "path_of_compiled",
-    "read_added",
     "read_meta",
 ]
 
@@ -60,11 +65,11 @@ _STEPS, _FUSE = 32, 64
 _SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
 _NORMAL, _, _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = map(int, TokenType)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
-_ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")  # bits of kAdded
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
     *("model", "byte_level", "byte_fallback"),
 )
+_META_IDS = ("prefix", "suffix", "stop_ids", "special_ids")
 
 
 @dataclasses.dataclass
@@ -116,10 +121,9 @@ def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> _Vocabulary:
             if len(text) == 1 and (spelling := spell_bytes(text)):
                 byte_ids[spelling[0]] = id
     if spec.byte_fallback and not spec.byte_level:
-        names = {f"<0x{byte:02X}>": byte for byte in range(256)}
         for id, text in enumerate(tokens):
-            if text in names and (not own or kinds[id] in (_NORMAL, _BYTE_TYPE)):
-                byte_ids[names[text]] = id
+            if text in BYTE_NAMES and (not own or kinds[id] in (_NORMAL, _BYTE_TYPE)):
+                byte_ids[BYTE_NAMES[text]] = id
                 flags[id] |= _BYTE
     return _Vocabulary(content, offsets, flags, byte_ids)
 
@@ -137,13 +141,7 @@ def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
 def _pack_added(tokens: Sequence[AddedToken]) -> bytes:
     parts = []
     for token in tokens:
-        flags = (
-            token.special
-            | token.lstrip << 1
-            | token.rstrip << 2
-            | token.single_word << 3
-            | token.normalized << 4
-        )
+        flags = sum(getattr(token, name) << bit for bit, name in enumerate(ADDED_FLAGS))
         text = token.text.encode()
         parts.append(struct.pack("<III", token.id, flags, len(text)) + text)
     return b"".join(parts)
@@ -282,14 +280,6 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
     return bytes(content)
 
 
-def read_added(engine: TokenizerEngine) -> list[AddedToken]:
-    """The added tokens of a compiled file."""
-    return [
-        AddedToken(id, text, **{name: bool(bits >> i & 1) for i, name in enumerate(_ADDED_FLAGS)})
-        for id, text, bits in engine.added()
-    ]
-
-
 def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
     """Facts that :func:`meta_of` stored in a compiled file.
 
@@ -299,34 +289,30 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
     meta = json.loads(engine.meta)
     size = len(engine)
 
-    def are_ids(value: object) -> bool:
-        return isinstance(value, list) and all(type(id) is int and 0 <= id < size for id in value)
+    def is_id(value: object) -> bool:
+        return type(value) is int and 0 <= value < size
 
-    def holds(value: object, kinds: Sequence[type]) -> bool:
-        return (
-            isinstance(value, list)
-            and len(value) == len(kinds)
-            and all(type(one) is kind for one, kind in zip(value, kinds, strict=True))
-        )
+    def are_pairs(value: object, first: type, second: type) -> bool:
+        pairs = value if isinstance(value, list) else [()]
+        return all(isinstance(pair, list) and [*map(type, pair)] == [first, second]
+                   for pair in pairs)  # fmt: skip
 
-    texts = ("pre", "source", "fingerprint", "model")
-    flags = ("byte_level", "byte_fallback", "spelled")
-    lists = ("decoder", "respelled")
-    good = (
-        isinstance(meta, dict)
-        and all(type(meta.get(name)) is str for name in texts)
-        and all(type(meta.get(name)) is bool for name in flags)
-        and all(are_ids([meta.get(f"{name}_id")]) or meta.get(f"{name}_id", 0) is None
-                for name in ("bos", "eos", "unknown"))
-        and (meta.get("chat_template", 0) is None or type(meta.get("chat_template")) is str)
-        and all(are_ids(meta.get(name)) for name in ("prefix", "suffix", "stop_ids", "special_ids"))
-        and all(isinstance(meta.get(name), list) for name in lists)
-        and all(holds(step, (str, dict)) for name in ("decoder",) for step in meta[name])
-        and all(holds(pair, (int, str)) and are_ids(pair[:1]) for pair in meta["respelled"])
-    )  # fmt: skip
-    if not good:
+    checks: dict[Callable[[Any], bool], tuple[str, ...]] = {
+        lambda value: type(value) is str: ("pre", "source", "fingerprint", "model"),
+        lambda value: type(value) is bool: ("byte_level", "byte_fallback", "spelled"),
+        lambda value: value is None or type(value) is str: ("chat_template",),
+        lambda value: value is None or is_id(value): ("bos_id", "eos_id", "unknown_id"),
+        lambda value: isinstance(value, list) and all(map(is_id, value)): _META_IDS,
+        lambda value: are_pairs(value, str, dict): ("decoder",),
+        lambda value: are_pairs(value, int, str) and all(is_id(id) for id, _ in value): (
+            "respelled",
+        ),
+    }
+    if not isinstance(meta, dict) or not all(
+        check(meta.get(name, ())) for check, names in checks.items() for name in names
+    ):
         raise ValueError("its description is not one of a tokenizer")
-    return dict(meta)
+    return meta
 
 
 def load_compiled(path: Path) -> TokenizerEngine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bitnet import native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import InvalidFormat
-from bitnet.tokenizer.compiled import open_compiled, read_added
+from bitnet.tokenizer.compiled import meta_of, open_compiled
 from bitnet.tokenizer.decoding import Spellings
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.limits import over_budget
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bitnet._native import TokenizerEngine
-    from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
+    from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["Engine", "engine_of", "native_engine"]
+__all__ = ["Engine", "NativeEngine", "open_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,27 +51,23 @@ class Engine(Spellings, Protocol):
     def __len__(self) -> int: ...
 
 
-def native_engine(tables: TokenizerEngine, meta: dict[str, Any]) -> Engine:
-    """Engine over compiled *tables*; *meta* is their additional information."""
-    return _Native(tables, meta)
-
-
-def engine_of(spec: TokenizerSpec) -> Engine:
-    """The engine that runs *spec*: compiled tables if they are exact, else a library.
+def open_engine(spec: TokenizerSpec) -> tuple[Engine, dict[str, Any]]:
+    """The engine that runs *spec*, compiled tables if they are exact, else a library; and its facts.
 
     Raises:
         InvalidFormat: the specification's steps or vocabulary are unusable.
         Unsupported: neither runs it exactly within the bounds of :mod:`bitnet.tokenizer.limits`.
     """
     try:
-        return _Native(*open_compiled(spec))
+        engine, meta = open_compiled(spec)
     except NotNative as reason:
         logger.debug("%s runs in a library: %s", spec.source, reason)
-        return library_engine(spec)
+        return library_engine(spec), meta_of(spec)
+    return NativeEngine(engine, meta), meta
 
 
-class _Native:
-    """Runs compiled tables."""
+class NativeEngine:
+    """Runs compiled tables; *meta* is what :func:`~bitnet.tokenizer.compiled.meta_of` says."""
 
     name = "native"
 
@@ -86,17 +82,19 @@ class _Native:
         return len(self._engine)
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Ids of *text* without BOS or EOS."""
         if len(text) >= _LONG:
             return self.encode_batch([text], parse_special=parse_special)[0]
         with self._translate_errors():
             return self._engine.encode(text, parse_special)
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
-        # On as many threads as a forward pass uses.
+        """Ids of each of *texts*, found on as many threads as a forward pass uses."""
         with self._translate_errors():
             return self._engine.encode_many(list(texts), parse_special, thread_count())
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
+        """Ids of *text*, each with the start and end of its characters."""
         with self._translate_errors():
             return self._engine.spans(text, parse_special)
 
@@ -115,33 +113,36 @@ class _Native:
             ) from None
 
     def text(self, id: int) -> str:
-        spelling: bytes = self._engine.token_spelling(id)
+        """The token as in the vocabulary."""
+        spelling = self._engine.token_spelling(id)
         if self._byte_level and not self.is_verbatim(id):
             return byte_spelling(spelling)
         return spelling.decode()
 
     def is_verbatim(self, id: int) -> bool:
+        """True if the token is an added or control token."""
         return bool(self._engine.token_flags(id) & _VERBATIM)
 
     def is_byte(self, id: int) -> bool:
+        """True if the token spells one byte, as ``<0x0A>`` does."""
         return bool(self._engine.token_flags(id) & _BYTE)
 
     def spelling(self, id: int) -> bytes:
         """Bytes of a byte-level token; text of others, and of added tokens."""
-        spelling: bytes = self._engine.token_spelling(id)
+        spelling = self._engine.token_spelling(id)
         if self._spelled and not self.is_verbatim(id):
             return spell_bytes(spelling.decode()) or spelling
         return spelling
 
     def id_of(self, text: str) -> int | None:
-        found = next((token.id for token in self._list_added if token.text == text), None)
-        if found is not None:
-            return found
+        """Id of the token spelled *text*."""
+        if text in self._added:
+            return self._added[text]
         if self._spelled:
             return self._engine.find(byte_spelling(text.encode()).encode())
         spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
         return self._engine.find(spelled.encode())
 
     @cached_property
-    def _list_added(self) -> list[AddedToken]:
-        return read_added(self._engine)
+    def _added(self) -> dict[str, int]:
+        return {text: id for id, text, _ in reversed(self._engine.added())}

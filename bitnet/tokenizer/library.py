@@ -22,7 +22,7 @@ from bitnet.tokenizer.document import tokenizer_json
 from bitnet.tokenizer.limits import SPACES, check_spec, over_budget
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.sentencepiece_model import check_charsmap, write_model
-from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType, byte_spelling, spell_bytes
+from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType, byte_spelling, spell_bytes
 from bitnet.tokenizer.steps import charsmaps_of
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class _Spellings:
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._spec = spec
-        self._added = {token.id: token.text for token in spec.added}
-        self._bytes = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+        self._added = {token.id for token in spec.added}
         self._lock = threading.Lock()
         # The library walks along the run of spaces again for each of these in it.
         widens = (token.lstrip or token.rstrip for token in spec.added if token.text.isspace())
@@ -146,7 +145,7 @@ class _Spellings:
         spec = self._spec
         own = spec.model in ("spm", "unigram")
         known = not own or self._type(id) in (TokenType.NORMAL, TokenType.BYTE)
-        return spec.byte_fallback and known and spec.tokens[id] in self._bytes
+        return spec.byte_fallback and known and spec.tokens[id] in BYTE_NAMES
 
     def text(self, id: int) -> str:
         """The token as in the vocabulary."""
@@ -162,14 +161,15 @@ class _Spellings:
     def _ids(self) -> dict[str, int]:
         return {text: id for id, text in enumerate(self._spec.tokens)}
 
+    @cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {token.text: token.id for token in reversed(self._spec.added)}
+
     def id_of(self, text: str) -> int | None:
         """Id of the token spelled *text*."""
-        found = next((id for id, own in self._added.items() if own == text), None)
-        if found is not None:
-            return found
-        if not self._spec.byte_level:
-            return self._ids.get(text.replace(" ", SPACE_SYMBOL))
-        return self._ids.get(byte_spelling(text.encode()))
+        is_bytes = self._spec.byte_level
+        spelled = byte_spelling(text.encode()) if is_bytes else text.replace(" ", SPACE_SYMBOL)
+        return self._added_ids.get(text, self._ids.get(spelled))
 
 
 class _Tokenizers(_Spellings):

@@ -24,7 +24,7 @@ from bitnet.store import verified
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.side_files import SIDE_FILES
-from bitnet.tokenizer.spec import TokenizerSpec
+from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -199,11 +199,10 @@ def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:
 
 def mock_tokenizer() -> Tokenizer:
     """A tokenizer whose ids are UTF-8 bytes: for drills only; no model was trained with it."""
-    tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     return Tokenizer.from_spec(
         TokenizerSpec(
             model="spm",
-            tokens=tokens,
+            tokens=list(BYTE_NAMES),
             scores=[0.0] * 256,
             token_types=[6] * 256,
             byte_fallback=True,

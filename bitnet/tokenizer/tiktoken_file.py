@@ -50,7 +50,7 @@ class _Published:
 
 
 @cache
-def _published() -> dict[int, _Published]:
+def _read_published() -> dict[int, _Published]:
     """The published files by their number of ranks, from ``rank_files.json``."""
     rows = json.loads(Path(__file__).with_name("rank_files.json").read_text("utf-8"))
     table = {}
@@ -100,7 +100,7 @@ def spec_from_ranks(
     side = read_side_files(files)
     ranks = _ranks(data, path)
     n_ranks = len(ranks)
-    published = _published().get(n_ranks)
+    published = _read_published().get(n_ranks)
     if published is None and pre is None:
         raise TokenizerNotFound(
             f"{path} holds {n_ranks:,} tiktoken ranks: no known vocabulary has as many, and the"

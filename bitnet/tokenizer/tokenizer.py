@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -10,12 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.base.arguments import wrong_type
 from bitnet.base.errors import InvalidFormat, UsageError
-from bitnet.tokenizer.compiled import find_compiled, open_compiled
+from bitnet.tokenizer.compiled import find_compiled
 from bitnet.tokenizer.decoding import Decoder
-from bitnet.tokenizer.engines import native_engine
-from bitnet.tokenizer.library import library_engine
+from bitnet.tokenizer.engines import NativeEngine, open_engine
 from bitnet.tokenizer.spec import SPACE_SYMBOL
-from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import TokenizerSpec
 
 __all__ = ["TokenSpan", "TokenStream", "Tokenizer"]
-
-logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -87,14 +82,12 @@ class Tokenizer:
             InvalidFormat: the specification's steps or vocabulary are unusable.
             Unsupported: neither the compiled module nor a library runs it exactly.
         """
-        from bitnet.tokenizer.compiled import meta_of
-
-        try:
-            engine, meta = open_compiled(spec)
-        except NotNative as reason:
-            logger.debug("%s runs in a library: %s", spec.source, reason)
-            return cls(library_engine(spec), meta_of(spec))
-        return cls._native(engine, meta, spec)
+        engine, meta = open_engine(spec)
+        # Cheap facts come from the specification, not from the cache.
+        prefix, suffix = map(list, spec.affixes)
+        meta |= {"prefix": prefix, "suffix": suffix}
+        meta |= {name: getattr(spec, name) for name in ("source", "chat_template", "pre")}
+        return cls(engine, meta)
 
     @classmethod
     def from_cache(cls, fingerprint: str, *, source: str) -> Tokenizer | None:
@@ -107,16 +100,8 @@ class Tokenizer:
         found = find_compiled(fingerprint)
         if found is None:
             return None
-        engine, meta = found[0], found[1] | {"source": source}
-        return cls(native_engine(engine, meta), meta)
-
-    @classmethod
-    def _native(cls, engine: Any, meta: dict[str, Any], spec: TokenizerSpec) -> Tokenizer:
-        # Cheap facts come from the specification, not from the cache.
-        prefix, suffix = map(list, spec.affixes)
-        meta |= {"prefix": prefix, "suffix": suffix}
-        meta |= {name: getattr(spec, name) for name in ("source", "chat_template", "pre")}
-        return cls(native_engine(engine, meta), meta)
+        meta = found[1] | {"source": source}
+        return cls(NativeEngine(found[0], meta), meta)
 
     def encode(
         self,

@@ -22,7 +22,7 @@ from bitnet.server.narration import Narrator
 from bitnet.server.worker import Worker, WorkerLimits
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
-from bitnet.tokenizer.engines import engine_of
+from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
@@ -145,4 +145,4 @@ def _chosen(spec, text):
 
 
 def _portable(spec, text):
-    return engine_of(spec).encode(text)
+    return open_engine(spec)[0].encode(text)

@@ -15,7 +15,7 @@ from charsmaps import charsmap
 from bitnet.base.errors import BitnetError, is_panic
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.compiled import NotNative, meta_of, open_compiled
-from bitnet.tokenizer.engines import native_engine
+from bitnet.tokenizer.engines import NativeEngine
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, byte_spelling
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
@@ -33,7 +33,7 @@ TEMPLATE_TOKENS = ("<s>", "</s>", "<|im|>")
 
 
 # By name; each raises where it does not run a specification exactly.
-ENGINES = {"native": lambda spec: native_engine(*open_compiled(spec)), "portable": library_engine}
+ENGINES = {"native": lambda spec: NativeEngine(*open_compiled(spec)), "portable": library_engine}
 
 
 def _flag(rng, share=0.5):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_specs import pieces
 
-from bitnet.tokenizer.engines import engine_of
+from bitnet.tokenizer.engines import open_engine
 
 NORMAL, USER_DEFINED, UNUSED = 1, 4, 5
 UNKNOWN_PENALTY = 10.0
@@ -47,7 +47,7 @@ def test_the_best_way_wins_and_of_equal_ones_the_first(seed):
         types = rng.choices([NORMAL, USER_DEFINED, UNUSED], [6, 1, 1], k=len(found))
         types[: len(LETTERS)] = [NORMAL] * len(LETTERS)
         spec = pieces(tokens=["<unk>", *found], scores=[0.0, *scores], token_types=[2, *types])
-        engine = engine_of(spec)
+        engine = open_engine(spec)[0]
         for _ in range(4):
             text = "".join(rng.choices(LETTERS, k=rng.randint(0, 40)))
             ids = engine.encode(text)
@@ -58,4 +58,4 @@ def test_long_runs_of_one_letter_take_the_longest_pieces():
     runs = ["a" * length for length in range(1, 17)]
     scores = [0.0, *(-1 - length / 64 for length in range(16))]
     spec = pieces(tokens=["<unk>", *runs], scores=scores, token_types=[2] + [NORMAL] * 16)
-    assert engine_of(spec).encode("a" * 160_000) == [16] * 10_000
+    assert open_engine(spec)[0].encode("a" * 160_000) == [16] * 10_000

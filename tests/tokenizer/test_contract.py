@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.formats.gguf import GGUF
-from bitnet.tokenizer.engines import engine_of
+from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 
@@ -23,7 +23,7 @@ def packed(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / source.stem
     path.write_bytes(lzma.decompress(source.read_bytes()))
     with GGUF.open(path) as gguf:
-        yield source.with_suffix(""), engine_of(spec_from_gguf(gguf))
+        yield source.with_suffix(""), open_engine(spec_from_gguf(gguf))[0]
 
 
 def test_tokenizer_contract(packed):
@@ -46,7 +46,7 @@ def test_sentencepiece_tokenizer_contract():
     path = path if path.is_absolute() else TESTS.parent / path
     oracle = sentencepiece.SentencePieceProcessor(model_file=str(path))
     spec = spec_from_tokenizer_model(path)
-    engine = engine_of(spec)
+    engine = open_engine(spec)[0]
     assert spec.vocab_size == oracle.vocab_size()
     assert spec.bos_id == (oracle.bos_id() if oracle.bos_id() >= 0 else None)
     for text in TEXTS:

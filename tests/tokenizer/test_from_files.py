@@ -15,7 +15,7 @@ from tokenizers import (
 )
 
 from bitnet.base.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsupported
-from bitnet.tokenizer.engines import engine_of
+from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.from_files import (
     spec_from_file,
     spec_from_folder,
@@ -55,7 +55,7 @@ def rows(test_data, name):
 
 
 def wrong_ids(spec, recorded, *, parse_special=True, key="ids"):
-    engine = engine_of(spec)
+    engine = open_engine(spec)[0]
     before, after = spec.affixes if key == "ids_with_special" else ((), ())
     return [
         row["text"]
@@ -176,7 +176,7 @@ def wordpiece():
 def test_any_tokenizer_json_gives_the_ids_of_the_library(make, tmp_path):
     oracle = save(make(), tmp_path / "tokenizer.json")
     spec = spec_from_tokenizer_json(tmp_path / "tokenizer.json")
-    engine = engine_of(spec)
+    engine = open_engine(spec)[0]
     before, after = spec.affixes
     for text in TEXTS + CORPUS[:4]:
         assert engine.encode(text) == oracle.encode(text, add_special_tokens=False).ids, text
@@ -287,7 +287,7 @@ def test_unknown_ranks_are_refused_unless_the_pre_tokenizer_is_named(tmp_path):
     assert "--pre NAME" in caught.value.hint
     spec = spec_from_tokenizer_model(path, pre="qwen2")
     assert list(spec.tokens) == BYTE_TO_CHARACTER
-    assert engine_of(spec).encode("hi") == [104, 105]
+    assert open_engine(spec)[0].encode("hi") == [104, 105]
 
 
 def test_a_special_token_may_sit_between_the_ranks(tmp_path):
@@ -301,7 +301,7 @@ def test_a_special_token_may_sit_between_the_ranks(tmp_path):
     path.write_bytes(b"".join(lines))
     spec = spec_from_tokenizer_model(path)
     assert (spec.vocab_size, spec.pre, spec.eos_id) == (50_281, "gpt-2", 50_256)
-    assert engine_of(spec).encode("A<|endoftext|>") == [65, 50_256]
+    assert open_engine(spec)[0].encode("A<|endoftext|>") == [65, 50_256]
     path.write_bytes(b"".join(lines[:100] + lines[101:]))
     with pytest.raises(InvalidFormat, match="some are missing"):
         spec_from_tokenizer_model(path, pre="gpt-2")
@@ -339,7 +339,7 @@ def test_vocab_txt_knows_its_case_from_its_words(words, expected, tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("[UNK]\n[CLS]\n[SEP]\nplay\n##ing\n" + words.upper() * (words == "Play"))
     spec = spec_from_vocab_txt(path)
-    assert engine_of(spec).encode("Play") == expected
+    assert open_engine(spec)[0].encode("Play") == expected
     assert spec.affixes == ((1,), (2,))
 
 

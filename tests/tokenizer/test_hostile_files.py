@@ -14,7 +14,7 @@ from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
 from bitnet import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, compiled
-from bitnet.tokenizer.engines import engine_of
+from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
@@ -285,7 +285,6 @@ DESCRIPTIONS = {
             ("byte_level", None),
             ("chat_template", ["a"]),
             ("spelled", None),
-            ("cut", ["a"]),
         )
     },
 }
@@ -391,6 +390,6 @@ def test_ranks_whose_merges_take_long_to_find_are_refused(texts, tmp_path):
     lines = [base64.b64encode(text) + b" %d\n" % rank for rank, text in enumerate(texts)]
     path.write_bytes(b"".join(lines))
     tokenizer = spec_from_ranks(path, pre="gpt-2")
-    for engine in (Tokenizer.from_spec, engine_of):
+    for engine in (Tokenizer.from_spec, open_engine):
         with pytest.raises(Unsupported, match="squared bytes, at most"):
             engine(tokenizer)

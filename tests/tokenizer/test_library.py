@@ -18,7 +18,7 @@ from vocabularies import text as random_text
 from bitnet import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.gguf import GGUF
-from bitnet.tokenizer.engines import engine_of
+from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.library import library_engine
@@ -124,7 +124,7 @@ def test_a_sentencepiece_model_without_its_library_is_refused_by_name(monkeypatc
 @pytest.mark.parametrize("name", [*VOCABULARIES, *SMALL])
 def test_both_engines_give_the_same_spans(name, tmp_path):
     found = spec(name, tmp_path)
-    compiled, library = engine_of(found), library_engine(found)
+    compiled, library = open_engine(found)[0], library_engine(found)
     assert (compiled.name, library.name) == ("native", "portable")
     draw = random.Random(29)
     added = [token.text for token in found.added][:30] or ["the"]

@@ -5,7 +5,7 @@ import random
 import pytest
 from small_specs import pieces
 
-from bitnet.tokenizer.engines import engine_of
+from bitnet.tokenizer.engines import open_engine
 
 NORMAL, UNUSED = 1, 5
 LETTERS = "ab\u2581"
@@ -72,7 +72,7 @@ def test_joins_come_in_the_order_of_their_scores(seed):
         )
         by_token = dict(zip(tokens, scores, strict=True))
         unused = {token for token, kind in zip(tokens, types, strict=True) if kind == UNUSED}
-        engine = engine_of(spec)
+        engine = open_engine(spec)[0]
         for _ in range(4):
             text = "".join(rng.choices(LETTERS, k=rng.randint(0, 50)))
             found = [spec.tokens[id] for id in engine.encode(text)]
@@ -84,5 +84,5 @@ def test_long_runs_join_alike_whether_longer_pieces_score_more_or_less(step):
     runs = ["a" * 2**i for i in range(9)]
     scores = [step * i for i in range(len(runs))]
     spec = pieces("spm", tokens=["<unk>", *runs], scores=[0.0, *scores], token_types=[2] + [1] * 9)
-    ids = engine_of(spec).encode("a" * (1000 * 256 + 64))
+    ids = open_engine(spec)[0].encode("a" * (1000 * 256 + 64))
     assert ids == [9] * 1000 + [7]
