@@ -236,7 +236,7 @@ class SmartTokenizerDownload:
 def _check(path: Path, vocab_size: int) -> None:
     """Accept a tokenizer file of any kind only if it has exactly *vocab_size* ids."""
     from bitnet.tokenizer.load import load_spec
-    from bitnet.tokenizer.vocabulary import check_vocabulary
+    from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     if path.name.partition(".partial")[0].endswith(".json"):
         check_vocabulary(path, vocab_size)

@@ -233,8 +233,7 @@ def health(
     """
     from bitnet.base.errors import BitnetError, VerificationFailed
     from bitnet.base.findings import Finding
-    from bitnet.formats.model_files import candidates_below
-    from bitnet.tokenizer.discover import find_models
+    from bitnet.formats.model_files import candidates_below, find_models
     from bitnet.verify.attestation import beside
 
     reports = []

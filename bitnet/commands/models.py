@@ -336,7 +336,7 @@ def sync(
     """
     from bitnet.hub.orders import order_from_lock
     from bitnet.hub.provision import provide_all
-    from bitnet.tokenizer.vocabulary import check_vocabulary
+    from bitnet.tokenizer.tokenizer_json import check_vocabulary
     from bitnet.verify.attest import attest_fetched
 
     if check and (update or skip_gated):

@@ -61,7 +61,7 @@ def tokenizer(
     """
     from bitnet.hub.orders import tokenizer_order
     from bitnet.hub.provision import provide_all
-    from bitnet.tokenizer.vocabulary import check_vocabulary
+    from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     if compare or against:
         _compare(compare, against, common.output)
@@ -113,7 +113,7 @@ def pre_download_tokenizers(c, model_dir="models", common=Context()):
     A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
     code of the first failure if there is one.
     """
-    from bitnet.tokenizer.discover import find_models
+    from bitnet.formats.model_files import find_models
 
     project = common.project()
     rows, code = [], 0
@@ -138,16 +138,16 @@ def _provide(model, project):
     from bitnet import sources
     from bitnet.hub.provision import provide
     from bitnet.tokenizer.discover import need_of
-    from bitnet.tokenizer.vocabulary import check_vocabulary
+    from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     need = need_of(model)
     if need.present:
         return {"state": need.present, "path": None, "source": None}
-    source = sources.for_model(need.architecture, need.vocab_size)
+    source = sources.for_model(need.model.architecture, need.model.vocab_size)
     if source is None:
         raise TokenizerNotFound(
-            f"No compatible tokenizer found for {need.architecture or 'unknown'} model with "
-            f"vocab_size {need.vocab_size} (strict mode)"
+            f"No compatible tokenizer found for {need.model.architecture or 'unknown'} model with "
+            f"vocab_size {need.model.vocab_size} (strict mode)"
             + (f"; {need.reason}" if need.reason else ""),
             hint="put the model's own tokenizer.json beside it",
         )

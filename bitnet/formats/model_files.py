@@ -8,14 +8,22 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import from_os_error
-from bitnet.formats import safetensors
+from bitnet.base.errors import NotFound, from_os_error
+from bitnet.base.invocation import word
+from bitnet.formats import not_a_model, safetensors
 from bitnet.formats.gguf import part_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["candidates_below", "is_model_folder", "model_name", "models_below", "only_model"]
+__all__ = [
+    "candidates_below",
+    "find_models",
+    "is_model_folder",
+    "model_name",
+    "models_below",
+    "only_model",
+]
 
 
 def model_name(path: Path) -> str:
@@ -132,3 +140,32 @@ def only_model(path: Path) -> Path:
     if len(found) == 1 or (len(parts) == 1 and all("-of-" in part.name for part in found)):
         return (parts or found)[0]
     return path
+
+
+def find_models(
+    folder: Path, *, among: Callable[[Path], Iterable[Path]] = models_below
+) -> list[Path]:
+    """The models below *folder*, sorted.
+
+    Args:
+        folder: to look through.
+        among: what counts as one.
+
+    Raises:
+        NotFound: *folder* does not exist, or contains no model.
+        PermissionDenied: it or a folder in it is not readable.
+    """
+    try:
+        if not folder.is_dir():
+            if folder.exists():
+                raise NotFound(
+                    f"{folder} is a file, expected a folder",
+                    hint=f"name its folder: {word(folder.parent)}",
+                )
+            raise not_a_model.missing(folder)
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+    models = sorted(among(folder))
+    if not models:
+        raise not_a_model.folder_without_model(folder)
+    return models

@@ -1,4 +1,4 @@
-"""The process that renders chat templates, see :mod:`bitnet.tokenizer.chat_process`.
+"""The process that renders chat templates, see :mod:`bitnet.tokenizer.chat`.
 
 Templates are programs from a model's file. They run in an immutable sandbox set up as in
 ``transformers`` (``utils/chat_template_utils.py``), in this process alone: the system ends it at

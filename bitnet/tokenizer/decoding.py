@@ -21,7 +21,10 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, spell_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Chain", "Decoder", "Spellings", "decoder_steps"]
+__all__ = ["Chain", "Spellings", "decoder_steps", "start_decoding"]
+
+
+_SYMBOL = SPACE_SYMBOL.encode()
 
 
 class Spellings(Protocol):
@@ -87,31 +90,29 @@ class _SentencePiece:
         self._unknown_text: str = options["unknown_text"]
         self._run = b""
 
+    def _is_byte(self, id: int) -> bool:
+        return self._spellings.is_byte(id) and not self._spellings.is_verbatim(id)
+
     def piece(self, id: int) -> bytes:
         if id == self._unknown:
             return self._unknown_text.encode()
         spelling = self._spellings.spelling(id)
+        if self._is_byte(id):
+            return bytes([int(spelling[3:5], 16)])
         if self._spellings.is_verbatim(id):
             return spelling
-        if self._spellings.is_byte(id):
-            return bytes([int(spelling[3:5], 16)])
-        return spelling.replace(SPACE_SYMBOL.encode(), b" ")
+        return spelling.replace(_SYMBOL, b" ")
 
     def take(self, id: int) -> str:
-        if self._spellings.is_byte(id) and not self._spellings.is_verbatim(id):
+        if self._is_byte(id):
             self._run += self.piece(id)
             self._strip = False
             return self._characters(final=False)
-        before = self.finish()
-        verbatim = id == self._unknown or self._spellings.is_verbatim(id)
-        text = self._unknown_text if id == self._unknown else self._spellings.spelling(id).decode()
-        if not verbatim:
-            if self._strip and text.startswith(SPACE_SYMBOL):
-                text = text[1:]
-                self._strip = self._strip_on and not text
-            elif text:
-                self._strip = False
-            text = text.replace(SPACE_SYMBOL, " ")
+        before, text = self.finish(), self.piece(id).decode()
+        plain = id != self._unknown and not self._spellings.is_verbatim(id)
+        if self._strip and plain and self._spellings.spelling(id).startswith(_SYMBOL):
+            text = text[1:]
+            self._strip = self._strip_on and not text
         elif text:
             self._strip = False
         return before + text
@@ -151,7 +152,7 @@ class _Steps:
     def __init__(
         self,
         spellings: Spellings,
-        steps: Sequence[tuple[str, dict[str, Any]]],
+        steps: Sequence[Sequence[Any]],
         texts: dict[int, str],
     ) -> None:
         self._spellings = spellings
@@ -214,8 +215,10 @@ class Chain(Protocol):
         ...
 
 
-class Decoder:
-    """The decoding steps of a tokenizer.
+def start_decoding(
+    steps: Sequence[Sequence[Any]], spellings: Spellings, texts: dict[int, str]
+) -> Chain:
+    """A new decoding.
 
     Args:
         steps: type and options of every step, in order.
@@ -223,22 +226,12 @@ class Decoder:
         texts: tokens whose decoded text differs from their spelling: in ``tokenizer.json``, added
             tokens that are found in normalized text.
     """
-
-    def __init__(
-        self, steps: Iterable[Sequence[Any]], spellings: Spellings, texts: dict[int, str]
-    ) -> None:
-        self._steps = [(str(kind), dict(options)) for kind, options in steps]
-        self._spellings = spellings
-        self._texts = texts
-
-    def start(self) -> Chain:
-        """A new decoding."""
-        kind, options = self._steps[0]
-        if kind == "Bytes":
-            return _Bytes(self._spellings, self._texts, options)
-        if kind == "SentencePiece":
-            return _SentencePiece(self._spellings, options)
-        return _Steps(self._spellings, self._steps, self._texts)
+    kind, options = steps[0]
+    if kind == "Bytes":
+        return _Bytes(spellings, texts, options)
+    if kind == "SentencePiece":
+        return _SentencePiece(spellings, options)
+    return _Steps(spellings, steps, texts)
 
 
 def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:

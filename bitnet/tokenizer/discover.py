@@ -13,16 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from bitnet.base import settings
-from bitnet.base.errors import (
-    BitnetError,
-    NotFound,
-    TokenizerNotFound,
-    VocabMismatch,
-    from_os_error,
-)
+from bitnet.base.errors import BitnetError, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import word
-from bitnet.formats import not_a_model
-from bitnet.formats.model_files import models_below
 from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.tokenizer.comparison import different_ids
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
@@ -37,12 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CHAIN",
     "Candidate",
-    "Need",
     "Search",
     "Strategy",
     "TokenizerDiscovery",
     "TokenizerStrategy",
-    "find_models",
     "fits",
     "need_of",
     "resolve_tokenizer",
@@ -135,19 +125,34 @@ class Search:
         candidates: every place looked at, in order.
         tokenizer: the chosen tokenizer, ``None`` if no place has one that fits.
         place: the place where it was found.
-        refusal: error of the first candidate that was rejected.
+        path: its file; the model itself if it is embedded.
+        refusal: error of the first candidate that was rejected, and its file.
     """
 
     model: ModelFacts
     candidates: list[Candidate] = field(default_factory=list)
     tokenizer: Tokenizer | None = None
     place: str = ""
-    refusal: BitnetError | None = None
+    path: Path = Path()
+    refusal: tuple[Path, BitnetError] | None = None
 
     def note(self, place: str, path: Path, verdict: str, reason: str) -> None:
         """Add a candidate."""
         logger.debug("tokenizer candidate %s: %s: %s (%s)", place, path, verdict, reason)
         self.candidates.append(Candidate(place, path, verdict, reason))
+
+    @property
+    def present(self) -> str:
+        """Place of the chosen tokenizer, in words; empty if there is none."""
+        if self.tokenizer is None:
+            return ""
+        where = self.place if self.place == "embedded" else self.path
+        return f"{where}, {self.tokenizer.vocab_size:,} tokens"
+
+    @property
+    def reason(self) -> str:
+        """Reason why the first tokenizer found is unusable; empty if none was rejected."""
+        return f"{self.refusal[0]}: {self.refusal[1].message}" if self.refusal else ""
 
 
 def search(
@@ -179,7 +184,7 @@ def search(
     if explicit is not None:
         _consider(outcome, "explicit", explicit, pre)
         if outcome.refusal is not None:
-            raise outcome.refusal
+            raise outcome.refusal[1]
         return outcome
     for place in places or CHAIN:
         for path in CHAIN[place](model):
@@ -209,10 +214,10 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
         reason = fits(model, candidate)
     except BitnetError as error:
         outcome.note(place, path, "rejected", error.message)
-        outcome.refusal = outcome.refusal or error
+        outcome.refusal = outcome.refusal or (path, error)
         return
     if outcome.tokenizer is None:
-        outcome.tokenizer, outcome.place = candidate, place
+        outcome.tokenizer, outcome.place, outcome.path = candidate, place, path
         outcome.note(place, path, "chosen", reason)
         return
     same = not different_ids(outcome.tokenizer, candidate)
@@ -248,29 +253,25 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     )
 
 
-def _model_paths(model: ModelFacts) -> Iterator[Path]:
+def _embedded(model: ModelFacts) -> Iterator[Path]:
     if model.path.is_file():
         yield model.path
 
 
 def _beside(model: ModelFacts) -> Iterator[Path]:
-    if model.path.is_dir():
-        # A folder with several holds the original in tokenizer.model or tekken.json.
-        yield model.path / "tokenizer.model"
-        yield from _if_there(model.path / "tekken.json")
-        yield model.path / "tokenizer.json"
-        yield from _if_there(model.path / "vocab.json")
-        return
-    folder = model.path.parent
-    yield folder / "tokenizer.json"
-    yield folder / "tokenizer.model"
-    yield from _if_there(folder / "tekken.json")
-    yield folder / f"{model.path.stem}.tokenizer.json"
-
-
-def _if_there(path: Path) -> Iterator[Path]:
-    if path.exists():
-        yield path
+    is_folder = model.path.is_dir()
+    folder = model.path if is_folder else model.path.parent
+    names = [
+        "tokenizer.json",
+        "tokenizer.model",
+        "tekken.json",
+        f"{model.path.stem}.tokenizer.json",
+    ]
+    if is_folder:  # one with several holds the original in tokenizer.model or tekken.json
+        names = ["tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json"]
+    for name in names:
+        if name not in ("tekken.json", "vocab.json") or (folder / name).exists():
+            yield folder / name
 
 
 def _parent(model: ModelFacts) -> Iterator[Path]:
@@ -295,7 +296,7 @@ def _hub_cache(model: ModelFacts) -> Iterator[Path]:
 
 
 CHAIN: dict[str, Callable[[ModelFacts], Iterator[Path]]] = {
-    "embedded": _model_paths,
+    "embedded": _embedded,
     "sibling": _beside,
     "parent": _parent,
     "cache": _cache_paths,
@@ -320,8 +321,8 @@ def not_found(failed: Search) -> TokenizerNotFound:
     )
     info = download_info(model)
     hint = "name a tokenizer file: --tokenizer FILE"
-    if failed.refusal is not None and failed.refusal.hint:
-        hint = failed.refusal.hint
+    if failed.refusal is not None and failed.refusal[1].hint:
+        hint = failed.refusal[1].hint
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
         folder = model.path if model.path.is_dir() else model.path.parent
@@ -395,7 +396,7 @@ class TokenizerDiscovery:
         if outcome.tokenizer is not None:
             if outcome.place == "embedded":
                 return TokenizerStrategy.EmbeddedGguf(outcome.tokenizer)
-            return TokenizerStrategy.Discovered(outcome.candidates[-1].path)
+            return TokenizerStrategy.Discovered(outcome.path)
         info = download_info(self.model)
         if info is not None:
             logger.info("Can download compatible tokenizer from: %s", info.repo)
@@ -413,71 +414,14 @@ class TokenizerDiscovery:
         outcome = search(self.model)
         if outcome.tokenizer is None:
             raise not_found(outcome)
-        return outcome.candidates[-1].path
+        return outcome.path
 
 
-@dataclass(frozen=True)
-class Need:
-    """One model and its tokenizer.
-
-    Attributes:
-        model: the GGUF file, or the folder with safetensors.
-        architecture: ``general.architecture`` or ``model_type``.
-        vocab_size: number of ids, 0 if unknown.
-        present: place of a complete tokenizer, in words; empty if there is none.
-        reason: reason why the tokenizer found is unusable; empty if none was found.
-    """
-
-    model: Path
-    architecture: str
-    vocab_size: int
-    present: str
-    reason: str = ""
-
-
-def find_models(
-    folder: Path, *, among: Callable[[Path], Iterable[Path]] = models_below
-) -> list[Path]:
-    """The models below *folder*, sorted.
-
-    Args:
-        folder: to look through.
-        among: what counts as one.
-
-    Raises:
-        NotFound: *folder* does not exist, or contains no model.
-        PermissionDenied: it or a folder in it is not readable.
-    """
-    try:
-        if not folder.is_dir():
-            if folder.exists():
-                raise NotFound(
-                    f"{folder} is a file, expected a folder",
-                    hint=f"name its folder: {word(folder.parent)}",
-                )
-            raise not_a_model.missing(folder)
-    except OSError as error:
-        raise from_os_error(error, folder) from error
-    models = sorted(among(folder))
-    if not models:
-        raise not_a_model.folder_without_model(folder)
-    return models
-
-
-def need_of(model: Path) -> Need:
-    """Requirement of *model*: none if a complete tokenizer is embedded or next to it.
+def need_of(model: Path) -> Search:
+    """Search for a complete tokenizer that is embedded in *model* or next to it.
 
     Raises:
         InvalidFormat: the model is damaged, or does not tell its number of tokens.
         NotFound: it does not exist.
     """
-    facts = model_facts(model)
-    outcome = search(facts, places=("embedded", "sibling", "parent"))
-    rejected = (entry for entry in outcome.candidates if entry.verdict == "rejected")
-    first = next(rejected, None)
-    reason = f"{first.path}: {first.reason}" if first is not None else ""
-    if outcome.tokenizer is None:
-        return Need(model, facts.architecture, facts.vocab_size, "", reason)
-    where = "embedded" if outcome.place == "embedded" else str(outcome.candidates[-1].path)
-    present = f"{where}, {outcome.tokenizer.vocab_size:,} tokens"
-    return Need(model, facts.architecture, facts.vocab_size, present)
+    return search(model_facts(model), places=("embedded", "sibling", "parent"))

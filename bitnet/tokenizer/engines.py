@@ -52,7 +52,7 @@ class Engine(Spellings, Protocol):
 
 
 def open_engine(spec: TokenizerSpec) -> tuple[Engine, dict[str, Any]]:
-    """The engine that runs *spec*, compiled tables if they are exact, else a library; and its facts.
+    """The engine of *spec*, compiled tables if they are exact, else a library; and its facts.
 
     Raises:
         InvalidFormat: the specification's steps or vocabulary are unusable.

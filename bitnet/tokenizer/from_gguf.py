@@ -14,7 +14,7 @@ from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.gguf_fields import CONTROL, UNKNOWN, USER_DEFINED, Fields
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks, parse_merges
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
 from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, Step, TokenizerSpec, stop_ids
 
 if TYPE_CHECKING:
@@ -83,20 +83,11 @@ def spec_from_metadata(
 
 
 def _bpe(fields: Fields, pre: str | None) -> TokenizerSpec:
-    """``gpt2``: merges, mostly byte-level."""
-    name = _pre_name(fields, pre)
+    """``gpt2``: merges, mostly byte-level; ``gemma4``: over SentencePiece-like text."""
+    is_gpt2 = fields.text("model") == "gpt2"
+    name = _pre_name(fields, pre) if is_gpt2 else pre or "gemma4"
     kind = pre_tokenizer(name)
-    return _bpe_spec(fields, name, kind)
-
-
-def _gemma4(fields: Fields, pre: str | None) -> TokenizerSpec:
-    """``gemma4``: merges over SentencePiece-like text."""
-    name = pre or "gemma4"
-    return _bpe_spec(fields, name, pre_tokenizer(name))
-
-
-def _bpe_spec(fields: Fields, name: str, kind: PreTokenizer) -> TokenizerSpec:
-    fallback = 11 if fields.text("model") == "gpt2" else None
+    fallback = 11 if is_gpt2 else None
     bos = fields.special_id("bos", fallback if kind.has_bos else None)
     eos = fields.special_id("eos", fallback)
     separator = fields.token_id("seperator", None)
@@ -193,41 +184,24 @@ def _warn_of_other_cut(fields: Fields, named: str, n_merges: int) -> None:
 
 
 def _sentencepiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
-    """``llama``: SentencePiece BPE with scores; also Gemma, Phi-3, Mistral."""
+    """``llama``: SentencePiece BPE with scores, also Gemma, Phi-3, Mistral; ``t5``: Unigram."""
+    bpe = fields.text("model") == "llama"
+    unknown, bos, eos = (0, 1, 2) if bpe else (2, None, 1)
     spec = TokenizerSpec(
-        model="spm",
+        model="spm" if bpe else "unigram",
         tokens=fields.tokens,
         scores=fields.scores,
         byte_fallback=fields.has_bytes(),
         charsmap=fields.raw("precompiled_charsmap"),
-        add_space_prefix=fields.flag("add_space_prefix", True),
+        add_space_prefix=fields.flag("add_space_prefix", bpe),
         remove_extra_whitespaces=fields.flag("remove_extra_whitespaces", False),
-        unknown_id=fields.token_id("unknown", 0),
-        bos_id=fields.token_id("bos", 1),
-        eos_id=fields.token_id("eos", 2),
-        add_bos=fields.flag("add_bos_token", True),
-        add_eos=fields.flag("add_eos_token", False),
+        unknown_id=fields.token_id("unknown", unknown),
+        bos_id=fields.token_id("bos", bos),
+        eos_id=fields.token_id("eos", eos),
+        add_bos=fields.flag("add_bos_token", bpe),
+        add_eos=fields.flag("add_eos_token", not bpe),
     )
-    return _finish(fields, spec, _sentencepiece_flags)
-
-
-def _unigram(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
-    """``t5``: SentencePiece Unigram."""
-    spec = TokenizerSpec(
-        model="unigram",
-        tokens=fields.tokens,
-        scores=fields.scores,
-        byte_fallback=fields.has_bytes(),
-        charsmap=fields.raw("precompiled_charsmap"),
-        add_space_prefix=fields.flag("add_space_prefix", False),
-        remove_extra_whitespaces=fields.flag("remove_extra_whitespaces", False),
-        unknown_id=fields.token_id("unknown", 2),
-        bos_id=fields.token_id("bos", None),
-        eos_id=fields.token_id("eos", 1),
-        add_bos=fields.flag("add_bos_token", False),
-        add_eos=fields.flag("add_eos_token", True),
-    )
-    return _finish(fields, spec, _unigram_flags)
+    return _finish(fields, spec, _sentencepiece_flags if bpe else _unigram_flags)
 
 
 def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
@@ -351,8 +325,8 @@ def _sentencepiece_flags(fields: Fields, token: AddedToken) -> Iterable[AddedTok
 
 _BUILDERS: dict[str, Callable[[Fields, str | None], TokenizerSpec]] = {
     "gpt2": _bpe,
-    "gemma4": _gemma4,
+    "gemma4": _bpe,
     "llama": _sentencepiece,
-    "t5": _unigram,
+    "t5": _sentencepiece,
     "bert": _wordpiece,
 }

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
 __all__ = [
-    "LazyRankMerges",
     "LazySequence",
     "halves_of",
     "merges_by_score",
@@ -26,16 +25,16 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """A sequence of known length; a compiled tokenizer never needs its elements.
+    """A sequence whose elements are made when asked for; a compiled tokenizer needs none.
 
     Args:
-        length: number of elements.
+        length: number of elements; ``None`` if it is known only when they are.
         load: creates them; called at most once.
         raw: source of the elements, for callers that do not need them.
     """
 
     def __init__(
-        self, length: int, load: Callable[[], list[T]], *, raw: list[Any] | None = None
+        self, length: int | None, load: Callable[[], list[T]], *, raw: list[Any] | None = None
     ) -> None:
         self.raw = raw
         self._length = length
@@ -49,7 +48,7 @@ class LazySequence(Sequence[T]):
         return self._items
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._all()) if self._length is None else self._length
 
     @overload
     def __getitem__(self, at: int) -> T: ...
@@ -143,16 +142,6 @@ def merges_from_ranks(
         if len(merges) > MERGES:
             raise beyond(source, f"{len(merges):,} merges or more", MERGES)
     return merges
-
-
-class LazyRankMerges(LazySequence[tuple[int, int]]):
-    """:func:`merges_from_ranks` on first use; the number of merges is known only then."""
-
-    def __init__(self, tokens: Sequence[str], ids: Sequence[int], source: str) -> None:
-        super().__init__(0, lambda: merges_from_ranks(tokens, ids, source))
-
-    def __len__(self) -> int:
-        return len(self._all())
 
 
 def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:

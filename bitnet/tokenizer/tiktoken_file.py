@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer.limits import TOKENS
-from bitnet.tokenizer.merges import LazyRankMerges
+from bitnet.tokenizer.merges import LazySequence, merges_from_ranks
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
 from bitnet.tokenizer.side_files import read_bytes, read_side_files
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
@@ -122,7 +122,7 @@ def spec_from_ranks(
     spec = TokenizerSpec(
         model="bpe",
         tokens=tokens,
-        merges=LazyRankMerges(tokens, sorted(ranks), str(path)),
+        merges=LazySequence(None, lambda: merges_from_ranks(tokens, sorted(ranks), str(path))),
         added=tuple(flags.get(id, AddedToken(id, text)) for id, text in sorted(special.items())),
         outside=frozenset(special),
         normalizer=kind.normalizer,
@@ -222,10 +222,11 @@ def _spec(path: Path, document: dict[str, Any], pre: str | None) -> TokenizerSpe
     ranks = _tekken_ranks(path, document["vocab"], own)
     tokens = special + ranks
     ids = {text: id for id, text in enumerate(special)}
+    own_ids = range(len(special), len(tokens))
     return TokenizerSpec(
         model="bpe",
         tokens=tokens,
-        merges=LazyRankMerges(tokens, range(len(special), len(tokens)), str(path)),
+        merges=LazySequence(None, lambda: merges_from_ranks(tokens, own_ids, str(path))),
         added=tuple(AddedToken(id, text) for id, text in enumerate(special)),
         outside=frozenset(range(len(special))),
         normalizer=cut.normalizer,

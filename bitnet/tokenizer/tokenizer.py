@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bitnet.base.arguments import wrong_type
 from bitnet.base.errors import InvalidFormat, UsageError
 from bitnet.tokenizer.compiled import find_compiled
-from bitnet.tokenizer.decoding import Decoder
+from bitnet.tokenizer.decoding import start_decoding
 from bitnet.tokenizer.engines import NativeEngine, open_engine
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 
@@ -61,9 +61,9 @@ class Tokenizer:
         self.fingerprint: str = meta["fingerprint"]
         self._prefix: list[int] = meta["prefix"]
         self._suffix: list[int] = meta["suffix"]
-        self._decoder = Decoder(meta["decoder"], engine, dict(meta["respelled"]))
+        self._decoding = meta["decoder"], engine, dict(meta["respelled"])
         try:
-            self._pieces = self._decoder.start()
+            self._pieces = start_decoding(*self._decoding)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InvalidFormat(
                 f"the decoder of the tokenizer {self.source} is damaged: "
@@ -255,7 +255,7 @@ class Tokenizer:
 
     def stream(self, *, skip_special: bool = False) -> TokenStream:
         """A decoder for ids that arrive one by one."""
-        return TokenStream(self, self._decoder.start(), skip_special=skip_special)
+        return TokenStream(self, start_decoding(*self._decoding), skip_special=skip_special)
 
     def __len__(self) -> int:
         return self.vocab_size

@@ -17,7 +17,7 @@ from bitnet.hub.provision import provide, provide_all
 from bitnet.sources import Source
 from bitnet.store import records
 from bitnet.store.records import Artifact
-from bitnet.tokenizer.vocabulary import check_vocabulary
+from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 CONTENT = b"ours" * 100
 

@@ -5,8 +5,7 @@ import pytest
 
 from bitnet.base.errors import PermissionDenied
 from bitnet.formats.gguf import part_number
-from bitnet.formats.model_files import model_name, models_below
-from bitnet.tokenizer.discover import find_models
+from bitnet.formats.model_files import find_models, model_name, models_below
 
 
 @pytest.fixture

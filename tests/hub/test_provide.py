@@ -25,7 +25,7 @@ from bitnet.hub.project import Project
 from bitnet.hub.provision import provide, provide_all
 from bitnet.sources import Source
 from bitnet.store import records
-from bitnet.tokenizer.vocabulary import check_vocabulary
+from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 WEIGHTS = Source("weights", "org/model", "model.gguf")
 CONTENT = b"GGUF" + os.urandom(2_000_000)

@@ -26,7 +26,7 @@ from bitnet.hub.provision import provide, provide_all
 from bitnet.sources import Source
 from bitnet.store import records
 from bitnet.store.records import Artifact
-from bitnet.tokenizer.vocabulary import check_vocabulary
+from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 OPEN = Source("open", "mirror/tiny", vocab_size=3, cache_key="tiny", licence="MIT")
 GATED = Source("gated", "owner/tiny", vocab_size=3, cache_key="tiny", gated=True)

@@ -21,7 +21,7 @@ from bitnet.hub.resolve import download, refs_of
 from bitnet.sources import Source
 from bitnet.store import Store, links, records
 from bitnet.store.tag import strange_names
-from bitnet.tokenizer.vocabulary import check_vocabulary
+from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 FILES = {
     "config.json": b'{"model_type": "llama"}',

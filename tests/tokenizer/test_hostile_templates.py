@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bitnet.base.errors import InvalidFormat, UsageError
-from bitnet.tokenizer import chat_child, chat_process
+from bitnet.tokenizer import chat, chat_child
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
 
@@ -102,7 +102,7 @@ def test_a_forked_process_has_a_template_process_of_its_own():
 
 def test_a_template_process_that_has_ended_is_started_again():
     template = ChatTemplate("{{ messages[0].content }}")
-    process = chat_process.template_process()._process
+    process = chat.template_process()._process
     process.kill()
     process.wait()
     assert template.render(USER) == "Hello"

@@ -4,7 +4,8 @@ import pytest
 from builders import f32, llama_metadata, vocabulary, write_gguf
 
 from bitnet.base.errors import InvalidFormat, NotFound
-from bitnet.tokenizer.discover import find_models, need_of
+from bitnet.formats.model_files import find_models
+from bitnet.tokenizer.discover import need_of
 
 PIECES = ["<unk>", "a", "b", "ab"]
 EMBEDDED = vocabulary(PIECES, model="llama", scores=[0.0] * 4, token_types=[2, 1, 1, 1])
@@ -59,7 +60,8 @@ def test_padded_embedding_rows_fit_and_a_larger_vocabulary_does_not(tmp_path):
 
 def test_a_model_without_one_says_what_it_needs(tmp_path):
     need = need_of(bare(tmp_path / "m.gguf", rows=9))
-    assert (need.architecture, need.vocab_size, need.present, need.reason) == ("llama", 9, "", "")
+    assert (need.model.architecture, need.model.vocab_size) == ("llama", 9)
+    assert (need.present, need.reason) == ("", "")
 
 
 def test_a_damaged_file_beside_the_model_is_the_reason(tmp_path):
@@ -77,7 +79,7 @@ def test_an_incomplete_embedded_tokenizer_is_the_reason(tmp_path):
 def test_a_folder_is_read_from_its_configuration(tmp_path):
     (tmp_path / "m.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 4}')
-    assert need_of(tmp_path).vocab_size == 4
+    assert need_of(tmp_path).model.vocab_size == 4
     tokenizer_json(tmp_path / "tokenizer.json", 4)
     assert need_of(tmp_path).present
     for text in ("{", "[]"):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bitnet.base.errors import InvalidFormat, VocabMismatch
-from bitnet.tokenizer.vocabulary import (
+from bitnet.tokenizer.tokenizer_json import (
     check_vocabulary,
     read_tokenizer_json,
     vocabulary,
