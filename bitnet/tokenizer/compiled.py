@@ -26,6 +26,7 @@ from bitnet.base import settings
 from bitnet.store.tag import keep_in_cache
 from bitnet.tokenizer.limits import check_spec
 from bitnet.tokenizer.merges import token_ids
+from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
     ADDED_FLAGS,
     BYTE_NAMES,
@@ -33,7 +34,6 @@ from bitnet.tokenizer.spec import (
     TokenType,
     spell_bytes,
 )
-from bitnet.tokenizer.steps import NotNative, charsmaps_of, pack_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,6 +70,10 @@ _META = (
     *("model", "byte_level", "byte_fallback"),
 )
 _META_IDS = ("prefix", "suffix", "stop_ids", "special_ids")
+
+
+class NotNative(Exception):
+    """The native engine does not run this tokenizer exactly; the library may."""
 
 
 @dataclasses.dataclass
@@ -258,7 +262,7 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
     spelled = is_spelled(spec)
     if spelled:
         spec = dataclasses.replace(spec, byte_level=False)
-    steps = pack_steps(spec, module, spelled=spelled)
+    steps = module.pack_steps(spec.normalizer, spec.pre_tokenizer, spelled)
     vocabulary = _vocabulary(spec, module)
     content = module.build_tokenizer(
         key=_key(spec.fingerprint),

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bitnet import native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import InvalidFormat
-from bitnet.tokenizer.compiled import meta_of, open_compiled
+from bitnet.tokenizer.compiled import NotNative, meta_of, open_compiled
 from bitnet.tokenizer.decoding import Spellings
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.limits import over_budget
 from bitnet.tokenizer.spec import SPACE_SYMBOL, byte_spelling, spell_bytes
-from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

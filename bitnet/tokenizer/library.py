@@ -21,9 +21,8 @@ from bitnet.tokenizer.compiled import is_verbatim
 from bitnet.tokenizer.document import tokenizer_json
 from bitnet.tokenizer.limits import SPACES, check_spec, over_budget
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
-from bitnet.tokenizer.sentencepiece_model import check_charsmap, write_model
+from bitnet.tokenizer.sentencepiece_model import charsmaps_of, check_charsmap, write_model
 from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType, byte_spelling, spell_bytes
-from bitnet.tokenizer.steps import charsmaps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

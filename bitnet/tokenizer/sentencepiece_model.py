@@ -5,6 +5,8 @@ Field numbers are those of ``sentencepiece_model.proto``. Fields that do not cha
 
 from __future__ import annotations
 
+import base64
+import binascii
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["SentencePieceModel", "check_charsmap", "parse_model", "write_model"]
+__all__ = ["SentencePieceModel", "charsmaps_of", "check_charsmap", "parse_model", "write_model"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNIGRAM, _BPE = 1, 2
@@ -173,6 +175,26 @@ def _as_id(value: int | bytes) -> int:
     """An int32 field; negative numbers are stored as 64-bit two's complement."""
     number = _as_int(value)
     return number - (1 << 64) if number >> 63 else number
+
+
+def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:
+    """SentencePiece's character maps of *spec*, its own and those of steps.
+
+    Raises:
+        InvalidFormat: one is not base64.
+    """
+    charsmaps = [spec.charsmap] if spec.charsmap else []
+    for step in spec.normalizer:
+        if step.type == "Precompiled":
+            text = str(step.options.get("precompiled_charsmap"))
+            try:
+                charsmaps.append(base64.b64decode(text, validate=True))
+            except binascii.Error as error:
+                raise InvalidFormat(
+                    f"{spec.source}: precompiled_charsmap is not base64: {error}",
+                    hint="fetch the file again",
+                ) from None
+    return charsmaps
 
 
 def check_charsmap(blob: bytes) -> None:

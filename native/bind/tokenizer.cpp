@@ -411,6 +411,8 @@ void bind_tokenizer(nb::module_& m) {
           "Ids of pairs of texts as 32-bit numbers; None when one is not a pair of known texts.");
     m.def("spell", &spell, nb::arg("texts"), nb::arg("alphabet"), nb::arg("as_text"),
           "Bytes of all texts, their offsets, and the numbers of those not in the alphabet.");
+    m.def("pack_steps", &pack_steps, nb::arg("normalizers"), nb::arg("pre_tokenizers"), nb::arg("spelled"),
+          "Steps for build_tokenizer; ValueError when one is not run exactly.");
     m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
           "Texts of all matches; ValueError when the pattern is not supported, OverBudget when the"
           " text costs too much.");

@@ -9,6 +9,8 @@ from bitnet.tokenizer.load import load_spec
 TESTS = Path(__file__).parents[1]
 PACKED = ("gpt-2", "starcoder")
 SMALL = ("llama", "gemma", "spm", "wordpiece")
+# The expression built into the ByteLevel step.
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 WORDS = ["the", "quick", "fox", "don", "t", "ing", "日本", "语", "привет"]
 
 

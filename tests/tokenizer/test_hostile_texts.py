@@ -8,6 +8,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_specs import byte_level, pieces, split, words
+from vocabularies import GPT2_PATTERN
 
 from bitnet import native
 from bitnet.base.errors import InvalidFormat, Unsupported
@@ -16,7 +17,6 @@ from bitnet.tokenizer.document import tokenizer_json
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.spec import AddedToken
-from bitnet.tokenizer.steps import GPT2_PATTERN
 
 module = native.module()
 needs_native = pytest.mark.skipif(module is None, reason="the native module is not installed")

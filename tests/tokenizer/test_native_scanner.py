@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from vocabularies import GPT2_PATTERN
 
 from bitnet import native
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
-from bitnet.tokenizer.steps import GPT2_PATTERN
 
 module = native.module()
 pytestmark = pytest.mark.skipif(module is None, reason="the native module is not built")
