@@ -253,7 +253,7 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     )
 
 
-def _embedded(model: ModelFacts) -> Iterator[Path]:
+def _model_paths(model: ModelFacts) -> Iterator[Path]:
     if model.path.is_file():
         yield model.path
 
@@ -296,7 +296,7 @@ def _hub_cache(model: ModelFacts) -> Iterator[Path]:
 
 
 CHAIN: dict[str, Callable[[ModelFacts], Iterator[Path]]] = {
-    "embedded": _embedded,
+    "embedded": _model_paths,
     "sibling": _beside,
     "parent": _parent,
     "cache": _cache_paths,

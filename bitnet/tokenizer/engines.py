@@ -135,13 +135,13 @@ class NativeEngine:
 
     def id_of(self, text: str) -> int | None:
         """Id of the token spelled *text*."""
-        if text in self._added:
-            return self._added[text]
+        if text in self._ids_of_added:
+            return self._ids_of_added[text]
         if self._spelled:
             return self._engine.find(byte_spelling(text.encode()).encode())
         spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
         return self._engine.find(spelled.encode())
 
     @cached_property
-    def _added(self) -> dict[str, int]:
+    def _ids_of_added(self) -> dict[str, int]:
         return {text: id for id, text, _ in reversed(self._engine.added())}

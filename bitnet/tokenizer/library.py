@@ -161,14 +161,14 @@ class _Spellings:
         return {text: id for id, text in enumerate(self._spec.tokens)}
 
     @cached_property
-    def _added_ids(self) -> dict[str, int]:
+    def _ids_of_added(self) -> dict[str, int]:
         return {token.text: token.id for token in reversed(self._spec.added)}
 
     def id_of(self, text: str) -> int | None:
         """Id of the token spelled *text*."""
         is_bytes = self._spec.byte_level
         spelled = byte_spelling(text.encode()) if is_bytes else text.replace(" ", SPACE_SYMBOL)
-        return self._added_ids.get(text, self._ids.get(spelled))
+        return self._ids_of_added.get(text, self._ids.get(spelled))
 
 
 class _Tokenizers(_Spellings):
