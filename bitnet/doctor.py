@@ -25,8 +25,6 @@ from bitnet.updates import check_updates
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["examine", "markdown", "verdict"]
-
 SPACE_BYTES = 1_000_000_000  # a small model with its tokenizer, and room to work
 
 

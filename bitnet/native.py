@@ -27,16 +27,6 @@ from bitnet.base.installation import direct_url, reinstall_command
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = [
-    "backend_name",
-    "compiler_name",
-    "cpu_features",
-    "interface",
-    "module",
-    "problem",
-    "processor",
-]
-
 logger = logging.getLogger(__name__)
 
 _STUB = Path(__file__).with_name("_native.pyi")  # what the module takes and gives

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["SmartTokenizerDownload", "embed", "load"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,19 +11,6 @@ from dataclasses import dataclass
 from bitnet.base import settings
 from bitnet.base.errors import TokenMissing
 
-__all__ = [
-    "MODELS",
-    "PACKAGED",
-    "TOKENIZERS",
-    "Package",
-    "Source",
-    "TokenizerDownloadInfo",
-    "for_model",
-    "licence_line",
-    "model_source",
-    "require_token",
-]
-
 
 @dataclass(frozen=True)
 class Package:

@@ -11,8 +11,6 @@ import bitnet
 from bitnet.base.findings import Finding
 from bitnet.base.installation import direct_url, reinstall_command
 
-__all__ = ["check_updates"]
-
 _VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
 _SUBJECT = "updates"
 

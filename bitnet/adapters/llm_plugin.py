@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["Embedder", "Writer", "register_embedding_models", "register_models"]
-
 BATCH = 64  # texts that llm hands over together
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from bitnet.server.guard import Event, Receive, Scope, Send
 
-__all__ = ["Door", "Replica", "app", "prefix_of"]
-
 logger = logging.getLogger(__name__)
 
 PREFIX_CHARACTERS = 256  # of a conversation's beginning, which decides where it goes

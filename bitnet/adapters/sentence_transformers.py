@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["Embedding", "sentence_transformer"]
-
 
 def sentence_transformer(model: LanguageModel) -> SentenceTransformer:
     """*model* with its prompts, for ``encode``, ``similarity`` and all that takes such an object.

@@ -9,8 +9,6 @@ from typing import Any
 
 from bitnet.base.errors import WrongType
 
-__all__ = ["check_ids", "check_type", "wrong_type"]
-
 
 def wrong_type(name: str, value: object, expected: str) -> WrongType:
     """The error of a parameter *name* whose *value* is not of the *expected* type."""

@@ -17,8 +17,6 @@ from bitnet.base import settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["thread_count", "usable_cores"]
-
 
 def thread_count() -> int:
     """Compute threads to use: ``BITNET_THREADS``, else the cores this process may use."""

@@ -13,18 +13,6 @@ from secrets import token_hex
 
 from bitnet.base.errors import from_os_error
 
-__all__ = [
-    "check_writable",
-    "digest_of",
-    "free_space",
-    "git_oid",
-    "keep",
-    "path_of",
-    "sha256_of",
-    "text_of",
-    "write_text",
-]
-
 _READ_BYTES = 1 << 18  # fits into a core's cache
 
 

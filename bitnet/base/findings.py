@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from bitnet.base.errors import BitnetError
 
-__all__ = ["SEVERITIES", "Finding", "Severity", "Status", "render", "status_of", "worst"]
-
 Severity = Literal["failed", "skipped", "warning", "note", "ok"]
 Status = Literal["passed", "failed", "not run"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the worst first: it is the verdict

@@ -18,8 +18,6 @@ from urllib.request import url2pathname
 
 from bitnet.base.invocation import as_typed
 
-__all__ = ["direct_url", "extra_command", "reinstall_command"]
-
 PACKAGE = "bitnet-xtask"
 
 

@@ -13,17 +13,6 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = [
-    "NO_BREAK",
-    "as_started",
-    "as_typed",
-    "harmless",
-    "isolate",
-    "program",
-    "unbroken",
-    "word",
-]
-
 NO_BREAK = "\x1f"  # no text that is shown has one
 _PROGRAMS = ("bitnet", "inv", "invoke")
 # A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone.

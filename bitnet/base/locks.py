@@ -32,8 +32,6 @@ from bitnet.base.errors import CacheBusy, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Lock", "Owner", "hold", "is_held", "kernel_locks_work", "owner_of"]
-
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0

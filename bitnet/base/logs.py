@@ -14,8 +14,6 @@ from bitnet.base import settings
 from bitnet.base.errors import UsageError
 from bitnet.base.invocation import as_started, harmless
 
-__all__ = ["configure"]
-
 _LEVELS = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,

@@ -19,19 +19,6 @@ from bitnet.base.invocation import NO_BREAK, harmless, unbroken
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "DIGITS",
-    "LiveLine",
-    "brief",
-    "of_markdown",
-    "quantity",
-    "short",
-    "show",
-    "table",
-    "takes_bold",
-    "wrap_lines",
-]
-
 NARROWEST = 8  # characters that a cell keeps
 SENTENCE = 12  # and one of words, which goes on in the next line
 DIGITS = 12  # of a digest, which tell files of one cache apart

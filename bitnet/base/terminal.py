@@ -15,18 +15,6 @@ import re
 import sys
 from typing import Any, TextIO
 
-__all__ = [
-    "argument",
-    "as_json",
-    "decode_names",
-    "has_bytes",
-    "lacks",
-    "let_go",
-    "prepare",
-    "print_if_possible",
-    "settle",
-]
-
 _MARKS = {"✓": "ok", "✗": "x", "·": "*", "✅": "ok", "❌": "x"}
 _LINE_START = re.compile(r"(?:^|\n) *\Z")
 _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")  # undecodable bytes of a name

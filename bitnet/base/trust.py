@@ -22,22 +22,6 @@ from bitnet.base.errors import UsageError, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "COMMIT",
-    "REPOSITORY",
-    "SHA256",
-    "address",
-    "is_hub",
-    "is_plain_text",
-    "is_token_host",
-    "open_folder",
-    "origin",
-    "place_problem",
-    "printable",
-    "redact_url",
-    "refuse_links",
-]
-
 SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -18,8 +18,6 @@ from bitnet.base.cores import thread_count
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Machine", "describe_machine"]
-
 READ_BYTES = 256 << 20  # more than any cache holds
 
 

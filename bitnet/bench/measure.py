@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.scheduler import Scheduler
 
-__all__ = ["BenchPlan", "Test", "measure"]
-
 MAX_TOKENS = 1 << 20
 WRITTEN_TOKENS = 64  # of the answer for which the tokenizer's share is measured
 TEXT = (

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = [
-    "BenchReport",
-    "Change",
-    "Measured",
-    "Spread",
-    "changes",
-    "read_report",
-    "slowdown",
-]
-
 SCHEMA = 1
 
 

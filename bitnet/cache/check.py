@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from bitnet.cache.entries import Entry
 
-__all__ = ["EntryCheck", "verify"]
-
 
 @dataclass(frozen=True)
 class EntryCheck:

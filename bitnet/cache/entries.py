@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from bitnet.store import Artifact
 
-__all__ = ["Entry", "Kind", "entries", "locks_for"]
-
 Kind = Literal["tokenizer", "model", "compiled", "exact-head", "measurement", "partial", "leftover"]
 
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["content_digest", "copy_path", "problem_of", "read_copy", "write_copy"]
-
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"BNXHEAD\0"

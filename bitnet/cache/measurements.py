@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["measurement_path", "read_measurement", "write_measurement"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -28,14 +28,6 @@ from bitnet.cache.selection import Selection
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
 
-__all__ = [
-    "Removal",
-    "plan",
-    "prune",
-    "refuse_unless_cache",
-    "space_hint",
-]
-
 
 @dataclass(frozen=True)
 class Removal:

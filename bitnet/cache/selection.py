@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from bitnet.base.options import option
 
-__all__ = ["Selection"]
-
 
 @dataclass(frozen=True)
 class Selection:

@@ -17,8 +17,6 @@ from bitnet.base.errors import NotFound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINTERS", "LintResult", "lint"]
-
 
 @dataclass(frozen=True)
 class LintResult:

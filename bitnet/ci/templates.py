@@ -22,17 +22,6 @@ from bitnet.base.errors import NotFound, UsageError, from_os_error
 from bitnet.base.files import write_text
 from bitnet.base.installation import direct_url
 
-__all__ = [
-    "DEFAULT",
-    "EVERY",
-    "Planned",
-    "install_commit",
-    "plan_files",
-    "summary_of",
-    "template_folder",
-    "write_files",
-]
-
 DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
 EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
 
-__all__ = ["Context", "ask"]
-
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
 
 

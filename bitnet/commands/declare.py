@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from bitnet.base.progress import Mode
 
-__all__ = ["GROUPS", "NETWORK", "Option", "Output", "Task", "option", "task"]
-
 #: The commands of each are together in the help of the program.
 GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
 NETWORK = "Network"  # the section of options that help only names: every download has them

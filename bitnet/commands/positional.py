@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Contexts = Mapping[str, ParserContext]
 
-__all__ = ["name_positionals"]
-
 
 def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
     """*words*, commands and their arguments, with the name of each positional argument.

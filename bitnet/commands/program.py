@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from invoke.parser import Parser
     from invoke.parser.argument import Argument
 
-__all__ = ["Program", "is_run_by_invoke", "main"]
-
 _HELP = ("--help", "-h")
 # Short options of other engines' programs.
 _LETTERS = {"-m": "--model", "-p": "--prompt", "-n": "--max-tokens", "-o": "--output"}

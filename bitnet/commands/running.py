@@ -25,24 +25,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.options import ModelOptions
     from bitnet.tokenizer import Tokenizer
 
-__all__ = [
-    "decode_text",
-    "load_again",
-    "load_model",
-    "model_path",
-    "open_file",
-    "open_model",
-    "open_tokenizer",
-    "read_stdin",
-    "read_text",
-    "say",
-    "say_escaped",
-    "summary",
-    "with_piped_text",
-    "write",
-    "write_json",
-]
-
 Opened = TypeVar("Opened")
 
 DEFAULT_MODEL = "smollm2-135m"

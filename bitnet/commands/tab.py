@@ -10,8 +10,6 @@ from bitnet.commands.declare import Option
 if TYPE_CHECKING:
     from invoke.collection import Collection
 
-__all__ = ["candidates"]
-
 _PLAIN = re.compile(r"[\w.:/@+-]+")  # a shell may expand anything else
 
 

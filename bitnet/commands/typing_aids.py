@@ -12,8 +12,6 @@ from pathlib import Path
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
 
-__all__ = ["edit_text", "recall_lines"]
-
 logger = logging.getLogger(__name__)
 
 MOST_LINES = 1000  # of the history

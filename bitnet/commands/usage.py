@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from invoke.collection import Collection
 
-__all__ = ["command_help", "commands_help", "network_help", "program_help", "summary"]
-
 COLUMN = 28  # where the help of an option starts
 NAMES = 22  # and that of a command
 NARROWEST, WIDEST = 40, 100  # columns

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.trace import Prompt, PromptTrace, Trace
 
-__all__ = ["faults_of"]
-
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
 _SHOWN = 8
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["PROMPTS", "our_trace", "prompts_for"]
-
 _FLOATS = ("F32", "F16", "BF16")
 _NO_TOKENS = "it has no tokens"
 

@@ -22,17 +22,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bitnet.crossval.trace import Arithmetic
 
-__all__ = [
-    "CLEARLY_BETTER",
-    "SAME_FLOAT64",
-    "SCALE",
-    "WORST",
-    "kl_between",
-    "kl_of_ours",
-    "kl_of_reference",
-    "near_tie",
-]
-
 # Largest accepted mean KL from the float64 pass: the largest measured value, rounded up (llama.cpp
 # 4.3e-3); for floats, those of transformers with ternary weights (2.5e-6) and of llama.cpp's cache
 # in float16 (8.4e-7); for float32 throughout, 500 times what NumPy measures. Two right C++ engines

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.evidence import Evidence
 
-__all__ = ["check_report", "compare_again", "options_of"]
-
 # Of numbers in six digits, by the same engines on the same processor.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-13
 _SHOWN = 5

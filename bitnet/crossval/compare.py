@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.trace import Position, PromptTrace, Trace
 
-__all__ = ["Row", "compare", "divergence", "nearness"]
-
 _TINY = 1e-12  # smallest remaining probability; anything below is rounding
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
 _ROUNDING = 1e-7  # of a remaining probability, from writing down logits

@@ -21,8 +21,6 @@ from bitnet.crossval.trace import EngineFacts, Prompt
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Evidence", "Plan", "TestedModel", "mean"]
-
 
 @dataclass(frozen=True)
 class Plan:

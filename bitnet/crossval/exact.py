@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Array
     from bitnet.models.transformer import Model
 
-__all__ = ["Float64"]
-
 # More tokens than other traces, so that it contains theirs.
 KEPT = 256
 _MOST_BYTES = 4 << 30  # weights in float64 at a time

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from bitnet.crossval.compare import Row
     from bitnet.crossval.evidence import Evidence
 
-__all__ = ["Kind", "Verdict", "checks_of", "judge", "kind_of"]
-
 # same: both prefer one token. tie: the reference barely prefers its own. excused: it does, but the
 # float64 pass agrees with us. wrong: anything else.
 Kind = Literal["same", "tie", "excused", "wrong"]

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Llama"]
-
 _PARAMS_BYTES = 1024  # more than any version's struct; the callee reads only its own part
 
 # n_ctx, n_batch, n_ubatch as llama_context_default_params() gives them.

@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Register
     from bitnet.models.transformer import Model
 
-__all__ = [
-    "BOUNDS",
-    "GAIN",
-    "ROWS",
-    "Kind",
-    "Operation",
-    "check_operations",
-    "describe",
-    "our_intermediates",
-]
-
 ROWS = 16  # positions whose operations are computed again; ik_llama.cpp computes as many at a time
 
 # What an operation rounds, from the least to the most.

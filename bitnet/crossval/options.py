@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from bitnet.base.errors import UsageError
 from bitnet.base.options import option
 
-__all__ = ["REFERENCE_NAMES", "CrossvalOptions"]
-
 REFERENCE_NAMES = (
     *("llama.cpp", "bitnet.cpp", "ik_llama.cpp"),
     *("transformers", "recorded", "float64"),

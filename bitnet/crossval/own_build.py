@@ -10,8 +10,6 @@ from bitnet.base.settings import bitnet_cpp_dir, expand_home
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["bitnet_cpp_library"]
-
 _NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
 # In a checkout, a CMake build folder, or an installation prefix.
 _PLACES = ("", "lib", "bin", "src", "3rdparty/llama.cpp/src")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["ComputePath", "compute_path", "kernels_since", "read_counters"]
-
 # real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
 # none: nothing was counted.
 ComputePath = Literal["real", "reference", "mock", "none"]

@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from bitnet.base.errors import InvalidFormat
 
-__all__ = ["from_json", "round_numbers", "to_json"]
-
 _DIGITS = 6  # significant digits of a measured number
 _MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Arithmetic, Prompt, PromptTrace, Trace
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["EngineFailed", "Question", "Recorded", "Reference"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["DISTRIBUTIONS", "answer"]
-
 # Package of the engine, and its module.
 DISTRIBUTIONS = {
     "llama.cpp": ("xllamacpp", "xllamacpp"),

@@ -39,21 +39,6 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = [
-    "CHAIN",
-    "REFERENCES",
-    "BitnetCpp",
-    "EngineFailed",
-    "Float64",
-    "IkLlamaCpp",
-    "LlamaCpp",
-    "Question",
-    "Recorded",
-    "Reference",
-    "Transformers",
-    "choose",
-]
-
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 3600.0

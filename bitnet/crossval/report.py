@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.compare import Row
 
-__all__ = ["append_summary", "as_html", "as_json", "as_markdown", "read_report", "write"]
-
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
 DERIVED = ("verdict", "summary", "evidence_sha256")  # follow from the evidence
 _WORST = 8  # positions shown

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["cross_validate", "recordable"]
-
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 6

@@ -28,11 +28,9 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bitnet.crossval.references import Reference
+    from bitnet.crossval.reference import Reference
     from bitnet.crossval.trace import Trace
     from bitnet.tokenizer import Tokenizer
-
-__all__ = ["TokenizerParity", "texts_for", "tokenizer_parity"]
 
 _LOOKS_SPECIAL = re.compile(r"</?s>|<\|?\w+\|?>")
 _CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)| \u2047 ")

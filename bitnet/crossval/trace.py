@@ -24,21 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "KEPT",
-    "Arithmetic",
-    "EngineFacts",
-    "Position",
-    "Prompt",
-    "PromptTrace",
-    "Trace",
-    "positions_from",
-    "prompt_trace",
-    "read_trace",
-    "spread",
-    "trace_from",
-]
-
 KEPT = 64  # best tokens stored per position
 FORMAT = 1
 _DIGITS = 8  # behind the point: float32 has no more

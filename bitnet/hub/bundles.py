@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from bitnet.hub.resolve import Fits
     from bitnet.store.bundle import Report
 
-__all__ = ["Collection", "import_bundle"]
-
 logger = logging.getLogger(__name__)
 
 _TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from bitnet.hub.options import FetchOptions
 
-__all__ = ["call_back"]
-
 TIMEOUT_S = 10.0
 ATTEMPTS = 3
 

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
     from bitnet.sources import Source
 
-__all__ = [
-    "RepoModel",
-    "candidates",
-    "choose",
-    "choose_ternary",
-    "is_pattern",
-    "models_in",
-    "select_paths",
-]
-
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 # Files of a safetensors folder that are needed to run it.
 _FOLDER_FILES = (

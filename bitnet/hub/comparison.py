@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bitnet.hub.ref import Ref
     from bitnet.store import Artifact
 
-__all__ = ["compare_with_hub"]
-
 
 def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
     """A finding for each file of the repository *ref* in the cache, which is read whole.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from bitnet.hub.options import FetchOptions
 
-__all__ = ["PROBE", "diagnose"]
-
 PROBE = "openai-community/gpt2/resolve/main/tokenizer.json"  # small, public, needs no token
 TIMEOUT_S = 10.0
 SPEED_BYTES = 4 << 20

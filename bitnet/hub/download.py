@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, int | None], None]
 
-__all__ = ["fetch", "require_folder"]
-
 logger = logging.getLogger(__name__)
 
 LOCK_REPORT_S = 1.0

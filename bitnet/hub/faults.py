@@ -24,8 +24,6 @@ from bitnet.hub.http import Transport, requests, urllib3
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
-__all__ = ["FaultyTransport", "NetworkFault", "parse_faults"]
-
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
 

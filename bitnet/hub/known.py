@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from bitnet.store import Artifact, Store
 
-__all__ = ["KnownModel", "list_models"]
-
 
 @dataclass(frozen=True)
 class KnownModel:

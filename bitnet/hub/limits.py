@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Limits", "Stopped"]
-
 CONNECTIONS = 8  # of all files together, by default
 _BURST_S = 0.125  # of the rate: bytes that a connection reads at once
 _POLL_S = 0.2

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from bitnet.hub.resolve import Fits, Pick
     from bitnet.store import Artifact
 
-__all__ = ["provide", "provide_here", "remember"]
-
 
 def provide(
     model: Ref,

@@ -9,8 +9,6 @@ from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
 from bitnet.base.options import option
 
-__all__ = ["FetchOptions", "FileSelection"]
-
 
 @dataclass(frozen=True)
 class FetchOptions:

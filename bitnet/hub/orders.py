@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
     VocabularyCheck = Callable[[Path, int], None]
 
-__all__ = [
-    "FileOrder",
-    "model_order",
-    "model_path",
-    "order_from_lock",
-    "order_of",
-    "package_order",
-    "tokenizer_entry",
-    "tokenizer_order",
-]
-
 logger = logging.getLogger(__name__)
 
 _OWN_DIGEST = (

@@ -37,8 +37,6 @@ from bitnet.hub.options import FetchOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Wheel", "resolve", "scratch"]
-
 logger = logging.getLogger(__name__)
 
 _STALE_S = 24 * 3600.0

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from bitnet.hub.options import FetchOptions
 
-__all__ = ["BACKOFF_S", "TROUBLESHOOTING", "Patience", "Transient", "request_error"]
-
 logger = logging.getLogger(__name__)
 
 BACKOFF_S = 0.2  # doubles with every failure ...

@@ -19,8 +19,6 @@ from bitnet.base.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["explain", "redact"]
-
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
 _SPACE = re.compile(r"No space left|Errno 28|Errno 122|Disk quota", re.IGNORECASE)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from bitnet.hub.project import Project
     from bitnet.store import Artifact
 
-__all__ = ["common_folder", "place_all"]
-
 _ABANDONED_S = 900.0  # age at which an unfinished folder counts as abandoned
 
 

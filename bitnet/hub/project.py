@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from bitnet.hub.options import FetchOptions
     from bitnet.store import Artifact
 
-__all__ = ["MIRRORS", "Project", "find_pin", "mirrors"]
-
 logger = logging.getLogger(__name__)
 
 MIRRORS = "bitnet.toml"

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from bitnet.sources import Source
     from bitnet.store import Store
 
-__all__ = ["notices", "provide", "provide_all"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -30,8 +30,6 @@ from bitnet.shipped import SHIPPED
 if TYPE_CHECKING:
     from re import Match
 
-__all__ = ["Ref", "names", "parse"]
-
 _REPO = rf"(?P<repo>{trust.REPOSITORY.pattern})"
 _REVISION = r"(?P<revision>[^:@/]+)"
 _COLON = re.compile(rf"hf:{_REPO}(?:@{_REVISION})?(?::(?P<file>.+?))?(?:@(?P<late>[^:@/]+))?", re.A)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
 
-__all__ = ["provide"]
-
 logger = logging.getLogger(__name__)
 
 # Files with a vocabulary, in order of preference.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
 
-__all__ = ["ModelRemoval", "removal_of"]
-
 
 @dataclass(frozen=True)
 class ModelRemoval:

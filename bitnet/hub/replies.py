@@ -21,15 +21,6 @@ from bitnet.base.trust import printable
 if TYPE_CHECKING:
     import requests
 
-__all__ = [
-    "as_count",
-    "content_range",
-    "error_of",
-    "not_expected",
-    "refuse_pages",
-    "repository_of",
-]
-
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 

@@ -33,16 +33,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = [
-    "RepoFacts",
-    "file_url",
-    "head",
-    "list_files",
-    "model_facts",
-    "read_range",
-    "some_of",
-]
-
 _NAMES_SHOWN = 12
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MOST_PAGES = 10_000  # of a listing

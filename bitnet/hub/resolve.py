@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     Fits = Callable[[int], bool | None]
     Pick = Callable[[str, list[RepoModel]], RepoModel | None]
 
-__all__ = ["Header", "adopt", "download", "header_of", "refs_of", "resolve", "resolve_all"]
-
 _NONE = FileSelection()  # the runnable model
 
 logger = logging.getLogger(__name__)

@@ -37,8 +37,6 @@ from bitnet.hub.patience import TROUBLESHOOTING, Patience, Transient, request_er
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["HubSession"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

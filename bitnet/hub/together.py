@@ -10,8 +10,6 @@ from bitnet.hub.limits import Limits, Stopped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["at_once", "first_error", "in_threads"]
-
 FILES_AT_ONCE = 4
 TURN_S = 0.5  # after which a signal is seen at the latest
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["TrailingHash"]
-
 _READ_BYTES = 1 << 18  # fits into a core's cache
 
 

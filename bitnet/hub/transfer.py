@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from bitnet.hub.session import HubSession
     from bitnet.store import Partial, Version
 
-__all__ = ["Replaced", "Transfer"]
-
 logger = logging.getLogger(__name__)
 
 PARALLEL_FROM_BYTES = 64_000_000

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from bitnet.hub.options import FetchOptions
     from bitnet.store import Store
 
-__all__ = ["extract", "fetch_packaged", "source_in"]
-
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20

@@ -37,19 +37,6 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import TensorInfo
     from bitnet.tokenizer.fingerprints import KnownVocabulary
 
-__all__ = [
-    "Inspection",
-    "Memory",
-    "VocabularySize",
-    "cache_bytes",
-    "describe_basis",
-    "encodings",
-    "examine",
-    "inspect_gguf",
-    "memory",
-    "vocabulary",
-]
-
 _FIRST = 3  # elements shown of an array
 _LONGEST = 100  # characters shown of a text
 

@@ -31,19 +31,6 @@ if TYPE_CHECKING:
 
     from bitnet.quants.types import QuantType
 
-__all__ = [
-    "ModelOrigin",
-    "ModelPlan",
-    "Resources",
-    "fits_in_memory",
-    "plan_file",
-    "plan_model",
-    "plan_unread",
-    "read_header",
-    "room_findings",
-    "this_machine",
-]
-
 FIRST_WINDOW = 1 << 20
 LARGEST_HEADER = 256 << 20
 CONTEXT = 4096

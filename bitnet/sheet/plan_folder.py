@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["plan_path"]
-
 
 def plan_path(path: Path, origin: ModelOrigin, *, machine: Resources) -> ModelPlan:
     """Plan of the model at *path*, a GGUF file or a folder.

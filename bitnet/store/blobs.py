@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Store", "hugging_face_files"]
-
 logger = logging.getLogger(__name__)
 
 

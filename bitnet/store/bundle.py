@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, int], None]
 
-__all__ = ["Bundle", "Member", "read_bundle", "unpack", "write_bundle"]
-
 VERSION = 1
 MANIFEST = "bitnet-bundle.json"
 

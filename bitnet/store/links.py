@@ -17,17 +17,6 @@ from bitnet.base.trust import open_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "Prepared",
-    "fresh_name",
-    "link",
-    "make_read_only",
-    "remove",
-    "replace_file",
-    "short_name",
-    "sync_folder",
-]
-
 _FICLONE = 0x40049409  # linux/fs.h
 _ROOM_BYTES = 180  # of a name that gets a suffix; a folder takes 255
 

@@ -31,8 +31,6 @@ from bitnet.base.locks import Owner
 from bitnet.store.links import fresh_name, remove, replace_file, sync_folder
 from bitnet.store.ranges import Ranges
 
-__all__ = ["Partial", "Version", "clear", "sweep"]
-
 logger = logging.getLogger(__name__)
 
 _FLUSH_BYTES = 16 << 20

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Ranges"]
-
 
 class Ranges:
     """A set of half-open byte ranges, merged and in order."""

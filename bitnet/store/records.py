@@ -38,24 +38,6 @@ from bitnet.sources import licence_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = [
-    "LOCK_FILE",
-    "Artifact",
-    "RecordFolder",
-    "StoreIndex",
-    "from_record",
-    "from_subject",
-    "lock_text",
-    "parse_lock",
-    "pin",
-    "read_lock",
-    "refuse_unreadable",
-    "relative",
-    "to_record",
-    "to_subject",
-    "write_lock",
-]
-
 T = TypeVar("T")
 
 LOCK_FILE = "bitnet.lock.json"

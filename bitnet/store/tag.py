@@ -13,8 +13,6 @@ from bitnet.base.files import keep
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["AREAS", "TAG", "has_tag", "is_marked", "keep_in_cache", "make_cache", "strange_names"]
-
 AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements")
 # Names that only this program gives to files below these folders.
 _OUR_NAMES = re.compile(

@@ -12,8 +12,6 @@ from bitnet.store.records import RecordFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SETTLED_S", "Verified", "VerifiedFiles"]
-
 # Two changes within one tick of a file system's clock leave the same time; FAT counts in steps of
 # two seconds. A file changed less than this ago may change again without showing it.
 SETTLED_S = 3.0

@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from bitnet.verify.attestation import Difference
     from bitnet.verify.content import Content
 
-__all__ = [
-    "HINT",
-    "Recognition",
-    "attest",
-    "attest_fetched",
-    "attestation_of",
-    "attestations_by_name",
-    "compare",
-    "recognise",
-    "summarize",
-    "unread_files",
-]
-
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5

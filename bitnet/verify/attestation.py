@@ -30,17 +30,6 @@ if TYPE_CHECKING:
 
     from bitnet.verify.content import Content, Items, StoredTensor
 
-__all__ = [
-    "SCHEMA",
-    "Attestation",
-    "Difference",
-    "TensorDigest",
-    "beside",
-    "differences",
-    "digest_content",
-    "grids_of",
-]
-
 SCHEMA = 1
 SECTIONS = ("metadata", "template", "tensors", "tokenizer")
 _THREADS = 8

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["is_bundle", "open_bundle", "sign", "statement_of"]
-
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
 _PAYLOAD = "application/vnd.in-toto+json"

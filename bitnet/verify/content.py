@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.inventory import Inventory
 
-__all__ = [
-    "MERGES",
-    "MERGE_PAIRS",
-    "VOCAB",
-    "Content",
-    "Items",
-    "StoredTensor",
-    "content_of",
-    "key_in",
-    "section_of",
-]
-
 # Keys about layout, not content.
 _LAYOUT = frozenset({"general.alignment", "split.no", "split.count", "split.tensors.count"})
 _TEMPLATES = ("tokenizer.chat_template", 'tokenizer_config.json["chat_template"', "chat_template.")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["forward_verdict", "judge_logits"]
-
 TOKENS = 48
 FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
 

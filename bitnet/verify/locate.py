@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from bitnet.verify.content import Items
 
-__all__ = ["Grid", "grid_of", "locate", "row_overlap"]
-
 _SHORT = 8  # hexadecimal digits of a row's digest: 32 bits
 _SHOWN = 4
 _MOST_TRIES = 400_000  # hashes of a row, less than a second

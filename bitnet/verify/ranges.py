@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["numbers_out_of_range", "settings_out_of_range"]
-
 MATRIX = (1 / 16, 8.0)
 NORM = (1 / 50, 50.0)
 LARGEST_ROW = 20.0

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Ops
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "TEXT",
-    "ids_for",
-    "log_probabilities",
-    "logits_of",
-    "record",
-    "tokens_outside",
-    "worst_difference",
-]
-
 TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. "
     "One, two, three, four, five, six, seven, eight, nine, ten."

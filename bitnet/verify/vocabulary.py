@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from bitnet.verify.content import Content, Items
 
-__all__ = ["vocabulary_out_of_range"]
-
 NORMAL, CONTROL = TokenType.NORMAL, TokenType.CONTROL
 FEWEST = 16  # merges needed to speak of an order
 FEW = 4  # exceptions that indicate damage; more are another way to make a vocabulary

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf_ternary import TernaryCounts
     from bitnet.quants.weight import Weight
 
-__all__ = ["code_anomalies", "weight_anomalies"]
-
 # Within one tensor of the models measured, the largest scale is at most 27 times the median one.
 LARGEST_RATIO = 1000.0
 MOST_ZEROS = 0.98  # of ternary weights; trained ones have 30 to 60 %
