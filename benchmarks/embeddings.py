@@ -24,7 +24,7 @@ from runtime import present
 from ternary import measure
 
 from bitnet.bench.machine import describe_machine
-from bitnet.crossval.own_build import bitnet_cpp_library
+from bitnet.crossval.references import bitnet_cpp_library
 
 MODELS = {"0.6B": "embedding-0.6b", "270M": "embedding-270m"}
 OURS, OURS_AVX2 = "bitnet I2_S", "bitnet I2_S, AVX2"

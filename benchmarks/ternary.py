@@ -27,7 +27,7 @@ from pathlib import Path
 from runtime import Engine, present
 
 from bitnet.bench.machine import describe_machine
-from bitnet.crossval.own_build import bitnet_cpp_library
+from bitnet.crossval.references import bitnet_cpp_library
 from bitnet.formats.containers import open_checkpoint
 
 # What ik_llama.cpp's converter makes of the model: name, type, type of the head.

@@ -29,10 +29,16 @@ import bitnet
 from bitnet import native
 from bitnet.base.errors import BitnetError
 from bitnet.convert import ConversionRequest, convert
-from bitnet.crossval.asking import PROMPTS, our_trace
+from bitnet.crossval.answers import PROMPTS, our_trace
 from bitnet.crossval.compare import compare
-from bitnet.crossval.exact import Float64
-from bitnet.crossval.references import BitnetCpp, IkLlamaCpp, LlamaCpp, Question, Transformers
+from bitnet.crossval.references import (
+    BitnetCpp,
+    Float64,
+    IkLlamaCpp,
+    LlamaCpp,
+    Question,
+    Transformers,
+)
 from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, encode_value, write_new

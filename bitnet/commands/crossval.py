@@ -62,7 +62,7 @@ def _check_outputs(requested):
 
 def _texts(file):
     """The prompts in *file*, one a line; wrong ones are refused before a model is loaded."""
-    from bitnet.crossval.asking import PROMPTS
+    from bitnet.crossval.answers import PROMPTS
 
     if not file:
         return PROMPTS

@@ -7,22 +7,17 @@ question --> reference engine --> trace --+
 ```
 
     trace.py               prompts, and an engine's answers: best tokens, not whole vocabularies
+    options.py             what the command line asks for
     reference.py           a reference engine, the request to it, recordings
-    references.py          the engines, by name
+    references.py          the engines, by name; the float64 pass, which measures both sides
     reference_process.py   the program that runs one of them, in its own process
     llama_api.py           the C API of llama.cpp, for that program
-    exact.py               the float64 pass, against which both sides are measured
-    asking.py              the prompts for both sides, and our answers
-    answers.py             faults of answers: missing, extra or invalid ones
-    compare.py             traces into rows; pure functions
-    tokens.py              tokenizers compared text by text
+    answers.py             the prompts for both sides, our answers, faults of answers
+    compare.py             traces into rows, and tokenizers text by text; pure functions
     operations.py          every operation, computed again from the engine's own inputs
-    receipt.py             the compute path, as counted inside the backend
-    evidence.py            all results, as one record
-    bounds.py              thresholds of agreement, and their origin
-    judge.py               the verdict, from that record alone
+    evidence.py            all results, as one record; the compute path, as the backend counted it
+    judge.py               the verdict, from that record alone, and its thresholds
     run.py                 all of it, in order
     report.py              report.json, report.md and, by report.html.j2, report.html
     check.py               checks a report against its own rows, and against a new one
-    records.py             records to JSON and back, strictly
 """

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat
 from bitnet.base.findings import Finding
 from bitnet.crossval.options import CrossvalOptions
-from bitnet.crossval.records import to_json
 from bitnet.crossval.references import REFERENCES
-from bitnet.crossval.report import as_json
+from bitnet.crossval.report import as_json, to_json
 from bitnet.crossval.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:

@@ -6,20 +6,64 @@ file can derive the verdict again.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.findings import Finding
-from bitnet.crossval.bounds import near_tie
-from bitnet.crossval.compare import Row
+from bitnet.crossval.compare import Row, TokenizerParity
 from bitnet.crossval.operations import Operation
-from bitnet.crossval.receipt import ComputePath
-from bitnet.crossval.tokens import TokenizerParity
 from bitnet.crossval.trace import EngineFacts, Prompt
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.transformer import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from bitnet.tokenizer import Tokenizer
+
+# real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
+# none: nothing was counted.
+ComputePath = Literal["real", "reference", "mock", "none"]
+
+_MOCK = "mock"  # fingerprint of the tokenizer that treats bytes as tokens
+
+
+def read_counters(model: Model) -> dict[str, int]:
+    """Calls of each kernel so far; empty for a backend that is not ours."""
+    if type(model.ops) is ReferenceOps:
+        return dict(ReferenceOps.counters(model.ops))
+    if type(model.ops) is not NativeOps:
+        return {}
+    # Read from the extension itself: an attribute of an object can be replaced.
+    counters: Any = getattr(sys.modules.get("bitnet._native"), "kernel_counters", None)
+    return dict(counters()) if type(counters).__module__ == "nanobind" else {}
+
+
+def kernels_since(model: Model, before: Mapping[str, int]) -> dict[str, int]:
+    """Calls of each kernel that ran since the counters read *before*, by name."""
+    calls = {name: count - before.get(name, 0) for name, count in read_counters(model).items()}
+    return {name: count for name, count in sorted(calls.items()) if count > 0}
+
+
+def compute_path(model: Model, tokenizer: Tokenizer, kernels: Mapping[str, int]) -> ComputePath:
+    """Kind of backend that computed a pass of *model* with calls of *kernels*.
+
+    It is ``real`` only if the native module itself counted at least one product of weights per
+    layer, for a model bound to exactly our native backend, with a real tokenizer. This protects
+    against mistakes: a mock, a backend replaced by a slower one, missing kernels. It does not
+    protect against someone who controls this Python process and can replace the reading itself;
+    ``crossval --check --replay`` on another machine does.
+    """
+    products = sum(count for name, count in kernels.items() if name.startswith("linear/"))
+    if type(model) is not Model or products < model.config.n_layers:
+        return "none"
+    if tokenizer.fingerprint == _MOCK:
+        return "mock"
+    kind = type(model.ops)
+    return "real" if kind is NativeOps else "reference" if kind is ReferenceOps else "none"
 
 
 @dataclass(frozen=True)
@@ -131,11 +175,6 @@ class Evidence:
     greedy: tuple[Row, ...] = ()
     operations: dict[str, tuple[Operation, ...]] = field(default_factory=dict)
     spellings: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def near_tie(self) -> float:
-        """Gap in logits below which these engines may order two tokens either way."""
-        return near_tie(self.ours.arithmetic, self.reference.arithmetic)
 
     @property
     def positions(self) -> int:

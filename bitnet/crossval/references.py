@@ -13,31 +13,148 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
 from bitnet.base.installation import extra_command
 from bitnet.base.invocation import isolate
-from bitnet.crossval.exact import Float64
-from bitnet.crossval.own_build import bitnet_cpp_library
+from bitnet.base.settings import bitnet_cpp_dir, expand_home
 from bitnet.crossval.reference import EngineFailed, Question, Recorded, Reference
-from bitnet.crossval.trace import Trace, trace_from
+from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace, prompt_trace, trace_from
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
 from bitnet.quants import registry
 from bitnet.quants.iq_bn import SHORTEST_ROW
+from bitnet.quants.weight import Weight
+from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from bitnet.crossval.trace import Arithmetic
+    from bitnet.crossval.trace import Arithmetic, Prompt
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.ops import Array
+    from bitnet.models.transformer import Model
+
+# More tokens than other traces, so that it contains theirs.
+KEPT = 256
+_MOST_BYTES = 4 << 30  # weights in float64 at a time
+_ROWS = 1 << 14  # rows of a matrix converted to float64 at a time
+
+
+class Float64(Reference):
+    """Our graph in NumPy and double precision: reveals rounding, but not mistakes of the graph.
+
+    It rounds only where the model's format itself does (ternary weights with int8 activations). As
+    the yardstick for both sides it answers several questions about one checkpoint.
+    """
+
+    name = "float64"
+    independent = False
+    _model: Model | None = None
+
+    def reads(self, _checkpoint: Checkpoint) -> bool:
+        """True: it reads whatever this package reads."""
+        return True
+
+    def model(self, checkpoint: Checkpoint) -> Model:
+        """*checkpoint* in float64, unpacked once: whole if it fits, else a matrix at a time."""
+        if self._model is None:
+            weights = checkpoint.weights.values()
+            fits = sum(8 * math.prod(weight.shape) for weight in weights) <= _MOST_BYTES
+            ops = ReferenceOps(dtype=np.float64) if fits else _Unpacking()
+            self._model = load_model(checkpoint, ops=ops)
+        return self._model
+
+    def trace(self, question: Question) -> Trace:
+        """The pass over the prompts of *question*; it has no tokenizer of its own."""
+        answers = []
+        for number, prompt in enumerate(question.prompts, 1):
+            question.notify(f"float64 pass: prompt {number} of {len(question.prompts)}")
+            answers.append(self._answer(question.checkpoint, prompt))
+        return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))
+
+    def _answer(self, checkpoint: Checkpoint, prompt: Prompt) -> PromptTrace:
+        if not prompt.ids:
+            return PromptTrace(prompt.text, ())
+        model = self.model(checkpoint)
+        cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
+        cache.reach = len(prompt.ids)
+        forward = partial(model.forward, cache=cache)
+        return prompt_trace(forward, prompt, kept=KEPT)
+
+
+class _Unpacking(ReferenceOps):
+    """Float64 with matrices unpacked on every use: slow, for models that do not fit."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=np.float64)
+
+    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
+        if registry.rounds_activations(weight) or len(weight.shape) != 2:
+            return super().prepare(weight, looked_up=looked_up)
+        return weight
+
+    def embed(self, table: Any, tokens: Sequence[int]) -> Array:
+        if not isinstance(table, Weight):
+            return super().embed(table, tokens)
+        rows: Array = registry.dequantize(table)[np.asarray(tokens)].astype(self.dtype)
+        return rows
+
+    def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
+        if not isinstance(weight, Weight):
+            return super().linear(x, weight, bias)
+        rows = registry.dequantize(weight)
+        parts = [
+            x @ rows[at : at + _ROWS].T.astype(self.dtype) for at in range(0, len(rows), _ROWS)
+        ]
+        y: Array = np.concatenate(parts, axis=1)
+        return y if bias is None else y + bias
+
+
+_LIBRARIES = ("libllama.so", "libllama.dylib", "llama.dll")
+# In a checkout, a CMake build folder, or an installation prefix.
+_PLACES = ("", "lib", "bin", "src", "3rdparty/llama.cpp/src")
+
+
+def bitnet_cpp_library() -> Path | None:
+    """The library of a user's own build in ``BITNET_CPP_DIR``; None if that is not set.
+
+    Raises:
+        UsageError: the folder is not a build.
+    """
+    setting = bitnet_cpp_dir()
+    if setting is None:
+        return None
+    folder = expand_home(setting).absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"BITNET_CPP_DIR={setting}: there is no such folder",
+            hint="name the folder where bitnet.cpp was built",
+        )
+    for root in (folder, folder / "build"):
+        for place in _PLACES:
+            for name in _LIBRARIES:
+                if (root / place / name).is_file():
+                    return root / place / name
+    raise UsageError(
+        f"BITNET_CPP_DIR={setting}: there is no {_LIBRARIES[0]} in it, so nothing was built there, "
+        "or without -DBUILD_SHARED_LIBS=ON",
+        hint="name the folder where bitnet.cpp was built",
+    )
+
 
 logger = logging.getLogger(__name__)
 

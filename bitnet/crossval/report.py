@@ -10,21 +10,99 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import fields, is_dataclass
 from importlib.resources import files
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bitnet.base.errors import InvalidFormat, from_os_error
 from bitnet.base.files import write_text
 from bitnet.crossval.evidence import Evidence, mean
-from bitnet.crossval.judge import judge, kind_of
+from bitnet.crossval.judge import judge, kind_of, near_tie
 from bitnet.crossval.operations import describe
-from bitnet.crossval.records import from_json, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.crossval.compare import Row
+
+_DIGITS = 6  # significant digits of a measured number
+_MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
+
+Record = TypeVar("Record")
+
+
+def to_json(value: Any) -> Any:
+    """*value* as JSON values, with six significant digits."""
+    if is_dataclass(value):
+        return {one.name: to_json(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(one) for one in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{min(max(value, -_MOST), _MOST):.{_DIGITS}g}")
+    return value
+
+
+def round_numbers(record: Record) -> Record:
+    """*record* with its numbers as a file has them."""
+    return from_json(type(record), to_json(record))
+
+
+def from_json(kind: type[Record], values: Any, where: str = "the report") -> Record:
+    """A *kind* from JSON *values*; *where* is their name in messages.
+
+    Raises:
+        InvalidFormat: a value is missing, unknown, of another type, or not finite.
+    """
+    found: Record = _read(kind, values, where)
+    return found
+
+
+def _read(kind: Any, values: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _record(kind, values, where)
+    if origin in (Union, UnionType):
+        (inner,) = [entry for entry in arguments if entry is not NoneType]
+        return None if values is None else _read(inner, values, where)
+    if origin is Literal:
+        return _expect(values in arguments and isinstance(values, str), values, where, arguments)
+    if origin is tuple:
+        _expect(isinstance(values, list), values, where, "a list")
+        return tuple(
+            _read(arguments[0], entry, f"{where}[{at}]") for at, entry in enumerate(values)
+        )
+    if origin is dict:
+        _expect(isinstance(values, dict), values, where, "an object")
+        return {key: _read(arguments[1], entry, f"{where}.{key}") for key, entry in values.items()}
+    if kind is float:
+        is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
+        _expect(is_number and math.isfinite(values), values, where, "a finite number")
+        return float(values)
+    return _expect(type(values) is kind, values, where, kind.__name__)
+
+
+def _record(kind: Any, values: Any, where: str) -> Any:
+    _expect(isinstance(values, dict), values, where, "an object")
+    hints = get_type_hints(kind)
+    names = {one.name for one in fields(kind)}
+    wrong = sorted(names ^ set(values))
+    if wrong:
+        what = "has an unknown field" if wrong[0] in values else "lacks the field"
+        raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint="write the report again")
+    return kind(**{name: _read(hints[name], values[name], f"{where}.{name}") for name in names})
+
+
+def _expect(right: bool, value: Any, where: str, expected: object) -> Any:
+    if not right:
+        raise InvalidFormat(
+            f"{where} is {str(value)[:60]!r}, expected {expected}", hint="write the report again"
+        )
+    return value
+
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
 DERIVED = ("verdict", "summary", "evidence_sha256")  # follow from the evidence
@@ -140,7 +218,7 @@ def as_html(evidence: Evidence) -> str:
         metrics=_metrics(evidence),
         worst=_worst(evidence),
         provenance=_provenance(evidence),
-        kinds={(row.prompt, row.position): kind_of(row, evidence.near_tie) for row in rows},
+        kinds={(row.prompt, row.position): kind_of(row, near_tie(evidence)) for row in rows},
         results={
             name: describe(name, operations[name], evidence.model.layers)[1] for name in operations
         },
@@ -157,7 +235,7 @@ def _summary(evidence: Evidence) -> dict[str, Any]:
     rows = evidence.rows
     if not rows:
         return {}
-    kinds = [kind_of(row, evidence.near_tie) for row in rows]
+    kinds = [kind_of(row, near_tie(evidence)) for row in rows]
     ours, theirs = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
     closer = None if ours is None or theirs is None else "ours" if ours < theirs else "reference"
     klds = sorted(row.kl for row in rows if row.kl is not None)
@@ -176,7 +254,7 @@ def _summary(evidence: Evidence) -> dict[str, Any]:
         "median_kld": median(klds) if complete else None,
         "rms_dp": None if squared is None else math.sqrt(squared),
         "same_top": kinds.count("same") / len(rows),
-        "near_ties": sum(row.gap is not None and row.gap < evidence.near_tie for row in rows),
+        "near_ties": sum(row.gap is not None and row.gap < near_tie(evidence) for row in rows),
         "excused": kinds.count("excused"),
         "wrong": kinds.count("wrong"),
         "exact_to_ours": ours,

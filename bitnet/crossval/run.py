@@ -15,16 +15,21 @@ from bitnet.base.cores import thread_count
 from bitnet.base.errors import ReferenceUnavailable
 from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding
-from bitnet.crossval.answers import faults_of
-from bitnet.crossval.asking import PROMPTS, our_trace, prompts_for
-from bitnet.crossval.compare import compare
-from bitnet.crossval.evidence import Evidence, Plan, TestedModel
-from bitnet.crossval.exact import Float64
+from bitnet.crossval.answers import PROMPTS, faults_of, our_trace, prompts_for
+from bitnet.crossval.compare import compare, texts_for, tokenizer_parity
+from bitnet.crossval.evidence import (
+    Evidence,
+    Plan,
+    TestedModel,
+    compute_path,
+    kernels_since,
+    read_counters,
+)
+from bitnet.crossval.judge import near_tie
 from bitnet.crossval.operations import check_operations, our_intermediates
-from bitnet.crossval.receipt import compute_path, kernels_since, read_counters
-from bitnet.crossval.records import round_numbers
 from bitnet.crossval.reference import EngineFailed, Question
-from bitnet.crossval.tokens import texts_for, tokenizer_parity
+from bitnet.crossval.references import Float64
+from bitnet.crossval.report import round_numbers
 from bitnet.crossval.trace import EngineFacts, Prompt, positions_from
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.tokenizer.load import read_files
@@ -226,7 +231,7 @@ def _arbitrate(
     """The continuations, with the float64 pass asked where they part for good."""
     rows = []
     for row in evidence.greedy:
-        if not row.agrees and row.gap is not None and row.gap >= evidence.near_tie:
+        if not row.agrees and row.gap is not None and row.gap >= near_tie(evidence):
             answer = ours.prompts[row.prompt]
             ids = (*answer.ids, *answer.greedy[: row.position])
             prompt = Prompt(answer.prompt, ids, len(ids) - 1)

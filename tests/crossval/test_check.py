@@ -12,8 +12,7 @@ from bitnet.base.errors import InvalidFormat
 from bitnet.base.findings import Finding
 from bitnet.crossval.check import check_report, compare_again
 from bitnet.crossval.evidence import Evidence
-from bitnet.crossval.records import from_json
-from bitnet.crossval.report import DERIVED, as_html, as_json, as_markdown, read_report
+from bitnet.crossval.report import DERIVED, as_html, as_json, as_markdown, from_json, read_report
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 from crossval_evidence import PARTED, PASSED, ROW, STEPS, evidence
 
 from bitnet.base.findings import Finding
+from bitnet.crossval.compare import TokenizerParity
 from bitnet.crossval.judge import checks_of, judge
-from bitnet.crossval.tokens import TokenizerParity
 
 
 def outcome(found):

@@ -9,9 +9,9 @@ import pytest
 from tiny_models import tiny, tiny_gguf
 
 from bitnet import load, native
+from bitnet.crossval.evidence import compute_path, kernels_since, read_counters
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
-from bitnet.crossval.receipt import compute_path, kernels_since, read_counters
 from bitnet.crossval.references import choose
 from bitnet.crossval.report import as_markdown
 from bitnet.crossval.run import cross_validate

@@ -15,7 +15,7 @@ from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.base.installation import extra_command
 from bitnet.convert import ConversionRequest, convert
-from bitnet.crossval import exact, references
+from bitnet.crossval import references
 from bitnet.crossval.operations import ROWS
 from bitnet.crossval.references import (
     EngineFailed,
@@ -190,10 +190,10 @@ def test_a_recording_gives_what_was_recorded(checkpoint, tmp_path):
 
 def test_float64_unpacks_as_it_goes_where_a_model_does_not_fit(checkpoint, ternary, monkeypatch):
     for model in (checkpoint, ternary):
-        monkeypatch.setattr(exact, "_MOST_BYTES", 1 << 40)
+        monkeypatch.setattr(references, "_MOST_BYTES", 1 << 40)
         whole = exact_trace(model, [Prompt("p", IDS)])
-        monkeypatch.setattr(exact, "_MOST_BYTES", 0)
-        monkeypatch.setattr(exact, "_ROWS", 7)
+        monkeypatch.setattr(references, "_MOST_BYTES", 0)
+        monkeypatch.setattr(references, "_ROWS", 7)
         piecewise = exact_trace(model, [Prompt("p", IDS)])
         for one, two in zip(
             whole.prompts[0].positions, piecewise.prompts[0].positions, strict=True

@@ -8,11 +8,11 @@ import pytest
 from builders import vocabulary, write_gguf
 from tiny_models import KEYS, TOKENS, VOCAB
 
+from bitnet.crossval.compare import texts_for, tokenizer_parity
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Question, Recorded
 from bitnet.crossval.run import cross_validate, recordable
-from bitnet.crossval.tokens import texts_for, tokenizer_parity
 from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import resolve_tokenizer

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from bitnet.crossval.compare import Row, compare
+from bitnet.crossval.compare import Row, TokenizerParity, compare
 from bitnet.crossval.evidence import Evidence, Plan, TestedModel
-from bitnet.crossval.exact import Float64
 from bitnet.crossval.judge import judge
 from bitnet.crossval.operations import Operation
 from bitnet.crossval.reference import Question
-from bitnet.crossval.tokens import TokenizerParity
+from bitnet.crossval.references import Float64
 from bitnet.crossval.trace import EngineFacts, Prompt
 
 ROW = Row(
