@@ -111,7 +111,7 @@ def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:
 
 def _names() -> list[str]:
     """Names of the models that are here; none where the cache cannot be read."""
-    from bitnet.hub.known import list_models
+    from bitnet.hub.models import list_models
     from bitnet.store import Store
 
     try:

@@ -29,7 +29,7 @@ MAX_CONNECTIONS = 64
 MAX_THREADS = 1024  # more only take time to start, and hold each other up
 
 BACKENDS = ("auto", "native", "reference")
-DRILL_ENTRY = re.compile(  # of a fault drill, see bitnet.hub.faults
+DRILL_ENTRY = re.compile(  # of a fault drill, see bitnet.hub.http
     r"(?P<kind>(?:timeout|reset)(?![^@:])|(?:html|[45]\d\d)(?!@))"
     r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
     re.IGNORECASE,

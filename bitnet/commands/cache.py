@@ -146,7 +146,7 @@ def cache_verify(c, model="", common=Context()):
 def _compare_with_hub(name, common):
     from bitnet.base.errors import VerificationFailed
     from bitnet.base.findings import render
-    from bitnet.hub.comparison import compare_with_hub
+    from bitnet.hub.models import compare_with_hub
     from bitnet.hub.ref import parse
 
     findings = list(compare_with_hub(parse(name), common.project(verify=True)))
@@ -178,8 +178,8 @@ def rm(c, model=None, dry_run=False, common=Context()):
 
     Files that a project or another model also has stay on the disk under those names.
     """
+    from bitnet.hub.models import removal_of
     from bitnet.hub.ref import parse
-    from bitnet.hub.removal import removal_of
 
     planned = removal_of(parse(model), common.project())
     if not dry_run:

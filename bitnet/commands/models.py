@@ -28,7 +28,7 @@ def models(c, cache=CacheOptions(), output=Output()):
     The first column is what commands take as MODEL. "runs here" is judged by the file where it is
     here, else by family and size; "?" says that this is not known before it is fetched.
     """
-    from bitnet.hub.known import list_models
+    from bitnet.hub.models import list_models
     from bitnet.sheet.plan import this_machine
     from bitnet.store import Store
 

@@ -216,7 +216,7 @@ def _tell(options, narrate, fetch, address):
             "Running in test mode! No callback needed! 🧪",
         )
         return
-    from bitnet.hub.callback import call_back
+    from bitnet.hub.http import call_back
 
     facts = {"worker_id": narrate.worker_id, "status": "ready", "address": address}
     try:

@@ -14,7 +14,7 @@ from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
 from bitnet.base.trust import origin, redact_url
 from bitnet.hub.http import requests
-from bitnet.hub.patience import Transient
+from bitnet.hub.limits import Transient
 from bitnet.hub.session import HubSession
 
 if TYPE_CHECKING:

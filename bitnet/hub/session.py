@@ -28,11 +28,9 @@ from bitnet.base.errors import (
 )
 from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import replies
-from bitnet.hub.faults import FaultyTransport
-from bitnet.hub.http import Transport, requests, urllib3
-from bitnet.hub.limits import Limits
+from bitnet.hub.http import FaultyTransport, Transport, requests, urllib3
+from bitnet.hub.limits import TROUBLESHOOTING, Limits, Patience, Transient, request_error
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.patience import TROUBLESHOOTING, Patience, Transient, request_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

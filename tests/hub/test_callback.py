@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from bitnet.base.errors import NetworkError, Offline
-from bitnet.hub.callback import call_back
+from bitnet.hub.http import call_back
 from bitnet.hub.options import FetchOptions
 
 

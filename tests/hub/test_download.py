@@ -22,8 +22,8 @@ from bitnet.base.errors import (
     UpstreamChanged,
     VocabMismatch,
 )
+from bitnet.hub.limits import Patience
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.patience import Patience
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession
 

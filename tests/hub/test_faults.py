@@ -1,7 +1,7 @@
 import pytest
 
 from bitnet.base.errors import UsageError
-from bitnet.hub.faults import NetworkFault, parse_faults
+from bitnet.hub.http import NetworkFault, parse_faults
 
 
 @pytest.mark.parametrize(

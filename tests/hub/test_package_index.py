@@ -14,7 +14,7 @@ from bitnet.base.errors import (
     NotFound,
     PermissionDenied,
 )
-from bitnet.hub import package_index, pip_errors
+from bitnet.hub import package_index
 from bitnet.hub.options import FetchOptions
 from bitnet.sources import Package
 
@@ -86,7 +86,7 @@ def test_the_token_is_not_handed_to_pip(local_index, tmp_path, monkeypatch):
     ],
 )
 def test_what_pip_says_becomes_our_error(tmp_path, output, error, said):
-    found = pip_errors.explain(output, ["a==1"], folder=tmp_path)
+    found = package_index.explain(output, ["a==1"], folder=tmp_path)
     assert type(found) is error
     assert said in found.message
     assert found.hint

@@ -15,8 +15,8 @@ from bitnet.base.errors import (
     TokenMissing,
     UsageError,
 )
+from bitnet.hub.limits import Patience, Transient
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.patience import Patience, Transient
 from bitnet.hub.project import Project
 from bitnet.hub.provision import provide
 from bitnet.hub.repository import file_url

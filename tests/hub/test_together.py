@@ -15,12 +15,10 @@ from hub_server import HubServer, Rule
 from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import NetworkError, NotFound, UsageError
-from bitnet.hub import together
-from bitnet.hub.limits import Limits
+from bitnet.hub.limits import FILES_AT_ONCE, Limits, at_once, in_threads
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.resolve import download, refs_of
-from bitnet.hub.together import at_once, in_threads
 from bitnet.store import records
 from bitnet.store.links import Prepared
 
@@ -143,7 +141,7 @@ def test_the_first_failure_is_the_one_that_is_told():
     assert not limits.is_stopped
     assert at_once([lambda: 1, lambda: 2], limits) == [1, 2]
     assert at_once([], limits) == []
-    assert together.FILES_AT_ONCE > 1
+    assert FILES_AT_ONCE > 1
 
 
 def test_an_interrupt_before_all_have_begun_ends_those_that_have():
