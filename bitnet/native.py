@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.base import settings
 from bitnet.base.errors import Unsupported
-from bitnet.base.installation import direct_url, reinstall_command
+from bitnet.base.invocation import direct_url, reinstall_command
 
 if TYPE_CHECKING:
     from types import ModuleType

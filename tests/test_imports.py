@@ -16,7 +16,7 @@ ROOT = Path(bitnet.__file__).parent
 LAYERS = [
     ["base"],
     ["native"],
-    ["sources", "shipped", "quants", "families", "ci", "updates"],
+    ["sources", "shipped", "quants", "families", "ci"],
     ["formats", "store"],
     ["cache", "tokenizer"],
     ["kernels", "hub", "doctor"],

@@ -8,7 +8,7 @@ import pytest
 
 from bitnet import native
 from bitnet.base.errors import NotFound
-from bitnet.base.installation import reinstall_command
+from bitnet.base.invocation import reinstall_command
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED, ShippedModel
 

@@ -19,11 +19,12 @@ import os
 import socket
 import time
 import uuid
+import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -409,3 +410,21 @@ def _try_locks(folder: Path) -> bool:
 
 def _name(owner: Owner | None) -> str:
     return str(owner) if owner is not None else "another process"
+
+
+_Owner = TypeVar("_Owner")
+_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
+
+def renew_in_child(owner: _Owner, renew: Callable[[_Owner], None]) -> None:
+    """Call ``renew(owner)`` first thing in every forked child, for as long as *owner* lives."""
+    _owners[owner] = renew
+
+
+def _renew_all() -> None:
+    for owner, renew in list(_owners.items()):
+        renew(owner)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

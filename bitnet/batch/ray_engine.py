@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.batch.rows import BatchRow
 from bitnet.batch.run import answers
 

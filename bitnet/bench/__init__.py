@@ -11,8 +11,7 @@ temporary slowdown of the machine affects all of them.
 
 from __future__ import annotations
 
-from bitnet.bench.machine import Machine, describe_machine
-from bitnet.bench.measure import BenchPlan, Test, measure
+from bitnet.bench.measure import BenchPlan, Machine, Test, describe_machine, measure
 from bitnet.bench.report import (
     BenchReport,
     Change,

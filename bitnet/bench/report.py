@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
 from bitnet.base.progress import human_size
 from bitnet.base.tables import quantity, table
-from bitnet.bench.machine import Machine
+from bitnet.bench.measure import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,7 @@ from typing import Literal
 
 from bitnet.base.errors import NotFound, UsageError, from_os_error
 from bitnet.base.files import write_text
-from bitnet.base.installation import direct_url
+from bitnet.base.invocation import direct_url
 
 DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
 EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")

@@ -11,7 +11,7 @@ from bitnet.base.invocation import word
 from bitnet.base.options import CacheOptions
 from bitnet.base.tables import brief, quantity, short, show, table
 from bitnet.base.terminal import as_json
-from bitnet.cache.selection import Selection
+from bitnet.cache.prune import Selection
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
 
@@ -111,8 +111,7 @@ def cache_verify(c, model="", common=Context()):
         return
     cache, output = common.cache, common.output
     from bitnet.base.errors import IntegrityError
-    from bitnet.cache.check import verify
-    from bitnet.cache.entries import entries
+    from bitnet.cache.entries import entries, verify
     from bitnet.formats.gguf import GGUF
     from bitnet.store import Store
     from bitnet.store.tag import is_marked

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.base.tables import show
 from bitnet.base.terminal import as_json
 from bitnet.commands.declare import Output, task

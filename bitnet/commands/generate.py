@@ -17,8 +17,10 @@ from bitnet.commands.context import Context
 from bitnet.commands.declare import task
 from bitnet.commands.running import (
     decode_text,
+    edit_text,
     open_model,
     read_text,
+    recall_lines,
     say,
     say_escaped,
     summary,
@@ -26,7 +28,6 @@ from bitnet.commands.running import (
     write,
     write_json,
 )
-from bitnet.commands.typing_aids import edit_text, recall_lines
 from bitnet.runtime.options import ModelOptions, PromptOptions
 from bitnet.runtime.request import Request
 

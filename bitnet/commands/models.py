@@ -165,8 +165,7 @@ def _here(model, common):
 
 
 def _plan_file(path: Path):
-    from bitnet.sheet.plan import ModelOrigin, this_machine
-    from bitnet.sheet.plan_folder import plan_path
+    from bitnet.sheet.plan import ModelOrigin, plan_path, this_machine
 
     return plan_path(path, ModelOrigin(), machine=this_machine(path.parent))
 

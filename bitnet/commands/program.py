@@ -27,8 +27,13 @@ from bitnet.base.invocation import as_started, harmless, word
 from bitnet.base.tables import wrap_lines
 from bitnet.commands import load, positional
 from bitnet.commands.declare import Task
-from bitnet.commands.tab import candidates
-from bitnet.commands.usage import command_help, commands_help, network_help, program_help
+from bitnet.commands.usage import (
+    candidates,
+    command_help,
+    commands_help,
+    network_help,
+    program_help,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.commands.context import Context
 from bitnet.commands.declare import task
 from bitnet.commands.running import load_model, model_path, open_file, say

@@ -26,8 +26,7 @@ import numpy as np
 
 from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
-from bitnet.base.installation import extra_command
-from bitnet.base.invocation import isolate
+from bitnet.base.invocation import extra_command, isolate
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
 from bitnet.crossval.reference import EngineFailed, Question, Recorded, Reference
 from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace, prompt_trace, trace_from

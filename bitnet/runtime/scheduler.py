@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InferenceError, UsageError
-from bitnet.base.forks import renew_in_child
+from bitnet.base.locks import renew_in_child
 from bitnet.runtime.drafts import Pace, drafter_of
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.piece import Piece

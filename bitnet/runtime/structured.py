@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.runtime.tool_blocks import JSON_STYLE
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__
 from bitnet.base import settings
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.wire.openai_reply import chat_finish
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet.base.errors import NotFound
-from bitnet.base.installation import reinstall_command
+from bitnet.base.invocation import reinstall_command
 
 __all__ = ["SHIPPED", "ShippedModel"]
 

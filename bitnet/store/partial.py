@@ -21,17 +21,70 @@ import os
 import sys
 import threading
 import time
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from bitnet.base.locks import Owner
 from bitnet.store.links import fresh_name, remove, replace_file, sync_folder
-from bitnet.store.ranges import Ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
+
+
+class Ranges:
+    """A set of half-open byte ranges, merged and in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._parts)
+
+    def add(self, start: int, stop: int) -> None:
+        """Add bytes *start* to *stop* (exclusive)."""
+        if start >= stop:
+            return
+        first = bisect_left(self._parts, start, key=lambda part: part[1])
+        last = first
+        while last < len(self._parts) and self._parts[last][0] <= stop:
+            start = min(start, self._parts[last][0])
+            stop = max(stop, self._parts[last][1])
+            last += 1
+        self._parts[first:last] = [(start, stop)]
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """True if one of the bytes *start* to *stop* (exclusive) is in the set."""
+        first = bisect_left(self._parts, start + 1, key=lambda part: part[1])
+        return start < stop and first < len(self._parts) and self._parts[first][0] < stop
+
+    @property
+    def total(self) -> int:
+        """Total bytes of all ranges."""
+        return sum(stop - start for start, stop in self._parts)
+
+    @property
+    def frontier(self) -> int:
+        """Number of bytes from the beginning without a gap."""
+        return self._parts[0][1] if self._parts and self._parts[0][0] == 0 else 0
+
+    def missing(self, size: int) -> list[tuple[int, int]]:
+        """Gaps in the first *size* bytes."""
+        gaps: list[tuple[int, int]] = []
+        position = 0
+        for start, stop in self._parts:
+            if position < min(start, size):
+                gaps.append((position, min(start, size)))
+            position = stop
+        if position < size:
+            gaps.append((position, size))
+        return gaps
+
 
 _FLUSH_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
@@ -139,17 +192,8 @@ class Partial:
     ) -> Partial:
         """A file in *folder* for *version*, resuming what earlier processes left.
 
-        Other leftovers are deleted.
-
-        Args:
-            folder: folder of this version.
-            name: of the file, for people.
-            version: the version to fetch.
-            alone: the kernel keeps other processes of this machine out.
-            fresh: delete existing parts, since they proved wrong.
-
-        Raises:
-            OSError: the file cannot be created.
+        Other leftovers are deleted; with *fresh* all, since they proved wrong. *alone* says that
+        the kernel keeps other processes of this machine out.
         """
         folder.mkdir(parents=True, exist_ok=True)
         own = folder / fresh_name(name)

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, is_panic
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.tokenizer.compiled import is_verbatim
 from bitnet.tokenizer.document import tokenizer_json
 from bitnet.tokenizer.limits import SPACES, check_spec, over_budget

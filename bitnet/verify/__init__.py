@@ -34,10 +34,14 @@ from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
 from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files
 from bitnet.verify.content import content_of
-from bitnet.verify.forward import forward_verdict
-from bitnet.verify.ranges import numbers_out_of_range, settings_out_of_range
+from bitnet.verify.trace import forward_verdict
 from bitnet.verify.vocabulary import vocabulary_out_of_range
-from bitnet.verify.weights import code_anomalies, weight_anomalies
+from bitnet.verify.weights import (
+    code_anomalies,
+    numbers_out_of_range,
+    settings_out_of_range,
+    weight_anomalies,
+)
 
 if TYPE_CHECKING:
     import os

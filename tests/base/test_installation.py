@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bitnet.base.installation import extra_command, reinstall_command
+from bitnet.base.invocation import extra_command, reinstall_command
 
 EXTRAS = [
     "ci", "crossval", "crossval-ternary", "otel", "parity", "ray", "serve", "structured",

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from bitnet import native
-from bitnet.cache.check import verify
-from bitnet.cache.entries import entries
+from bitnet.cache.entries import entries, verify
 from bitnet.cache.exact_heads import (
     _PIECE_BYTES as PIECE,
 )

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bitnet.cache.check import verify
-from bitnet.cache.entries import entries
+from bitnet.cache.entries import entries, verify
 from bitnet.cache.measurements import measurement_path, read_measurement, write_measurement
 
 HERE = {"processor": "A", "threads": 2}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.commands import load
-from bitnet.commands.tab import candidates
+from bitnet.commands.usage import candidates
 
 pytest.importorskip("pty")
 from terminals import OnTerminal

@@ -12,7 +12,7 @@ from hints import NEED_AN_ENGINE, those
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet.crossval.references
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.crossval.options import REFERENCE_NAMES
 from bitnet.crossval.references import REFERENCES
 

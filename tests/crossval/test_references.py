@@ -13,7 +13,7 @@ from crossval_evidence import exact_trace, verdict_on_float64
 from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval import references
 from bitnet.crossval.operations import ROWS

@@ -17,7 +17,7 @@ from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
 from bitnet.hub.transfer import Transfer, _Piece
 from bitnet.store import Partial, Version
-from bitnet.store.ranges import Ranges
+from bitnet.store.partial import Ranges
 
 CONTENT = random.Random(26).randbytes(6_000_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -11,7 +11,7 @@ from tiny_models import VOCAB, letters, tiny_gguf
 
 import bitnet
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.runtime.request import SamplingParams
 from bitnet.runtime.structured import Grammars
 

@@ -11,7 +11,7 @@ import pytest
 from server_process import listening
 from waiting import PATIENCE_S
 
-from bitnet.base.installation import extra_command
+from bitnet.base.invocation import extra_command
 from bitnet.server.tracing import tracing_from_environment
 
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

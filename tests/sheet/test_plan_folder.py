@@ -8,8 +8,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.base.errors import NotFound
 from bitnet.sheet import plan
-from bitnet.sheet.plan import ModelOrigin, Resources
-from bitnet.sheet.plan_folder import plan_path
+from bitnet.sheet.plan import ModelOrigin, Resources, plan_path
 from bitnet.tokenizer.export import export_tokenizer
 from bitnet.tokenizer.load import load_spec
 

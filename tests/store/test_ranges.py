@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.store.ranges import Ranges
+from bitnet.store.partial import Ranges
 
 PARTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 

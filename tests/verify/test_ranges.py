@@ -10,8 +10,8 @@ from tiny_models import FAMILIES, tiny
 
 from bitnet.formats.containers import open_checkpoint
 from bitnet.verify.content import content_of
-from bitnet.verify.ranges import numbers_out_of_range, settings_out_of_range
 from bitnet.verify.vocabulary import vocabulary_out_of_range
+from bitnet.verify.weights import numbers_out_of_range, settings_out_of_range
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -16,7 +16,7 @@ from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
 from bitnet.verify import Pin, verify_model
-from bitnet.verify.forward import judge_logits
+from bitnet.verify.trace import judge_logits
 
 NAMES = [
     "file",

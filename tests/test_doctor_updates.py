@@ -5,8 +5,8 @@ import json
 import pytest
 
 import bitnet
-from bitnet import updates
-from bitnet.base import installation
+from bitnet import doctor
+from bitnet.base import invocation
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -14,8 +14,8 @@ OLD, NEW = "a" * 40, "b" * 40
 @pytest.fixture
 def installed(monkeypatch):
     def install(**facts):
-        monkeypatch.setattr(updates, "direct_url", lambda: facts)
-        return updates.check_updates()
+        monkeypatch.setattr(doctor, "direct_url", lambda: facts)
+        return doctor.check_updates()
 
     return install
 
@@ -60,7 +60,7 @@ def test_commits_of_ones_own_are_not_an_update(installed, checkout):
 
 
 def test_a_folder_with_another_version_says_how_to_install_it(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(updates, "reinstall_command", installation.reinstall_command)
+    monkeypatch.setattr(doctor, "reinstall_command", invocation.reinstall_command)
     (tmp_path / "bitnet").mkdir()
     (tmp_path / "bitnet/__init__.py").write_text('__version__ = "99.0"\n')
     finding = of(installed, tmp_path, editable=False)
