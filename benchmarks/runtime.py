@@ -26,7 +26,7 @@ from pathlib import Path
 from peers import library
 
 from bitnet import native
-from bitnet.bench.measure import describe_machine
+from bitnet.bench.report import describe_machine
 
 ENGINES = {
     "llama.cpp": "xllamacpp",

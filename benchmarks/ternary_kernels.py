@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from bitnet import native
-from bitnet.bench.measure import describe_machine
+from bitnet.bench.report import describe_machine
 from bitnet.kernels.ternary_packing import COLUMNS
 
 SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))

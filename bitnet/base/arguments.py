@@ -19,11 +19,7 @@ def wrong_type(name: str, value: object, expected: str) -> WrongType:
 def check_type(name: str, value: object, expected: str, *kinds: type | None) -> None:
     """Accept the *value* of a parameter that is of one of *kinds*; ``True`` is not a number.
 
-    Args:
-        name: of the parameter.
-        value: its value.
-        expected: the types in words.
-        kinds: the types; ``None`` for the value ``None``.
+    *expected* names *kinds* in words; the kind ``None`` is for the value ``None``.
 
     Raises:
         WrongType: it is of another type.
@@ -35,11 +31,6 @@ def check_type(name: str, value: object, expected: str, *kinds: type | None) -> 
 
 def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:
     """*ids* as a list; NumPy's integers are welcome.
-
-    Args:
-        name: of the parameter.
-        ids: its value.
-        expected: what it may be, in words.
 
     Raises:
         WrongType: *ids* is a text or not iterable, or one of them is not an integer.

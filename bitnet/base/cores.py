@@ -26,8 +26,7 @@ def thread_count() -> int:
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores this process may run on, or its quota in cores, rounded up, if that is less.
 
-    Args:
-        root: parent of the system's ``proc`` and ``sys``.
+    *root* is the parent of the system's ``proc`` and ``sys``.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))

@@ -280,11 +280,7 @@ def from_os_error(
     """The error of this module for an operating-system error on *path*.
 
     The texts keep the form ``Permission denied (os error 13)``, which scripts search for.
-
-    Args:
-        error: the system's error.
-        path: the file or folder.
-        in_cache: it is in the cache, so another cache folder helps.
+    *in_cache*: it is in the cache, so another cache folder helps.
     """
     code = error.errno
     text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"

@@ -84,9 +84,7 @@ def origin(url: str) -> tuple[str, str | None, int | None]:
 def is_token_host(url: str, endpoint: str) -> bool:
     """True if the access token may be sent to *url*.
 
-    Args:
-        url: the address of a request.
-        endpoint: the hub as the user named it, never as a project does.
+    *endpoint* is the hub as the user named it, never as a project does.
     """
     scheme, host, _ = origin(url)
     return (scheme == "https" or is_loopback(host or "")) and is_hub(url, endpoint)

@@ -11,13 +11,15 @@ temporary slowdown of the machine affects all of them.
 
 from __future__ import annotations
 
-from bitnet.bench.measure import BenchPlan, Machine, Test, describe_machine, measure
+from bitnet.bench.measure import BenchPlan, Test, measure
 from bitnet.bench.report import (
     BenchReport,
     Change,
+    Machine,
     Measured,
     Spread,
     changes,
+    describe_machine,
     read_report,
     slowdown,
 )

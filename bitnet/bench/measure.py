@@ -1,94 +1,26 @@
-"""Time loading, prefill and decode in alternation, and describe the machine."""
+"""Time loading, prefill and decode according to a plan, in alternation."""
 
 from __future__ import annotations
 
 import math
-import os
-import platform
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-import bitnet
 from bitnet import native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import BenchmarkError, InferenceError, UsageError
-from bitnet.bench.report import BenchReport, Measured, Spread
+from bitnet.bench.report import BenchReport, Measured, Spread, describe_machine
 from bitnet.runtime.answer import peak_memory
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.scheduler import Scheduler
-
-READ_BYTES = 256 << 20  # more than any cache holds
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The machine of a benchmark.
-
-    Attributes:
-        cpu: name of the processor.
-        cores: available to this process.
-        memory_bytes: memory of the machine; 0 if unknown.
-        features: instruction sets that the native module can use.
-        backend: compute backend, with the level of its kernels.
-        read_bytes_per_s: bandwidth of a plain sum over memory, by number of threads.
-        system: operating system and processor family.
-        python: version.
-        bitnet: version.
-    """
-
-    cpu: str
-    cores: int
-    memory_bytes: int
-    features: tuple[str, ...]
-    backend: str
-    read_bytes_per_s: Mapping[int, float]
-    system: str = field(default_factory=platform.platform)
-    python: str = field(default_factory=platform.python_version)
-    bitnet: str = bitnet.__version__
-
-
-def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> Machine:
-    """This machine, with memory bandwidth measured for each of *threads* by the native module."""
-    return Machine(
-        cpu=native.processor(),
-        cores=thread_count(),
-        memory_bytes=_memory(),
-        features=tuple(native.cpu_features()),
-        backend=backend or native.backend_name(),
-        read_bytes_per_s={count: _read_rate(count) for count in threads if count},
-    )
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not every system defines these names
-        return 0
-
-
-def _read_rate(threads: int) -> float:
-    """Bytes per second, the best of five sums over memory; 0 without the native module."""
-    module = native.module()
-    if module is None:
-        return 0.0
-    module.set_threads(threads)
-    memory = np.ones(READ_BYTES, dtype=np.uint8)
-    best = math.inf
-    for _ in range(5):
-        started = time.perf_counter()
-        module.sum_bytes(memory)
-        best = min(best, time.perf_counter() - started)
-    return READ_BYTES / best
 
 
 MAX_TOKENS = 1 << 20
@@ -155,11 +87,7 @@ class BenchPlan:
     def of(cls, tests: str, thread_counts: str, repetitions: int, *, threads: int = 0) -> BenchPlan:
         """A plan from comma-separated texts.
 
-        Args:
-            tests: names of tests.
-            thread_counts: numbers of threads; empty: 1 and *threads*.
-            repetitions: timed runs of each, after one that is not counted.
-            threads: largest number; 0: ``BITNET_THREADS``, else one per core.
+        By default one thread and as many as ``BITNET_THREADS`` says, else one per core.
 
         Raises:
             UsageError: a name or number is invalid.
@@ -192,11 +120,8 @@ def measure(
 ) -> BenchReport:
     """Run the measurements of *plan*.
 
-    Args:
-        model: loaded once before, so that the disk cache is warm; it is closed.
-        plan: the measurements.
-        reload: loads the same model again.
-        on_step: called with the measurement that begins.
+    *model* was loaded once, so that the disk cache is warm; it is closed, and *reload* loads it
+    again.
 
     Raises:
         BenchmarkError: the model cannot be run, or its context is too short for a test.

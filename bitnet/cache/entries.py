@@ -294,10 +294,7 @@ def verify(
 ) -> EntryCheck:
     """Check the content of *entry* against its name.
 
-    Args:
-        entry: any entry but a partial file or a leftover.
-        read_gguf: reads a whole GGUF file and raises a ``BitnetError`` if it is damaged.
-        expected: SHA-256 by path, for files whose digest is known.
+    *read_gguf* reads a whole file and raises if it is damaged; *expected* has SHA-256 by path.
     """
     path = entry.path
     check = {".json": "JSON", ".gguf": "GGUF", ".copy": "exact head"}.get(path.suffix, "file")

@@ -41,14 +41,7 @@ class Context:
         update: bool = False,
         verify: bool = False,
     ) -> Project:
-        """The working folder *folder* with this cache and these ways to fetch.
-
-        Args:
-            folder: holds the lock file.
-            force: fetch again what is already there.
-            update: accept files that differ from the lock file.
-            verify: read files again instead of trusting what was found before.
-        """
+        """The working folder *folder* with this cache and these ways to fetch."""
         from bitnet.hub.limits import Limits
         from bitnet.hub.project import Project
 
@@ -60,11 +53,8 @@ class Context:
         """The file or folder that MODEL means, everywhere.
 
         :mod:`bitnet.hub.ref` says what can be written. What has a name is kept in the cache, and
-        nothing is written into the working folder.
-
-        Args:
-            named: what was given.
-            fetch: it may be fetched if it is not here.
+        nothing is written into the working folder. With *fetch* it may be fetched if it is not
+        here.
 
         Raises:
             NotFound: it is not here and may not be fetched.

@@ -31,6 +31,8 @@ from bitnet.commands.running import (
 from bitnet.runtime.options import ModelOptions, PromptOptions
 from bitnet.runtime.request import Request
 
+logger = logging.getLogger(__name__)
+
 
 @task(
     group="Run",
@@ -91,7 +93,6 @@ def _question(prompt):
     return text
 
 
-logger = logging.getLogger(__name__)
 LARGE_VOCABULARY = 128_000
 
 

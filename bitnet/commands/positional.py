@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
     """*words*, commands and their arguments, with the name of each positional argument.
 
-    Args:
-        words: what was typed, up to `` -- ``.
-        contexts: what there is, by name.
-
     Raises:
         UsageError: an argument has two values, or a word is both a command and a file.
     """

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.options import ModelOptions
     from bitnet.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 Opened = TypeVar("Opened")
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -289,8 +291,6 @@ def summary(stats: Stats) -> str:
         f"{stats.backend}"
     )
 
-
-logger = logging.getLogger(__name__)
 
 MOST_LINES = 1000  # of the history
 

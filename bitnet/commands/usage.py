@@ -26,11 +26,7 @@ _EXAMPLE = 'bitnet run smollm2-135m "Why is the sky blue?"'
 
 
 def program_help(collection: Collection) -> Iterator[str]:
-    """Lines about the program: an example, then the commands by group.
-
-    Args:
-        collection: every command there is; those without a group come last.
-    """
+    """Lines about the program: an example, then the commands by group."""
     yield from (_ABOUT, "", "Usage: bitnet COMMAND [--options]", f"Example: {_EXAMPLE}")
     groups: dict[str, list[Task]] = {group: [] for group in [*GROUPS, "This checkout"]}
     for command in _commands(collection):

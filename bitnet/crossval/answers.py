@@ -142,11 +142,8 @@ def faults_of(
 ) -> tuple[str, ...]:
     """Descriptions of what *trace* lacks or has beyond the request; empty if it is whole.
 
-    Args:
-        trace: the answers of one side.
-        prompts: the requested prompts.
-        texts: number of texts to tokenize; 0 if none were requested.
-        vocabulary: tokens of the model; a position holds at least ten of them, or all.
+    *texts* is the number of texts to tokenize. A position holds at least ten tokens, or the whole
+    *vocabulary*.
     """
     faults = []
     if len(trace.prompts) != len(prompts):

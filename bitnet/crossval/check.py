@@ -36,9 +36,7 @@ _MAKERS = (
 def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
     """Findings on the report's version, and on what follows from its evidence.
 
-    Args:
-        evidence: as read from its file.
-        claimed: ``verdict``, ``summary`` and the digest of the evidence in the file.
+    *claimed* has ``verdict``, ``summary`` and the digest of the evidence in the file.
     """
     version, derived = evidence.schema_version, as_json(evidence)
     text = f"version {version} of the form, expected {SCHEMA_VERSION}"

@@ -109,14 +109,9 @@ def compare(
 ) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """*ours* beside *theirs*: a row for each position, and one for each continuation.
 
-    Prompts are paired by index and only if their tokens are equal; unpaired ones have no row,
-    and :mod:`bitnet.crossval.answers` has found them.
-
-    Args:
-        ours: answers to the prompts in the same order.
-        theirs: the reference's answers.
-        exact: the float64 pass over the same prompts.
-        today: another float64 pass, where *exact* was recorded.
+    Prompts are paired by index and only if their tokens are equal; unpaired ones have no row, and
+    :mod:`bitnet.crossval.answers` has found them. *exact* is the float64 pass over the same
+    prompts, *today* another one where it was recorded.
     """
     rows: list[Row] = []
     continuations: list[Row] = []
@@ -254,9 +249,7 @@ class TokenizerParity:
 def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
     """Texts to tokenize, each with true if special tokens are added.
 
-    Args:
-        reference: a recording brings its own texts; our own code is not asked.
-        texts: the prompts.
+    A recording brings its own texts; our own code is not asked.
     """
     recorded = reference.recording
     if recorded is not None:

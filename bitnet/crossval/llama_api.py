@@ -113,9 +113,7 @@ class Llama:
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """*text* as ids; special tokens it spells are read as such.
 
-        Args:
-            text: any text.
-            add_special: put BOS and EOS around it if the model uses them.
+        *add_special* puts BOS and EOS around it if the model uses them.
         """
         raw = text.encode("utf-8", "surrogatepass")
         room = len(raw) + 16
@@ -146,11 +144,8 @@ class Llama:
         """Logits of a new sequence of up to *size* positions, as a function of ids to append.
 
         The function returns logits at each of the ids, or with ``all_positions=False`` at the last:
-        ``(T, vocabulary)``.
-
-        Args:
-            size: positions.
-            watch: called with name and values of every float32 tensor of the graph.
+        ``(T, vocabulary)``. *watch* is called with name and values of every float32 tensor of the
+        graph.
         """
         params, callback = self._context_params(size, watch)
         handle = self._c.llama_init_from_model(self._model, params)

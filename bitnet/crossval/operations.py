@@ -80,11 +80,6 @@ def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool
     """True if the operations of *engine* are right, and the result in one sentence.
 
     They are right if every layer has attention and a sum that were compared, and all are near.
-
-    Args:
-        engine: its name.
-        steps: its operations.
-        layers: of the model.
     """
     wrong = next((step for step in steps if not step.is_near), None)
     if wrong is not None:
@@ -132,14 +127,9 @@ def check_operations(
 ) -> tuple[Operation, ...]:
     """The operations of an engine, each beside that of *exact*, in the order of computation.
 
-    Args:
-        exact: the model in float64.
-        checkpoint: the model on disk.
-        ids: tokens of the pass.
-        theirs: intermediates of the engine, by llama.cpp's names: keys and values have a row for
-            each of *ids*, all others for the last :data:`ROWS`.
-        arithmetic: of the engine's products.
-        half_cache: its keys and values are stored as float16.
+    *theirs* has intermediates by llama.cpp's names: keys and values with a row for each of *ids*,
+    all others for the last :data:`ROWS`. With *half_cache* the engine stores keys and values as
+    float16.
     """
     stop = max(len(ids) - ROWS, 0)
     cache = KVCache(exact.config, len(ids), dtype=np.float64)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Array
     from bitnet.models.transformer import Model
 
+logger = logging.getLogger(__name__)
+
 # More tokens than other traces, so that it contains theirs.
 KEPT = 256
 _MOST_BYTES = 4 << 30  # weights in float64 at a time
@@ -154,8 +156,6 @@ def bitnet_cpp_library() -> Path | None:
         hint="name the folder where bitnet.cpp was built",
     )
 
-
-logger = logging.getLogger(__name__)
 
 LIMIT_S = 3600.0
 _OTHER = "choose another reference: --against NAME"

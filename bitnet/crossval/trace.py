@@ -199,11 +199,9 @@ def prompt_trace(
 ) -> PromptTrace:
     """Positions of *prompt*, and its greedy continuation.
 
-    Args:
-        forward: logits of more ids of one sequence, ``(T, vocabulary)``; with
-            ``all_positions=False`` only those of the last are needed.
-        prompt: at least one id; its continuation ends early where a logit is not finite.
-        kept: best tokens stored per position of the prompt.
+    *forward* gives logits of more ids of one sequence, ``(T, vocabulary)``; with
+    ``all_positions=False`` only those of the last are needed. A continuation ends early where a
+    logit is not finite.
     """
     if prompt.first:
         forward(prompt.ids[: prompt.first], all_positions=False)
@@ -320,10 +318,6 @@ def spread(lengths: Sequence[int], limit: int) -> list[int]:
 
     The first positions of every prompt, as many of each as fit; if there are more prompts than
     *limit*, one position each of evenly chosen prompts.
-
-    Args:
-        lengths: tokens of each prompt.
-        limit: positions in all.
     """
     filled = [at for at, length in enumerate(lengths) if length]
     if len(filled) > limit:

@@ -114,10 +114,7 @@ def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
 
     A folder is one model, with its tokenizer; one part of a split file stands for all of them.
-
-    Args:
-        files: all files of the repository.
-        pattern: matched against path or name of the weights; empty matches all.
+    *pattern* is matched against path or name of the weights; empty matches all.
     """
     files = list(files)
     gguf = [
@@ -175,12 +172,7 @@ def choose(
 ) -> RepoModel:
     """The only candidate.
 
-    Args:
-        repo: the repository, for messages.
-        found: the result of :func:`candidates`.
-        pattern: the requested pattern.
-        fits: returns whether a file of this many bytes can run here.
-        files: all files of the repository, for the message when nothing matches.
+    *fits* tells whether so many bytes can run here; *files* are all of the repository.
 
     Raises:
         NotFound: there is none.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from bitnet.hub.options import FetchOptions
 
+logger = logging.getLogger(__name__)
+
 CONNECTIONS = 8  # of all files together, by default
 _BURST_S = 0.125  # of the rate: bytes that a connection reads at once
 _POLL_S = 0.2
@@ -100,8 +102,7 @@ class Limits:
     def connection(self, ended: Callable[[], bool] = lambda: False) -> Iterator[bool]:
         """Take one of the connections; yields true if it had to wait for one.
 
-        Args:
-            ended: true if the transfer that asks does not need it any more.
+        *ended* is true if the transfer that asks does not need it any more.
 
         Raises:
             Stopped: transfers are cancelled, or that transfer has ended.
@@ -142,8 +143,6 @@ class Limits:
             left -= _POLL_S
         return wait
 
-
-logger = logging.getLogger(__name__)
 
 BACKOFF_S = 0.2  # doubles with every failure ...
 LONGEST_BACKOFF_S = 20.0  # ... up to this
@@ -299,10 +298,7 @@ def in_threads(
 ) -> list[Future[T]]:
     """Run *calls* in so many *threads*; at the return all have ended, or were cancelled.
 
-    Args:
-        calls: what to run.
-        threads: at a time.
-        stop: ends those that run; called when one fails, or the user interrupts.
+    *stop* ends those that run; it is called when one fails, or the user interrupts.
     """
     running: list[Future[T]] = []
     done: set[Future[T]] = set()

@@ -96,11 +96,7 @@ def order_of(
 ) -> FileOrder:
     """The order for *source*, a tokenizer if it has a vocabulary, after checks for conflicts.
 
-    Args:
-        source: the file.
-        project: folders, the lock file and options.
-        target: where it goes; by default the cache, and for models below ``models``.
-        check: reads a tokenizer's file, given its number of ids, or raises.
+    *check* reads a tokenizer's file, given its number of ids, or raises.
 
     Raises:
         UsageError: *source* and the lock file have different digests, or *target* belongs to

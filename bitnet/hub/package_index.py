@@ -45,6 +45,8 @@ from bitnet.hub.options import FetchOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+logger = logging.getLogger(__name__)
+
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
 _SPACE = re.compile(r"No space left|Errno 28|Errno 122|Disk quota", re.IGNORECASE)
@@ -63,10 +65,7 @@ _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetError:
     """Error for a failed pip with this *output*.
 
-    Args:
-        output: everything pip printed, both streams.
-        requirements: the packages requested.
-        folder: pip's working folder.
+    *output* is both streams; *folder* is pip's working folder.
     """
     text = redact(output)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -127,8 +126,6 @@ def _line(lines: list[str], pattern: re.Pattern[str]) -> str:
     return found if len(found) <= 300 else found[:297] + "..."
 
 
-logger = logging.getLogger(__name__)
-
 _STALE_S = 24 * 3600.0
 _LOGIN = re.compile(r"https?://[^/@\s']+@[^/\s']+")
 _LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel with range requests
@@ -163,10 +160,7 @@ def resolve(
 ) -> dict[str, Wheel]:
     """Addresses at which pip finds the wheels of *requirements*, each ``name==version``.
 
-    Args:
-        requirements: to resolve.
-        folder: an empty folder for pip's temporary files.
-        options: how to fetch; pip's own settings apply to defaults.
+    *folder* is an empty one for pip's temporary files.
 
     Raises:
         NotFound: pip is missing, or the index does not have the package.

@@ -138,9 +138,7 @@ class Project:
     def require_connection(self, path: Path, command: str) -> None:
         """Raise if the network is switched off.
 
-        Args:
-            path: the file that would be fetched.
-            command: the command that fetches it.
+        *path* is the file that would be fetched, by *command*.
 
         Raises:
             Offline: the network is switched off.

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from bitnet.sources import Source
     from bitnet.store import Store
 
+logger = logging.getLogger(__name__)
+
 _ABANDONED_S = 900.0  # age at which an unfinished folder counts as abandoned
 
 
@@ -70,12 +72,8 @@ def place_all(
     """Put each file into its place: all of them, or none.
 
     A missing folder is created next to its place and renamed, so that it appears complete or not at
-    all. In an existing one, the file that makes it a model is removed first and added last.
-
-    Args:
-        items: the file and its place.
-        project: where the store is.
-        root: a folder that no place may leave through a link; the project's by default.
+    all. In an existing one, the file that makes it a model is removed first and added last. No
+    place may leave *root*, by default the project's folder, through a link.
 
     Raises:
         UsageError: another file is in one of the places, which this program did not put there; or
@@ -154,9 +152,6 @@ def _rank(path: Path) -> tuple[bool, bool]:
 
 def _folder_of(targets: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([target.absolute().parent for target in targets]))
-
-
-logger = logging.getLogger(__name__)
 
 
 def provide(

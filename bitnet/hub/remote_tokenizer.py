@@ -57,10 +57,7 @@ def _folder(remote: Ref, cache: Path) -> Path:
 def provide(remote: Ref, project: Project, *, check: Callable[[Path], object]) -> Path:
     """The file of *remote* in the cache, with its additional files.
 
-    Args:
-        remote: the tokenizer.
-        project: folders and options.
-        check: reads the file or raises; then it is not kept.
+    *check* reads the file or raises; then it is not kept.
 
     Raises:
         Offline: it is not in the cache, and the network is switched off.

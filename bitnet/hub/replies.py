@@ -43,11 +43,7 @@ def error_of(
 ) -> BitnetError:
     """Error for *response* to a request for *url*.
 
-    Args:
-        response: a reply with another status than those that bring a file.
-        url: the requested address, without secrets.
-        endpoint: address of the hub, without secrets.
-        with_token: an access token was sent.
+    *url* and *endpoint* have no secrets; *with_token* says that a token was sent.
     """
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
     message = printable(response.headers.get("X-Error-Message", ""))

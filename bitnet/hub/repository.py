@@ -72,11 +72,7 @@ def head(
 ) -> Version:
     """The server's description of the file at *url*, without its content.
 
-    Args:
-        url: address of the file.
-        options: how to fetch.
-        session: connections to use; otherwise a new session.
-        attempts: most attempts, if another server can be asked.
+    *attempts* bounds the attempts, where another server can be asked.
 
     Raises:
         Offline: the network is switched off.

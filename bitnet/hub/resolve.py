@@ -50,11 +50,7 @@ def refs_of(
 ) -> list[Ref]:
     """The downloads that *text* means, one for each of *files*, names or patterns.
 
-    Args:
-        text: a repository, or a known name.
-        files: of the repository; without them, its model.
-        revision: a branch, a tag or a commit.
-        whole: a repository without *files* means all of it, also where its model is registered.
+    Without *files* a repository means its model; with *whole* all of it.
 
     Raises:
         UsageError: *text* is neither a repository nor a known name.
@@ -165,13 +161,7 @@ def resolve(
 def adopt(source: Source, commit: str | None, there: Mapping[str, Path], store: Store) -> Source:
     """*source* with its digest, if it is *there*, in Hugging Face's cache, and now in the store.
 
-    What the store knows under this name stays.
-
-    Args:
-        source: a file of a repository.
-        commit: of the repository, in that cache.
-        there: paths in that cache, by file.
-        store: takes the file in.
+    What the store knows under this name stays. *there* has paths in that cache, by file.
     """
     path = there.get(source.file)
     if path is None:

@@ -107,10 +107,7 @@ class HubSession:
     def reach(self, *, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
         """Use *proxy*, trust the certificates in *cert*, and log in to hosts with a login.
 
-        Args:
-            proxy: its address; empty for the environment's.
-            cert: a file; empty for the default.
-            logins: user and password, by scheme and host.
+        Empty ones mean the environment's; *logins* has user and password by scheme and host.
         """
         if proxy:
             self._requests.proxies = {"http": proxy, "https": proxy}
@@ -313,10 +310,7 @@ class HubSession:
     ) -> tuple[Any, Mapping[str, str], int]:
         """The JSON document at *url*, the reply's headers, and the document's size in bytes.
 
-        Args:
-            url: the address.
-            what: its name in messages.
-            longest: most bytes that it may have.
+        *what* is its name in messages, *longest* the most bytes that it may have.
 
         Raises:
             NetworkError: the connection failed, or the reply is not JSON, or too long.

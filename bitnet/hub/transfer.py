@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from bitnet.hub.session import HubSession
     from bitnet.store import Partial, Version
 
+logger = logging.getLogger(__name__)
+
 _READ_BYTES = 1 << 18  # fits into a core's cache
 
 
@@ -101,8 +103,6 @@ class TrailingHash:
             return self._limit if self._limit > position else None
 
 
-logger = logging.getLogger(__name__)
-
 PARALLEL_FROM_BYTES = 64_000_000
 AUTOMATIC_CONNECTIONS = 4
 PROBE_BYTES = 2 << 20
@@ -140,13 +140,7 @@ class _Piece:
 class Transfer:
     """Fills *partial* with the file that *facts* describes.
 
-    Args:
-        session: connections to the server.
-        facts: the file; its size may be unknown.
-        partial: the partial file; may have bytes already.
-        name: its name in messages.
-        report: called with the bytes written so far and in total.
-        mirrors: further addresses of the file, whose digest is known.
+    *partial* may have bytes already. *mirrors* are used only if the digest is known.
     """
 
     def __init__(

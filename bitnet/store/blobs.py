@@ -144,13 +144,8 @@ class Store:
     ) -> Artifact:
         """Store a file made of *chunks*, if its content is as expected.
 
-        Args:
-            chunks: the bytes.
-            name: its name in errors.
-            sha256: expected digest.
-            size: expected size in bytes.
-            alone: no other process of this machine does the same.
-            ready: called when the file is complete and verified, before it is moved into place.
+        *alone*: no other process does the same. *ready* is called when the file is verified, before
+        it is moved.
 
         Raises:
             HashMismatch: the content differs; nothing is kept.
@@ -215,10 +210,7 @@ class Store:
         """Make each target its file: all are prepared beside it, and then renamed, in order.
 
         What is last in *items* is removed first if it exists, and appears last: it stands for all.
-
-        Args:
-            items: files and their targets, which are replaced.
-            root: a folder that no target may leave through a link; by default its own folder.
+        No target may leave *root*, by default its own folder, through a link.
 
         Raises:
             NoSpace: there is not enough room for a copy; nothing was replaced.

@@ -101,11 +101,7 @@ def write_bundle(
 ) -> str:
     """Write *contents* to *path*: the whole file, or nothing.
 
-    Args:
-        contents: content of the bundle; every digest is computed again while writing.
-        path: of the bundle.
-        force: replace an existing file.
-        report: called with the bytes written so far and in total.
+    Every digest is computed again while writing.
 
     Returns:
         The SHA-256 of the file.
@@ -330,12 +326,7 @@ def unpack(
 
     A file is moved into place when it is complete and verified. If one is wrong, nothing of the
     bundle stays; if the process is killed, finished files stay, and the next run continues.
-
-    Args:
-        bundle: an open bundle.
-        store: the destination.
-        lock_s: seconds to wait for a process that fetches one of the files.
-        report: called with the bytes read so far and in total.
+    *lock_s* bounds the wait for a process that fetches one of the files.
 
     Raises:
         IntegrityError: a file differs from the list.

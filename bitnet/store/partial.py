@@ -356,9 +356,7 @@ class Partial:
 def clear(folder: Path, *, alone: bool) -> None:
     """Delete partial files in *folder*, of a version now in the store, with its lock held.
 
-    Args:
-        folder: of the version.
-        alone: the kernel keeps other processes of this machine out.
+    *alone* as in :meth:`Partial.begin`.
     """
     for path in _partials(folder):
         if _is_free(path, alone=alone):

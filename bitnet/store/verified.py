@@ -78,12 +78,8 @@ class VerifiedFiles(RecordFolder[Verified]):
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
         """Record that *path* has this digest, unless it was changed only a moment ago.
 
-        If the folder is not writable, the file is merely read again next time.
-
-        Args:
-            path: the file.
-            sha256: its digest, just computed or known from elsewhere.
-            placed: this program has just placed it there.
+        If the folder is not writable, the file is merely read again next time. *placed*: this
+        program has just placed it there.
         """
         try:
             status = path.stat()

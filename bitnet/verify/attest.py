@@ -178,11 +178,8 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
 def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
     """Attest the GGUF file at *path*, whose digest was just verified, in a file next to it.
 
-    A folder is attested by ``bitnet attest`` once it is complete.
-
-    Args:
-        path: a fetched file; files other than GGUF are ignored.
-        fresh: it was fetched now, so an existing attestation is of other bytes.
+    A folder is attested by ``bitnet attest`` once it is complete. *fresh*: it was fetched now, so
+    an existing attestation is of other bytes.
 
     Returns:
         Path of the attestation; ``None`` if there is nothing to attest.

@@ -98,9 +98,7 @@ def is_bundle(text: bytes) -> bool:
 def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[str, str]]:
     """Attestation by content in the file *path*, ``None`` if it has none, and SHA-256 of files.
 
-    Args:
-        path: a statement, or a bundle with a signed one.
-        key: public key (PEM) of the signature.
+    *key* is the public key (PEM) of the signature.
 
     Raises:
         UsageError: it is signed and there is no *key*, or not signed and there is one.

@@ -69,10 +69,7 @@ def row_overlap(grid: Grid, items: Items) -> float:
 def locate(grid: Grid, items: Items, tokens: Items | None = None) -> str:
     """Description of the difference of *items* from the list of *grid*; they do differ.
 
-    Args:
-        grid: of the original.
-        items: the list to compare.
-        tokens: the vocabulary, if *items* are its merges: names a missing merge.
+    *tokens* is the vocabulary, if *items* are its merges: it names a missing merge.
     """
     if grid.length != len(items):
         return _length(grid, items, tokens)

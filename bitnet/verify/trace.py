@@ -110,10 +110,7 @@ def worst_difference(
 ) -> tuple[float, float]:
     """Largest difference of a log-probability from the recorded one, and the tolerance.
 
-    Args:
-        trace: from :func:`record`.
-        backend: ``reference`` or ``native``; must be in the trace.
-        logits: at each of the ids of the trace.
+    *trace* is from :func:`record` and has *backend*; *logits* are at each of its ids.
 
     Returns:
         Infinity if positions are missing or a number is not finite.
@@ -137,11 +134,8 @@ def forward_verdict(
 ) -> Verdict:
     """Status, text and hint after running *checkpoint* once.
 
-    Args:
-        checkpoint: a model whose tensors fit its architecture.
-        tokenizer: the model's own; without it the first ids of the vocabulary are run, and the
-            predictions are not judged; nor are those of an embedding model.
-        trace: recorded when the same content was attested.
+    Without a tokenizer the first ids of the vocabulary are run, and the predictions are not judged;
+    nor are those of an embedding model.
 
     Raises:
         InferenceError: not enough memory.
@@ -171,11 +165,7 @@ def forward_verdict(
 def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bool) -> Verdict:
     """Verdict on *logits* of shape ``(len(ids), vocab_size)``.
 
-    Args:
-        logits: at every one of *ids*.
-        ids: the ids that were run.
-        judge_text: *ids* are a sentence in the model's own tokens, so its likelihood is
-            meaningful.
+    *judge_text*: *ids* are a sentence in the model's own tokens, so its likelihood is meaningful.
     """
     rows = np.asarray(logits, dtype=np.float64)
     if not rows.size or len(rows) != len(ids):
