@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.base import settings
-from bitnet.base.arguments import check_type, wrong_type
 from bitnet.base.errors import NotFound, TokenizerNotFound, UsageError, VocabMismatch
+from bitnet.base.options import check_type, wrong_type
 from bitnet.sources import Source, TokenizerDownloadInfo
 
 if TYPE_CHECKING:

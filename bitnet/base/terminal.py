@@ -1,4 +1,4 @@
-r"""Standard streams that can be written to, whatever the locale, and whether they are open or not.
+r"""Standard streams in every locale, open or not, and logging on stderr.
 
 Text keeps the encoding of the locale, as every program's does. What that encoding lacks is written
 so that it can be read: our own marks in ASCII, the name of a file as the bytes it has, and all else
@@ -10,10 +10,15 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import logging
 import os
 import re
 import sys
 from typing import Any, TextIO
+
+from bitnet.base import settings
+from bitnet.base.errors import UsageError
+from bitnet.base.invocation import as_started, harmless
 
 _MARKS = {"✓": "ok", "✗": "x", "·": "*", "✅": "ok", "❌": "x"}
 _LINE_START = re.compile(r"(?:^|\n) *\Z")
@@ -119,3 +124,78 @@ def settle(stream: TextIO) -> None:
 def let_go(stream: TextIO) -> None:
     """Point *stream* at nothing, so that what is left in its buffer cannot fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+
+_AREAS = {
+    "bitnet_tokenizers": ("bitnet.tokenizer", "bitnet.hub"),
+    "bitnet_tokenizers::download": ("bitnet.hub",),
+    "bitnet_tokenizers::discovery": ("bitnet.tokenizer.discover",),
+    "bitnet_cli": ("bitnet.commands",),
+    "bitnet_inference": ("bitnet.runtime",),
+    "bitnet_models": ("bitnet.models", "bitnet.formats"),
+    "bitnet_kernels": ("bitnet.kernels",),
+}
+
+_FORMATS = {logging.DEBUG: "[DEBUG] %s", logging.INFO: "[INFO] %s"}
+
+
+class _Format(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = harmless(as_started(record.getMessage()))
+        if record.levelno >= logging.ERROR:
+            return f"Error: {text}"
+        if record.levelno >= logging.WARNING:
+            return f"Warning: {text}"
+        return _FORMATS.get(record.levelno, "%s") % text
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic from Python 3.11 on
+    """Writes to the current stderr, so that redirection and capture work."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        pass
+
+
+def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
+    """Set the levels: 0 shows warnings, 1 adds info, 2 adds debug; the environment can only add.
+
+    Filters of the tool that this one replaces still work: ``bitnet_tokenizers::download=info`` sets
+    the level of :mod:`bitnet.hub`, ``bitnet_tokenizers=debug`` that of all tokenizer code.
+
+    Raises:
+        UsageError: the filter in the environment is invalid.
+    """
+    root = logging.getLogger("bitnet")
+    if not any(isinstance(handler, _Stderr) for handler in root.handlers):
+        handler = _Stderr()
+        handler.setFormatter(_Format())
+        root.addHandler(handler)
+        root.propagate = False
+    base = logging.WARNING if warnings else logging.ERROR
+    root.setLevel({0: base, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+    for entry in filter(None, (part.strip() for part in settings.log().split(","))):
+        area, _, level = entry.rpartition("=")
+        if level.lower() not in _LEVELS:
+            raise UsageError(
+                f"log filter {entry!r}: {level!r} is not a level",
+                hint=f"use one of {', '.join(_LEVELS)}, for example BITNET_LOG=debug",
+            )
+        for name in _AREAS.get(area, (area.replace("::", "."),)) if area else ("bitnet",):
+            logger = logging.getLogger(name)
+            threshold = _LEVELS[level.lower()]
+            logger.setLevel(threshold if logger is not root else min(threshold, root.level))

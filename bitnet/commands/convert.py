@@ -10,9 +10,8 @@ from bitnet.base.errors import UsageError
 from bitnet.base.options import option
 from bitnet.base.tables import show
 from bitnet.base.terminal import as_json
-from bitnet.commands.context import Context
+from bitnet.commands.context import Context, say
 from bitnet.commands.declare import Output, task
-from bitnet.commands.running import say
 
 
 @task(

@@ -16,9 +16,8 @@ from bitnet.base.errors import ReferenceUnavailable, UsageError, VerificationFai
 from bitnet.base.invocation import word
 from bitnet.base.tables import LiveLine, of_markdown, show
 from bitnet.base.terminal import as_json
-from bitnet.commands.context import Context
+from bitnet.commands.context import Context, load_model, open_file, open_tokenizer, read_text, say
 from bitnet.commands.declare import task
-from bitnet.commands.running import load_model, open_file, open_tokenizer, read_text, say
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.runtime.options import ModelOptions
 
@@ -208,9 +207,8 @@ def _end(evidence, requested, name, *, quiet):
 def _check(requested, options, common):
     """``--check``: the verdict of a report derived again."""
     from bitnet.base.findings import render
-    from bitnet.crossval.check import check_report
     from bitnet.crossval.judge import judge
-    from bitnet.crossval.report import read_report
+    from bitnet.crossval.report import check_report, read_report
 
     evidence, claimed = read_report(Path(requested.check))
     findings = check_report(evidence, claimed)
@@ -243,7 +241,7 @@ def _check(requested, options, common):
 
 def _replay(evidence, requested, options, common):
     """The whole cross-validation again, compared with that of the report."""
-    from bitnet.crossval.check import compare_again, options_of
+    from bitnet.crossval.report import compare_again, options_of
 
     again = options_of(evidence)
     if not evidence.plan.live:

@@ -22,20 +22,25 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from invoke.exceptions import ParseError
 from invoke.parser.argument import Argument
 from invoke.tasks import Task as InvokeTask
 
-from bitnet.base import logs, settings, terminal
+from bitnet.base import settings, terminal
 from bitnet.base.errors import UsageError
 from bitnet.base.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from invoke.parser.context import ParserContext
+
     from bitnet.base.progress import Mode
+
+    Contexts = Mapping[str, ParserContext]
 
 #: The commands of each are together in the help of the program.
 GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
@@ -266,7 +271,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         output = next((found for found in map(_output_of, kwargs.values()) if found), Output())
         if self.checks_settings:
             settings.check()
-        logs.configure(output.verbose, warnings=not output.no_warnings)
+        terminal.configure(output.verbose, warnings=not output.no_warnings)
         return super().__call__(*args, **kwargs)
 
 
@@ -340,3 +345,121 @@ def _type_of(annotation: Any, default: Any) -> type:
         if known is not None:
             return known
     return type(default) if type(default) in _TYPES.values() else str
+
+
+def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
+    """*words*, commands and their arguments, with the name of each positional argument.
+
+    Invoke gives a word without a name only to arguments without a default, and takes every other
+    one for the beginning of a command. So ``infer tiny.gguf`` becomes ``infer --model=tiny.gguf``.
+
+    Raises:
+        UsageError: an argument has two values, or a word is both a command and a file.
+    """
+    commands = _commands(words, contexts)
+    return [
+        _mark_value(word, _find(contexts, command[0]))
+        for command in commands
+        for word in _name_words(command, contexts)
+    ]
+
+
+def _mark_value(word: str, context: ParserContext | None) -> str:
+    """*word*; in ``--option=-value`` with a mark, or Invoke would parse the value as an option."""
+    flag, equals, value = word.partition("=")
+    option = _find(context.flags, flag) if context and equals and value.startswith("-") else None
+    return f"{flag}={IS_VALUE}{value}" if option and option.takes_value else word
+
+
+def _find(names: Mapping[str, Any], name: str) -> Any:
+    """Entry called *name*, also by an alias: ``get`` of Invoke's mappings knows none."""
+    return names[name] if name in names else None  # noqa: SIM401
+
+
+def _commands(words: list[str], contexts: Contexts) -> Iterator[list[str]]:
+    """*words* by command; a text that is called like a command stays a text."""
+    begun = 0
+    while begun < len(words):
+        context = _find(contexts, words[begun])
+        rest = words[begun + 1 :]
+        taken = _positional(context)
+        ends = len(rest)
+        if not any(option.required for option in taken):
+            ends = next((at for at in _bare(rest, context) if rest[at] in contexts), ends)
+        if ends < len(rest) and taken and Path(rest[ends]).exists():
+            raise UsageError(
+                f"{rest[ends]} is a command, and a file or folder here",
+                hint=f"write ./{rest[ends]} for what is here",
+            )
+        yield words[begun : begun + 1 + ends]
+        begun += 1 + ends
+
+
+def _name_words(words: list[str], contexts: Contexts) -> Iterator[str]:
+    """*words*, one command, with the names of its positional arguments."""
+    context = _find(contexts, words[0])
+    taken = _positional(context)
+    named_values = _values_by_name(words, taken)
+    free = [
+        option for option in taken if option.kind is list or option.names[0] not in named_values
+    ]
+    bare = {at + 1 for at in _bare(words[1:], context)}
+    for at, word in enumerate(words):
+        fitting = [one for one in free if _fits(word, one, context)] if at in bare else []
+        if fitting:
+            if fitting[0].kind is not list:
+                free.remove(fitting[0])
+            yield f"--{fitting[0].names[0]}={word}"
+        elif at in bare and not free and word in named_values.values():
+            continue  # the same once more
+        elif at in bare and not free and named_values:
+            name, value = next(iter(named_values.items()))
+            raise UsageError(
+                f"{words[0]} got {word!r} and --{name} {value}", hint="leave one of them out"
+            )
+        else:
+            yield word
+
+
+def _positional(context: ParserContext | None) -> list[Option]:
+    arguments = context.positional_args if context else []
+    return [argument for argument in arguments if isinstance(argument, Option)]
+
+
+def _bare(words: list[str], context: ParserContext | None) -> Iterator[int]:
+    """Places of *words* that are neither options nor values, up to an option that there is not."""
+    flags = context.flags if context else {}
+    switches = context.inverse_flags if context else {}
+    is_value = False
+    for at, word in enumerate(words):
+        if is_value:
+            is_value = False
+        elif word.startswith("-"):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in flags and name not in switches:
+                return
+            is_value = word in flags and flags[word].takes_value
+        else:
+            yield at
+
+
+def _values_by_name(words: list[str], options: list[Option]) -> dict[str, str]:
+    """Values that *words* have for *options* by their names."""
+    values = {}
+    for entry in options:
+        flags = [f"--{name}" for name in entry.names]
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            flag, equals, value = word.partition("=")
+            if flag in flags and entry.kind is not list:
+                values[entry.names[0]] = value if equals else following
+    return values
+
+
+def _fits(word: str, option: Option, context: ParserContext | None) -> bool:
+    """True if *word* can be a value of *option*; a text or a table is not an optional model."""
+    if option.choices:
+        return word in option.choices
+    if option.required or option.names[0] != "model" or context is None or Path(word).exists():
+        return True
+    is_text = "--prompt" in context.flags and len(word.split()) > 1 and ".gguf" not in word
+    return not (is_text or ("--input" in context.flags and word.endswith((".jsonl", ".txt"))))

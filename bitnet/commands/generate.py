@@ -13,9 +13,8 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.base.files import write_text
 from bitnet.base.invocation import word
-from bitnet.commands.context import Context
-from bitnet.commands.declare import task
-from bitnet.commands.running import (
+from bitnet.commands.context import (
+    Context,
     decode_text,
     edit_text,
     open_model,
@@ -28,6 +27,7 @@ from bitnet.commands.running import (
     write,
     write_json,
 )
+from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions, PromptOptions
 from bitnet.runtime.request import Request
 

@@ -25,7 +25,7 @@ from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless, word
 from bitnet.base.tables import wrap_lines
-from bitnet.commands import load, positional
+from bitnet.commands import declare, load
 from bitnet.commands.declare import Task
 from bitnet.commands.usage import (
     candidates,
@@ -178,7 +178,7 @@ class Program(InvokeProgram):
             self.print_task_help(self.parser.contexts[before[0]].name)
             raise Exit
         self.typed = [*words]
-        words[: len(before)] = positional.name_positionals(before, self.parser.contexts)
+        words[: len(before)] = declare.name_positionals(before, self.parser.contexts)
         super().parse_tasks()
         if self.core.remainder:
             for context in self.tasks:

@@ -14,9 +14,8 @@ from invoke.exceptions import Exit
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.base.invocation import extra_command
-from bitnet.commands.context import Context
+from bitnet.commands.context import Context, load_model, model_path, open_file, say
 from bitnet.commands.declare import task
-from bitnet.commands.running import load_model, model_path, open_file, say
 from bitnet.runtime.options import ModelOptions
 from bitnet.server.narration import log_as_events, stderr_as_events
 from bitnet.server.options import ServeOptions

@@ -18,6 +18,5 @@ question --> reference engine --> trace --+
     evidence.py            all results, as one record; the compute path, as the backend counted it
     judge.py               the verdict, from that record alone, and its thresholds
     run.py                 all of it, in order
-    report.py              report.json, report.md and, by report.html.j2, report.html
-    check.py               checks a report against its own rows, and against a new one
+    report.py              report.json, report.md and, by report.html.j2, report.html; checks of one
 """

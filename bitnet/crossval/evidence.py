@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer import Tokenizer
 
+SCHEMA_VERSION = 6  # of a report
+
 # real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
 # none: nothing was counted.
 ComputePath = Literal["real", "reference", "mock", "none"]

@@ -3,6 +3,10 @@
 The first is the evidence, with the verdict and the summary that follow from it; the other two show
 the same record. Reports contain no paths or addresses of the machine: files are identified by name
 and SHA-256.
+
+A report is checked by deriving its verdict again, and by comparing every field of the evidence with
+a new one, made with the same plan; what cannot be computed again, because an engine is missing or
+another, is not made and never passes.
 """
 
 from __future__ import annotations
@@ -18,11 +22,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 from bitnet.base.errors import InvalidFormat, from_os_error
 from bitnet.base.files import write_text
-from bitnet.crossval.evidence import Evidence, mean
+from bitnet.base.findings import Finding
+from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence, mean
 from bitnet.crossval.judge import judge, kind_of, near_tie
 from bitnet.crossval.operations import describe
+from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.references import REFERENCES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from bitnet.crossval.compare import Row
@@ -350,3 +358,99 @@ def _plain(text: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+# Of numbers in six digits, by the same engines on the same processor.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-13
+_SHOWN = 5
+
+# What made the report. Where it is another here, its numbers cannot be computed again.
+_MAKERS = (
+    *("machine", "ours.version", "ours.library", "backend", "no_answer"),
+    *("reference.version", "reference.library"),
+)
+
+
+def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
+    """Findings on the report's version, and on what follows from its evidence.
+
+    *claimed* has ``verdict``, ``summary`` and the digest of the evidence in the file.
+    """
+    version, derived = evidence.schema_version, as_json(evidence)
+    text = f"version {version} of the form, expected {SCHEMA_VERSION}"
+    findings = [Finding.from_check("form", version == SCHEMA_VERSION, text)]
+    for name, value in claimed.items():
+        same = value == derived[name]
+        text = "as it follows from the evidence" if same else "another follows from the evidence"
+        if name == "verdict":
+            theirs = value.get("status") if isinstance(value, dict) else None
+            text += f": {derived[name]['status']}; the report says {str(theirs)!r:.20}"
+        findings.append(Finding.from_check(name, same, text))
+    return findings
+
+
+def options_of(evidence: Evidence) -> CrossvalOptions:
+    """The options of a run that makes *evidence* again.
+
+    Raises:
+        InvalidFormat: it names an engine or a plan that is not possible.
+    """
+    plan = evidence.plan
+    if plan.against not in REFERENCES and plan.live:
+        raise InvalidFormat(
+            f"the report names the reference {plan.against!r}, expected one of "
+            f"{', '.join(REFERENCES)}",
+            hint="compare again: bitnet crossval MODEL --report-dir DIR",
+        )
+    return CrossvalOptions(
+        against=plan.against if plan.live else "",
+        max_positions=plan.limit,
+        greedy=plan.greedy,
+        tokenizer_only=plan.tokenizer_only,
+        require_real=plan.require_real,
+    )
+
+
+def compare_again(evidence: Evidence, again: Evidence) -> Finding:
+    """Compare every field of *evidence* with that of *again*, made with the same plan here.
+
+    The time of the report is not compared: there is nothing to compare it with.
+    """
+    values, others = to_json(evidence), to_json(again)
+    del values["created"], others["created"]
+    different = list(_differences(values, others, ""))
+    if evidence.model.sha256 != again.model.sha256:
+        both = (evidence.model.sha256[:16], again.model.sha256[:16])
+        text = f"the file has SHA-256 {both[1]}..., the report's {both[0]}..."
+        return Finding("failed", "replay", text, "name the model of the report, too")
+    makers = [one for one in different if one.startswith(_MAKERS)]
+    if makers:
+        text = f"not made: another engine or machine made the report: {'; '.join(makers[:_SHOWN])}"
+        hint = "use the engines and the machine of the report"
+        return Finding("skipped", "replay", text, hint)
+    if different:
+        more = "" if len(different) <= _SHOWN else f"; and {len(different) - _SHOWN:,} more"
+        return Finding("failed", "replay", "; ".join(different[:_SHOWN]) + more)
+    text = f"all {len(evidence.rows):,} positions and everything else computed again, and equal"
+    return Finding("ok", "replay", text)
+
+
+def _differences(one: Any, other: Any, place: str) -> Iterator[str]:
+    """Places where *one*, the report, and *other* differ, with both values."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        for key in one:
+            yield from _differences(one[key], other[key], f"{place}.{key}" if place else key)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differences(*pair, f"{place}[{number}]")
+    elif isinstance(one, float) and isinstance(other, float):
+        if not math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+            yield f"{place} is {other:g}, the report says {one:g}"
+    elif type(one) is not type(other) or one != other:
+        yield f"{place} is {_short(other)}, the report says {_short(one)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return f"{len(value)} entries"
+    return str(value)[:60] or "empty"

@@ -18,6 +18,7 @@ from bitnet.base.findings import Finding
 from bitnet.crossval.answers import PROMPTS, faults_of, our_trace, prompts_for
 from bitnet.crossval.compare import compare, texts_for, tokenizer_parity
 from bitnet.crossval.evidence import (
+    SCHEMA_VERSION,
     Evidence,
     Plan,
     TestedModel,
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-SCHEMA_VERSION = 6
 
 
 def cross_validate(

@@ -19,10 +19,9 @@ from bitnet.base.trust import (
     printable,
     redact_url,
 )
-from bitnet.hub.http import requests, urllib3
+from bitnet.hub.http import as_count, refuse_pages, repository_of, requests, urllib3
 from bitnet.hub.limits import Transient, request_error
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.replies import as_count, refuse_pages, repository_of
 from bitnet.hub.session import LONGEST_DOCUMENT, HubSession
 from bitnet.sources import Source
 from bitnet.store.partial import Version

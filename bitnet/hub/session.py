@@ -27,7 +27,7 @@ from bitnet.base.errors import (
     UsageError,
 )
 from bitnet.base.trust import origin, printable, redact_url
-from bitnet.hub import replies
+from bitnet.hub import http
 from bitnet.hub.http import FaultyTransport, Transport, requests, urllib3
 from bitnet.hub.limits import TROUBLESHOOTING, Limits, Patience, Transient, request_error
 from bitnet.hub.options import FetchOptions
@@ -268,7 +268,7 @@ class HubSession:
         """The error for *response*, which does not bring what was asked for."""
         response.close()
         endpoint = redact_url(self.options.endpoint)
-        error = replies.error_of(response, redact_url(url), endpoint, with_token=with_token)
+        error = http.error_of(response, redact_url(url), endpoint, with_token=with_token)
         if elsewhere and isinstance(error, AuthError):
             error = type(error)(
                 f"{error.message.partition(': ')[0]} {redact_url(url)}: {elsewhere} refuses "
@@ -324,7 +324,7 @@ class HubSession:
                 try:
                     return json.loads(body), response.headers, len(body)
                 except (ValueError, RecursionError):  # not UTF-8; thousands of digits; too deep
-                    raise replies.not_expected(response, redact_url(url), "JSON") from None
+                    raise http.not_expected(response, redact_url(url), "JSON") from None
 
         return self.retrying(what, attempt)
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 from bitnet.base.errors import AuthError, NetworkError, NotFound, RateLimited, from_os_error
 from bitnet.base.progress import human_size
 from bitnet.base.trust import redact_url
-from bitnet.hub.http import urllib3
+from bitnet.hub.http import as_count, content_range, refuse_pages, urllib3
 from bitnet.hub.limits import Patience, Stopped, Transient, first_error, in_threads, request_error
-from bitnet.hub.replies import as_count, content_range, refuse_pages
 from bitnet.hub.repository import strong_etag
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 18  # fits into a core's cache
+_HASHED_BYTES = 1 << 18  # at once; fits into a core's cache
 
 
 class TrailingHash:
@@ -82,12 +81,12 @@ class TrailingHash:
         self._thread.join()
 
     def _run(self) -> None:
-        buffer = memoryview(bytearray(_READ_BYTES))
+        buffer = memoryview(bytearray(_HASHED_BYTES))
         position = 0
         try:
             with open(self._path, "rb", buffering=0) as file:
                 while (limit := self._next(position)) is not None:
-                    count = file.readinto(buffer[: min(_READ_BYTES, limit - position)])
+                    count = file.readinto(buffer[: min(_HASHED_BYTES, limit - position)])
                     if not count:
                         raise OSError(f"{self._path.name} became shorter while it was hashed")
                     self._digest.update(buffer[:count])

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.arguments import check_ids, check_type
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import word
+from bitnet.base.options import check_ids, check_type
 from bitnet.formats.sentence_transformers import Prompts
 from bitnet.kernels.select import select
 from bitnet.models.load import config_from, load_model

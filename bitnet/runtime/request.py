@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet.base import settings
-from bitnet.base.arguments import check_type, wrong_type
 from bitnet.base.errors import UsageError
-from bitnet.base.options import check_bounds, option
+from bitnet.base.options import check_bounds, check_type, option, wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

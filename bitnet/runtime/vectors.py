@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.arguments import check_type
 from bitnet.base.errors import UsageError
+from bitnet.base.options import check_type
 from bitnet.runtime.options import PRECISIONS, Precision
 
 if TYPE_CHECKING:

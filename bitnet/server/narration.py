@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bitnet.base.arguments import check_type
 from bitnet.base.errors import UsageError
+from bitnet.base.options import check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from bitnet import __version__
 from bitnet.base import settings
-from bitnet.base.arguments import check_type
 from bitnet.base.errors import TokenizerNotFound
 from bitnet.base.invocation import word
+from bitnet.base.options import check_type
 from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, MAGIC
-from bitnet.store import verified
+from bitnet.store import blobs
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.side_files import SIDE_FILES
@@ -244,11 +244,11 @@ def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
     if before.st_size < _SMALL:
         file.seek(0)
         return hashlib.sha256(file.read()).hexdigest()
-    records = verified.VerifiedFiles(settings.cache_dir() / "tokenizers" / "compiled" / "digests")
+    records = blobs.VerifiedFiles(settings.cache_dir() / "tokenizers" / "compiled" / "digests")
     record = None if verify else records.find(path)
     if record is not None and record.is_untouched:
         return record.sha256
-    settled = before.st_ctime <= time.time() - verified.SETTLED_S
+    settled = before.st_ctime <= time.time() - blobs.SETTLED_S
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         digest = hashlib.sha256(content).hexdigest()
     after = path.stat()

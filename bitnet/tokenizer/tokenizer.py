@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bitnet.base.arguments import wrong_type
 from bitnet.base.errors import InvalidFormat, UsageError
+from bitnet.base.options import wrong_type
 from bitnet.tokenizer.compiled import find_compiled
 from bitnet.tokenizer.decoding import start_decoding
 from bitnet.tokenizer.engines import NativeEngine, open_engine

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from bitnet.base import logs
+from bitnet.base import terminal
 from bitnet.base.errors import UsageError
 
 
@@ -39,19 +39,19 @@ def shown(capsys):
     ],
 )
 def test_more_v_says_more(verbosity, levels, capsys):
-    logs.configure(verbosity)
+    terminal.configure(verbosity)
     say()
     assert shown(capsys) == levels
 
 
 def test_warnings_can_be_hidden(capsys):
-    logs.configure(warnings=False)
+    terminal.configure(warnings=False)
     say()
     assert shown(capsys) == ["error"]
 
 
 def test_lines_begin_with_their_level(capsys):
-    logs.configure(2)
+    terminal.configure(2)
     say()
     assert capsys.readouterr().err.splitlines() == [
         *("[DEBUG] a debug message", "[INFO] a info message"),
@@ -60,8 +60,8 @@ def test_lines_begin_with_their_level(capsys):
 
 
 def test_nothing_is_said_twice(capsys):
-    logs.configure()
-    logs.configure()
+    terminal.configure()
+    terminal.configure()
     say()
     assert shown(capsys) == ["warning", "error"]
 
@@ -69,14 +69,14 @@ def test_nothing_is_said_twice(capsys):
 @pytest.mark.parametrize("name", ["BITNET_LOG", "RUST_LOG"])
 def test_the_environment_adds_levels(name, monkeypatch, capsys):
     monkeypatch.setenv(name, "debug")
-    logs.configure()
+    terminal.configure()
     say()
     assert shown(capsys) == ["debug", "info", "warning", "error"]
 
 
 def test_the_environment_never_takes_away(monkeypatch, capsys):
     monkeypatch.setenv("BITNET_LOG", "error")
-    logs.configure(1)
+    terminal.configure(1)
     say()
     assert shown(capsys) == ["info", "warning", "error"]
 
@@ -94,7 +94,7 @@ def test_the_environment_never_takes_away(monkeypatch, capsys):
 )
 def test_filters_of_one_area_open_that_area_only(text, area, monkeypatch, capsys):
     monkeypatch.setenv("RUST_LOG", text)
-    logs.configure()
+    terminal.configure()
     say(area)
     assert shown(capsys) == ["debug", "info", "warning", "error"]
     say("bitnet.server")
@@ -103,7 +103,7 @@ def test_filters_of_one_area_open_that_area_only(text, area, monkeypatch, capsys
 
 def test_an_area_can_be_silenced(monkeypatch, capsys):
     monkeypatch.setenv("RUST_LOG", "bitnet_kernels=off")
-    logs.configure()
+    terminal.configure()
     say("bitnet.kernels")
     assert shown(capsys) == []
 
@@ -111,4 +111,4 @@ def test_an_area_can_be_silenced(monkeypatch, capsys):
 def test_a_level_that_does_not_exist_is_an_error(monkeypatch):
     monkeypatch.setenv("BITNET_LOG", "bitnet_cli=loud")
     with pytest.raises(UsageError, match="'loud' is not a level"):
-        logs.configure()
+        terminal.configure()

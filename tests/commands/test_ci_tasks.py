@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.base.invocation import extra_command
-from bitnet.ci.lint import LINTERS
+from bitnet.ci.templates import LINTERS
 
 IMAGE = f"python:3.12-bookworm@sha256:{'ab' * 32}"
 

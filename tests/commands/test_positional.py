@@ -6,8 +6,7 @@ import pytest
 from tiny_models import tiny_gguf
 
 from bitnet.commands import load
-from bitnet.commands.declare import Option
-from bitnet.commands.positional import name_positionals
+from bitnet.commands.declare import Option, name_positionals
 
 COMMANDS = load()
 OPTIONS = {

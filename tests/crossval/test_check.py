@@ -10,9 +10,17 @@ from tiny_models import tiny_gguf
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.base.findings import Finding
-from bitnet.crossval.check import check_report, compare_again
 from bitnet.crossval.evidence import Evidence
-from bitnet.crossval.report import DERIVED, as_html, as_json, as_markdown, from_json, read_report
+from bitnet.crossval.report import (
+    DERIVED,
+    as_html,
+    as_json,
+    as_markdown,
+    check_report,
+    compare_again,
+    from_json,
+    read_report,
+)
 
 
 @pytest.fixture(scope="module")

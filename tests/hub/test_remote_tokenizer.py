@@ -7,10 +7,11 @@ import pytest
 from tekken_files import write
 
 from bitnet.base.errors import InvalidFormat, NotFound, Offline, UsageError
+from bitnet.hub.named import MAIN_FILES
+from bitnet.hub.named import provide_tokenizer as provide
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
-from bitnet.hub.remote_tokenizer import MAIN_FILES, provide
 from bitnet.tokenizer.load import TOKENIZER_FILES, load_tokenizer
 
 CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()

@@ -1,6 +1,6 @@
 import pytest
 
-from bitnet.hub.replies import as_count, content_range
+from bitnet.hub.http import as_count, content_range
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ def test_a_flood_of_garbage_leaves_few_lines(started, narration):
 def test_lines_of_many_threads_are_whole():
     program = textwrap.dedent("""
         import threading
-        from bitnet.commands.running import say
+        from bitnet.commands.context import say
 
         def many(name):
             for number in range(300):

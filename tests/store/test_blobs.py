@@ -9,7 +9,7 @@ import pytest
 
 from bitnet.base.errors import PermissionDenied
 from bitnet.store import Partial, Store, Version, blobs, links
-from bitnet.store.verified import VerifiedFiles
+from bitnet.store.blobs import VerifiedFiles
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
