@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import bitnet
-from bitnet import native
+from bitnet import __version__, native
 from bitnet.base import locks, settings
 from bitnet.base.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
 from bitnet.base.findings import Finding
@@ -59,7 +58,7 @@ def markdown(findings: list[Finding]) -> str:
 def _versions() -> list[Finding]:
     compiler = native.compiler_name()
     return [
-        Finding("ok", "bitnet", bitnet.__version__),
+        Finding("ok", "bitnet", __version__),
         Finding("ok", "Python", f"{platform.python_version()} at {sys.executable}"),
         _pip(),
         *(Finding("ok", name, _version(name)) for name in ("numpy", "tokenizers", "gguf")),
@@ -198,8 +197,8 @@ def check_updates() -> Finding:
     except (OSError, UnicodeDecodeError):
         return Finding("skipped", _SUBJECT, f"installed from {folder}, which is gone")
     version = match[1] if (match := _VERSION.search(source)) else ""
-    if version and version != bitnet.__version__:
-        text = f"{folder} has version {version}, installed is {bitnet.__version__}"
+    if version and version != __version__:
+        text = f"{folder} has version {version}, installed is {__version__}"
         return Finding("note", _SUBJECT, text, f"install it again: {reinstall_command()}")
     return Finding("ok", _SUBJECT, f"{folder} has the version that is installed")
 

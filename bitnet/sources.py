@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from bitnet.base import settings
 from bitnet.base.errors import TokenMissing
+from bitnet.base.tables import licence_line
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,6 @@ class Source:
     def licence_line(self) -> str:
         """Text to read before using the file."""
         return licence_line(self.licence, self.licence_url or self.page)
-
-
-def licence_line(licence: str, url: str) -> str:
-    """Text to read before using a file, without a judgement about what its terms allow."""
-    if not licence:
-        return f"Licence: see {url}"
-    return f"Licence: {licence}, {url} (you decide whether it fits your use)"
 
 
 _LLAMA3 = ("Meta Llama 3 Community License", "https://www.llama.com/llama3/license/")

@@ -28,6 +28,13 @@ _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _KEY = re.compile(r" +\S+(?: \S+)* {2,}")  # of a line that says what its value is
 
 
+def licence_line(licence: str, url: str) -> str:
+    """Text to read before using a file, without a judgement about what its terms allow."""
+    if not licence:
+        return f"Licence: see {url}"
+    return f"Licence: {licence}, {url} (you decide whether it fits your use)"
+
+
 def quantity(number: int, noun: str) -> str:
     """*number* with *noun*: ``1 file``, ``2,000 files``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

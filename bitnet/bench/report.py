@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import bitnet
-from bitnet import native
+from bitnet import __version__, native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
 from bitnet.base.progress import human_size
@@ -52,7 +51,7 @@ class Machine:
     read_bytes_per_s: Mapping[int, float]
     system: str = field(default_factory=platform.platform)
     python: str = field(default_factory=platform.python_version)
-    bitnet: str = bitnet.__version__
+    bitnet: str = __version__
 
 
 def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> Machine:

@@ -20,7 +20,7 @@ from invoke.parser.context import ParserContext
 from invoke.program import Program as InvokeProgram
 from invoke.util import Lexicon  # type: ignore[attr-defined]
 
-import bitnet
+from bitnet import __version__
 from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless, word
@@ -51,9 +51,7 @@ class Program(InvokeProgram):
     """The command line: Invoke's grammar, our errors and exit codes."""
 
     def __init__(self, namespace: Collection, binary: str) -> None:
-        super().__init__(
-            version=bitnet.__version__, namespace=namespace, name="bitnet", binary=binary
-        )
+        super().__init__(version=__version__, namespace=namespace, name="bitnet", binary=binary)
 
     def run(self, argv: list[str] | None = None, exit: bool = True) -> None:
         """Run the command line in *argv* and exit with its exit code (unless *exit* is false)."""

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-import bitnet
+from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.crossval.trace import EngineFacts, Prompt, PromptTrace, Trace, prompt_trace, spread
 from bitnet.kernels.reference import ReferenceOps
@@ -97,7 +97,7 @@ def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
 def our_trace(model: LanguageModel, question: Question) -> Trace:
     """Answer of *model* to *question*; a failing prompt has an error and does not stop others."""
     arithmetic = _arithmetic(model.engine.model, question.checkpoint)
-    engine = EngineFacts("bitnet", bitnet.__version__, arithmetic)
+    engine = EngineFacts("bitnet", __version__, arithmetic)
     return Trace(engine, tuple(_our_prompt(model, prompt) for prompt in question.prompts))
 
 

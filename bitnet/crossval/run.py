@@ -9,8 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import bitnet
-from bitnet import native
+from bitnet import __version__, native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import ReferenceUnavailable
 from bitnet.base.files import digest_of
@@ -122,7 +121,7 @@ def _plan(
     """The plan, and facts known before the comparison."""
     recording = reference.recording
     module = getattr(native.module(), "__file__", None)
-    ours = EngineFacts("bitnet", bitnet.__version__)
+    ours = EngineFacts("bitnet", __version__)
     if module:
         ours = replace(ours, library=Path(module).name, library_sha256=digest_of(Path(module)))
     return Evidence(

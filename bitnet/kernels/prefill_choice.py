@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.cache.measurements import read_measurement, write_measurement
 from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.measured import conditions
+from bitnet.store.tag import read_measurement, write_measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable

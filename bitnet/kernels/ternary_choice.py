@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base import settings
-from bitnet.cache.measurements import read_measurement, write_measurement
 from bitnet.kernels.measured import conditions
+from bitnet.store.tag import read_measurement, write_measurement
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.base.files import keep, text_of, write_text
+from bitnet.base.tables import licence_line
 from bitnet.base.trust import SHA256, is_plain_text, place_problem, printable
-from bitnet.sources import licence_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -3,7 +3,7 @@
 import pytest
 
 from bitnet.cache.entries import entries, verify
-from bitnet.cache.measurements import measurement_path, read_measurement, write_measurement
+from bitnet.store.tag import measurement_path, read_measurement, write_measurement
 
 HERE = {"processor": "A", "threads": 2}
 FOUND = {"first": 1.5, "second": 2}

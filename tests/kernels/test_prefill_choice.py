@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from bitnet import native
-from bitnet.cache.measurements import read_measurement, write_measurement
 from bitnet.kernels import native as native_ops
 from bitnet.kernels import prefill_choice
 from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.measured import conditions
 from bitnet.kernels.prefill_choice import choose_prefill, measure
+from bitnet.store.tag import read_measurement, write_measurement
 
 NATIVE = native.module()
 LEVELS = NATIVE.kernel_levels() if NATIVE else []

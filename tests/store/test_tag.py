@@ -95,7 +95,7 @@ def test_links_in_a_cache_go_and_what_they_point_at_stays(tmp_path):
 
 
 def test_the_first_write_of_any_kind_marks_a_new_cache(monkeypatch, tmp_path):
-    from bitnet.cache.measurements import write_measurement
+    from bitnet.store.tag import write_measurement
 
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "cache"))
     write_measurement("speed", {"a": 1}, {"n": 1.0})
