@@ -68,7 +68,9 @@ class Source:
         licence: name of the terms as their owner calls them.
         licence_url: where the terms are.
         gated: the hub wants a token of an account that accepted the terms.
-        family: architecture of a model, as GGUF files name it; empty if unknown.
+        family: architecture of a model, as GGUF files name it; empty if unknown. Of a tokenizer,
+            how the architectures begin that use it: other families have vocabularies of the same
+            size (Mistral and Phi-3 about 32,000).
         commit: fetched instead of *revision*, where it is pinned.
         url: its address, if it is not on the hub.
         parts: packages whose members, joined in this order, are the file.
@@ -122,6 +124,7 @@ TOKENIZERS = {
         Source(
             "mirror",
             "baseten/Meta-Llama-3-tokenizer",
+            family="llama bitnet",
             vocab_size=128_256,
             cache_key="llama3-128k",
             licence=_LLAMA3[0],
@@ -130,6 +133,7 @@ TOKENIZERS = {
         Source(
             "official",
             "meta-llama/Meta-Llama-3-8B",
+            family="llama bitnet",
             vocab_size=128_256,
             cache_key="llama3-128k",
             licence=_LLAMA3[0],
@@ -139,6 +143,7 @@ TOKENIZERS = {
         Source(
             "llama2-32k",
             "meta-llama/Llama-2-7b-hf",
+            family="llama",
             vocab_size=32_000,
             cache_key="llama2-32k",
             licence="Llama 2 Community License",
@@ -148,6 +153,7 @@ TOKENIZERS = {
         Source(
             "gpt2-50k",
             "openai-community/gpt2",
+            family="gpt2 gpt-2",
             vocab_size=50_257,
             cache_key="gpt2-50k",
             licence="MIT",
@@ -268,23 +274,14 @@ def for_model(architecture: str, vocab_size: int) -> Source | None:
 
     Two sources can hold one vocabulary; the one that needs no token is preferred. Nothing is
     inferred from a size that merely comes close.
-
-    Args:
-        architecture: ``general.architecture`` or ``model_type``, such as ``bitnet-b1.58``.
-        vocab_size: ids of the tokenizer.
     """
-    if vocab_size not in _FAMILIES or not architecture.lower().startswith(_FAMILIES[vocab_size]):
-        return None
-    fitting = [source for source in TOKENIZERS.values() if source.vocab_size == vocab_size]
-    return min(fitting, key=lambda source: source.gated)
-
-
-# Vocabularies of these sizes exist in other families too (Mistral and Phi-3 have about 32,000).
-_FAMILIES: dict[int, tuple[str, ...]] = {
-    128_256: ("llama", "bitnet"),
-    32_000: ("llama",),
-    50_257: ("gpt2", "gpt-2"),
-}
+    fitting = [
+        source
+        for source in TOKENIZERS.values()
+        if source.vocab_size == vocab_size
+        and architecture.lower().startswith(tuple(source.family.split()))
+    ]
+    return min(fitting, key=lambda source: source.gated, default=None)
 
 
 def model_source(name: str) -> Source | None:

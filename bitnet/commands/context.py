@@ -1,4 +1,4 @@
-"""What commands share: options of every command that fetches, the model, its text and notes.
+"""Shared by commands: options of every command that fetches, the model, its text and notes.
 
 :meth:`Context.model` is where every command that takes a model finds out which file it means.
 """

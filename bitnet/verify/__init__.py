@@ -1,8 +1,7 @@
 """Checks whether a model is complete, authentic, consistent with its tokenizer, and working.
 
-Eleven checks, each with a verdict: ``file``, ``identity``, ``metadata``, ``tensors``, ``weights``,
-``family``, ``tokenizer``, ``vocabulary``, ``template``, ``stop ids``, ``forward pass``. A check
-that an earlier failure makes impossible is skipped, with the reason.
+Each check has a verdict (``_Examination.run`` lists them). One that an earlier failure makes
+impossible is skipped, with the reason.
 
 Only ``identity`` compares with an original: an attestation, a digest, or a model that this package
 knows. Without one the other checks can only say that a model looks sound.
