@@ -145,6 +145,9 @@ def _tensors(
             "llama.cpp",
             f"has no {strange} in {kind} models: it refuses the file or computes without it",
         )
+    for end in engine.required:
+        if not any(name.endswith(end) for name in checkpoint.weights):
+            yield _by("llama.cpp", f"does not load {kind} models without {end}")
     for mixer in config.mixers():
         if isinstance(mixer, DeltaNet):
             yield from _delta_net(mixer, config)

@@ -410,6 +410,8 @@ def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> Quant
     """New type of the matrix *weight*; a GGUF file *keeps* the types that are not to change."""
     own = _RENAMED.get(weight.quant, weight.quant)
     quant = _quant_type(request.type)
+    if own.name == "MXFP4" and request.type != "F32":  # smaller than any other, and exact
+        return own
     if request.type in TERNARY:
         in_block = weight.name.startswith("blk.") and weight.name.endswith(".weight")
         if in_block or (request.type in SCALED_BLOCKS and _seems_ternary(weight, quant)):

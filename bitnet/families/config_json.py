@@ -16,7 +16,7 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.family import Family, families, of_model_type
 from bitnet.families.foreign import sentence_about
 from bitnet.families.rope_keys import from_parameters
-from bitnet.families.rules import Rule, check, neutral, read, refusal, without
+from bitnet.families.rules import HARMLESS, Rule, check, neutral, read, refusal, without
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -96,6 +96,13 @@ QUANTIZATION: dict[str, Rule] = {
     "use_rms_norm": read("norms before every projection"),
     "rms_norm_eps": read("epsilon of these norms; must be the model's own"),
 }
+#: The same of blocks of MXFP4 (gpt-oss).
+MXFP4: dict[str, Rule] = {
+    "quant_method": neutral("mxfp4"),
+    "modules_to_not_convert": HARMLESS,
+    "dequantize": HARMLESS,
+}
+_BELOW = "quantization_config."
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
@@ -179,6 +186,9 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     quantization = quantization or family.quantization
     try:
         _check(config, family, model)
+        if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
+            check(quantization, MXFP4, model=model, kind=family.title, below=_BELOW)
+            quantization = {}  # the names of the tensors say which they are
         _check_quantization(quantization, config, family, model)
         rope = {**config}
         if family.layered_rope:
@@ -348,7 +358,7 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
 def _check_quantization(
     given: Mapping[str, Any], config: Mapping[str, Any], family: Family, model: str
 ) -> None:
-    below = "quantization_config."
+    below = _BELOW
     check(given, QUANTIZATION, model=model, kind=family.title, below=below)
     eps = given.get("rms_norm_eps", _EPS_OF_NORMS)
     if given.get("use_rms_norm") and eps != config["rms_norm_eps"]:

@@ -47,6 +47,7 @@ class LlamaCppSupport:
 
     Attributes:
         tensors: those it loads besides the ones that all models have, by the end of their names.
+        required: those of them without which it does not load a model.
         ignores: keys that it does not read, so that they mean nothing in a file.
         tied: it loads models whose head is the embedding.
         whole_width: it loads only models whose heads together are as wide as the model.
@@ -58,6 +59,7 @@ class LlamaCppSupport:
     """
 
     tensors: tuple[str, ...] = ("output.weight", *BIASES)
+    required: tuple[str, ...] = ()
     ignores: tuple[str, ...] = WINDOWS
     tied: bool = True
     whole_width: bool = False
@@ -95,6 +97,8 @@ class Family:
         layered_rope: layers with a window have a RoPE of their own.
         norms_from_zero: the safetensors weights of norms are stored minus one.
         more_blocks: folders may have blocks behind the last, which draft tokens and are left out.
+        transposed_experts: a folder's matrices of experts are stored transposed, with rows of gate
+            and up in turns, or as blocks of MXFP4.
         rope_style: pairing of rotary dimensions in a folder's weights.
         gguf_rope_style: the same in a GGUF file, for which converters permute rows.
         llama_cpp: how llama.cpp computes it; ``None``: it does not support the architecture.
@@ -124,6 +128,7 @@ class Family:
     rounds_inputs: bool = False
     norms_from_zero: bool = False
     more_blocks: bool = False
+    transposed_experts: bool = False
     rope_style: RopeStyle = "half"
     gguf_rope_style: RopeStyle = "half"
     llama_cpp: LlamaCppSupport | None = field(default_factory=LlamaCppSupport)

@@ -13,7 +13,7 @@ __all__ = ["sentence_about", "what_it_is"]
 _EXPERTS = "a mixture of experts"
 _STATE = "a model with state-space or recurrent layers"
 _BY_NAME = (
-    (re.compile(r"moe|mixtral|dbrx|grok|deepseek|gpt[-_]oss|llama4|arctic|minimax"), _EXPERTS),
+    (re.compile(r"moe|mixtral|dbrx|grok|deepseek|llama4|arctic|minimax"), _EXPERTS),
     (re.compile(r"mamba|rwkv|jamba|falcon[-_]h1|nemotron[-_]h|qwen3[-_]?next|hybrid"), _STATE),
     (re.compile(r"bert|t5enc|embed"), "an encoder for embeddings"),
     (re.compile(r"^t5|bart|whisper"), "an encoder and a decoder"),

@@ -1,14 +1,15 @@
 """The matrices of experts in a folder, as GGUF has them: one tensor of three dimensions for each.
 
 Folders hold a tensor for each expert, or all in one, in which the rows of the gate precede those of
-``up``. Bytes stay where they are in the files.
+``up``. Bytes stay where they are in the files, but for gpt-oss, whose matrices are stored
+transposed or as blocks of MXFP4, with gate and up in turns: they are arranged in memory.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,10 +19,17 @@ from bitnet.formats.safetensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["split_gates", "stack_experts"]
+    from numpy.typing import NDArray
+
+__all__ = ["MXFP4", "split_gates", "stack_experts", "turn_experts"]
 
 _ONE = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 _FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
+MXFP4 = "MXFP4"
+_TURNED = re.compile(
+    r"(?P<all>.*\.experts)\.(?P<part>gate_up|down)_proj(?P<kind>_blocks|_scales|_bias)?"
+)
+_WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
@@ -91,3 +99,58 @@ def _matrices(tensor: Tensor) -> tuple[np.ndarray, ...]:
         return tensor.pieces
     count = tensor.shape[0] if len(tensor.shape) == 3 else 1
     return tuple(tensor.data.reshape(count, -1))
+
+
+def turn_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+    """*tensors* with the experts of gpt-oss as ``gate_proj``, ``up_proj`` and ``down_proj``.
+
+    Raises:
+        InvalidFormat: blocks have no scales, or a shape is impossible.
+    """
+    turned: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _TURNED.fullmatch(name)
+        if match is None:
+            turned[name] = tensor
+            continue
+        part, kind = match["part"], match["kind"] or ""
+        if kind == "_scales" and f"{match['all']}.{part}_proj_blocks" in tensors:
+            continue
+        try:
+            rows = _rows_of(tensors, name, kind)
+        except (KeyError, ValueError) as error:
+            raise InvalidFormat(
+                f"{model}: {name} of shape {tensor.shape} is not a matrix of experts: {error}",
+                hint="fetch the whole model again",
+            ) from error
+        dtype = MXFP4 if kind == "_blocks" else tensor.dtype
+        names = ("gate", "up") if part == "gate_up" else (part,)
+        end = "_bias" if kind == "_bias" else ""
+        for at, own in enumerate(names):
+            mine = np.ascontiguousarray(rows[:, at :: len(names)])
+            shape: tuple[int, ...] = mine.shape
+            if dtype == MXFP4:
+                shape = (*shape[:2], shape[2] // 17 * 32)
+            data = mine.reshape(-1).view(np.uint8)
+            turned[f"{match['all']}.{own}_proj{end}"] = Tensor(dtype, shape, data)
+    return turned
+
+
+def _rows_of(tensors: Mapping[str, Tensor], name: str, kind: str) -> NDArray[Any]:
+    """Rows of the matrices, or numbers of the biases, ``(experts, rows, ...)``."""
+    tensor = tensors[name]
+    if kind == "_blocks":
+        scales = tensors[name.removesuffix("_blocks") + "_scales"]
+        blocks = tensor.data.reshape(tensor.shape)  # (experts, rows, columns / 32, 16)
+        if (tensor.dtype, scales.dtype) != ("U8", "U8") or scales.shape != tensor.shape[:3]:
+            raise ValueError("its scales do not fit")
+        nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+        packed = nibbles[..., :16] | nibbles[..., 16:] << 4
+        powers = scales.data.reshape(*scales.shape, 1)
+        whole: NDArray[Any] = np.concatenate([powers, packed], axis=-1)
+        return whole.reshape(*scales.shape[:2], -1)
+    words = np.dtype(f"<u{_WIDTHS[tensor.dtype]}")
+    values = tensor.data.view(words).reshape(tensor.shape)
+    if values.ndim != (2 if kind else 3):
+        raise ValueError("it has other dimensions")
+    return values if kind else values.swapaxes(1, 2)

@@ -14,7 +14,7 @@ from bitnet.families import config_json
 from bitnet.formats import mlx, safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
-from bitnet.formats.expert_tensors import split_gates, stack_experts
+from bitnet.formats.expert_tensors import MXFP4, split_gates, stack_experts, turn_experts
 from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -66,7 +66,10 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         stored = mlx.repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in mlx.CONFIG_KEYS}
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
-    tensors, names = _rename(stack_experts(stored, folder.name), description, folder)
+    stored = stack_experts(stored, folder.name)
+    if description.family.transposed_experts:
+        stored = turn_experts(stored, folder.name)
+    tensors, names = _rename(stored, description, folder)
     _check_tensors(tensors, description, folder)
     has_norms = has_input_norms(tensors)
     if description.quantization.get("use_rms_norm") and not has_norms:
@@ -217,7 +220,7 @@ def _weight(
 
 def _plain_weight(name: str, tensor: Tensor) -> Weight:
     quant = types.by_name(tensor.dtype)
-    if tensor.dtype not in ("F32", "F16", "BF16", *mlx.TYPES.values()) or quant is None:
+    if tensor.dtype not in ("F32", "F16", "BF16", MXFP4, *mlx.TYPES.values()) or quant is None:
         quant = _unknown(tensor.dtype)
     return Weight(name, tensor.shape, quant, tensor.data, rounds_input=False, pieces=tensor.pieces)
 

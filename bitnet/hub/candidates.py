@@ -32,7 +32,8 @@ _FOLDER_FILES = (
     "*.safetensors.index.json",
 )
 _ENCODING = re.compile(
-    r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32)(?=[-._]|$)",
+    r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|MXFP4|BF16|F16|F32)"
+    r"(?=[-._]|$)",
     re.IGNORECASE,
 )
 # Types that only ternary models have, so that files of them hold the same weights.

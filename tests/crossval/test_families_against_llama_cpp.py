@@ -13,6 +13,8 @@ from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
+from bitnet.quants import types
+from bitnet.quants.registry import quantize
 from bitnet.runtime.scheduler import Scheduler
 
 pytestmark = pytest.mark.skipif(
@@ -43,6 +45,17 @@ CASES = {
             "embedding_scale": 3.0,
             "residual_scale": 0.4,
             "logit_scale": 5.0,
+        },
+    ),
+    "gpt-oss": ("gpt-oss", {"block_count": 3, "attention.sliding_window": 6}),
+    "gpt-oss-yarn": (
+        "gpt-oss",
+        {
+            "block_count": 2,
+            "rope.freq_base": 150000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
         },
     ),
     "mistral3": ("mistral3", {}),
@@ -82,9 +95,18 @@ CASES = {
 }
 
 
-def written(path, architecture, keys):
+def quantized(weight, encoding):
+    """*weight*, in *encoding* if it is the matrices of experts."""
+    if len(weight.shape) != 3 or encoding == "F32":
+        return weight
+    values = weight.data.view("<f4").reshape(weight.shape)
+    return quantize(weight.name, values, types.by_name(encoding))
+
+
+def written(path, architecture, keys, experts="F32"):
     """A tiny model as a file that llama.cpp loads, and that file opened."""
     model = tiny(architecture, vocab_size=VOCAB, **keys)
+    stored = {name: quantized(weight, experts) for name, weight in model.weights.items()}
     more = vocabulary(
         TOKENS,
         merges=["a b"],
@@ -94,9 +116,15 @@ def written(path, architecture, keys):
         eos_token_id=1,
     )
     metadata = {key: value for key, value in model.metadata.items() if value is not None}
-    tensors = [Tensor(w.name, w.shape, 0, w.data.tobytes()) for w in model.weights.values()]
-    if architecture == "olmo2":  # its head is never the embedding there
+    tensors = [Tensor(w.name, w.shape, w.quant.ggml_id, w.data.tobytes()) for w in stored.values()]
+    if architecture in ("gpt-oss", "olmo2"):  # their head is never the embedding there
         tensors.append(Tensor("output.weight", (VOCAB, DIM), 0, tensors[0].data))
+    if architecture == "gpt-oss":  # nor are these biases optional
+        tensors += [
+            Tensor(it.name.replace("weight", "bias"), it.shape[:1], 0, it.data[: 4 * it.shape[0]])
+            for it in tensors
+            if any(f"attn_{part}.weight" in it.name for part in ("q", "k", "v", "output"))
+        ]
     return open_checkpoint(write_gguf(path, metadata | more, tensors))
 
 
@@ -109,6 +137,18 @@ def test_logits_are_those_of_llama_cpp(case, tmp_path):
     for row, position in zip(ours, theirs.positions, strict=True):
         apart = np.abs(row[list(position.ids)] - position.logits).max() / np.ptp(ours)
         assert apart < MAX_RELATIVE_DIFFERENCE
+
+
+def test_experts_in_mxfp4_are_those_of_llama_cpp(tmp_path):
+    """Up to its rounding of inputs to eight bits, which could change a choice among experts."""
+    keys = {"expert_used_count": 6}
+    checkpoint = written(tmp_path / "tiny.gguf", "gpt-oss", keys, experts="MXFP4")
+    assert checkpoint.weights["blk.0.ffn_up_exps.weight"].quant.name == "MXFP4"
+    (theirs,) = LlamaCpp().trace(Question(checkpoint, prompts=(Prompt("", IDS),))).prompts
+    ours = Scheduler(load_model(checkpoint, ops=ReferenceOps()), cache_dtype=np.float32).logits(IDS)
+    for row, position in zip(ours, theirs.positions, strict=True):
+        apart = np.abs(row[list(position.ids)] - position.logits).max() / np.ptp(ours)
+        assert apart < 4 * MAX_RELATIVE_DIFFERENCE
 
 
 @pytest.mark.parametrize(

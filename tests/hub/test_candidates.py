@@ -75,3 +75,8 @@ def test_files_of_different_models_are_not_chosen_from():
     other = Source("", "", "Another-PQ2_0.gguf", size=10)
     with pytest.raises(UsageError, match="none was fetched"):
         choose("o/r", models_in([*TERNARY, other], ""), "", fits=lambda _size: True)
+
+
+def test_mxfp4_is_an_encoding_in_a_name():
+    (found,) = candidates([Source("", "", "gpt-oss-20b-mxfp4.gguf", size=1)], "")
+    assert found.encoding.upper() == "MXFP4"

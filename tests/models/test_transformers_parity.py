@@ -267,6 +267,22 @@ CASES = {
         },
     ),
     "olmoe": ("Olmoe", {"norm_topk_prob": False, **EXPERTS, "num_experts_per_tok": 3}),
+    "gpt-oss": (
+        "GptOss",
+        {"head_dim": 32, "sliding_window": 6, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "gpt-oss-without-biases": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "attention_bias": False,
+            "sliding_window": 5,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
     "granitemoe": (
         "GraniteMoe",
         {
@@ -331,6 +347,40 @@ def test_a_converted_file_agrees_with_transformers_or_says_that_no_engine_does(c
     differs = any(warning.subject == "every engine" for warning in done.warnings)
     agrees = relative_difference(ours(file), expected) < MAX_RELATIVE_DIFFERENCE
     assert agrees != differs
+
+
+def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path):
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    options = {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6}
+    model = make("GptOss", CASES["gpt-oss"][1] | options, tmp_path / "folder")
+    file = tmp_path / "folder" / "model.safetensors"
+    stored, rng = load_file(file), np.random.default_rng(7)
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        experts, columns, rows = parameter.shape
+        shape = (experts, rows, columns // 32)
+        blocks = torch.from_numpy(rng.integers(0, 256, (*shape, 16), dtype=np.uint8))
+        scales = torch.from_numpy(rng.integers(120, 125, shape, dtype=np.uint8))
+        with torch.no_grad():
+            parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        del stored[name]
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(stored, file)
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    say(tmp_path / "folder", quantization_config=quantization)
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    assert relative_difference(ours(tmp_path / "folder"), expected) < MAX_RELATIVE_DIFFERENCE
+    gguf = tmp_path / "model.gguf"
+    request = ConversionRequest("BF16", no_tokenizer=True, allow_lossy=True)
+    convert(tmp_path / "folder", gguf, request)
+    name = "blk.1.ffn_up_exps.weight"
+    before, after = (open_checkpoint(path).weights[name] for path in (tmp_path / "folder", gguf))
+    assert after.quant.name == "MXFP4"
+    np.testing.assert_array_equal(before.data, after.data)
 
 
 def test_phi3_uses_short_factors_within_the_original_context(tmp_path):

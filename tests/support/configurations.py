@@ -266,6 +266,7 @@ _HEAD_DIM_NEEDED = (
         "Gemma3",
         "Glm4",
         "Glm4Moe",
+        "GptOss",
         "Helium",
         "HunYuanDenseV1",
         "Ministral3",
@@ -376,6 +377,13 @@ _OWN = {
         embedding_multiplier=_FACTOR,
         residual_multiplier=_FACTOR,
         logits_scaling=_FACTOR,
+    ),
+    "GptOss": lambda layers: _experts(
+        "num_local_experts",
+        attention_bias=_BIAS,
+        sliding_window=st.sampled_from([4, 11, 64]),
+        layer_types=_layer_types(layers),
+        swiglu_limit=st.sampled_from([7.0, 7.0, 7.0, 5.0]),
     ),
     "GraniteMoe": lambda _layers: _experts(
         "num_local_experts",

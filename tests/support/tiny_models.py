@@ -84,6 +84,7 @@ MIXTURES = {
         "leading_dense_block_count": 1,
         "rope.dimension_count": 32,
     },
+    "gpt-oss": {"attention.sliding_window": 4},
     "granitemoe": {
         "residual_scale": 0.7,
         "logit_scale": 1.5,

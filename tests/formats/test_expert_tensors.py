@@ -1,0 +1,79 @@
+"""Matrices of gpt-oss's experts as folders hold them."""
+
+import numpy as np
+import pytest
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.formats.expert_tensors import turn_experts
+from bitnet.formats.safetensors import Tensor
+
+E, F, DIM = 2, 3, 32
+NAME = "model.layers.0.mlp.experts"
+
+
+def tensor(values, dtype):
+    return Tensor(dtype, values.shape, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+
+def blocks(rows):
+    rng = np.random.default_rng(rows)
+    packed = rng.integers(0, 256, (E, rows, DIM // 32, 16), dtype=np.uint8)
+    return packed, rng.integers(0, 256, (E, rows, DIM // 32), dtype=np.uint8)
+
+
+def test_matrices_are_turned_and_gates_come_in_turns():
+    values = np.arange(E * DIM * 2 * F, dtype="<f4").reshape(E, DIM, 2 * F)
+    biases = np.arange(E * 2 * F, dtype="<f4").reshape(E, 2 * F)
+    turned = turn_experts(
+        {
+            f"{NAME}.gate_up_proj": tensor(values, "F32"),
+            f"{NAME}.gate_up_proj_bias": tensor(biases, "F32"),
+            "other": tensor(biases, "F32"),
+        },
+        "m",
+    )
+    assert turned.keys() == {
+        "other",
+        *(f"{NAME}.{part}_proj{end}" for part in ("gate", "up") for end in ("", "_bias")),
+    }
+    for at, part in enumerate(("gate", "up")):
+        matrix, bias = turned[f"{NAME}.{part}_proj"], turned[f"{NAME}.{part}_proj_bias"]
+        assert (matrix.shape, bias.shape) == ((E, F, DIM), (E, F))
+        expected = values[:, :, at::2].swapaxes(1, 2)
+        np.testing.assert_array_equal(matrix.data.view("<f4").reshape(E, F, DIM), expected)
+        np.testing.assert_array_equal(bias.data.view("<f4").reshape(E, F), biases[:, at::2])
+
+
+def test_blocks_become_those_of_ggml():
+    """A power, then bytes of which the low halves are the first 16 weights."""
+    packed, powers = blocks(DIM)
+    names = f"{NAME}.down_proj_blocks", f"{NAME}.down_proj_scales"
+    turned = turn_experts(
+        dict(zip(names, (tensor(packed, "U8"), tensor(powers, "U8")), strict=True)), "m"
+    )
+    (found,) = turned.values()
+    assert (found.dtype, found.shape) == ("MXFP4", (E, DIM, DIM))
+    rows = found.data.reshape(E, DIM, 17)
+    np.testing.assert_array_equal(rows[..., :1], powers)
+    weights = np.concatenate([rows[..., 1:] & 15, rows[..., 1:] >> 4], axis=-1)
+    np.testing.assert_array_equal(weights[..., ::2], packed[:, :, 0] & 15)
+    np.testing.assert_array_equal(weights[..., 1::2], packed[:, :, 0] >> 4)
+
+
+@pytest.mark.parametrize("fault", ["no scales", "other scales", "other dimensions", "other type"])
+def test_what_is_not_a_matrix_of_experts_is_refused(fault):
+    packed, powers = blocks(2 * F)
+    stored = {
+        f"{NAME}.gate_up_proj_blocks": tensor(packed, "U8"),
+        f"{NAME}.gate_up_proj_scales": tensor(powers, "U8"),
+    }
+    if fault == "no scales":
+        del stored[f"{NAME}.gate_up_proj_scales"]
+    if fault == "other scales":
+        stored[f"{NAME}.gate_up_proj_scales"] = tensor(powers[:1], "U8")
+    if fault == "other dimensions":
+        stored = {f"{NAME}.down_proj": tensor(np.zeros((E, F), "<f4"), "F32")}
+    if fault == "other type":
+        stored = {f"{NAME}.down_proj": tensor(packed, "U8")}
+    with pytest.raises(InvalidFormat, match="is not a matrix of experts"):
+        turn_experts(stored, "m")
