@@ -402,7 +402,7 @@ def _place_files(context, folder):
     """The files of the lock file in *folder*, each at its place now."""
     from bitnet.hub.orders import order_from_lock
     from bitnet.hub.provision import provide_all
-    from bitnet.tokenizer.vocabulary import check_vocabulary
+    from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     project = context.project(folder)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in project.pins()]

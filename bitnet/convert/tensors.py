@@ -69,7 +69,9 @@ class Job:
             return ()
         own = self.importance
         return tuple(
-            replace(self, weight=matrix, importance=None if own is None else own[at % len(own)][None])
+            replace(
+                self, weight=matrix, importance=None if own is None else own[at % len(own)][None]
+            )
             for at, matrix in enumerate(self.weight.matrices())
         )
 

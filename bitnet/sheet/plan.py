@@ -417,7 +417,7 @@ def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Resources) -> Mo
     context = min(CONTEXT, config.context_length)
     sizes: dict[str, int] = {}
     for weight in checkpoint.weights.values():
-        sizes[weight.quant.name] = sizes.get(weight.quant.name, 0) + weight.data.nbytes
+        sizes[weight.quant.name] = sizes.get(weight.quant.name, 0) + weight.size_bytes
     total = sum(sizes.values())
     shares = sorted(sizes.items(), key=lambda entry: -entry[1])
     cache = KVCache(config, context).cost(context, PREFILL_CHUNK)

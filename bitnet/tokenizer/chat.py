@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, UsageError
-from bitnet.base.forks import renew_in_child
+from bitnet.base.locks import renew_in_child
 from bitnet.tokenizer import chat_child
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
 
