@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bitnet.base.errors import UsageError
-from bitnet.base.options import option
+from bitnet.base.options import check_bounds, option
 
 __all__ = ["BatchOptions"]
 
@@ -20,22 +20,23 @@ class BatchOptions:
     output: str = option(
         "", "file for the answers; rows that it already answers are skipped", metavar="FILE"
     )
-    max_tokens: int = option(128, "most tokens of an answer, unless its row sets it")
-    max_batch: int = option(8, "answers generated at the same time")
+    max_tokens: int = option(
+        128, "most tokens of an answer, unless its row sets it", bounds=(1, None)
+    )
+    max_batch: int = option(8, "answers generated at the same time", bounds=(1, None))
     retry_errors: bool = option(False, "answer failed rows again")
     ordered: bool = option(False, "write answers in input order")
     engine: str = option("local", "engine that runs the model", choices=("local", "ray"))
     address: str = option(
         "", "address of the Ray cluster; auto: this machine's; default: a new one"
     )
-    actors: int = option(1, "with --engine ray: processes, each with its own copy of the model")
+    actors: int = option(
+        1, "with --engine ray: processes, each with its own copy of the model", bounds=(1, None)
+    )
 
     def __post_init__(self) -> None:
         """Check combinations and ranges."""
-        for name in ("max_tokens", "max_batch", "actors"):
-            if getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} is {getattr(self, name)}, expected at least 1")
+        check_bounds(self)
         if self.ordered and self.retry_errors:
             raise UsageError(
                 "--ordered and --retry-errors are both given, and answers to failed rows come last",

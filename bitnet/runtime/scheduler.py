@@ -36,7 +36,6 @@ from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.locks import renew_in_child
 from bitnet.runtime.drafts import Pace, drafter_of
 from bitnet.runtime.kv_cache import KVCache
-from bitnet.runtime.piece import Piece
 from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import Sequence, cache_of, no_memory, plan_decoding, run_together
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.models.transformer import Model
+    from bitnet.runtime.piece import Piece
 
     Pieces = list[tuple[Sequence, Piece]]
 
@@ -316,28 +316,16 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def generate(
-        self,
-        ids: abc.Sequence[int],
-        request: Request | None = None,
-        *,
-        cancel: abc.Callable[[], bool] = lambda: False,
+        self, ids: abc.Sequence[int], request: Request | None = None
     ) -> abc.Generator[Piece]:
-        """The continuation of *ids*, piece by piece, from any thread.
+        """The continuation of *ids*, piece by piece, from any thread; see :meth:`run`."""
+        return self.run(self.prepare(ids, request))
 
-        Args:
-            ids: the prompt.
-            request: how to continue it.
-            cancel: called before every forward pass; true ends the generation.
-        """
-        return self.run(self.prepare(ids, request), cancel=cancel)
-
-    def run(
-        self, sequence: Sequence, *, cancel: abc.Callable[[], bool] = lambda: False
-    ) -> abc.Generator[Piece]:
+    def run(self, sequence: Sequence) -> abc.Generator[Piece]:
         """The pieces of a sequence from :meth:`prepare`; closing the iterator cancels it.
 
         Raises:
-            InferenceError: as :meth:`generate`.
+            InferenceError: the logits are not finite, or memory runs out.
         """
         process = self._process
         with self._lock:
@@ -345,9 +333,6 @@ class Scheduler:
         try:
             while True:
                 while not sequence.pieces:
-                    if cancel():
-                        yield Piece(None, finish_reason="cancelled")
-                        return
                     if process != self._process:
                         raise InferenceError(
                             "this answer was begun before the process was forked, and goes on in "

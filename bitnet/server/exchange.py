@@ -194,13 +194,21 @@ async def compute(order: Order, make: Callable[[], T]) -> T:
 
 async def collect(order: Order, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
     """The whole answers to the requests that *make* returns in a thread."""
+
+    async def take_all() -> None:
+        await _submit(order, make)
+        async for index, piece in order:
+            _check(order.answers[index], piece)
+        _narrate_end(order)
+
     try:
-        return await unless_gone(order.request, _all(order, make))
+        await unless_gone(order.request, take_all())
     except BaseException as error:
         _narrate_failure(order, error)
         raise
     finally:
         order.worker.cancel(order)
+    return order.answers
 
 
 async def respond(
@@ -250,14 +258,6 @@ async def _events(
     except Exception as error:  # noqa: BLE001 - the status is sent already
         _narrate_failure(order, error)
         yield last_event(order.path, from_error(error), sent)
-
-
-async def _all(order: Order, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
-    await _submit(order, make)
-    async for index, piece in order:
-        _check(order.answers[index], piece)
-    _narrate_end(order)
-    return order.answers
 
 
 async def _first(
@@ -347,14 +347,7 @@ def _narrate_failure(order: Order, error: BaseException) -> None:
 def _trace(order: Order, error: str = "") -> None:
     """Tell the request's span, if it has one, what was asked and answered."""
     if span := order.request.scope["state"].get("span"):
-        span.record_answers(
-            order.body.get("model") or order.worker.name,
-            order.worker.name,
-            order.answers,
-            choices=order.choices,
-            begun_s=order.began_at,
-            error=error,
-        )
+        span.record(order, error)
 
 
 def _check(answer: Answer, piece: Piece) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, from_os_error
-from bitnet.base.options import option, parse_duration
+from bitnet.base.options import check_bounds, option, parse_duration
 from bitnet.base.trust import is_loopback
 
 __all__ = ["ServeOptions"]
@@ -47,7 +47,7 @@ class ServeOptions:
     }
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all", metavar="ADDRESS")
-    port: int = option(9999, "port to listen on; 0: any free one")
+    port: int = option(9999, "port to listen on; 0: any free one", bounds=(0, 65535))
     worker_id: str = option("", "name of the worker in its events; default: random")
     callback_url: str = option(
         "",
@@ -62,13 +62,15 @@ class ServeOptions:
     tls_key: str = option(
         "", "key of the certificate as PEM; default: in the same file", metavar="FILE"
     )
-    max_batch: int = option(8, "answers generated at the same time")
-    queue: int = option(64, "requests that may wait; further ones get status 429")
+    max_batch: int = option(8, "answers generated at the same time", bounds=(1, None))
+    queue: int = option(64, "requests that may wait; further ones get status 429", bounds=(1, None))
     kv_memory: int = option(
-        0, "megabytes for keys and values of all answers; 0: a quarter of the machine's memory"
+        0,
+        "megabytes for keys and values of all answers; 0: a quarter of the machine's memory",
+        bounds=(0, None),
     )
-    max_output_tokens: int = option(4096, "most tokens of one answer")
-    max_body: int = option(1 << 20, "largest request body in bytes")
+    max_output_tokens: int = option(4096, "most tokens of one answer", bounds=(1, None))
+    max_body: int = option(1 << 20, "largest request body in bytes", bounds=(1, None))
     deadline: float = option(600.0, "seconds an answer may take")
     drain: float = option(30.0, "seconds that running answers have to finish at shutdown")
     allow_origin: list[str] = option(
@@ -90,6 +92,7 @@ class ServeOptions:
     )  # fmt: skip
     memory_budget: int = option(
         0, "megabytes for all loaded models; 0: three quarters of the machine's memory",
+        bounds=(0, None),
     )  # fmt: skip
     access_log: bool = option(False, "write an event for each request, with status and duration")
     narration: str = option(
@@ -99,16 +102,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         """Check ranges and combinations."""
-        if not 0 <= self.port <= 65535:
-            raise UsageError(f"--port is {self.port}, expected 0 to 65535")
-        for name in ("max_batch", "queue", "max_output_tokens", "max_body"):
-            if getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} is {getattr(self, name)}, expected at least 1")
-        for name in ("kv_memory", "memory_budget"):
-            if getattr(self, name) < 0:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} is {getattr(self, name)}, expected at least 0")
+        check_bounds(self)
         _ = self.idle_s
         for name in ("deadline", "drain"):
             if not 0 < getattr(self, name) < float("inf"):

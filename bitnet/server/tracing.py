@@ -16,9 +16,9 @@ from bitnet.base.invocation import extra_command
 from bitnet.wire.openai_reply import chat_finish
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from bitnet.runtime.answer import Answer
+    from bitnet.server.worker import Order
 
 __all__ = ["RequestSpan", "Tracing", "tracing_from_environment"]
 
@@ -106,35 +106,22 @@ class RequestSpan:
         # Clocks of answers count from some moment of their own.
         self._epoch_ns = time.time_ns() - int(time.perf_counter() * NANO)
 
-    def record_answers(
-        self,
-        asked: str,
-        model: str,
-        answers: Sequence[Answer],
-        *,
-        choices: int,
-        begun_s: float,
-        error: str = "",
-    ) -> None:
-        """Record the *answers* of *model*, which the client calls *asked*, with their steps.
-
-        Work on them began at *begun_s*, by ``time.perf_counter``; *error* is a word for what went
-        wrong.
-        """
+    def record(self, order: Order, error: str = "") -> None:
+        """Record the answers of *order* with their steps; *error* is a word for what went wrong."""
         if not self._span.is_recording():
             return
-        facts = _facts(asked, model, answers, choices)
+        facts = _facts(order)
         self._span.set_attributes(facts)
-        self._span.update_name(f"{facts['gen_ai.operation.name']} {asked}")
+        self._span.update_name(f"{facts['gen_ai.operation.name']} {facts['gen_ai.request.model']}")
         self._is_named = True
         if error:
             self._record_error(error)
         parent = self._trace.set_span_in_context(self._span)
-        for index, answer in enumerate(answers):
+        for index, answer in enumerate(order.answers):
             first = answer.begun_at + answer.stats.prefill_s
             admitted = answer.sequence.admitted_at or first
             steps = [
-                ("prepare", begun_s, answer.begun_at),
+                ("prepare", order.began_at, answer.begun_at),
                 ("queue", answer.begun_at, admitted),
                 ("prefill", admitted, first),
             ]
@@ -168,15 +155,14 @@ class RequestSpan:
         return self._epoch_ns + int(moment_s * NANO)
 
 
-def _facts(
-    asked: str, model: str, answers: Sequence[Answer], choices: int
-) -> dict[str, str | int | float | list[str]]:
-    request, firsts = answers[0].sequence.request, answers[::choices]
+def _facts(order: Order) -> dict[str, str | int | float | list[str]]:
+    answers, model = order.answers, order.worker.name
+    request, firsts = answers[0].sequence.request, answers[:: order.choices]
     operation = "embeddings" if request.embed else "chat" if request.messages else "text_completion"
     facts: dict[str, str | int | float | list[str]] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "bitnet",
-        "gen_ai.request.model": asked,
+        "gen_ai.request.model": order.body.get("model") or model,
         "gen_ai.response.model": model,
         "gen_ai.usage.input_tokens": sum(answer.stats.prompt_tokens for answer in firsts),
     }
@@ -188,7 +174,7 @@ def _facts(
     return facts | {
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.stop_sequences": list(request.stop),
-        "gen_ai.request.choice.count": choices,
+        "gen_ai.request.choice.count": order.choices,
         "gen_ai.usage.output_tokens": sum(answer.stats.tokens for answer in answers),
         "gen_ai.usage.cache_read.input_tokens": sum(
             answer.stats.reused_tokens for answer in firsts

@@ -86,16 +86,20 @@ def test_a_senseless_prompt_is_refused_at_once(model, ids):
         Scheduler(model).generate(ids)
 
 
-def test_cancelling_ends_with_a_reason(model):
-    passes = iter([False, False, True])
-    pieces = list(Scheduler(model).generate(PROMPT, cancel=lambda: next(passes)))
-    assert [piece.finish_reason for piece in pieces] == [None, None, "cancelled"]
-    assert pieces[-1].token is None
+def test_closing_an_answer_ends_it(model):
+    engine = Scheduler(model)
+    sequence = engine.prepare(PROMPT)
+    pieces = engine.run(sequence)
+    assert next(pieces).finish_reason is None
+    pieces.close()
+    assert (sequence.finish_reason, engine.busy) == ("cancelled", False)
 
 
 def test_an_engine_goes_on_after_a_cancelled_prompt(model):
     engine = Scheduler(model, cache_dtype=np.float32)
-    list(engine.generate(PROMPT, cancel=lambda: True))
+    pieces = engine.generate(PROMPT)
+    next(pieces)
+    pieces.close()
     found = tokens(engine.generate(PROMPT, Request(max_tokens=4)))
     assert found == greedy_by_hand(model, PROMPT, 4)
 
