@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError, from_os_error
 from bitnet.base.files import write_text
-from bitnet.batch.openai_rows import line_of
 from bitnet.batch.rows import BatchRow
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ class BatchFiles:
 
     def write(self, row: BatchRow, facts: dict[str, Any]) -> None:
         """Write *facts* as the answer to *row*; it is on the disk when this returns."""
-        whole = {"id": row.id, "row": row.digest, **facts}
-        if row.is_openais:
-            whole = line_of(row.id, row.digest, facts)
-        line = json.dumps(whole, ensure_ascii=False) + "\n"
+        line = json.dumps(row.output(facts), ensure_ascii=False) + "\n"
         try:
             # An id may contain half a surrogate pair: its escape is valid JSON.
             self._file.write(line.encode(errors="backslashreplace"))

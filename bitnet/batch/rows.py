@@ -1,20 +1,52 @@
-"""One row of a batch: its request and identity."""
+"""Rows of a batch: of this package's own form, or lines of OpenAI's batch files.
+
+Lines have ``custom_id``, ``method``, ``url`` and ``body``, as platform.openai.com/docs/guides/batch
+has them. A body has the fields that the worker takes for the same address, and its answer the form
+that the worker gives it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.batch.openai_rows import requests_of
+from bitnet.formats.model_files import model_name
 from bitnet.runtime.request import Request, check_messages
 from bitnet.wire.fields import OBJECT, ROW, Form
-from bitnet.wire.openai import schema_of
+from bitnet.wire.openai import (
+    CHAT,
+    COMPLETION,
+    EMBEDDING,
+    chat_requests,
+    completion_requests,
+    embedding_requests,
+    schema_of,
+)
+from bitnet.wire.openai_reply import (
+    ChatReply,
+    CompletionReply,
+    embeddings_reply,
+    token_facts,
+    vector_precision,
+    vectors_of,
+)
+from bitnet.wire.responses import RESPONSE, ResponseItems, response_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.piece import TokenLogprob
 
 __all__ = ["BatchRow"]
 
+MAX_TEXTS = 2048  # of a row, as OpenAI has it
 #: A row of this package's own form: a request by the names of its fields.
 PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
 
@@ -62,10 +94,14 @@ class BatchRow:
         """True if it is a line of one of OpenAI's batch files."""
         return "custom_id" in self.facts
 
-    def requests(self, default: Request) -> list[Request]:
-        """The requests of this row; *default* supplies the fields that it leaves out."""
+    def requests(self, default: Request, model: LanguageModel | None = None) -> list[Request]:
+        """The requests of this row; *default* supplies the fields that it leaves out.
+
+        An OpenAI line has one for each answer, those of a prompt together, and is refused if
+        *model* cannot give what it asks for.
+        """
         if self.is_openais:
-            return requests_of(self.facts, default)
+            return self._requests_of_body(default, model)
         facts = PLAIN.read({name: value for name, value in self.facts.items() if name != "id"})
         schema = schema_of(facts.pop("response_format"))
         if None not in (schema, facts["json_schema"]):
@@ -78,3 +114,136 @@ class BatchRow:
             check_messages(facts["messages"])
         facts["json_schema"] = facts["json_schema"] if schema is None else schema
         return [Request.from_mapping(facts, default)]
+
+    def reply(self, answers: Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
+        """Fields for :meth:`output`: the ``body`` of a reply, or those of the answer."""
+        if self.is_openais:
+            url = URLS[self.facts["url"]]
+            created, name = int(time.time()), model_name(model.path)
+            head = {"id": f"{url.prefix}{self.digest}", "created": created, "model": name}
+            return {"body": url.reply(url.form.read(self.facts["body"]), head, answers, model)}
+        (answer,) = answers
+        more: dict[str, Any] = {}
+        if answer.calls:
+            more["tool_calls"] = [asdict(call) for call in answer.calls]
+        if answer.sequence.request.logprobs is not None:
+            more["logprobs"] = [_logprob(token) for token in answer.logprobs]
+        return {
+            "text": answer.text,
+            **more,
+            "finish_reason": answer.finish_reason,
+            "prompt_tokens": len(answer.prompt_ids),
+            "tokens": answer.stats.tokens,
+        }
+
+    def output(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """The line of the output with *facts*: what :meth:`reply` gave, or ``error``."""
+        if not self.is_openais:
+            return {"id": self.id, "row": self.digest, **facts}
+        error, response = facts.get("error"), None
+        if error is None:
+            request_id = f"row-{self.digest}"
+            response = {"status_code": 200, "request_id": request_id, "body": facts["body"]}
+        told = None if error is None else {"code": "request_failed", "message": error}
+        return {"id": f"batch_req_{self.digest}", "custom_id": self.id, "row": self.digest,
+                "response": response, "error": told}  # fmt: skip
+
+    def _requests_of_body(self, default: Request, model: LanguageModel | None) -> list[Request]:
+        facts = self.facts
+        url = URLS.get(facts["url"]) if isinstance(facts.get("url"), str) else None
+        if url is None:
+            known = ", ".join(URLS)
+            raise UsageError(f"url is {str(facts.get('url'))[:80]!r}, expected one of {known}",
+                             field="url")  # fmt: skip
+        if facts.get("method") != "POST":
+            raise UsageError(f"method is {str(facts.get('method'))[:80]!r}, expected 'POST'",
+                             field="method")  # fmt: skip
+        if unknown := set(facts) - {"custom_id", "method", "url", "body"}:
+            raise UsageError(f"{min(unknown)} is not a field of a line", field=min(unknown))
+        if not isinstance(facts.get("body"), dict):
+            raise UsageError("body: expected a JSON object", field="body")
+        try:
+            body = url.form.read(facts["body"])
+            if body.get("stream"):
+                raise UsageError("stream is not for a batch", field="stream")
+            requests = url.requests(body, default)
+            if model is not None and url.form is EMBEDDING:
+                vector_precision(body, model.config.dim)
+            for request in requests:
+                request.check()
+        except UsageError as error:
+            raise _in_body(url.form.rename(error)) from error
+        choices = range(body.get("n") or 1)
+        return [request.choice(number) for request in requests for number in choices]
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    facts = {"id": token.id, **token_facts(token)}
+    return facts | ({"top": [_logprob(one) for one in token.top]} if token.top else {})
+
+
+def _in_body(error: UsageError) -> UsageError:
+    """*error* about a body, as one about its line."""
+    field, message = f"body.{error.field}", error.message
+    if not error.field:
+        return error
+    said = f"body.{message}" if message.startswith(error.field) else f"{field}: {message}"
+    return UsageError(said, hint=error.hint, field=field)
+
+
+@dataclass(frozen=True)
+class Url:
+    """An address that a line may name.
+
+    Attributes:
+        prefix: that the id of a reply begins with.
+        form: of its bodies.
+        requests: makes the requests of a body, one for each prompt.
+        reply: makes the reply of the answers.
+    """
+
+    prefix: str
+    form: Form
+    requests: Callable[[Mapping[str, Any], Request], list[Request]]
+    reply: Callable[
+        [Mapping[str, Any], Mapping[str, Any], Sequence[Answer], LanguageModel], dict[str, Any]
+    ]
+
+
+def _embedding_reply(
+    body: Mapping[str, Any],
+    head: Mapping[str, Any],
+    answers: Sequence[Answer],
+    model: LanguageModel,
+) -> dict[str, Any]:
+    rows = vectors_of(body, answers, vector_precision(body, model.config.dim))
+    tokens = sum(answer.stats.prompt_tokens for answer in answers)
+    return embeddings_reply(body, rows, str(head["model"]), tokens)
+
+
+URLS = {
+    "/v1/chat/completions": Url(
+        "chatcmpl-",
+        CHAT,
+        chat_requests,
+        lambda body, head, answers, _: ChatReply(head, body).whole(answers),
+    ),
+    "/v1/completions": Url(
+        "cmpl-",
+        COMPLETION,
+        partial(completion_requests, at_most=MAX_TEXTS),
+        lambda body, head, answers, _: CompletionReply(head, body).whole(answers),
+    ),
+    "/v1/embeddings": Url(
+        "",
+        EMBEDDING,
+        lambda body, _: embedding_requests(body, at_most=MAX_TEXTS),
+        _embedding_reply,
+    ),
+    "/v1/responses": Url(
+        "resp_",
+        RESPONSE,
+        response_requests,
+        lambda body, head, answers, _: ResponseItems(body, head).whole(answers),
+    ),
+}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, UsageError
-from bitnet.batch.openai_rows import check_for, reply_of
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request
-from bitnet.wire.openai_reply import token_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from bitnet.batch.rows import BatchRow
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import TokenLogprob
     from bitnet.runtime.sequence import Sequence
 
 __all__ = ["answers", "in_order"]
@@ -38,9 +34,7 @@ def answers(
             try:
                 if row.problem:
                     raise UsageError(row.problem)
-                requests = row.requests(default)
-                if row.is_openais:
-                    check_for(row.facts, model)
+                requests = row.requests(default, model)
                 sequences = [scheduler.prepare(*model.prepare(request)) for request in requests]
             except BitnetError as error:
                 yield row, {"error": error.message}
@@ -62,7 +56,10 @@ def answers(
                 running.pop(choice.sequence, None)
                 scheduler.cancel(choice.sequence)
             if answer.error or all(choice.finish_reason for choice in choices):
-                yield row, _facts(row, choices, answer.error, model)
+                if problem := answer.error:
+                    yield row, {"error": getattr(problem, "message", str(problem))}
+                else:
+                    yield row, row.reply(choices, model)
 
 
 def in_order(
@@ -76,30 +73,3 @@ def in_order(
             one = next(finished)
             early[one[0].id] = one
         yield early.pop(row.id)
-
-
-def _facts(
-    row: BatchRow, answers: list[Answer], error: Exception | None, model: LanguageModel
-) -> dict[str, Any]:
-    if error is not None:
-        return {"error": getattr(error, "message", str(error))}
-    if row.is_openais:
-        return {"body": reply_of(row.facts, row.digest, answers, model)}
-    (answer,) = answers
-    more: dict[str, Any] = {}
-    if answer.calls:
-        more["tool_calls"] = [asdict(call) for call in answer.calls]
-    if answer.sequence.request.logprobs is not None:
-        more["logprobs"] = [_logprob(token) for token in answer.logprobs]
-    return {
-        "text": answer.text,
-        **more,
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": len(answer.prompt_ids),
-        "tokens": answer.stats.tokens,
-    }
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    facts = {"id": token.id, **token_facts(token)}
-    return facts | ({"top": [_logprob(one) for one in token.top]} if token.top else {})
