@@ -315,7 +315,8 @@ class _Examination:
 
     def _weights(self) -> Finding:
         checkpoint = self._with_weights()
-        anomalies = [a for weight in checkpoint.weights.values() for a in weight_anomalies(weight)]
+        matrices = (it for weight in checkpoint.weights.values() for it in weight.matrices())
+        anomalies = [anomaly for matrix in matrices for anomaly in weight_anomalies(matrix)]
         gguf = checkpoint.gguf
         ternary = list(code_counts(gguf, full=True)) if gguf is not None else []
         anomalies += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]

@@ -264,7 +264,8 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
     """Tensors unlike those of their kind in other layers, rows unlike others, and duplicates."""
     kinds: dict[str, dict[str, float]] = {}
     copies: dict[tuple[int, bytes], str] = {}
-    for name, weight in checkpoint.weights.items():
+    matrices = {it.name: it for one in checkpoint.weights.values() for it in one.matrices()}
+    for name, weight in matrices.items():
         try:
             with np.errstate(all="ignore"):  # a scale may be infinite
                 values = _sample(weight)
@@ -285,9 +286,9 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
         if len(weight.shape) > 1 and name not in ("token_embd.weight", "output.weight"):
             yield from _copies_within(weight)
             yield from _constant(weight)
-            key = (weight.data.size, weight.data[:4096].tobytes())
+            key = (weight.data.size, weight.data[:512].tobytes())
             first = copies.setdefault(key, name)
-            if first != name and np.array_equal(checkpoint.weights[first].data, weight.data):
+            if first != name and np.array_equal(matrices[first].data, weight.data):
                 yield f"{name} has the bytes of {first}"
     yield from _unlike_neighbours(kinds)
 

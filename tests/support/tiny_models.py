@@ -201,7 +201,8 @@ def _encoded(weight, name):
 
 def _random_q4_k(weight):
     """Valid blocks without a quantizer: small scales, random codes."""
-    rng = np.random.default_rng(len(weight.name))
+    expert = int(weight.name.partition("[")[2].rstrip("]") or 0)
+    rng = np.random.default_rng([len(weight.name), expert] if expert else len(weight.name))
     n_blocks = weight.shape[0] * weight.shape[1] // 256
     blocks = rng.integers(0, 256, (n_blocks, 144)).astype(np.uint8)
     scales = np.array([[4e-4, 3e-3]], dtype="<f2").view(np.uint8)
