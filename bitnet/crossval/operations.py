@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from bitnet.kernels import instructions
+from bitnet.kernels import expert_instructions, instructions, state_instructions
 from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ Kind = Literal["sum", "gate", "attention", "product", "half product", "int8 prod
 # our engine has with SmolLM2 (Q4_1) and Gemma 3 (Q4_K_M).
 BOUNDS: dict[Kind, float] = {
     "sum": 1e-6,  # norms and sums in float32: 1.7e-7
-    "gate": 2e-3,  # GELU from a table in float16: 7.1e-4
+    "gate": 2e-3,  # softmax of a router; GELU from a table in float16: 7.1e-4
     "attention": 8e-3,  # keys and values in 16 bits: 2.2e-3
     "product": 1e-4,  # float32 throughout
     "half product": 2e-2,  # weights, and in llama.cpp activations, of 16 bits
@@ -220,7 +220,7 @@ def _kinds(
 
     def kind_of(step: Any) -> Kind:
         match step:
-            case instructions.Linear():
+            case instructions.Linear() | expert_instructions.ExpertLinear():
                 return most(map(product, step.weights))
             case instructions.Attend():
                 return most(iter(("attention", *(kinds[it] for it in (step.q, step.k, step.v)))))
@@ -228,6 +228,10 @@ def _kinds(
                 return most(iter(("gate", kinds[step.gate], kinds[step.up])))
             case instructions.Add():
                 return most(iter((kinds[step.x], kinds[step.y])))
+            case expert_instructions.Route():
+                return most(iter(("gate", kinds[step.logits])))
+            case state_instructions.DeltaRule():
+                return most(kinds[it] for it in (step.q, step.k, step.v, step.alpha, step.beta))
             case instructions.Embed():
                 return "sum"
             case _:
@@ -241,7 +245,9 @@ def _kinds(
                     kinds[step.register] = "sum"
             case instructions.Select():
                 pass
-            case instructions.Linear() | instructions.Split():
+            case expert_instructions.Route():
+                kinds |= dict.fromkeys((step.experts, step.weights), kind_of(step))
+            case instructions.Linear() | instructions.Split() | expert_instructions.ExpertLinear():
                 kinds |= dict.fromkeys(step.outs, kind_of(step))
             case instructions.Rotate() | instructions.Temper() | instructions.Add():
                 kinds[step.x] = kind_of(step)
