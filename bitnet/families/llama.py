@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from bitnet.families.family import ATTENTION, MLP, Family, LlamaCppSupport, register
+from typing import TYPE_CHECKING
+
+from bitnet.families.dense import dense, sizes
+from bitnet.families.experts import EXPERT_KEYS, experts, in_layers
+from bitnet.families.family import ATTENTION, MLP, WINDOWS, Family, LlamaCppSupport, register
 from bitnet.families.rules import read
+
+if TYPE_CHECKING:
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.keys import Keys
+
+
+def _decoder(keys: Keys) -> ModelConfig:
+    if not keys.integer("expert_count", 0):
+        return dense(keys)
+    return dense(keys, network=in_layers(experts(keys, width=sizes(keys).ffn, routing={})))
+
 
 register(
     Family(
@@ -17,7 +32,12 @@ register(
             "attention_bias": read("biases around attention"),
             "mlp_bias": read("biases in the feed-forward network"),
         },
+        gguf_keys=EXPERT_KEYS,  # Mixtral's files are of this architecture
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-        llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
+        llama_cpp=LlamaCppSupport(
+            tensors=("output.weight", ".bias", "rope_freqs.weight"),
+            ignores=(*WINDOWS, "expert_feed_forward_length"),
+        ),
+        decoder=_decoder,
     )
 )

@@ -23,7 +23,7 @@ def rope(**keys):
         ("attention.scale", 0.5),
         ("attention.max_alibi_bias", 8.0),
         ("attention.clamp_kqv", 4.0),
-        ("expert_count", 8),
+        ("expert_shared_count", 1),
         ("logit_scale", 0.25),
         ("residual_scale", 0.5),
         ("embedding_scale", 12.0),

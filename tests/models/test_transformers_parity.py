@@ -266,6 +266,7 @@ CASES = {
             "first_k_dense_replace": 2,
         },
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 32}),
     "olmoe": ("Olmoe", {"norm_topk_prob": False, **EXPERTS, "num_experts_per_tok": 3}),
     "gpt-oss": (
         "GptOss",

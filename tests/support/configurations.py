@@ -411,6 +411,7 @@ _OWN = {
     ),
     "Ministral3": lambda _layers: _optional(sliding_window=_WINDOW),
     "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": _WINDOW}),
+    "Mixtral": lambda _layers: _experts("num_local_experts", sliding_window=_WINDOW),
     "Olmo2": lambda _layers: _optional(attention_bias=_BIAS),
     "Olmo3": lambda layers: st.builds(
         dict.__or__,
