@@ -153,7 +153,8 @@ namespace {
     return bits_to_float(sign | (magnitude + exponent_shift));
 }
 
-// Half of 2^(power - 127), the scale of codes that are doubled. Two of these are too small for a normal float.
+// Half of 2^(power - 127), the scale of codes that are doubled. Two of these are too small for a normal float:
+// the bits are the larger of (power - 1) << 23 and (power + 1) << 21.
 [[maybe_unused]] inline float half_power(uint8_t power) {
     return bits_to_float(power < 2 ? 0x200000u << power : uint32_t(power - 1) << 23);
 }

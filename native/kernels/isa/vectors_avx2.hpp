@@ -36,8 +36,8 @@ struct Avx2 {
     }
     static Float load_half_power(const uint8_t* p) {  // half_power of encodings/blocks.hpp
         const Int power = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-        const Int one = _mm256_set1_epi32(1), small = _mm256_add_epi32(_mm256_min_epi32(power, one), one);
-        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(power, one), 23), _mm256_slli_epi32(small, 21)));
+        const Int one = _mm256_set1_epi32(1), normal = _mm256_slli_epi32(_mm256_sub_epi32(power, one), 23);
+        return _mm256_castsi256_ps(_mm256_max_epi32(normal, _mm256_slli_epi32(_mm256_add_epi32(power, one), 21)));
     }
     static Float set(float f) { return _mm256_set1_ps(f); }
     static Float zero_float() { return _mm256_setzero_ps(); }

@@ -36,8 +36,8 @@ struct Avx512 {
     static Float load_s8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p))); }
     static Float load_half_power(const uint8_t* p) {  // half_power of encodings/blocks.hpp
         const Int power = _mm512_cvtepu8_epi32(load128(p)), one = _mm512_set1_epi32(1);
-        const Int small = _mm512_add_epi32(_mm512_min_epi32(power, one), one);
-        return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(power, one), 23), _mm512_slli_epi32(small, 21)));
+        const Int normal = _mm512_slli_epi32(_mm512_sub_epi32(power, one), 23);
+        return _mm512_castsi512_ps(_mm512_max_epi32(normal, _mm512_slli_epi32(_mm512_add_epi32(power, one), 21)));
     }
     static Float set(float f) { return _mm512_set1_ps(f); }
     static Float zero_float() { return _mm512_setzero_ps(); }

@@ -65,8 +65,8 @@ struct Neon {
         const uint16x8_t wide = vmovl_u8(vld1_u8(p));
         const auto four = [](uint16x4_t powers) {
             const int32x4_t power = vreinterpretq_s32_u32(vmovl_u16(powers)), one = vdupq_n_s32(1);
-            const int32x4_t small = vshlq_n_s32(vaddq_s32(vminq_s32(power, one), one), 21);
-            return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(power, one), 23), small));
+            const int32x4_t normal = vshlq_n_s32(vsubq_s32(power, one), 23);
+            return vreinterpretq_f32_s32(vmaxq_s32(normal, vshlq_n_s32(vaddq_s32(power, one), 21)));
         };
         return {four(vget_low_u16(wide)), four(vget_high_u16(wide))};
     }
