@@ -22,6 +22,7 @@ __all__ = [
     "GROUPED_KEYS",
     "expert_keys",
     "experts",
+    "gating",
     "group_routing",
     "has_corrections",
     "in_layers",
@@ -94,7 +95,7 @@ def group_routing(keys: Keys, *, renormalised: bool) -> dict[str, Any]:
     """Fields of :class:`Routing` by the keys :data:`GROUPED_KEYS`."""
     groups = keys.integer("expert_group_count", 1) or 1
     return {
-        "gating": _gating(keys, "sigmoid"),
+        "gating": gating(keys, "sigmoid"),
         "corrected": has_corrections(keys.weights),
         "groups": groups,
         "groups_used": keys.integer("expert_group_used_count", 1) if groups > 1 else 1,
@@ -110,7 +111,7 @@ def without_drafting_blocks(keys: Keys, model: ModelConfig) -> ModelConfig:
     return replace(model, blocks=model.blocks[:layers], left_out=left_out)
 
 
-def _gating(keys: Keys, default: Gating) -> Gating:
+def gating(keys: Keys, default: Gating) -> Gating:
     """Gating by its number in GGUF.
 
     Raises:

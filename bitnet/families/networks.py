@@ -105,6 +105,7 @@ class Experts:
         gated: experts are GLUs.
         fused: gate and up of an expert are one matrix, ``ffn_gate_up_exps``, the gate first.
         biased: the router and the experts must have biases.
+        early: the router reads the input of the block, before its first norm.
         shared: width inside a network that every token goes through; 0: there is none.
         shared_gated: its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``.
     """
@@ -115,6 +116,7 @@ class Experts:
     gated: bool = True
     fused: bool = False
     biased: bool = False
+    early: bool = False
     shared: int = 0
     shared_gated: bool = False
 

@@ -89,6 +89,7 @@ class _Writer:
         self.x = Register("x", decoder.dim)
         self._block = ""
         self._layer = self._cache = 0
+        self._early: tuple[Register, ...] = ()
         self.required["token_embd.weight"] = rows
         self.optional |= {"output.weight": rows, "output.bias": rows[:1]}
         self._do(Embed(self.x, "token_embd.weight", decoder.embedding_scale))
@@ -99,6 +100,12 @@ class _Writer:
             self._block = f"blk.{self._layer}."
             if decoder.joined:
                 self._join(head)
+            self._early = tuple(
+                self._router(mixer, self.x)
+                for branch in block
+                for mixer in branch.mixers
+                if isinstance(mixer, Experts) and mixer.early
+            )
             for branch in block:
                 self._branch(branch)
             self._mark("l_out", self.x)
@@ -326,9 +333,7 @@ class _Writer:
 
     def _route(self, its: Experts, h: Register) -> tuple[Register, Register]:
         rule = its.routing
-        logits = Register("logits", rule.count)
-        self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
-        self._mark("ffn_moe_logits", logits)
+        (logits,) = self._early if its.early else (self._router(its, h),)
         bias = self._vector("exp_probs_b.bias", (rule.count,)) if rule.corrected else ""
         chosen, weights = Register("chosen", rule.used), Register("weights", rule.used)
         self._do(Route(chosen, weights, logits, bias, rule))
@@ -337,6 +342,12 @@ class _Writer:
         last = "_scaled" if rule.scale != 1 else "_norm" if rule.renormalised else last
         self._mark(f"ffn_moe_weights{last}", weights)
         return chosen, weights
+
+    def _router(self, its: Experts, h: Register) -> Register:
+        logits = Register("logits", its.routing.count)
+        self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
+        self._mark("ffn_moe_logits", logits)
+        return logits
 
     def _add_shared_expert(self, its: Experts, h: Register, out: Register, scale: float) -> None:
         logit, only, weight = (Register(name, 1) for name in ("share", "chosen", "weights"))
@@ -404,7 +415,7 @@ class _Writer:
         """Count a cache; after the last one, only the rows of the outputs are needed."""
         self._cache += 1
         if self._cache == len(self.decoder.caches):
-            self._do(Select((self.x, *live)))
+            self._do(Select((self.x, *self._early, *live)))
 
     def _linear(
         self,

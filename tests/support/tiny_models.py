@@ -100,6 +100,7 @@ MIXTURES = {
     "olmoe": {},
     "qwen35moe": {"expert_shared_feed_forward_length": 256},
     "qwen3moe": {},
+    "smallthinker": {"attention.sliding_window": 4096, "expert_gating_func": 2},
 }
 EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256}
 DELTA_NET = {
