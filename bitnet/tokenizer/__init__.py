@@ -41,19 +41,9 @@ __all__ = [
     "resolve_tokenizer",
 ]
 
-_HOME = {
-    "TokenSpan": "tokenizer",
-    "TokenStream": "tokenizer",
-    "Tokenizer": "tokenizer",
-    "TokenizerDiscovery": "discover",
-    "TokenizerStrategy": "discover",
-    "detect_architecture_from_gguf": "load",
-    "extract_merges": "load",
-    "extract_scores": "load",
-    "extract_tokenizer_from_gguf": "load",
-    "extract_tokens": "load",
-    "load_tokenizer": "load",
-    "resolve_tokenizer": "discover",
+_HOME = dict.fromkeys(__all__, "load") | {
+    **dict.fromkeys(("TokenSpan", "TokenStream", "Tokenizer"), "tokenizer"),
+    **dict.fromkeys(("TokenizerDiscovery", "TokenizerStrategy", "resolve_tokenizer"), "discover"),
 }
 
 

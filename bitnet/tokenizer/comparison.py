@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.merges import halves_of, merges_by_score
 from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType
-from bitnet.tokenizer.tokenizer import Tokenizer
+from bitnet.tokenizer.tokenizer import Tokenizer, open_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.merges import LazySequence
-from bitnet.tokenizer.spec import TokenType
+from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +74,8 @@ class Fields:
         if value is not None or default is None or default >= self.length("tokens"):
             return value
         text = self.tokens_at(default)
-        return default if text.startswith("<") and text.endswith(">") else None
+        is_special = text.startswith("<") and text.endswith(">") and text not in BYTE_NAMES
+        return default if is_special else None
 
     def end_ids(self) -> list[int | None]:
         """Stop ids in the file besides EOS: end of turn and end of message."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import BitnetError, Unsupported, VocabMismatch
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.comparison import as_sentencepiece, prove_same, significant
-from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import BYTE_NAMES
+from bitnet.tokenizer.tokenizer import open_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

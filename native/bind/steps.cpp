@@ -53,11 +53,12 @@ public:
 
     const std::string type;
 
+    bool has(const char* name) const { return options_.contains(name); }
     nb::object get(const char* name) const {
-        return options_.contains(name) ? nb::borrow(options_[name]) : nb::none();
+        return has(name) ? nb::borrow(options_[name]) : nb::none();
     }
     bool flag(const char* name, bool otherwise) const {
-        if (!options_.contains(name)) return otherwise;
+        if (!has(name)) return otherwise;
         const int truth = PyObject_IsTrue(get(name).ptr());
         if (truth < 0) throw nb::python_error();
         return truth != 0;
@@ -80,7 +81,7 @@ public:
         wrong("pattern");
     }
     uint32_t behavior(std::string name) const {
-        if (options_.contains("behavior")) name = nb::cast<std::string>(nb::str(get("behavior")));
+        if (has("behavior")) name = nb::cast<std::string>(nb::str(get("behavior")));
         std::string plain;
         for (const char c : name) {
             if (c != '_') plain += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -122,7 +123,7 @@ TokenizerStep metaspace(const Entry& entry) {
     const std::string scheme = given.is_none() ? entry.flag("add_prefix_space", true) ? "always" : "never"
                                                : entry.text("prepend_scheme");
     const std::string symbol =
-        entry.get("replacement").is_none() ? std::string(kSpaceSymbol) : entry.text("replacement");
+        entry.has("replacement") ? entry.text("replacement") : std::string(kSpaceSymbol);
     if (symbol.empty() || unicode::length(symbol, 0) != symbol.size()) entry.wrong("replacement");
     return {StepKind::kMetaspace, index_of(kSchemes, scheme, "prepend_scheme"), entry.flag("split", true), symbol};
 }
@@ -172,8 +173,12 @@ void append(std::string& out, std::initializer_list<uint32_t> numbers) {
 
 nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spelled) {
     std::vector<TokenizerStep> steps;
-    for (const nb::handle step : normalizers) steps.push_back(normalizer(Entry(step)));
-    for (const nb::handle step : pre_tokenizers) pre_tokenizer(Entry(step), spelled, steps);
+    try {
+        for (const nb::handle step : normalizers) steps.push_back(normalizer(Entry(step)));
+        for (const nb::handle step : pre_tokenizers) pre_tokenizer(Entry(step), spelled, steps);
+    } catch (const nb::cast_error&) {
+        throw std::invalid_argument("a step with something else than a text");
+    }
     std::string out;
     append(out, {static_cast<uint32_t>(steps.size())});
     for (const TokenizerStep& step : steps) {

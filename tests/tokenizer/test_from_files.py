@@ -15,7 +15,6 @@ from tokenizers import (
 )
 
 from bitnet.base.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsupported
-from bitnet.tokenizer.engines import open_engine
 from bitnet.tokenizer.from_files import (
     spec_from_file,
     spec_from_folder,
@@ -24,6 +23,7 @@ from bitnet.tokenizer.from_files import (
     spec_from_vocab_txt,
 )
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
+from bitnet.tokenizer.tokenizer import open_engine
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 123 times!",

@@ -1,0 +1,42 @@
+"""Ids that llama.cpp finds with vocabularies, in a process of its own, which its faults end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def tokenize(paths, texts, folder):
+    """Ids of each of *texts* with the vocabulary of each of *paths*.
+
+    Args:
+        paths: GGUF files.
+        texts: to tokenize, without BOS and EOS.
+        folder: for the files between the processes.
+    """
+    asked, found = folder / "texts.json", folder / "ids.json"
+    asked.write_text(json.dumps([paths, texts]))
+    command = [sys.executable, __file__, str(asked), str(found)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(found.read_text())
+
+
+def _main(asked, found):
+    import ctypes
+    from importlib import import_module
+
+    from bitnet.crossval.llama_api import Llama
+
+    paths, texts = json.loads(Path(asked).read_text())
+    file = import_module("xllamacpp.xllamacpp").__file__
+    library = ctypes.CDLL(file)
+    rows = []
+    for path in paths:
+        model = Llama(library, path, Path(file), threads=1, weights=False)
+        rows.append([model.tokenize(text, add_special=False) for text in texts])
+    Path(found).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
