@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "TemplateProcess", "chat_template", "template_process"]
-
 Message = dict[str, Any]
 
 _WALL_S = 30  # of one rendering, where the system does not count processor time

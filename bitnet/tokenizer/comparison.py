@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
-__all__ = [
-    "Agreement",
-    "Approximation",
-    "TokenizerDifference",
-    "agreement",
-    "approximate",
-    "as_sentencepiece",
-    "compare",
-    "differences",
-    "different_ids",
-    "measure_agreement",
-    "prove_same",
-    "significant",
-]
-
 _SHOWN = 3
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import GGUF
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Compatibility", "compatibility"]
-
 
 @dataclass(frozen=True)
 class Compatibility:

@@ -43,17 +43,6 @@ if TYPE_CHECKING:
     from bitnet._native import TokenizerEngine
     from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
-__all__ = [
-    "NotNative",
-    "compile_spec",
-    "is_verbatim",
-    "load_compiled",
-    "meta_of",
-    "open_compiled",
-    "path_of_compiled",
-    "read_meta",
-]
-
 logger = logging.getLogger(__name__)
 
 _MODELS = ("bpe", "spm", "unigram", "wordpiece", "wordlevel")

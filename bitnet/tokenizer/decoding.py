@@ -21,8 +21,6 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, spell_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Chain", "Spellings", "decoder_steps", "start_decoding"]
-
 
 _SYMBOL = SPACE_SYMBOL.encode()
 

@@ -19,8 +19,6 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL, spell_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["REPLACEMENT", "STEPS", "DecodingStep", "Part", "check_pattern"]
-
 REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
 

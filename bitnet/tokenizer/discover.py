@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "CHAIN",
-    "Candidate",
-    "Search",
-    "Strategy",
-    "TokenizerDiscovery",
-    "TokenizerStrategy",
-    "fits",
-    "need_of",
-    "resolve_tokenizer",
-    "search",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
-__all__ = ["tokenizer_json"]
-
 
 def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
     """*spec* as a ``tokenizer.json``."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["export_tokenizer"]
-
 
 def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) -> list[Path]:
     """Write *spec* into *folder*.

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = [
-    "KNOWN",
-    "KnownVocabulary",
-    "another_pre",
-    "by_tokens",
-    "fingerprint",
-    "identify",
-    "identify_merges",
-    "spec_key",
-]
-
 
 @dataclass(frozen=True)
 class KnownVocabulary:

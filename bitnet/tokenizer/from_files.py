@@ -32,15 +32,6 @@ from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 if TYPE_CHECKING:
     import os
 
-__all__ = [
-    "spec_from_file",
-    "spec_from_folder",
-    "spec_from_tokenizer_json",
-    "spec_from_tokenizer_model",
-    "spec_from_vocab_merges",
-    "spec_from_vocab_txt",
-]
-
 logger = logging.getLogger(__name__)
 
 _UNKNOWN, _CONTROL = TokenType.UNKNOWN, TokenType.CONTROL

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from bitnet.formats.gguf import GGUF
 
-__all__ = ["spec_from_gguf", "spec_from_metadata"]
-
 logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = {

@@ -15,8 +15,6 @@ from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Fields"]
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 
 _PREFIX = "tokenizer.ggml."

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
-__all__ = ["library_engine", "library_for", "translate_errors"]
-
 _HINT = (
     "install the compiled module of this program (a wheel, or a C++ compiler), or name another"
     " tokenizer with --tokenizer FILE"

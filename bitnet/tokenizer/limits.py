@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
-__all__ = ["beyond", "check_spec", "over_budget"]
-
 # Of one regular expression: bytes, nesting depth, instructions, the n of {n}.
 PATTERN_BYTES, PATTERN_DEPTH, PATTERN_PROGRAM, PATTERN_REPEAT = 16_384, 32, 20_000, 1_000
 # Of matching one text: minimum steps, and steps per byte.

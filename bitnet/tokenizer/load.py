@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.inventory import Inventory
 
-__all__ = [
-    "detect_architecture_from_gguf",
-    "extract_merges",
-    "extract_scores",
-    "extract_tokenizer_from_gguf",
-    "extract_tokens",
-    "load_spec",
-    "load_tokenizer",
-    "mock_tokenizer",
-    "read_files",
-]
-
 logger = logging.getLogger(__name__)
 
 _SMALL = 1 << 16  # bytes: faster to read than to look up

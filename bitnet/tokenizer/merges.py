@@ -11,15 +11,6 @@ from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
-__all__ = [
-    "LazySequence",
-    "halves_of",
-    "merges_by_score",
-    "merges_from_ranks",
-    "pair_merges",
-    "parse_merges",
-]
-
 
 T = TypeVar("T")
 

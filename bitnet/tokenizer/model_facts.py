@@ -20,8 +20,6 @@ from bitnet.formats.inventory import Inventory
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["MAX_PADDING", "ModelFacts", "model_facts"]
-
 # Embedding matrices are padded to round sizes; more spare rows than this: another vocabulary.
 MAX_PADDING = 1024
 

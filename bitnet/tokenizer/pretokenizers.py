@@ -20,8 +20,6 @@ from bitnet.tokenizer.spec import Step
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
-
 
 @dataclass(frozen=True)
 class PreTokenizer:

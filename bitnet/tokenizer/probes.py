@@ -11,8 +11,6 @@ from pathlib import Path
 
 from bitnet.base.errors import from_os_error
 
-__all__ = ["PROBES", "corpus_texts", "probe_texts"]
-
 _TEXTS = json.loads(Path(__file__).with_name("probes.json").read_text("utf-8"))
 # Prose, code, numbers, scripts and white space, in about the proportions of real prompts.
 PROBES: tuple[str, ...] = tuple(_TEXTS["prose"])

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["SentencePieceModel", "charsmaps_of", "check_charsmap", "parse_model", "write_model"]
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNIGRAM, _BPE = 1, 2
 _KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from bitnet.formats.inventory import Inventory
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["SIDE_FILES", "SideFiles", "json_fault", "read_bytes", "read_json", "read_side_files"]
-
 # All files that read_side_files may read.
 SIDE_FILES = (
     *("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"),

@@ -13,22 +13,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "ADDED_FLAGS",
-    "BYTE_NAMES",
-    "BYTE_TO_CHARACTER",
-    "END_OF_GENERATION",
-    "SPACE_SYMBOL",
-    "AddedToken",
-    "Model",
-    "Step",
-    "TokenType",
-    "TokenizerSpec",
-    "byte_spelling",
-    "spell_bytes",
-    "stop_ids",
-]
-
 SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
 BYTE_NAMES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # tokens of single bytes there
 

@@ -27,13 +27,6 @@ from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
 if TYPE_CHECKING:
     import os
 
-__all__ = [
-    "is_tekken",
-    "looks_like_ranks",
-    "spec_from_ranks",
-    "spec_from_tekken",
-]
-
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["gguf_keys", "pre_name"]
-
 _GGML = "tokenizer.ggml."
 _ADDED_PROBED = 300
 _HINT = "convert with another --tokenizer, or without one: --no-tokenizer"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.decoding import Chain
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["Engine", "NativeEngine", "TokenSpan", "TokenStream", "Tokenizer", "open_engine"]
-
 logger = logging.getLogger(__name__)
 
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file

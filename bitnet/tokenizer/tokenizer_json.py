@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-__all__ = ["check_vocabulary", "read_tokenizer_json", "spec_from_tokenizer_json", "vocabulary"]
-
 logger = logging.getLogger(__name__)
 
 
