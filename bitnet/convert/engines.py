@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from bitnet.base.findings import Finding
-from bitnet.families.blocks import DeltaNet, State
+from bitnet.families.blocks import DeltaNet, Mamba2, State
 from bitnet.families.family import WINDOWS, of_gguf
 from bitnet.quants.iq_bn import SHORTEST_ROW
 
@@ -148,10 +148,11 @@ def _tensors(
     for end in engine.required:
         if not any(name.endswith(end) for name in checkpoint.weights):
             yield _by("llama.cpp", f"does not load {kind} models without {end}")
-    for mixer in config.mixers():
+    for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
         if isinstance(mixer, DeltaNet):
             yield from _delta_net(mixer, config)
-            break
+        elif isinstance(mixer, Mamba2):
+            yield from _mamba2(mixer, config, engine)
     kinds = {
         "state" if isinstance(its, State) else "window" if its.window else "attention"
         for its in config.caches
@@ -189,6 +190,20 @@ def _delta_net(mixer: DeltaNet, config: ModelConfig) -> Iterator[Finding]:
             "llama.cpp",
             f"normalizes keys of {kind} models with the epsilon of norms, {config.norm_eps:g}, "
             "instead of 1e-06",
+        )
+
+
+def _mamba2(
+    mixer: Mamba2, config: ModelConfig, engine: LlamaCppSupport
+) -> Iterator[Finding]:
+    kind = config.architecture
+    if mixer.norm_groups and mixer.norm_first:
+        yield _by("every engine", f"gates the states of {kind} models before their norm")
+    if engine.wide_states and mixer.width != 2 * config.dim:
+        yield _by(
+            "llama.cpp",
+            f"does not load {kind} models whose states are not twice as wide as the model: "
+            f"{mixer.width}, expected {2 * config.dim}",
         )
 
 

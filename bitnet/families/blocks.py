@@ -314,6 +314,7 @@ class ModelConfig:
         joined: its input is the embedding of a token joined with a hidden state of another
             decoder, that of the token before.
         final_norm: name of the norm behind the last block.
+        bare_norms: names of norms whose tensors are called so, without ``.weight``.
         drafter: its own block that predicts one more token, as a decoder; ``None``: it has none.
         basis: of matrices that are rotated; ``None``: none is.
     """
@@ -335,6 +336,7 @@ class ModelConfig:
     first_block: int = 0
     joined: bool = False
     final_norm: str = "output_norm"
+    bare_norms: tuple[str, ...] = ()
     drafter: ModelConfig | None = None
     basis: HadamardBasis | None = None
 

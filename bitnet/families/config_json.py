@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bitnet.families.family import Values
+
 __all__ = ["CHANGES", "Description", "describe", "gguf_name"]
 
 _SIZES = {
@@ -131,7 +133,9 @@ _INNER = {
 _LAYER = re.compile(
     r"layers\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
-_PREFIX = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?")
+_PREFIX = re.compile(
+    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?:backbone\.)?"
+)
 _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|visual|multi_modal_projector)\.|^mtp\.|rotary_emb\.inv_freq$"
 )
@@ -152,6 +156,8 @@ class Description:
         headless: there is no head; the model computes embeddings.
         biases: parts of a layer that have biases.
         vocab_size: rows the embedding must have; ``None``: not specified.
+        values: functions of the values of tensors, by the end of GGUF's name.
+        factors: factors on tensors, in the same way.
         quantization: ``quantization_config``, empty without ternary weights.
         ignored: keys ignored on the user's request, with their values.
     """
@@ -163,6 +169,8 @@ class Description:
     headless: bool
     biases: frozenset[str]
     vocab_size: int | None
+    values: Values
+    factors: Mapping[str, float]
     quantization: Mapping[str, Any]
     ignored: Mapping[str, Any]
 
@@ -197,6 +205,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
         keys = {key: config[name] for name, key in _SIZES.items() if config.get(name) is not None}
         keys |= rope_keys | family.translate(config) | _both_ways(config, family, model)
         biases = _biases(config, family)
+        values, factors = family.values(config), family.factors(config)
         tied = bool(config.get("tie_word_embeddings"))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         raise InvalidFormat(
@@ -209,7 +218,17 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
         _first_architecture(config)
     )
     return Description(
-        family, metadata, freq_factors, tied, headless, biases, size, quantization, ignored
+        family,
+        metadata,
+        freq_factors,
+        tied,
+        headless,
+        biases,
+        size,
+        values,
+        factors,
+        quantization,
+        ignored,
     )
 
 
@@ -232,6 +251,8 @@ def gguf_name(name: str, family: Family) -> str:
     inner, kind = match["part"], (match["kind"] or "").removeprefix("weight_")
     parts = {**_INNER, **family.tensors}
     block = f"blk.{match['number']}."
+    if f"{inner}.{kind}" in parts:
+        return f"{block}{parts[f'{inner}.{kind}']}"
     if inner in parts:
         return f"{block}{parts[inner]}{kind and '.'}{kind}"
     # The norm before a product, in BitNet embeddings and transformers' BitLinear.

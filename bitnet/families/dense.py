@@ -56,8 +56,8 @@ class Sizes:
     ffn: int
 
 
-def sizes(keys: Keys) -> Sizes:
-    """Sizes of the model.
+def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
+    """Sizes of the model, with networks *ffn* wide or as the key has it.
 
     Raises:
         InvalidFormat: a key or the embedding is missing or impossible.
@@ -75,8 +75,9 @@ def sizes(keys: Keys) -> Sizes:
             hint="the file is damaged; fetch it again",
         )
     dim = keys.integer("embedding_length")
-    has_experts = keys.value("expert_count", 0)  # it may have no other network
-    ffn = keys.integer("feed_forward_length", *((0,) if has_experts else ()))
+    if ffn is None:
+        has_experts = keys.value("expert_count", 0)  # it may have no other network
+        ffn = keys.integer("feed_forward_length", *((0,) if has_experts else ()))
     return Sizes(layers, dim, embedding.shape[0], ffn)
 
 

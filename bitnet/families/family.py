@@ -6,7 +6,7 @@ import pkgutil
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.families.dense import dense
 
@@ -27,11 +27,14 @@ __all__ = [
     "WINDOWS",
     "Family",
     "LlamaCppSupport",
+    "Values",
     "families",
     "of_gguf",
     "of_model_type",
     "register",
 ]
+
+Values: TypeAlias = "Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]"
 
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
@@ -54,6 +57,7 @@ class LlamaCppSupport:
         whole_keys: it loads only models with as many key heads as heads.
         wide_scale_layers: models with this many layers scale attention by another width.
         window_layers: only models with this many layers have windows, whatever their keys say.
+        wide_states: it loads only models whose state-space models are twice as wide as the model.
         needs: kinds of layers without which it crashes: ``attention``, ``window`` or ``state``.
         nonzero: keys with which it computes NaN, or nothing but zeros, where they are 0.
     """
@@ -66,6 +70,7 @@ class LlamaCppSupport:
     whole_keys: bool = False
     wide_scale_layers: int = 0
     window_layers: int = 0
+    wide_states: bool = False
     needs: frozenset[str] = frozenset()
     nonzero: tuple[str, ...] = ()
 
@@ -91,7 +96,8 @@ class Family:
         gguf_keys: rules for GGUF files, besides those shared by all families.
         tensors: names of tensors that differ from the usual ones, those of layers without number.
         values: functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF
-            stores others.
+            stores others; from its ``config.json``.
+        factors: factors on a folder's tensors, in the same way.
         biases: parts with biases, by the key that enables them; those under ``""`` always do.
         partial_rotation: ``partial_rotary_factor`` is supported.
         layered_rope: layers with a window have a RoPE of their own.
@@ -121,7 +127,8 @@ class Family:
     rope_parameters: Mapping[str, str] = field(default_factory=dict)
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = field(default_factory=dict)
+    values: Callable[[Mapping[str, Any]], Values] = field(default=lambda _config: {})
+    factors: Callable[[Mapping[str, Any]], Mapping[str, float]] = field(default=lambda _config: {})
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partial_rotation: bool = False
     layered_rope: bool = False

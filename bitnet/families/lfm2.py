@@ -125,7 +125,7 @@ register(
             "feed_forward.w2": "ffn_down",
             "feed_forward.w3": "ffn_up",
         },
-        values={"shortconv.conv.weight": partial(np.squeeze, axis=1)},
+        values=lambda _config: {"shortconv.conv.weight": partial(np.squeeze, axis=1)},
         biases={"conv_bias": CONVOLUTION},
         llama_cpp=LlamaCppSupport(
             tensors=("output.weight",),

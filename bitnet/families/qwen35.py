@@ -200,7 +200,7 @@ _COMMON: dict[str, Any] = {
         "linear_attn.A_log": "ssm_a",
         "linear_attn.dt_bias": "ssm_dt.bias",
     },
-    "values": {
+    "values": lambda _config: {
         "ssm_a": lambda logarithm: -np.exp(logarithm),
         "ssm_conv1d.weight": partial(np.squeeze, axis=1),
         "ssm_norm.weight": np.asarray,

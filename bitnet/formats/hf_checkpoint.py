@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,6 +95,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
         source = _plain_weight(head, tensors[head])
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
+    _multiply(weights, description)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
     pooling = sentence_transformers.pooling_type(files, ignore_keys)
@@ -196,9 +198,9 @@ def _weight(
 ) -> Weight:
     tensor = tensors[name]
     weight = _plain_weight(name, tensor)
-    for end, function in said.family.values.items():
-        if name.startswith("blk.") and name.split(".", 2)[2] == end:
-            return _floats(name, function(registry.dequantize(weight)))
+    function = said.values.get(_end(name))
+    if function is not None:
+        return _floats(name, function(registry.dequantize(weight)))
     if said.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
@@ -216,6 +218,22 @@ def _weight(
             hint="choose another model",
         )
     return weight
+
+
+def _multiply(weights: dict[str, Weight], said: Description) -> None:
+    """Multiply the family's factors into *weights*; a tied head may become a matrix of its own."""
+    head, embedding = "output.weight", "token_embd.weight"
+    if head not in weights and said.factors.get(head, 1.0) != said.factors.get(embedding, 1.0):
+        weights[head] = replace(weights[embedding], name=head)
+    for name, weight in weights.items():
+        factor = said.factors.get(_end(name), 1.0)
+        if factor != 1:
+            weights[name] = replace(weight, scale=weight.scale * factor)
+
+
+def _end(name: str) -> str:
+    """GGUF's *name* of a tensor, without the number of its layer."""
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
 
 
 def _plain_weight(name: str, tensor: Tensor) -> Weight:

@@ -472,7 +472,7 @@ class _Writer:
 
         With *parts* each of them is a group with a weight of its own, a row of a matrix.
         """
-        weight = f"{self._block}{name}.weight"
+        weight = f"{self._block}{name}{'' if name in self.decoder.bare_norms else '.weight'}"
         self.required[weight] = (width or x.width,)
         if parts:
             self.required[weight] = (parts, x.width // parts)

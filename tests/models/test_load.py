@@ -277,7 +277,9 @@ def test_kinds_of_layers_for_another_number_of_layers_are_refused(value):
         config_from(checkpoint)
 
 
-@pytest.mark.parametrize("architecture", ["qwen35", "cohere2", "hunyuan-dense", "minicpm"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen35", "nemotron_h", "cohere2", "hunyuan-dense", "minicpm"]
+)
 def test_every_tensor_that_is_missing_or_of_another_shape_is_refused_by_name(architecture):
     whole = tiny(architecture)
     for name, weight in whole.weights.items():
@@ -312,6 +314,24 @@ def test_senseless_scales_of_a_family_are_refused(key, value):
         return
     with pytest.raises((InvalidFormat, Unsupported)):
         config_from(checkpoint)
+
+
+@pytest.mark.parametrize("value", [0, 3, 100, 2**31])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
+    ],
+)
+def test_senseless_sizes_of_a_state_space_model_are_refused(key, value):
+    checkpoint = tiny("nemotron_h")
+    checkpoint.metadata[f"nemotron_h.{key}"] = value
+    with pytest.raises(InvalidFormat):
+        load_model(checkpoint, ops=ReferenceOps())
 
 
 @pytest.mark.parametrize("value", [[2], [0, -1], [0, True], "two"])

@@ -59,6 +59,30 @@ DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
 }
+FALCON_H1 = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mlp_multipliers": [0.7, 1.4],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.7,
+    "attention_out_multiplier": 0.6,
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.3,
+    "ssm_multipliers": [0.5, 1.5, 2.0, 0.7, 1.2],
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.3,
+}
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "head_dim": 32,
+    "time_step_min": 1e-30,  # as the models were trained, and as transformers decodes
+}
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -304,6 +328,28 @@ CASES = {
             "residual_multiplier": 0.4,
             "shared_intermediate_size": 40,
         },
+    ),
+    "falcon-h1": ("FalconH1", FALCON_H1),
+    "falcon-h1-tied-biases": (
+        "FalconH1",
+        {
+            **FALCON_H1,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "mlp_bias": True,
+            "projectors_bias": True,
+        },
+    ),
+    "falcon-h1-norm": (
+        "FalconH1",
+        {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "falcon-h1-norm-first": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True}),
+    "nemotron-h": ("NemotronH", NEMOTRON_H),
+    "nemotron-h-biases": (
+        "NemotronH",
+        {**NEMOTRON_H, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
     ),
     "gemma3-linear-rope": (
         "Gemma3",

@@ -24,6 +24,7 @@ def _model():
         AnyOrder: tiny("llama"),
         AnyOrderOfStates: tiny("qwen35"),
         AnyOrderOfConvolutions: tiny("lfm2"),
+        AnyOrderOfScans: tiny("nemotron_h"),
         AnyOrderOfDrafts: drafting,
         AnyOrderOfExperts: tiny("qwen3moe"),
     }
@@ -130,6 +131,10 @@ class AnyOrderOfConvolutions(AnyOrder):
     """The same with states that are the inputs of convolutions alone."""
 
 
+class AnyOrderOfScans(AnyOrder):
+    """The same with states of Mamba-2."""
+
+
 class AnyOrderOfDrafts(AnyOrder):
     """The same with states, and a block of the model that drafts whenever it may."""
 
@@ -153,6 +158,8 @@ TestAnyOrderOfStates = AnyOrderOfStates.TestCase
 TestAnyOrderOfStates.settings = TestAnyOrder.settings
 TestAnyOrderOfConvolutions = AnyOrderOfConvolutions.TestCase
 TestAnyOrderOfConvolutions.settings = TestAnyOrder.settings
+TestAnyOrderOfScans = AnyOrderOfScans.TestCase
+TestAnyOrderOfScans.settings = TestAnyOrder.settings
 TestAnyOrderOfDrafts = AnyOrderOfDrafts.TestCase
 TestAnyOrderOfDrafts.settings = TestAnyOrder.settings
 TestAnyOrderOfADraftModel = AnyOrderOfADraftModel.TestCase

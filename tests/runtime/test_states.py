@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import params, prompt, run, sampled
-from tiny_models import in_encoding, tiny
+from tiny_models import HYBRIDS, in_encoding, tiny
 
 from bitnet import native
 from bitnet.base.errors import InferenceError
@@ -106,22 +106,23 @@ def test_a_pass_that_was_interrupted_is_not_continued():
         states.begin(3)
 
 
-def model_on(ops):
-    checkpoint = tiny("qwen35", block_count=4, context_length=CONTEXT)
+def model_on(ops, architecture="qwen35"):
+    checkpoint = tiny(architecture, block_count=4, context_length=CONTEXT)
     exact = isinstance(ops, ReferenceOps)
     return load_model(checkpoint if exact else in_encoding(checkpoint, "I2_S"), ops=ops)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return model_on(NativeOps(threads=2))
+@pytest.fixture(scope="module", params=["lfm2", "nemotron_h", "qwen35"])
+def model(request):
+    return model_on(NativeOps(threads=2), request.param)
 
 
 @compiled
-def test_the_two_backends_agree():
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_the_two_backends_agree(architecture):
     exact, fast = (
-        model_on(ReferenceOps(dtype=np.float64)),
-        load_model(tiny("qwen35", block_count=4, context_length=CONTEXT), ops=NativeOps()),
+        model_on(ReferenceOps(dtype=np.float64), architecture),
+        load_model(tiny(architecture, block_count=4, context_length=CONTEXT), ops=NativeOps()),
     )
     ids = prompt(100, seed=1)
     expected, found = (

@@ -258,6 +258,67 @@ def _groups(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@st.composite
+def _falcon_h1(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
+    heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (6, 3)]))
+    own = {
+        "mamba_d_ssm": heads * draw(st.sampled_from([4, 8, 20])),
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": draw(st.sampled_from([8, 12, 32])),
+        "mamba_d_conv": draw(st.integers(2, 5)),
+    }
+    factor = st.sampled_from([0.3, 1.0, 2.0])
+    single = (
+        "attention_in_multiplier",
+        "attention_out_multiplier",
+        "embedding_multiplier",
+        "key_multiplier",
+        "lm_head_multiplier",
+        "ssm_in_multiplier",
+        "ssm_out_multiplier",
+    )
+    return own | draw(
+        _optional(
+            attention_bias=_BIAS,
+            mamba_conv_bias=_BIAS,
+            mamba_norm_before_gate=_BIAS,
+            mamba_proj_bias=_BIAS,
+            mamba_rms_norm=_BIAS,
+            mlp_bias=_BIAS,
+            mlp_multipliers=st.lists(factor, min_size=2, max_size=2),
+            projectors_bias=_BIAS,
+            ssm_multipliers=st.lists(factor, min_size=5, max_size=5),
+            **dict.fromkeys(single, factor),
+        )
+    )
+
+
+@st.composite
+def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    groups = draw(st.integers(1, 3))
+    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", "mlp"])
+    own = {
+        "layers_block_type": draw(st.lists(kinds, min_size=layers, max_size=layers)),
+        "mamba_num_heads": groups * draw(st.integers(1, 2)),
+        "mamba_head_dim": draw(st.sampled_from([4, 8, 20])),
+        "n_groups": groups,
+        "ssm_state_size": draw(st.sampled_from([8, 12, 32])),
+        "conv_kernel": draw(st.integers(2, 5)),
+        "time_step_min": 1e-30,
+        "layer_norm_epsilon": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
+    }
+    return own | draw(
+        _optional(
+            attention_bias=_BIAS,
+            mlp_bias=_BIAS,
+            use_bias=_BIAS,
+            use_conv_bias=_BIAS,
+            mamba_proj_bias=_BIAS,
+        )
+    )
+
+
 _TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
 _HEAD_DIM_NEEDED = (
     *(
@@ -270,6 +331,7 @@ _HEAD_DIM_NEEDED = (
         "Helium",
         "HunYuanDenseV1",
         "Ministral3",
+        "NemotronH",
         "Qwen3",
         "Qwen3Moe",
         "Qwen3_5",
@@ -279,6 +341,7 @@ _HEAD_DIM_NEEDED = (
 )
 _LAYERS = {
     "Gemma3": st.sampled_from([2, 7]),
+    "NemotronH": st.integers(2, 6),
     "Qwen3_5": st.integers(1, 6),
     "Qwen3_5Moe": st.integers(1, 6),
     "SmolLM3": st.integers(1, 9),
@@ -347,6 +410,7 @@ _OWN = {
         sliding_window_pattern=st.integers(1, 4),
         layer_types=_layer_types(layers),
     ),
+    "FalconH1": _falcon_h1,
     "Gemma": lambda _layers: _optional(attention_bias=_BIAS),
     "Gemma2": lambda layers: _gemma(
         layers, attn_logit_softcapping=_CAPS, final_logit_softcapping=_CAPS
@@ -412,6 +476,7 @@ _OWN = {
     "Ministral3": lambda _layers: _optional(sliding_window=_WINDOW),
     "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": _WINDOW}),
     "Mixtral": lambda _layers: _experts("num_local_experts", sliding_window=_WINDOW),
+    "NemotronH": _nemotron_h,
     "Olmo2": lambda _layers: _optional(attention_bias=_BIAS),
     "Olmo3": lambda layers: st.builds(
         dict.__or__,

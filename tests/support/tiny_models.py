@@ -59,7 +59,7 @@ FAMILIES = (
 )
 
 #: Families with states of fixed size in some of their layers.
-HYBRIDS = ("lfm2", "qwen35")
+HYBRIDS = ("falcon-h1", "lfm2", "nemotron_h", "qwen35")
 #: Families whose feed-forward networks are experts.
 MIXTURES = {
     "bailingmoe2": {
@@ -103,6 +103,13 @@ MIXTURES = {
     "smallthinker": {"attention.sliding_window": 4096, "expert_gating_func": 2},
 }
 EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256}
+MAMBA2 = {
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 512,
+    "ssm.state_size": 32,
+    "ssm.time_step_rank": 8,
+}
 DELTA_NET = {
     "full_attention_interval": 2,
     "rope.dimension_count": 16,
@@ -118,6 +125,13 @@ def metadata(architecture, **more):
     keys = KEYS | more
     if architecture in ("qwen35", "qwen35moe"):
         keys = DELTA_NET | keys
+    if architecture in ("falcon-h1", "nemotron_h"):
+        keys = MAMBA2 | keys
+    if architecture == "nemotron_h":  # a state, attention and a network in turn
+        keys |= {"block_count": more.get("block_count", 3)}
+        kinds = [layer % 3 for layer in range(keys["block_count"])]
+        keys["attention.head_count_kv"] = [2 * (kind == 1) for kind in kinds]
+        keys["feed_forward_length"] = [512 * (kind == 2) for kind in kinds]
     if architecture == "lfm2":
         kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
         keys |= {"attention.head_count_kv": kv_heads, "shortconv.l_cache": 3}
@@ -157,7 +171,9 @@ def tiny(architecture, *, seed=0, **more):
         values = _normal(seed, name, shape) * 0.08
         if name.endswith("ssm_a"):
             values = -np.exp(values * 10)  # below zero: a state is forgotten
-        weights[name] = _f32(name, values + 1 if name.endswith("norm.weight") else values)
+        weights[name] = _f32(
+            name, values + 1 if name.endswith(("norm.weight", "ffn_norm")) else values
+        )
     return checkpoint
 
 
