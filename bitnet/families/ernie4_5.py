@@ -124,7 +124,7 @@ register(
             "mlp.shared_experts.up_proj": "ffn_up_shexp",
             "mlp.shared_experts.down_proj": "ffn_down_shexp",
         },
-        values={"exp_probs_b.bias": _as_row},
+        values=lambda _config: {"exp_probs_b.bias": _as_row},
         llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "exp_probs_b.bias")),
         translate=_translate,
         decoder=_decoder,

@@ -14,7 +14,7 @@ _EXPERTS = "a mixture of experts"
 _STATE = "a model with state-space or recurrent layers"
 _BY_NAME = (
     (re.compile(r"moe|mixtral|dbrx|grok|deepseek|llama4|arctic|minimax"), _EXPERTS),
-    (re.compile(r"mamba|rwkv|jamba|qwen3[-_]?next|hybrid"), _STATE),
+    (re.compile(r"mamba|rwkv|jamba|qwen3[-_]?next|bamba"), _STATE),
     (re.compile(r"bert|t5enc|embed"), "an encoder for embeddings"),
     (re.compile(r"^t5|bart|whisper"), "an encoder and a decoder"),
     (re.compile(r"gemma-?3n|gemma-?4|openelm|deci"), "a model whose layers differ in shape"),

@@ -10,7 +10,16 @@ from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, exp
 from bitnet.families.family import ATTENTION, MLP, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read, refusal
 
-__all__ = ["build_with_scales"]
+__all__ = [
+    "EXPERT_NAMES",
+    "SCALES_CONFIG",
+    "SCALES_DEFAULTS",
+    "SCALES_KEYS",
+    "build_with_scales",
+    "granite_experts",
+    "model_scales",
+    "scale_keys",
+]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +29,8 @@ if TYPE_CHECKING:
     from bitnet.families.networks import Experts
 
 
-def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+def scale_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """GGUF keys of the scales in a ``config.json``."""
     for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier"):
         if config[key] == 0:
             raise refusal(
@@ -43,18 +53,23 @@ def build_with_scales(keys: Keys) -> ModelConfig:
     scale = keys.number("attention.scale", 0.0)
     model = dense(
         keys,
-        network=in_layers(_experts(keys)) if keys.architecture == "granitemoe" else None,
+        network=in_layers(granite_experts(keys)) if keys.architecture == "granitemoe" else None,
         residual_scale=keys.number("residual_scale", 1.0) or 1.0,
         each=lambda _layer, usual: replace(usual, scale=scale or usual.scale),
     )
-    return replace(
-        model,
-        embedding_scale=keys.number("embedding_scale", 1.0) or 1.0,
-        logit_scale=1 / (keys.number("logit_scale", 1.0) or 1.0),
-    )
+    return replace(model, **model_scales(keys))
 
 
-def _experts(keys: Keys) -> Experts:
+def model_scales(keys: Keys) -> dict[str, float]:
+    """Fields of :class:`ModelConfig`: factors on embeddings and logits."""
+    return {
+        "embedding_scale": keys.number("embedding_scale", 1.0) or 1.0,
+        "logit_scale": 1 / (keys.number("logit_scale", 1.0) or 1.0),
+    }
+
+
+def granite_experts(keys: Keys) -> Experts:
+    """The experts of a layer, and the network beside them."""
     return experts(
         keys,
         width=sizes(keys).ffn,
@@ -66,10 +81,10 @@ def _experts(keys: Keys) -> Experts:
 def _translate_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     shared = config.get("shared_intermediate_size") or 0
     own = {"expert_shared_feed_forward_length": shared} if shared else {}
-    return _translate(config) | expert_keys(config, 8) | own
+    return scale_keys(config) | expert_keys(config, 8) | own
 
 
-_DEFAULTS = {
+SCALES_DEFAULTS = {
     "attention_multiplier": 1.0,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
@@ -77,15 +92,21 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 2048,
 }
-_CONFIG_KEYS = {
+SCALES_CONFIG = {
     "attention_bias": read("biases around attention"),
-    "mlp_bias": read("biases in the feed-forward network"),
     "attention_multiplier": read("factor on attention scores"),
     "embedding_multiplier": read("factor on embeddings"),
     "residual_multiplier": read("factor on the outputs of attention and feed-forward"),
     "logits_scaling": read("logits are divided by it"),
 }
-_GGUF_KEYS = {
+EXPERT_NAMES = {
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.input_linear": "ffn_gate_up_exps",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "shared_mlp.input_linear": "ffn_gate_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+SCALES_KEYS = {
     "attention.sliding_window": neutral(0),
     "attention.scale": read("on scores"),
     "embedding_scale": read("on embeddings"),
@@ -100,12 +121,12 @@ register(
         model_types=("granite",),
         activation="silu",
         gguf_rope_style="interleaved",
-        defaults=_DEFAULTS,
-        config_keys=_CONFIG_KEYS,
-        gguf_keys=_GGUF_KEYS,
+        defaults=SCALES_DEFAULTS,
+        config_keys=SCALES_CONFIG | {"mlp_bias": read("biases in the feed-forward network")},
+        gguf_keys=SCALES_KEYS,
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
-        translate=_translate,
+        translate=scale_keys,
         decoder=build_with_scales,
     )
 )
@@ -116,24 +137,18 @@ register(
         model_types=("granitemoe", "granitemoeshared"),
         activation="silu",
         gguf_rope_style="interleaved",
-        defaults=_DEFAULTS | {"num_experts_per_tok": 2, "shared_intermediate_size": 0},
+        defaults=SCALES_DEFAULTS | {"num_experts_per_tok": 2, "shared_intermediate_size": 0},
         config_keys={
-            **{key: rule for key, rule in _CONFIG_KEYS.items() if key != "mlp_bias"},
+            **SCALES_CONFIG,
             **EXPERT_CONFIG,
             "shared_intermediate_size": read("width of the network beside the experts"),
         },
         gguf_keys={
-            **_GGUF_KEYS,
+            **SCALES_KEYS,
             **EXPERT_KEYS,
             "expert_shared_feed_forward_length": read("width of the network beside the experts"),
         },
-        tensors={
-            "block_sparse_moe.router.layer": "ffn_gate_inp",
-            "block_sparse_moe.input_linear": "ffn_gate_up_exps",
-            "block_sparse_moe.output_linear": "ffn_down_exps",
-            "shared_mlp.input_linear": "ffn_gate_up_shexp",
-            "shared_mlp.output_linear": "ffn_down_shexp",
-        },
+        tensors=EXPERT_NAMES,
         biases={"attention_bias": ATTENTION},
         llama_cpp=LlamaCppSupport(
             tensors=("output.weight", ".bias", "rope_freqs.weight"), nonzero=("logit_scale",)

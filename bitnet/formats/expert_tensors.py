@@ -17,7 +17,7 @@ from bitnet.base.errors import InvalidFormat
 from bitnet.formats.safetensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from numpy.typing import NDArray
 
@@ -25,6 +25,7 @@ __all__ = ["MXFP4", "split_gates", "stack_experts", "turn_experts"]
 
 _ONE = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 _FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
+_SHARED = re.compile(r"(?P<block>blk\.\d+\.)(?P<part>ffn_\w+)_shexp\.weight")
 MXFP4 = "MXFP4"
 _TURNED = re.compile(
     r"(?P<all>.*\.experts)\.(?P<part>gate_up|down)_proj(?P<kind>_blocks|_scales|_bias)?"
@@ -81,7 +82,15 @@ def split_gates(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
         halves = [_half(tensor, half) for half in (0, 1)]
         for part, half in zip(("gate", "up"), halves, strict=True):
             split[f"{match['block']}{part}_{match['kind']}.weight"] = half
-    return split
+    return {_name_alone(name, split): tensor for name, tensor in split.items()}
+
+
+def _name_alone(name: str, tensors: Container[str]) -> str:
+    """*name* of a tensor; a network beside experts is the only one where there is no router."""
+    match = _SHARED.fullmatch(name)
+    if match is None or f"{match['block']}ffn_gate_inp.weight" in tensors:
+        return name
+    return f"{match['block']}{match['part']}.weight"
 
 
 def _half(tensor: Tensor, half: int) -> Tensor:

@@ -74,6 +74,18 @@ FALCON_H1 = {
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.3,
 }
+GRANITE_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "attention_multiplier": 0.1,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
     "mamba_num_heads": 6,
@@ -346,6 +358,15 @@ CASES = {
         {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     ),
     "falcon-h1-norm-first": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True}),
+    "granitehybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
+    "granitehybrid-rope": (
+        "GraniteMoeHybrid",
+        {**GRANITE_HYBRID, "position_embedding_type": "rope", "attention_bias": True},
+    ),
+    "granitehybrid-experts": (
+        "GraniteMoeHybrid",
+        {**GRANITE_HYBRID, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
     "nemotron-h": ("NemotronH", NEMOTRON_H),
     "nemotron-h-biases": (
         "NemotronH",

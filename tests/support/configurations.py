@@ -295,6 +295,32 @@ def _falcon_h1(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
 
 
 @st.composite
+def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    kinds = st.sampled_from(["linear_attention", "full_attention"])
+    heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (8, 2)]))
+    own = {
+        "layer_types": draw(st.lists(kinds, min_size=layers, max_size=layers)),
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": draw(st.sampled_from([8, 12, 32])),
+        "mamba_d_conv": draw(st.integers(2, 5)),
+        "num_local_experts": draw(st.sampled_from([0, 0, 4])),
+        "shared_intermediate_size": draw(st.sampled_from([48, 64])),
+    }
+    factors = ("attention", "embedding", "residual")
+    return own | draw(
+        _optional(
+            attention_bias=_BIAS,
+            mamba_conv_bias=st.sampled_from([True, True, False]),
+            mamba_proj_bias=st.sampled_from([False, False, True]),
+            position_embedding_type=st.sampled_from([None, "rope"]),
+            logits_scaling=_FACTOR,
+            **{f"{name}_multiplier": _FACTOR for name in factors},
+        )
+    )
+
+
+@st.composite
 def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     groups = draw(st.integers(1, 3))
     kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", "mlp"])
@@ -341,6 +367,7 @@ _HEAD_DIM_NEEDED = (
 )
 _LAYERS = {
     "Gemma3": st.sampled_from([2, 7]),
+    "GraniteMoeHybrid": st.integers(2, 5),
     "NemotronH": st.integers(2, 6),
     "Qwen3_5": st.integers(1, 6),
     "Qwen3_5Moe": st.integers(1, 6),
@@ -476,6 +503,7 @@ _OWN = {
     "Ministral3": lambda _layers: _optional(sliding_window=_WINDOW),
     "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": _WINDOW}),
     "Mixtral": lambda _layers: _experts("num_local_experts", sliding_window=_WINDOW),
+    "GraniteMoeHybrid": _granite_hybrid,
     "NemotronH": _nemotron_h,
     "Olmo2": lambda _layers: _optional(attention_bias=_BIAS),
     "Olmo3": lambda layers: st.builds(

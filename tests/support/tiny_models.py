@@ -59,7 +59,7 @@ FAMILIES = (
 )
 
 #: Families with states of fixed size in some of their layers.
-HYBRIDS = ("falcon-h1", "lfm2", "nemotron_h", "qwen35")
+HYBRIDS = ("falcon-h1", "granitehybrid", "lfm2", "nemotron_h", "qwen35")
 #: Families whose feed-forward networks are experts.
 MIXTURES = {
     "bailingmoe2": {
@@ -125,16 +125,18 @@ def metadata(architecture, **more):
     keys = KEYS | more
     if architecture in ("qwen35", "qwen35moe"):
         keys = DELTA_NET | keys
-    if architecture in ("falcon-h1", "nemotron_h"):
+    if architecture in ("falcon-h1", "granitehybrid", "nemotron_h"):
         keys = MAMBA2 | keys
     if architecture == "nemotron_h":  # a state, attention and a network in turn
         keys |= {"block_count": more.get("block_count", 3)}
         kinds = [layer % 3 for layer in range(keys["block_count"])]
         keys["attention.head_count_kv"] = [2 * (kind == 1) for kind in kinds]
         keys["feed_forward_length"] = [512 * (kind == 2) for kind in kinds]
-    if architecture == "lfm2":
+    if architecture in ("granitehybrid", "lfm2"):
         kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
-        keys |= {"attention.head_count_kv": kv_heads, "shortconv.l_cache": 3}
+        keys["attention.head_count_kv"] = kv_heads
+    if architecture == "lfm2":
+        keys["shortconv.l_cache"] = 3
     if architecture in MIXTURES:
         keys |= EXPERTS | {"feed_forward_length": 256} | MIXTURES[architecture] | more
     if architecture == "cohere2":
