@@ -341,6 +341,15 @@ CASES = {
             "shared_intermediate_size": 40,
         },
     ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 48,
+            **EXPERTS,
+        },
+    ),
     "falcon-h1": ("FalconH1", FALCON_H1),
     "falcon-h1-tied-biases": (
         "FalconH1",
