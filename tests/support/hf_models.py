@@ -54,7 +54,7 @@ def random_model(kind, options, seed=0):
             spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
             parameter.add_(torch.randn_like(parameter) * spread)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
     return model
 
