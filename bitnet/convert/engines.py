@@ -193,9 +193,7 @@ def _delta_net(mixer: DeltaNet, config: ModelConfig) -> Iterator[Finding]:
         )
 
 
-def _mamba2(
-    mixer: Mamba2, config: ModelConfig, engine: LlamaCppSupport
-) -> Iterator[Finding]:
+def _mamba2(mixer: Mamba2, config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
     kind = config.architecture
     if mixer.norm_groups and mixer.norm_first:
         yield _by("every engine", f"gates the states of {kind} models before their norm")

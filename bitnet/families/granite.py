@@ -60,7 +60,7 @@ def build_with_scales(keys: Keys) -> ModelConfig:
     return replace(model, **model_scales(keys))
 
 
-def model_scales(keys: Keys) -> dict[str, float]:
+def model_scales(keys: Keys) -> dict[str, Any]:
     """Fields of :class:`ModelConfig`: factors on embeddings and logits."""
     return {
         "embedding_scale": keys.number("embedding_scale", 1.0) or 1.0,
