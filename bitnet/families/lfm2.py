@@ -14,7 +14,6 @@ from bitnet.families.experts import (
     EXPERT_KEYS,
     expert_keys,
     experts,
-    has_corrections,
 )
 from bitnet.families.family import Family, LlamaCppSupport, register
 from bitnet.families.networks import FeedForward
@@ -36,7 +35,7 @@ def _decoder(keys: Keys) -> ModelConfig:
     networks: list[Mixer] = [FeedForward(its.ffn)] * its.layers
     if keys.architecture == "lfm2moe":
         first = keys.integer("leading_dense_block_count", 0)
-        routing = {"gating": "sigmoid", "corrected": has_corrections(keys.weights)}
+        routing = {"gating": "sigmoid", "corrected": True}
         networks[first:] = [experts(keys, width=0, routing=routing)] * len(networks[first:])
     kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
     mixers = (

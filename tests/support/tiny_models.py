@@ -59,7 +59,7 @@ FAMILIES = (
 )
 
 #: Families with states of fixed size in some of their layers.
-HYBRIDS = ("falcon-h1", "granitehybrid", "lfm2", "nemotron_h", "qwen35")
+HYBRIDS = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35")
 #: Families whose feed-forward networks are experts.
 MIXTURES = {
     "bailingmoe2": {
@@ -132,11 +132,13 @@ def metadata(architecture, **more):
         kinds = [layer % 3 for layer in range(keys["block_count"])]
         keys["attention.head_count_kv"] = [2 * (kind == 1) for kind in kinds]
         keys["feed_forward_length"] = [512 * (kind == 2) for kind in kinds]
-    if architecture in ("granitehybrid", "lfm2"):
+    if architecture in ("granitehybrid", "lfm2", "lfm2moe"):
         kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
         keys["attention.head_count_kv"] = kv_heads
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         keys["shortconv.l_cache"] = 3
+    if architecture == "lfm2moe":
+        keys |= EXPERTS | {"expert_gating_func": 2, "leading_dense_block_count": 1}
     if architecture in MIXTURES:
         keys |= EXPERTS | {"feed_forward_length": 256} | MIXTURES[architecture] | more
     if architecture == "cohere2":
