@@ -49,6 +49,7 @@ def differences(
     yield from _windows(config, family.llama_cpp)
     yield from _scale(config, family.llama_cpp)
     yield from _rope(config)
+    yield from _caches(config)
     yield from _tensors(checkpoint, config, family.llama_cpp)
 
 
@@ -126,6 +127,19 @@ def _rope(config: ModelConfig) -> Iterator[Finding]:
                 f"takes the long rope factors wherever its context is above {original:,} "
                 "positions, however few the text has",
             )
+
+
+def _caches(config: ModelConfig) -> Iterator[Finding]:
+    """By llama.cpp, layers with a window read the last cache but one, the others the last one."""
+    last = len(config.caches) - 1
+    for its in config.attentions:
+        if its.shared_cache is not None and its.shared_cache != last - bool(its.window):
+            yield _by(
+                "llama.cpp",
+                f"lets layers without keys of {config.architecture} models read those of the last "
+                "two that have keys, first one with a window, then one without",
+            )
+            return
 
 
 def _tensors(

@@ -33,7 +33,7 @@ _ROPES = tuple(struct.pack("<6fIf", 0, 0, -1, *yarn, 0, -1) for yarn in ((-1, -1
 _THREADS = struct.pack("<2I", 4, 4)  # n_threads, n_threads_batch
 # rope_scaling_type, pooling_type, attention_type, flash_attn_type; forks have only three of them.
 _UNSET = struct.pack("<i", -1)
-_F16 = 1  # number of the type in ggml
+_F32, _F16 = 0, 1  # numbers of the types in ggml
 
 _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
@@ -76,6 +76,7 @@ class Llama:
         weights: bool = True,
         tokenize_with_model: bool = False,
         batch: int = 0,
+        half_cache: bool = True,
     ) -> None:
         """Load the model at *path*.
 
@@ -87,6 +88,7 @@ class Llama:
             weights: read them, too; otherwise it can only tokenize.
             tokenize_with_model: the fork's ``llama_tokenize`` takes the model, not its vocabulary.
             batch: positions it computes at a time; 0: all.
+            half_cache: keys and values are stored as float16, which is its default; or as float32.
 
         Raises:
             EngineFailed: the library has a different layout, or refuses the file.
@@ -95,6 +97,7 @@ class Llama:
         self.library = file
         self._threads = threads
         self.batch = batch
+        self._half_cache = half_cache
         _declare(library)
         library.llama_backend_init()
         params = library.llama_model_default_params()
@@ -174,6 +177,8 @@ class Llama:
         if raw[rope - 16 : rope] == 4 * _UNSET:
             # No flash attention: its sums are rounded to f16.
             struct.pack_into("<i", params.raw, rope - 4, 0)
+        if not self._half_cache:
+            struct.pack_into("<2i", params.raw, after + 16, _F32, _F32)
         callback = None
         if watch is not None:
             callback = _Callback(_watcher(self._c, watch))

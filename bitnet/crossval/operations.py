@@ -178,7 +178,7 @@ def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues]]:
         match step:
             case instructions.Mark(name=name) if name.startswith("Kcur-"):
                 layer = name.removeprefix("Kcur-")
-            case instructions.Attend():
+            case instructions.Attend(k=k) if k is not None:
                 yield layer, step.cache, step.kind
 
 
@@ -223,7 +223,8 @@ def _kinds(
             case instructions.Linear() | expert_instructions.ExpertLinear():
                 return most(map(product, step.weights))
             case instructions.Attend():
-                return most(iter(("attention", *(kinds[it] for it in (step.q, step.k, step.v)))))
+                read = (it for it in (step.q, step.k, step.v) if it is not None)
+                return most(iter(("attention", *(kinds[it] for it in read))))
             case instructions.Gate():
                 return most(iter(("gate", kinds[step.gate], kinds[step.up])))
             case instructions.Add():
@@ -249,7 +250,12 @@ def _kinds(
                 kinds |= dict.fromkeys((step.experts, step.weights), kind_of(step))
             case instructions.Linear() | instructions.Split() | expert_instructions.ExpertLinear():
                 kinds |= dict.fromkeys(step.outs, kind_of(step))
-            case instructions.Rotate() | instructions.Temper() | instructions.Add():
+            case (
+                instructions.Rotate()
+                | instructions.Temper()
+                | instructions.Scale()
+                | instructions.Add()
+            ):
                 kinds[step.x] = kind_of(step)
             case _:
                 kinds[step.out] = kind_of(step)  # type: ignore[attr-defined]

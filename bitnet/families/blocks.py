@@ -29,6 +29,7 @@ __all__ = [
     "DeltaNet",
     "FeedForward",
     "KeysValues",
+    "LayerInput",
     "Mamba2",
     "Mixer",
     "ModelConfig",
@@ -76,7 +77,7 @@ CacheKind: TypeAlias = KeysValues | State
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention over keys and values of its own.
+    """Attention over keys and values of its own, or over those of an attention before.
 
     Attributes:
         heads: query heads.
@@ -95,6 +96,10 @@ class Attention:
         sinks: ``attn_sinks`` has the score of one more key of each head, whose value is zero.
         growth: of the query scale with the position, 0: none.
         growth_length: positions between two steps of that growth.
+        keys_as_values: values are the keys before norm and rotation; there is no ``attn_v``.
+        value_norm: there is an RMS norm of each value head, without a weight.
+        shared_cache: number of the cache that it reads, which an attention of the same shape before
+            it fills; ``None``: it has keys and values of its own.
     """
 
     heads: int
@@ -112,11 +117,19 @@ class Attention:
     sinks: bool = False
     growth: float = 0.0
     growth_length: int = 1
+    keys_as_values: bool = False
+    value_norm: bool = False
+    shared_cache: int | None = None
 
     @property
-    def cache(self) -> KeysValues:
-        """Its keys and values."""
+    def reads(self) -> KeysValues:
+        """Kind of the cache that it reads."""
         return KeysValues(self.kv_heads, self.head_dim, self.window)
+
+    @property
+    def cache(self) -> KeysValues | None:
+        """Its keys and values; ``None``: it reads those of another."""
+        return self.reads if self.shared_cache is None else None
 
     def faults(self) -> Iterator[tuple[bool, str]]:
         """Conditions, and what it means that one is true."""
@@ -268,7 +281,33 @@ class Mamba2:
         yield max(sizes) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} heads or rows"
 
 
-Mixer: TypeAlias = Attention | DeltaNet | Experts | FeedForward | Mamba2 | ShortConvolution
+@dataclass(frozen=True, eq=False)
+class LayerInput:
+    """``proj(activation(inp_gate(x)) * p)``, with the block's part *p* of what each token adds.
+
+    The parts of all blocks are a norm of a projection of the embeddings, plus a row of a table.
+
+    Attributes:
+        width: of a part.
+        activation: on the gate.
+    """
+
+    width: int
+    activation: Activation
+
+    @property
+    def cache(self) -> None:
+        """It needs no other position."""
+        return
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        yield self.width < 1, "inputs of layers without a width"
+
+
+Mixer: TypeAlias = (
+    Attention | DeltaNet | Experts | FeedForward | LayerInput | Mamba2 | ShortConvolution
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,6 +348,7 @@ class ModelConfig:
         pooling: how hidden states are pooled to an embedding; ``none``: it generates text.
         centered_norms: norms subtract the mean first (LayerNorm without a bias).
         input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
+        output_scale: name of the factor on the stream behind each block; empty: none.
         left_out: beginnings of the names of tensors that generating text does not need.
         first_block: number of the first block in the names of tensors.
         joined: its input is the embedding of a token joined with a hidden state of another
@@ -332,6 +372,7 @@ class ModelConfig:
     pooling: Pooling = "none"
     centered_norms: bool = False
     input_norms: bool = False
+    output_scale: str = ""
     left_out: tuple[str, ...] = ()
     first_block: int = 0
     joined: bool = False
@@ -357,6 +398,11 @@ class ModelConfig:
                 yield from branch.mixers
 
     @property
+    def layer_input(self) -> LayerInput | None:
+        """Kind of its inputs of layers, the same in all blocks; ``None``: it has none."""
+        return next((mixer for mixer in self.mixers() if isinstance(mixer, LayerInput)), None)
+
+    @property
     def attentions(self) -> tuple[Attention, ...]:
         """Those of its mixers that are attention."""
         return tuple(mixer for mixer in self.mixers() if isinstance(mixer, Attention))
@@ -371,6 +417,19 @@ class ModelConfig:
         """Its different position embeddings."""
         return tuple(dict.fromkeys(it.rope for it in self.attentions if it.rope is not None))
 
+    @property
+    def _shares_well(self) -> bool:
+        """True if every cache that is read by several is of their kind, and filled before."""
+        filled: list[CacheKind] = []
+        for mixer in self.mixers():
+            if mixer.cache is not None:
+                filled.append(mixer.cache)
+            elif (
+                isinstance(mixer, Attention) and mixer.reads not in filled[mixer.shared_cache :][:1]
+            ):
+                return False
+        return True
+
     def regime(self, reach: int) -> tuple[int, ...]:
         """Key of the RoPE frequencies for a prompt; prompts with equal keys can share a cache."""
         return tuple(rope.regime(reach) for rope in self.ropes)
@@ -381,6 +440,7 @@ class ModelConfig:
             (min(self.vocab_size, self.context_length) < 1, "no vocabulary or no context"),
             (self.norm_eps < 0, "norms of a negative epsilon"),
             (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
+            (not self._shares_well, "attention that reads a cache of another kind"),
         )
         for found in (own, *(mixer.faults() for mixer in self.mixers())):
             for fails, fault in found:

@@ -109,6 +109,9 @@ _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not gi
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "lm_head.weight": "output.weight",
     "lm_head.weight_scale": "output.scale",
     "lm_head.bias": "output.bias",
@@ -137,7 +140,8 @@ _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?:backbone\.)?"
 )
 _NOT_TEXT = re.compile(
-    r"^(?:model\.)?(?:vision_tower|visual|multi_modal_projector)\.|^mtp\.|rotary_emb\.inv_freq$"
+    r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
+    r"|multi_modal_projector)\.|^mtp\.|rotary_emb\.inv_freq$"
 )
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
@@ -198,12 +202,14 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
             check(quantization, MXFP4, model=model, kind=family.title, below=_BELOW)
             quantization = {}  # the names of the tensors say which they are
         _check_quantization(quantization, config, family, model)
-        rope = {**config}
+        translated = family.translate(config)
+        head_dim = translated.get("attention.key_length", config.get("head_dim"))
+        rope = {**config, "head_dim": head_dim}
         if family.layered_rope:
             rope.pop("original_max_position_embeddings", None)
         rope_keys, freq_factors = from_parameters(rope, family, model=model)
         keys = {key: config[name] for name, key in _SIZES.items() if config.get(name) is not None}
-        keys |= rope_keys | family.translate(config) | _both_ways(config, family, model)
+        keys |= rope_keys | translated | _both_ways(config, family, model)
         biases = _biases(config, family)
         values, factors = family.values(config), family.factors(config)
         tied = bool(config.get("tie_word_embeddings"))

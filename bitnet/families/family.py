@@ -101,6 +101,7 @@ class Family:
         biases: parts with biases, by the key that enables them; those under ``""`` always do.
         partial_rotation: ``partial_rotary_factor`` is supported.
         layered_rope: layers with a window have a RoPE of their own.
+        has_freq_factors: files have frequency factors even where all of them are one.
         norms_from_zero: the safetensors weights of norms are stored minus one.
         more_blocks: folders may have blocks behind the last, which draft tokens and are left out.
         transposed_experts: a folder's matrices of experts are stored transposed, with rows of gate
@@ -132,6 +133,7 @@ class Family:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partial_rotation: bool = False
     layered_rope: bool = False
+    has_freq_factors: bool = False
     rounds_inputs: bool = False
     norms_from_zero: bool = False
     more_blocks: bool = False

@@ -17,7 +17,7 @@ _BY_NAME = (
     (re.compile(r"mamba|rwkv|jamba|qwen3[-_]?next|bamba"), _STATE),
     (re.compile(r"bert|t5enc|embed"), "an encoder for embeddings"),
     (re.compile(r"^t5|bart|whisper"), "an encoder and a decoder"),
-    (re.compile(r"gemma-?3n|gemma-?4|openelm|deci"), "a model whose layers differ in shape"),
+    (re.compile(r"gemma-?3n|openelm|deci"), "a model whose layers differ in shape"),
     (re.compile(r"clip|vit|vision|siglip|mmproj"), "a model of images"),
 )
 _BY_TENSOR = (

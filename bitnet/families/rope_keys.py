@@ -49,6 +49,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "factor": "of the attention factor",
         "attention_factor": "on rotated queries and keys",
     },
+    "proportional": {
+        "factor": "divides the frequencies",
+    },
     "llama3": {
         "factor": "divides low frequencies",
         "low_freq_factor": "pairs with fewer rotations have low frequencies",
@@ -56,6 +59,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "original_max_position_embeddings": "context before",
     },
 }
+_NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's converter writes it
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}
 
 
@@ -91,9 +95,10 @@ def from_parameters(
     check(rest, {}, model=model, kind=family.title, below="rope_parameters.")
     base = _above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
     keys = {"rope.freq_base": base, "rope.dimension_count": dims, **local}
-    if kind == "default":
-        return keys, {}
-    more, tensors = _SCALINGS[kind](config, parameters, base, dims)
+    none: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    more, tensors = _SCALINGS[kind](config, parameters, base, dims) if kind in _SCALINGS else none
+    if family.has_freq_factors:
+        tensors = {"rope_freqs.weight": np.ones(dims // 2, dtype=np.float32)} | tensors
     return keys | more, tensors
 
 
@@ -101,7 +106,7 @@ def _split_by_attention(
     config: Mapping[str, Any], family: Family, model: str
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Parameters of layers with full attention, and the RoPE base of the others."""
-    nested = config.get("rope_parameters") or {}
+    nested = config.get("rope_parameters") or family.defaults.get("rope_parameters") or {}
     full = _in_one_word(nested.get("full_attention") or {})
     full |= _in_one_word(config.get("rope_scaling") or {})
     local = _in_one_word(nested.get("sliding_attention") or {})
@@ -148,7 +153,7 @@ def _rotary_dims(
     """Number of rotary dimensions of a head."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial is None or partial == 1.0:
+    if partial is None or partial == 1.0 or given.get("rope_type") == "proportional":
         return int(head_dim)
     if not family.partial_rotation:
         raise refusal(
@@ -258,10 +263,23 @@ def _llama3(
     return {}, {"rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)}
 
 
+def _proportional(
+    _config: Mapping[str, Any], given: Mapping[str, Any], _base: float, dims: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
+    pairs, turning = dims // 2, int(given.get("partial_rotary_factor", 1.0) * dims // 2)
+    if not 0 <= turning <= pairs:
+        raise ValueError(f"a partial_rotary_factor of {given['partial_rotary_factor']}")
+    freq_factors = np.full(pairs, _NO_TURN, dtype=np.float32)
+    freq_factors[:turning] = _above_zero(given.get("factor", 1.0))
+    return {}, {"rope_freqs.weight": freq_factors}
+
+
 _SCALINGS = {
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
     "llama3": _llama3,
 }

@@ -35,6 +35,7 @@ __all__ = [
     "Mark",
     "Norm",
     "Rotate",
+    "Scale",
     "Select",
     "Split",
     "Take",
@@ -83,7 +84,8 @@ class Center:
 class Norm:
     """``out`` = RMS norm of *x* in groups as wide as the *weight*; they may be one register.
 
-    Each of *parts* of the weight is that of every group as wide as itself.
+    Each of *parts* of the weight is that of every group as wide as itself. Without a weight, groups
+    are *width* wide and not multiplied.
     """
 
     out: Register
@@ -91,9 +93,11 @@ class Norm:
     weight: str
     eps: float
     parts: int = 1
+    width: int = 0
 
     def run(self, on: Pass) -> None:
-        x, weight = on.registers[self.x], on.weights[self.weight]
+        x = on.registers[self.x]
+        weight = on.weights[self.weight] if self.weight else np.ones(self.width, dtype=x.dtype)
         groups = x.reshape(-1, self.parts, weight.size // self.parts)
         normed = [
             on.ops.rms_norm(groups[:, part], its, self.eps)
@@ -102,7 +106,7 @@ class Norm:
         on.registers[self.out] = np.stack(normed, axis=1).reshape(x.shape)
 
     def compile(self, to: Graph) -> None:
-        weight = to.weights[self.weight]
+        weight = to.weights[self.weight] if self.weight else np.ones(self.width, dtype=np.float32)
         to.native.norm(to[self.out], to[self.x], weight, self.parts, self.eps)
 
 
@@ -245,14 +249,15 @@ class Temper:
 class Attend:
     """*k* and *v* go into the caches of number *cache*; *out* is what the queries *q* see there.
 
+    Without *k* and *v*, the queries see those that an earlier instruction of the pass stored.
     Unless it is *causal*, a query also sees those behind it, as many as before. *sinks* names the
     scores of one more key per head, whose value is zero.
     """
 
     out: Register
     q: Register
-    k: Register
-    v: Register
+    k: Register | None
+    v: Register | None
     cache: int
     kind: KeysValues
     scale: float
@@ -261,10 +266,16 @@ class Attend:
     sinks: str = ""
 
     def run(self, on: Pass) -> None:
-        q, k, v = (on.heads(it, self.kind.head_dim) for it in (self.q, self.k, self.v))
+        q = on.heads(self.q, self.kind.head_dim)
+        its = [on.heads(it, self.kind.head_dim) for it in (self.k, self.v) if it is not None]
         mixed = []
-        for rows, cache in on.rows():
-            seen = cache.append(self.cache, k[rows], v[rows])
+        for (rows, cache), segment in zip(on.rows(), on.segments, strict=True):
+            if its:
+                seen = cache.append(self.cache, *(it[rows] for it in its))
+            elif segment.rows:
+                seen = cache.view(self.cache, len(segment.tokens))
+            else:
+                continue
             mixed.append(
                 on.ops.attention(
                     q[rows],
@@ -276,12 +287,13 @@ class Attend:
                     sinks=on.weights[self.sinks] if self.sinks else None,
                 )
             )
-        on.registers[self.out] = np.concatenate(mixed)
+        on.registers[self.out] = np.concatenate(mixed) if mixed else on.registers[self.q]
 
     def compile(self, to: Graph) -> None:
         if not self.causal:
             raise NotImplementedError("compiled attention looks back only")
-        out, q, k, v = (to[name] for name in (self.out, self.q, self.k, self.v))
+        out, q = to[self.out], to[self.q]
+        k, v = (-1 if it is None else to[it] for it in (self.k, self.v))
         table, place = to.places[self.cache]
         sinks = to.weights[self.sinks] if self.sinks else None
         to.native.attend(out, q, k, v, table, place, self.scale, self.softcap, sinks)
@@ -353,19 +365,29 @@ class Add:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """``x *= weight``, which is one number, or one for each column."""
+
+    x: Register
+    weight: str
+
+    def run(self, on: Pass) -> None:
+        on.registers[self.x] = on.registers[self.x] * on.weights[self.weight]
+
+    def compile(self, to: Graph) -> None:
+        to.native.scale(to[self.x], to.weights[self.weight])
+
+
+@dataclass(frozen=True)
 class Select:
-    """Keep only the requested rows of *registers*."""
+    """Keep only the requested rows of *registers*; they are the rows of the pass from here on."""
 
     registers: tuple[Register, ...]
 
     def run(self, on: Pass) -> None:
-        rows: list[int] = []
-        at = 0
-        for segment in on.segments:
-            at += len(segment.tokens)
-            rows.extend(range(at - segment.rows, at))
+        kept = on.select()
         for name in self.registers:
-            on.registers[name] = on.registers[name][rows]
+            on.registers[name] = on.registers[name][kept]
 
     def compile(self, to: Graph) -> None:
         to.native.select([to[name] for name in self.registers])

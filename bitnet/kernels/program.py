@@ -75,6 +75,9 @@ class Cache(Protocol):
         Returns the last of all, at least those that the new ones see.
         """
 
+    def view(self, number: int, count: int) -> Seen:
+        """As :meth:`append` of *count* positions returned it in the same pass."""
+
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, room for *count* more positions made, for the compiled module.
 

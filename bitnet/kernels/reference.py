@@ -7,7 +7,7 @@ codes, since their product with int8 activations is exact in float32 (fewer than
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,21 @@ class _TernaryMatrix:
     scales: Array
 
 
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A matrix whose rows are decoded when they are looked up; its product decodes all of it."""
+
+    weight: Weight
+
+    def rows(self, numbers: Sequence[int]) -> Array:
+        shape = (1, self.weight.shape[1])
+        size = len(self.weight.data) // self.weight.shape[0]
+        rows = (self.weight.data[at * size : (at + 1) * size] for at in numbers)
+        return np.concatenate(
+            [registry.dequantize(replace(self.weight, shape=shape, data=row)) for row in rows]
+        )
+
+
 class ReferenceOps(Ops):
     """NumPy in float32, or in float64 to measure how exact the others are."""
 
@@ -59,10 +74,12 @@ class ReferenceOps(Ops):
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"the reference computes in float32 or float64, not in {self.dtype}")
 
-    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:  # noqa: ARG002
+    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
         if registry.rounds_activations(weight) and len(weight.shape) == 2:
             ternary = registry.unpack_ternary(weight)
             return _TernaryMatrix(ternary.codes, ternary.scales.astype(self.dtype))
+        if looked_up and not weight.quant.is_ternary:
+            return _Table(weight)
         return registry.dequantize(weight).astype(self.dtype, copy=False)
 
     def compile(
@@ -82,10 +99,14 @@ class ReferenceOps(Ops):
             per_column = np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
             embedded: Array = codes[rows] * per_column
             return embedded
+        if isinstance(table, _Table):
+            return table.rows(tokens).astype(self.dtype)
         return table[rows]
 
     def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
         _calls[f"linear/{_kind(weight)}/numpy"] += 1
+        if isinstance(weight, _Table):
+            weight = registry.dequantize(weight.weight).astype(self.dtype)
         y = self._ternary(x, weight) if isinstance(weight, _TernaryMatrix) else _product(x, weight)
         return y if bias is None else y + bias
 
@@ -260,6 +281,8 @@ class ReferenceOps(Ops):
 
 
 def _kind(weight: Any) -> str:
+    if isinstance(weight, _Table):
+        return weight.weight.quant.name
     return "ternary" if isinstance(weight, _TernaryMatrix) else str(weight.dtype)
 
 

@@ -38,6 +38,7 @@ class Pass:
         self.segments = segments
         self.registers: dict[Register, Array] = {}
         self._angles: dict[int, tuple[Array, float]] = {}
+        self._selected = False
         for segment in segments:
             segment.cache.begin()
 
@@ -47,11 +48,29 @@ class Pass:
             segment.cache.advance(len(segment.tokens))
         return self.registers[self.program.result]
 
+    def select(self) -> list[int]:
+        """Numbers of the requested rows, which are all rows from now on."""
+        requested: list[int] = []
+        at = 0
+        for segment in self.segments:
+            at += len(segment.tokens)
+            requested.extend(range(at - segment.rows, at))
+        self._selected = True
+        self._angles = {}
+        return requested
+
     def positions(self) -> Iterator[int]:
         """The position of every row."""
         for segment in self.segments:
-            start = segment.cache.length
-            yield from range(start, start + len(segment.tokens))
+            yield from self._positions(segment)
+
+    def _positions(self, segment: Segment) -> range:
+        stop = segment.cache.length + len(segment.tokens)
+        return range(stop - self._count(segment), stop)
+
+    def _count(self, segment: Segment) -> int:
+        """Number of rows of *segment*."""
+        return segment.rows if self._selected else len(segment.tokens)
 
     def heads(self, register: Register, head_dim: int) -> Array:
         """Value of *register* head by head, ``(T, heads, head_dim)``."""
@@ -62,17 +81,17 @@ class Pass:
         """Rows of each segment, and its cache."""
         end = 0
         for segment in self.segments:
-            end += len(segment.tokens)
-            yield slice(end - len(segment.tokens), end), segment.cache
+            end += self._count(segment)
+            yield slice(end - self._count(segment), end), segment.cache
 
     def angles(self, rotation: Rotation) -> tuple[Array, float]:
         """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
         angles = self._angles.get(id(rotation))
         if angles is None:
-            parts = []
+            parts = [np.empty((0, len(rotation.frequencies(1)[0])))]
+            scale = rotation.frequencies(1)[1]
             for segment in self.segments:
-                start, reach = segment.cache.length, segment.cache.reach
-                positions = range(start, start + len(segment.tokens))
+                positions, reach = self._positions(segment), segment.cache.reach
                 by_regime = groupby(positions, lambda at, r=reach: rotation.regime(max(r, at + 1)))  # type: ignore[misc]
                 for _, group in by_regime:
                     rows = np.array(list(group), dtype=np.float64)

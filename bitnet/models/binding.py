@@ -69,7 +69,7 @@ def bind(
             weight = registry.quantize(
                 name, registry.dequantize(weight).reshape(-1), types.by_id(0)
             )
-        looked_up = name in by_row or (
+        looked_up = name in (*by_row, *expected.tables) or (
             name == "token_embd.weight" and "output.weight" in checkpoint.weights
         )
         matrices = [

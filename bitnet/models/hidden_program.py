@@ -7,13 +7,13 @@ of lines: T tokens, H query heads and KV key heads of D dimensions, F wide insid
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bitnet.families.blocks import (
     Attention,
     DeltaNet,
     FeedForward,
+    LayerInput,
     Mamba2,
     Mixer,
     ShortConvolution,
@@ -23,24 +23,23 @@ from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.instructions import (
     Add,
     Attend,
-    Center,
     Embed,
     Gate,
     Hadamard,
     Join,
-    Linear,
     Mark,
     Norm,
     Rotate,
+    Scale,
     Select,
     Split,
     Take,
     Temper,
     Transpose,
 )
-from bitnet.kernels.program import Instruction, Program, Register
+from bitnet.kernels.program import Program, Register
 from bitnet.kernels.state_instructions import Convolve, DeltaRule, SelectiveScan
-from bitnet.models.layout import Layout
+from bitnet.models.layout import Layout, ProgramBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -48,6 +47,13 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import Branch, ModelConfig
 
 __all__ = ["hidden_program", "layout"]
+
+#: Names of the result and the input of mixers that are not attention.
+_NAMES = {
+    Experts: ("ffn_out", "ffn_norm"),
+    FeedForward: ("ffn_out", "ffn_norm"),
+    LayerInput: ("per_layer_embd_out", "pe_in"),
+}
 
 
 def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
@@ -70,31 +76,29 @@ def layout(decoder: ModelConfig) -> Layout:
         writer.optional |= drafts.optional
         writer.scales |= drafts.scales
         writer.vectors |= drafts.vectors
-    return Layout(writer.required, writer.optional, writer.scales, writer.vectors, decoder.left_out)
+    return Layout(
+        writer.required,
+        writer.optional,
+        writer.scales,
+        writer.vectors,
+        writer.tables,
+        decoder.left_out,
+    )
 
 
-@dataclass
-class _Writer:
-    decoder: ModelConfig
-    tensors: Container[str]
-    instructions: list[Instruction] = field(default_factory=list)
-    required: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    optional: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    scales: dict[str, float] = field(default_factory=dict)
-    vectors: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        decoder = self.decoder
+class _Writer(ProgramBuilder):
+    def __init__(self, decoder: ModelConfig, tensors: Container[str]) -> None:
+        super().__init__(decoder, tensors)
         rows = (decoder.vocab_size, decoder.dim)
         self.x = Register("x", decoder.dim)
-        self._block = ""
-        self._layer = self._cache = 0
+        self._cache = 0
         self._early: tuple[Register, ...] = ()
         self.required["token_embd.weight"] = rows
         self.optional |= {"output.weight": rows, "output.bias": rows[:1]}
         self._do(Embed(self.x, "token_embd.weight", decoder.embedding_scale))
         self._transform(self.x, self.x, "token_embd.weight", inverse=True)
         self._do(Mark("embed", self.x))
+        self._parts = self._layer_inputs(decoder.layer_input)
         head = "output" if "output.weight" in self.tensors else "token_embd"
         for self._layer, block in enumerate(decoder.blocks, decoder.first_block):
             self._block = f"blk.{self._layer}."
@@ -108,6 +112,9 @@ class _Writer:
             )
             for branch in block:
                 self._branch(branch)
+            if decoder.output_scale:
+                self.required[f"{self._block}{decoder.output_scale}.weight"] = (1,)
+                self._do(Scale(self.x, f"{self._block}{decoder.output_scale}.weight"))
             self._mark("l_out", self.x)
         own_norm = f"{self._block}nextn.shared_head_norm.weight"
         if decoder.joined:
@@ -120,6 +127,28 @@ class _Writer:
         self._do(Mark("result_norm", self.x))
         if decoder.writes and self._transform(self.x, self.x, f"{head}.weight"):
             self._do(Mark("result_rotated", self.x))
+
+    def _layer_inputs(self, its: LayerInput | None) -> tuple[Register, ...]:
+        """Registers of every block's part of ``norm(per_layer_model_proj x) + table[token]``.
+
+        Either is divided by the root of 2, the product by that of the width of *x*.
+        """
+        if its is None:
+            return ()
+        blocks, half = len(self.decoder.blocks), 0.5**0.5
+        rows, both = (Register(name, blocks * its.width) for name in ("gate", "up"))  # (T, L P)
+        table, projection = "per_layer_token_embd.weight", "per_layer_model_proj"
+        self.required[table] = (self.decoder.vocab_size, rows.width)
+        self.tables.add(table)
+        self._do(Embed(rows, table, (its.width / 2) ** 0.5))
+        self._linear((both,), self.x, (projection,))
+        self.scales[f"{projection}.weight"] = self.decoder.dim**-0.5
+        self._norm(both, "per_layer_proj_norm", its.width)
+        self.scales["per_layer_proj_norm.weight"] = half
+        self._do(Add(both, rows))
+        parts = tuple(Register(f"part {layer}", its.width) for layer in range(blocks))
+        self._do(Split(parts, both))
+        return parts
 
     def _join(self, head: str) -> None:
         """Multi-token prediction (arXiv:2412.19437): ``x = eh_proj [enorm(x), hnorm(h)]``."""
@@ -137,12 +166,12 @@ class _Writer:
         h = self._norm(self.x, branch.norm, out="h") if branch.norm else self.x  # (T, dim)
         for place, mixer in enumerate(branch.mixers):
             later = (h,) if place + 1 < len(branch.mixers) else ()
-            name = "ffn" if isinstance(mixer, FeedForward | Experts) else "attn"
-            self._mark(f"{name}_norm", h)
+            name, before = _NAMES.get(type(mixer), ("attn_out", "attn_norm"))
+            self._mark(before, h)
             y = self._mix(mixer, h, later, branch.scale)  # (T, dim)
             if branch.post_norm:
                 self._norm(y, branch.post_norm)
-            self._mark(f"{name}_out", y)
+            self._mark(name, y)
             self._do(Add(self.x, y))
 
     def _mix(
@@ -159,6 +188,8 @@ class _Writer:
             return self._mamba2(mixer, h, out, later, scale)
         if isinstance(mixer, Experts):
             return self._experts(mixer, h, out, scale)
+        if isinstance(mixer, LayerInput):
+            return self._layer_input(mixer, h, out, scale)
         return self._feed_forward(mixer, h, out, scale)
 
     def _attention(
@@ -179,25 +210,10 @@ class _Writer:
             self._do(Split((q, k, v), qkv))
         else:
             names = ("attn_q", "attn_k", "attn_v")
-            self._linear((q, k, v), h, names, biased=its.biased)  # (T, H D), twice (T, KV D)
-        if its.qk_norm and its.qk_norm != "rotated":
-            self._qk_norms(its, q, k)
-        if its.rope is not None:
-            self._do(Rotate(q, its.rope, its.head_dim))
-            self._do(Rotate(k, its.rope, its.head_dim))
-        if its.qk_norm == "rotated":
-            self._qk_norms(its, q, k)
-        if its.growth:
-            self._do(Temper(q, its.growth, its.growth_length))
-        for name, register in (("Qcur", q), ("Kcur", k), ("Vcur", v)):
-            self._mark(name, register)
-        mixed = Register("mixed", heads)  # (T, H D)
-        causal = self.decoder.causal
-        kind = its.cache
-        sinks = self._vector("attn_sinks.weight", (its.heads,)) if its.sinks else ""
-        self._do(Attend(mixed, q, k, v, self._cache, kind, its.scale, its.softcap, causal, sinks))
-        self._mark("kqv_out", mixed)
-        self._end_cache(mixed, *gates, *later)
+            made = 1 if its.shared_cache is not None else 2 if its.keys_as_values else 3
+            # (T, H D), twice (T, KV D)
+            self._linear((q, k, v)[:made], h, names[:made], biased=its.biased)
+        mixed = self._attend(its, q, k, v, (*gates, *later))  # (T, H D)
         for z in gates:
             gated = Register("q", heads)  # the queries are read
             self._do(Gate(gated, z, mixed, "sigmoid"))  # (T, H D)
@@ -207,10 +223,39 @@ class _Writer:
         self._linear((out,), mixed, ("attn_output",), scale=scale)  # (T, dim)
         return out
 
-    def _qk_norms(self, its: Attention, q: Register, k: Register) -> None:
-        whole = its.qk_norm == "whole"
-        self._norm(q, "attn_q_norm", q.width if whole else its.head_dim)
-        self._norm(k, "attn_k_norm", k.width if whole else its.head_dim)
+    def _attend(
+        self, its: Attention, q: Register, k: Register, v: Register, live: tuple[Register, ...]
+    ) -> Register:
+        """Attention of products of the input; *live* are other registers that are read later."""
+        own, mixed = its.shared_cache is None, Register("mixed", q.width)
+        if its.value_norm and own:
+            source = k if its.keys_as_values else v
+            self._do(Norm(v, source, "", self.decoder.norm_eps, width=its.head_dim))
+        turned = (("attn_q_norm", q), ("attn_k_norm", k))[: 1 + own]
+        if its.qk_norm and its.qk_norm != "rotated":
+            self._head_norms(its, turned)
+        if its.rope is not None:
+            for _, register in turned:
+                self._do(Rotate(register, its.rope, its.head_dim))
+        if its.qk_norm == "rotated":
+            self._head_norms(its, turned)
+        if its.growth:
+            self._do(Temper(q, its.growth, its.growth_length))
+        for name, register in (("Qcur", q), ("Kcur", k), ("Vcur", v))[: 3 if own else 1]:
+            self._mark(name, register)
+        number = self._cache if its.shared_cache is None else its.shared_cache
+        keys, values = (k, v) if own else (None, None)
+        sinks = self._vector("attn_sinks.weight", (its.heads,)) if its.sinks else ""
+        how = its.scale, its.softcap, self.decoder.causal, sinks
+        self._do(Attend(mixed, q, keys, values, number, its.reads, *how))
+        self._mark("kqv_out", mixed)
+        if own:
+            self._end_cache(mixed, *live)
+        return mixed
+
+    def _head_norms(self, its: Attention, turned: tuple[tuple[str, Register], ...]) -> None:
+        for name, register in turned:
+            self._norm(register, name, register.width if its.qk_norm == "whole" else its.head_dim)
 
     def _delta_net(
         self, its: DeltaNet, h: Register, out: Register, later: tuple[Register, ...], scale: float
@@ -411,88 +456,15 @@ class _Writer:
         self._linear((out,), act, (f"ffn_down{end}",), scale=scale)  # (T, dim)
         return out
 
+    def _layer_input(self, its: LayerInput, h: Register, out: Register, scale: float) -> Register:
+        gate, act = Register("gate", its.width), Register("act", its.width)  # (T, P)
+        self._linear((gate,), h, ("inp_gate",))
+        self._do(Gate(act, gate, self._parts[self._layer], its.activation))
+        self._linear((out,), act, ("proj",), scale=scale)  # (T, dim)
+        return out
+
     def _end_cache(self, *live: Register) -> None:
         """Count a cache; after the last one, only the rows of the outputs are needed."""
         self._cache += 1
         if self._cache == len(self.decoder.caches):
-            self._do(Select((self.x, *self._early, *live)))
-
-    def _linear(
-        self,
-        outs: tuple[Register, ...],
-        x: Register,
-        names: tuple[str, ...],
-        *,
-        biased: bool = False,
-        scale: float = 1.0,
-    ) -> None:
-        """Products of *x*: together, or each with its own norm of *x*."""
-        names = tuple(self._block + name for name in names)
-        for out, name in zip(outs, names, strict=True):
-            self.required[f"{name}.weight"] = (out.width, x.width)
-            (self.required if biased else self.optional)[f"{name}.bias"] = (out.width,)
-            # llama.cpp's converter stores BitNet's scale as a tensor of its own.
-            self.optional[f"{name}.scale"] = (1,)
-            if scale != 1:
-                self.scales[f"{name}.weight"] = self.scales[f"{name}.bias"] = scale
-        if not self.decoder.input_norms:
-            self._products(outs, x, names)
-            return
-        for out, name in zip(outs, names, strict=True):
-            # The input of a block's first products is as wide as the stream and read several times.
-            source = Register("n", x.width) if x.name in ("x", "h") else x
-            self._norm(x, f"{name.removeprefix(self._block)}_norm_in", out=source.name)
-            self._products((out,), source, (name,))
-
-    def _transform(self, out: Register, x: Register, weight: str, *, inverse: bool = False) -> bool:
-        """True if *weight* is in a rotated basis: *out* is *x* in it, or comes back from it."""
-        basis = self.decoder.basis
-        if basis is None or weight not in (basis.embeddings if inverse else basis.weights):
-            return False
-        self._do(Hadamard(out, x, basis.signs_of(x.width), basis.block, inverse))
-        return True
-
-    def _products(self, outs: tuple[Register, ...], x: Register, names: tuple[str, ...]) -> None:
-        basis = self.decoder.basis
-        rotated = {f"{name}.weight" in basis.weights for name in names} if basis else {False}
-        if len(rotated) > 1:
-            for out, name in zip(outs, names, strict=True):
-                self._products((out,), x, (name,))
-            return
-        turned = Register("turned", x.width)
-        x = turned if self._transform(turned, x, f"{names[0]}.weight") else x
-        biases = [f"{name}.bias" for name in names]
-        there = tuple(bias if bias in self.tensors else "" for bias in biases)
-        self._do(Linear(outs, x, tuple(f"{name}.weight" for name in names), there))
-
-    def _norm(
-        self, x: Register, name: str, width: int = 0, *, parts: int = 0, out: str = ""
-    ) -> Register:
-        """Norm of *x* in groups of *width*, by default one, to *out*, by default itself.
-
-        With *parts* each of them is a group with a weight of its own, a row of a matrix.
-        """
-        weight = f"{self._block}{name}{'' if name in self.decoder.bare_norms else '.weight'}"
-        self.required[weight] = (width or x.width,)
-        if parts:
-            self.required[weight] = (parts, x.width // parts)
-            self.vectors.add(weight)
-        register = Register(out or x.name, x.width)
-        if self.decoder.centered_norms:
-            self._do(Center(register, x))
-            x = register
-        self._do(Norm(register, x, weight, self.decoder.norm_eps, parts or 1))
-        return register
-
-    def _vector(self, name: str, shape: tuple[int, ...]) -> str:
-        """Whole name of a tensor that is not the matrix of a product."""
-        whole = f"{self._block}{name}"
-        self.required[whole] = shape
-        self.vectors.add(whole)
-        return whole
-
-    def _mark(self, name: str, register: Register) -> None:
-        self._do(Mark(f"{name}-{self._layer}", register))
-
-    def _do(self, instruction: Instruction) -> None:
-        self.instructions.append(instruction)
+            self._do(Select((self.x, *self._early, *live, *self._parts[self._layer :])))

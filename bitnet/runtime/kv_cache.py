@@ -73,15 +73,15 @@ class KVCache:
         if not self._coded and self._dtype.kind != "f":
             raise UsageError(f"keys and values are int16 codes or floats, not {self._dtype}")
         self._tables: list[_Pages] = []
-        self._places: dict[int, tuple[_Pages, int]] = {}  # of each number
+        self._places: dict[int, tuple[_Pages, int, int]] = {}  # and head_dim of each number
         for kind, numbers in page_tables(config.caches).items():
-            words = (kv_codes.page_words(kind.head_dim),)
-            of_head = words if self._coded else (PAGE, kind.head_dim)
+            of_head = (
+                (kv_codes.page_words(kind.head_dim),) if self._coded else (PAGE, kind.head_dim)
+            )
             table = _Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
-            self._places |= {number: (table, place) for place, number in enumerate(numbers)}
-        ranges = state_ranges(config.caches)
-        self._ranges = ranges
+            self._places |= {it: (table, place, kind.head_dim) for place, it in enumerate(numbers)}
+        ranges = self._ranges = state_ranges(config.caches)
         floats = self._dtype if self._dtype == np.float64 else np.float32
         self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
         self._parts: tuple[_Pages | States, ...] = (*self._tables, self._states)
@@ -117,12 +117,11 @@ class KVCache:
     def append(self, number: int, keys: Array, values: Array) -> Seen:
         """Store *keys* and *values*, ``(T, kv_heads, head_dim)``, of a layer's cache *number*.
 
-        Returns copies of its last positions, all of them or, with a window, at least those the new
-        ones attend to.
+        Returns :meth:`view` of them.
         """
         start, stop = self.length, self.length + len(keys)
         self._make_room(stop)
-        table, place = self._places[number]
+        table, place, _ = self._places[number]
         for at in range(start // PAGE, pages_for(stop)):
             held = table.pages[at]
             assert held is not None, "there is room"
@@ -134,15 +133,20 @@ class KVCache:
             else:
                 for to, rows in zip(page, (keys, values), strict=True):
                     to[:, slots] = rows[new].transpose(1, 0, 2)
+        return self.view(number, len(keys))
+
+    def view(self, number: int, count: int) -> Seen:
+        """Copies of the last positions of one cache with *count* new ones, those they attend to."""
+        table, place, head_dim = self._places[number]
+        start, stop = self.length, self.length + count
         # Start at a split, so that the partial sums equal those of the native module.
         first = table.first_place(start) * PAGE // SPLIT * SPLIT // PAGE
-        stored, count = table.stack(place, first, pages_for(stop)), stop - first * PAGE
+        stored, held = table.stack(place, first, pages_for(stop)), stop - first * PAGE
         if self._coded:
-            all_keys, all_values = kv_codes.load(stored, keys.shape[-1])
-            return Seen(all_keys[:, :count], all_values[:, :count], stored)
-        pages, _, heads, _, _ = stored.shape
-        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, heads, pages * PAGE, keys.shape[-1])
-        return Seen(together[0, :, :count], together[1, :, :count], None)
+            all_keys, all_values = kv_codes.load(stored, head_dim)
+            return Seen(all_keys[:, :held], all_values[:, :held], stored)
+        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, stored.shape[2], -1, head_dim)
+        return Seen(together[0, :, :held], together[1, :, :held], None)
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, with room for *count* more positions, for the native module.

@@ -57,7 +57,7 @@ public:
 
     void embed(int out, nb::object table, float scale) {
         const Matrix m = matrix(table, width(out), -1);
-        vocabulary_ = m.rows;
+        vocabulary_ = vocabulary_ == 0 ? m.rows : std::min(vocabulary_, m.rows);
         graph_.embed(out, m, scale);
     }
 
@@ -119,8 +119,10 @@ public:
         require(table >= 0 && table < int64_t(tables_.size()), "no such table");
         require(place >= 0 && place < layers_[size_t(table)], "no such layer");
         const Graph::Table& its = tables_[size_t(table)];
-        require(width(k) == its.kv_heads * its.head_dim && width(v) == width(k), "keys and values are those of other heads");
-        require(width(q) % width(k) == 0 && width(out) == width(q), "queries or results are those of other heads");
+        const int64_t keys = its.kv_heads * its.head_dim;
+        require(k == -1 ? v == -1 : width(k) == keys && width(v) == keys, "keys and values are those of other heads");
+        require(width(q) % keys == 0 && width(out) == width(q), "queries or results are those of other heads");
+        require(k == -1 || !selected_, "keys and values of the outputs alone");
         check_scores(scale, softcap);
         require(!sinks || int64_t(sinks->size()) * its.head_dim == width(q), "sinks must be one per head");
         graph_.attend(out, q, k, v, size_t(table), place, scale, softcap, sinks ? keep(*sinks) : nullptr);
@@ -221,6 +223,12 @@ public:
         graph_.add(x, y);
     }
 
+    void scale(int x, const Floats& weight) {
+        const auto count = int64_t(weight.size());
+        require(count == 1 || count == width(x), "the factors are neither one nor one for each column");
+        graph_.scale(x, keep(weight), count);
+    }
+
     void select(const std::vector<int>& registers) {
         for (const int r : registers) width(r);
         require(!selected_, "the rows of the outputs are selected already");
@@ -270,6 +278,7 @@ private:
     }
 
     void check_state(int64_t offset, int64_t size) const {
+        require(!selected_, "a state behind the outputs alone");
         require(offset >= 0 && size <= state_ && offset <= state_ - size, "the state ends before");
     }
 
@@ -355,6 +364,7 @@ void bind_graph(nb::module_& m) {
         .def("combine", &BoundGraph::combine, "out"_a, "x"_a, "weights"_a)
         .def("hadamard", &BoundGraph::hadamard, "out"_a, "x"_a, "signs"_a.noconvert(), "block"_a, "inverse"_a)
         .def("add", &BoundGraph::add, "x"_a, "y"_a)
+        .def("scale", &BoundGraph::scale, "x"_a, "weight"_a.noconvert())
         .def("select", &BoundGraph::select, "registers"_a)
         .def("run", &BoundGraph::run, "tokens"_a.noconvert(), "segments"_a, "result"_a, "out"_a.noconvert());
 }

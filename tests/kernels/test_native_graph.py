@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, HYBRIDS, MIXTURES, in_encoding, tiny
+from tiny_models import FAMILIES, HYBRIDS, LAYERED, MIXTURES, in_encoding, tiny
 
 from bitnet import native
 from bitnet.families.blocks import Attention, Branch, KeysValues
@@ -63,7 +63,7 @@ def ids(count, seed=0):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("architecture", [*FAMILIES, *HYBRIDS, *MIXTURES])
+@pytest.mark.parametrize("architecture", [*FAMILIES, *HYBRIDS, *MIXTURES, *LAYERED])
 def test_every_family_in_every_encoding(architecture, encoding):
     checkpoint = in_encoding(tiny(architecture), encoding)
     batches = ([ids(5), ids(1, 1)], [ids(1, 2), ids(19, 3)], [ids(2, 4), ids(1, 5)])
@@ -72,11 +72,35 @@ def test_every_family_in_every_encoding(architecture, encoding):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet", *HYBRIDS, "qwen3moe"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma2", "gemma4", "bitnet", *HYBRIDS, "qwen3moe"]
+)
 def test_every_instruction_set(architecture, level):
     compiled, interpreted = both_ways(in_encoding(tiny(architecture), "Q8_0"), ([ids(20)], [[7]]))
     for found, expected in zip(compiled, interpreted, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma4"])
+def test_rows_without_outputs_change_no_bits(architecture):
+    """Layers behind the last cache run on the requested rows alone, at their positions."""
+    checkpoint = in_encoding(tiny(architecture), "Q8_0")
+    ops, config = NativeOps(), config_from(checkpoint)
+    weights = bind(checkpoint, config, ops)
+    program = hidden_program(config, weights)
+    parts = ids(9), ids(5, 1), ids(2, 2), ids(3, 3)
+    requested = "last", "none", "all", "last"
+    everything = ops.compile(program, weights)(
+        [Segment(part, KVCache(config, 64), "all") for part in parts]
+    )
+    expected = everything[[8, 14, 15, 18]]
+    for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run):
+        caches = [KVCache(config, 64) for _ in parts]
+        segments = list(map(Segment, parts, caches, requested))
+        np.testing.assert_array_equal(run(segments), expected)
+        continued = run([Segment([7], cache) for cache in caches])
+        again = [Segment([*part, 7], KVCache(config, 64)) for part in parts]
+        np.testing.assert_array_equal(continued, run(again))
 
 
 def test_biases_and_factors():
@@ -236,6 +260,8 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         graph.add_register(8, 3)
     with pytest.raises(ValueError, match="another width"):
         graph.norm(0, 0, np.ones(3, np.float32), 1, 1e-5)
+    with pytest.raises(ValueError, match="neither one nor one for each column"):
+        graph.scale(0, np.ones(3, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -251,6 +277,8 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         ({"q": "half"}, "queries"),
         ({"out": "half"}, "queries"),
         ({"k": "queries", "v": "queries"}, "keys and values"),
+        ({"k": -1}, "keys and values"),
+        ({"k": -2, "v": -1}, "no such register"),
         ({"scale": float("nan")}, "scale or softcap"),
         ({"softcap": -1.0}, "scale or softcap"),
         ({"sinks": np.zeros(3, np.float32)}, "one per head"),

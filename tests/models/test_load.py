@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, HYBRIDS, LAYERS, MIXTURES, VOCAB, in_encoding, tiny
+from tiny_models import FAMILIES, HYBRIDS, LAYERED, LAYERS, MIXTURES, VOCAB, in_encoding, tiny
 
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.checkpoint import Checkpoint
@@ -54,7 +54,7 @@ def test_every_family_runs_in_every_encoding(architecture, encoding):
 
 
 def test_no_family_is_left_out():
-    known = {*FAMILIES, *HYBRIDS, *MIXTURES, "bitnet-25"}  # bitnet-b1.58 once
+    known = {*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES, "bitnet-25"}  # bitnet-b1.58 once
     assert known == set(ARCHITECTURES)
 
 
@@ -278,7 +278,8 @@ def test_kinds_of_layers_for_another_number_of_layers_are_refused(value):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["qwen35", "nemotron_h", "cohere2", "hunyuan-dense", "minicpm"]
+    "architecture",
+    ["qwen35", "nemotron_h", "cohere2", "gemma4", "hunyuan-dense", "minicpm"],
 )
 def test_every_tensor_that_is_missing_or_of_another_shape_is_refused_by_name(architecture):
     whole = tiny(architecture)

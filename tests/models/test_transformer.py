@@ -48,7 +48,7 @@ def test_a_batch_on_the_reference_is_each_sequence_alone(architecture):
         np.testing.assert_allclose(logits, alone(model, ids), rtol=1e-9)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gemma4"])
 def test_only_wanted_rows_come_back(architecture):
     model = load_model(tiny(architecture), ops=ReferenceOps(dtype=np.float64))
     everything, _ = together(model)

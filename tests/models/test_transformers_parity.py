@@ -1,5 +1,7 @@
 """Every family against transformers: tiny random models, float32, through safetensors."""
 
+import json
+
 import numpy as np
 import pytest
 from hf_models import (
@@ -95,7 +97,46 @@ NEMOTRON_H = {
     "head_dim": 32,
     "time_step_min": 1e-30,  # as the models were trained, and as transformers decodes
 }
+GEMMA4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+}
 CASES = {
+    "gemma4-e2b": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4-31b": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4-other-ropes": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "layer_types": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -458,6 +499,33 @@ def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path
     before, after = (open_checkpoint(path).weights[name] for path in (tmp_path / "folder", gguf))
     assert after.quant.name == "MXFP4"
     np.testing.assert_array_equal(before.data, after.data)
+
+
+def test_the_text_of_a_model_of_images_and_sound_is_read_alone(tmp_path):
+    """Also with tensors of keys and values in layers that share those of others."""
+    from safetensors.torch import load_file, save_file
+
+    model = make(*CASES["gemma4-e2b"], tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    file = tmp_path / "model.safetensors"
+    tensors = {
+        name.replace("model.", "model.language_model."): tensor
+        for name, tensor in load_file(file).items()
+    }
+    prefix = "model.language_model.layers.5.self_attn."
+    unread = {
+        f"{prefix}k_proj.weight": torch.ones(64, 64),
+        f"{prefix}k_norm.weight": torch.ones(32),
+    }
+    others = ("vision_tower.encoder.x", "audio_tower.layers.0.x", "embed_vision.x", "embed_audio.x")
+    unread |= {f"model.{name}.weight": torch.ones(3) for name in others}
+    save_file(tensors | unread, file)
+    path = tmp_path / "config.json"
+    text = json.loads(path.read_text())
+    named = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"]}
+    path.write_text(json.dumps(named | {"text_config": text, "vision_config": {"hidden_size": 8}}))
+    assert relative_difference(ours(tmp_path), expected) < MAX_RELATIVE_DIFFERENCE
 
 
 def test_phi3_uses_short_factors_within_the_original_context(tmp_path):

@@ -27,6 +27,7 @@ def _model():
         AnyOrderOfScans: tiny("nemotron_h"),
         AnyOrderOfDrafts: drafting,
         AnyOrderOfExperts: tiny("qwen3moe"),
+        AnyOrderOfSharedCaches: tiny("gemma4"),
     }
     for machine, checkpoint in machines.items():
         machine.model = load_model(in_encoding(checkpoint, "Q8_0"), ops=select(threads=1))
@@ -135,6 +136,10 @@ class AnyOrderOfScans(AnyOrder):
     """The same with states of Mamba-2."""
 
 
+class AnyOrderOfSharedCaches(AnyOrder):
+    """The same with layers that read the keys and values of others."""
+
+
 class AnyOrderOfDrafts(AnyOrder):
     """The same with states, and a block of the model that drafts whenever it may."""
 
@@ -160,6 +165,8 @@ TestAnyOrderOfConvolutions = AnyOrderOfConvolutions.TestCase
 TestAnyOrderOfConvolutions.settings = TestAnyOrder.settings
 TestAnyOrderOfScans = AnyOrderOfScans.TestCase
 TestAnyOrderOfScans.settings = TestAnyOrder.settings
+TestAnyOrderOfSharedCaches = AnyOrderOfSharedCaches.TestCase
+TestAnyOrderOfSharedCaches.settings = TestAnyOrder.settings
 TestAnyOrderOfDrafts = AnyOrderOfDrafts.TestCase
 TestAnyOrderOfDrafts.settings = TestAnyOrder.settings
 TestAnyOrderOfADraftModel = AnyOrderOfADraftModel.TestCase

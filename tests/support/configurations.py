@@ -122,8 +122,13 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
         kinds.append(
             st.builds(dict.__or__, longrope, _optional(attention_factor=maybe, factor=factor))
         )
-    if kind in ("Gemma3", "Olmo3"):
+    if kind in ("Gemma3", "Gemma4", "Olmo3"):
         full = st.one_of(kinds[:2])
+        if kind == "Gemma4":
+            part = st.sampled_from([0.25, 0.4, 0.5, 1.0])
+            own = _rope("proportional", rope_theta=base, partial_rotary_factor=part)
+            more = _rope("proportional", rope_theta=base, factor=factor)
+            full = st.one_of(own, own, own, more, *kinds[:2])
         if kind == "Olmo3":  # mostly of one base
             full = st.one_of(kinds[0], kinds[1], kinds[3])
             base = st.just(1e4)
@@ -193,6 +198,31 @@ def _gemma(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
             attention_bias=st.booleans(),
             **more,
         ),
+    )
+
+
+@st.composite
+def _gemma4(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    shared = st.sampled_from([0, 0, *range(layers)])
+    return draw(
+        st.fixed_dictionaries(
+            {
+                "sliding_window": st.sampled_from([4, 11, 64]),
+                "global_head_dim": st.sampled_from([16, 32, 64]),
+                "hidden_size_per_layer_input": st.sampled_from([0, 8, 32]),
+                "vocab_size_per_layer_input": st.just(96),
+            },
+            optional={
+                "attention_bias": st.sampled_from([False, False, True]),
+                "attention_k_eq_v": _BIAS,
+                "final_logit_softcapping": _CAPS,
+                "layer_types": _layer_types(layers),
+                "num_global_key_value_heads": st.sampled_from([None, 1, 2]),
+                "num_kv_shared_layers": shared,
+                "use_bidirectional_attention": st.sampled_from([None, None, "vision", "all"]),
+                "use_double_wide_mlp": _BIAS,
+            },
+        )
     )
 
 
@@ -351,6 +381,7 @@ _HEAD_DIM_NEEDED = (
         "Gemma",
         "Gemma2",
         "Gemma3",
+        "Gemma4",
         "Glm4",
         "Glm4Moe",
         "GptOss",
@@ -369,6 +400,7 @@ _LAYERS = {
     "Gemma3": st.sampled_from([2, 7]),
     "GraniteMoeHybrid": st.integers(2, 5),
     "NemotronH": st.integers(2, 6),
+    "Gemma4": st.sampled_from([2, 4, 6, 7]),
     "Qwen3_5": st.integers(1, 6),
     "Qwen3_5Moe": st.integers(1, 6),
     "SmolLM3": st.integers(1, 9),
@@ -438,6 +470,7 @@ _OWN = {
         layer_types=_layer_types(layers),
     ),
     "FalconH1": _falcon_h1,
+    "Gemma4": _gemma4,
     "Gemma": lambda _layers: _optional(attention_bias=_BIAS),
     "Gemma2": lambda layers: _gemma(
         layers, attn_logit_softcapping=_CAPS, final_logit_softcapping=_CAPS

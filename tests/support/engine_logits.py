@@ -46,7 +46,7 @@ def _main(path, asked, found):
     prompts = json.loads(Path(asked).read_text())
     file = import_module("xllamacpp.xllamacpp").__file__
     try:
-        model = Llama(ctypes.CDLL(file), path, Path(file), threads=1)
+        model = Llama(ctypes.CDLL(file), path, Path(file), threads=1, half_cache=False)
     except EngineFailed:
         sys.exit(3)
     rows = []

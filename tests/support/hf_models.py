@@ -44,7 +44,7 @@ def random_model(kind, options, seed=0):
     if kind == "MiniCPM":
         return random_model("Granite", of_granite(options), seed)
     torch.manual_seed(seed)
-    text = "Text" if kind in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = "Text" if kind in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
@@ -56,6 +56,8 @@ def random_model(kind, options, seed=0):
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.4 + torch.rand(()))
     return model
 
 

@@ -58,6 +58,8 @@ FAMILIES = (
     "smollm3",
 )
 
+#: Families whose layers differ in shape.
+LAYERED = ("gemma4",)
 #: Families with states of fixed size in some of their layers.
 HYBRIDS = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35")
 #: Families whose feed-forward networks are experts.
@@ -121,6 +123,25 @@ DELTA_NET = {
 }
 
 
+def _gemma4(more):
+    """Keys of layers with and without a window by turns, the last two of which share theirs."""
+    layers = more.get("block_count", 4)
+    return {
+        "attention.head_count_kv": [2, 1] * (layers // 2),
+        "attention.key_length": 128,
+        "attention.key_length_swa": 64,
+        "attention.shared_kv_layers": 2,
+        "attention.sliding_window": 4,
+        "attention.sliding_window_pattern": [True, False] * (layers // 2),
+        "block_count": layers,
+        "embedding_length_per_layer_input": 256,
+        "feed_forward_length": [512] * (layers - 2) + [768] * 2,
+        "final_logit_softcapping": 20.0,
+        "rope.dimension_count_swa": 64,
+        "rope.freq_base": 1e6,
+    }
+
+
 def metadata(architecture, **more):
     keys = KEYS | more
     if architecture in ("qwen35", "qwen35moe"):
@@ -141,6 +162,8 @@ def metadata(architecture, **more):
         keys |= EXPERTS | {"expert_gating_func": 2, "leading_dense_block_count": 1}
     if architecture in MIXTURES:
         keys |= EXPERTS | {"feed_forward_length": 256} | MIXTURES[architecture] | more
+    if architecture == "gemma4":
+        keys = KEYS | _gemma4(more) | more
     if architecture == "cohere2":
         keys = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5} | keys
     if architecture == "minicpm":
@@ -161,6 +184,12 @@ def tiny(architecture, *, seed=0, **more):
     width = more.get("embedding_length", DIM)
     embedding = _f32("token_embd.weight", _normal(seed, "token_embd.weight", (VOCAB, width)) * 0.5)
     weights = {embedding.name: embedding}
+    if architecture == "gemma4":
+        freq_factors = np.where(np.arange(64) < 16, 1, 1e30)
+        weights["rope_freqs.weight"] = _f32("rope_freqs.weight", freq_factors)
+        for layer in range(more.get("block_count", 4)):
+            name = f"blk.{layer}.layer_output_scale.weight"
+            weights[name] = _f32(name, np.array([0.8 + 0.1 * layer]))
     if more.get("nextn_predict_layers"):  # a model drafts if it has this tensor
         name = f"blk.{more['block_count'] - 1}.nextn.eh_proj.weight"
         weights[name] = _f32(name, _normal(seed, name, (width, 2 * width)) * 0.08)

@@ -178,25 +178,29 @@ void Graph::temper(int x, double scale, int64_t length) {
 void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap, const float* sinks) {
     const Table its = tables_[table];
     const int64_t offset = place * its.layer_words();
-    add_row([=](int64_t row) {
-        const Row& it = pass_->of_row[size_t(row)];
-        int16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
-        active().store_position(at(k, row), at(v, row), its.kv_heads, its.head_dim, it.position % kKeyBlock, page + offset);
-    });
-    // Keys of neighbouring positions share cache lines, which threads should not take from each other.
-    stages_.back().multiple = kKeyBlock / 2;
-    add_whole([=] {
+    if (k >= 0) {
+        add_row([=](int64_t row) {
+            const Row& it = pass_->of_row[size_t(row)];
+            int16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
+            active().store_position(at(k, row), at(v, row), its.kv_heads, its.head_dim, it.position % kKeyBlock, page + offset);
+        });
+        // Keys of neighbouring positions share cache lines, which threads should not take from each other.
+        stages_.back().multiple = kKeyBlock / 2;
+    }
+    add_whole([=, selected = selected_] {
         pass_->attention.clear();
         int64_t row = 0;
         for (const Segment& segment : *pass_->segments) {
+            const int64_t rows = rows_of(segment, selected);
+            if (rows == 0) continue;
             AttentionArgs a;
             a.q = at(q, row), a.out = at(out, row);
             a.pages = segment.pages[table].data(), a.layer_offset = offset;
-            a.tokens = segment.count, a.start = segment.start;
+            a.tokens = rows, a.start = segment.start + segment.count - rows;
             a.heads = width(q) / its.head_dim, a.kv_heads = its.kv_heads, a.head_dim = its.head_dim;
             a.scale = scale, a.window = its.window, a.softcap = softcap, a.sinks = sinks;
             pass_->attention.push_back(a);
-            row += segment.count;
+            row += rows;
         }
         attention(pass_->attention);
     });
@@ -292,17 +296,31 @@ void Graph::add(int x, int y) {
     });
 }
 
+void Graph::scale(int x, const float* weight, int64_t count) {
+    add_row([=](int64_t row) {
+        float* to = at(x, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] *= weight[count == 1 ? 0 : i];
+    });
+}
+
 void Graph::select(const std::vector<int>& registers) {
+    selected_ = true;
     add_whole([=] {
+        Pass& pass = *pass_;
         int64_t end = 0, kept = 0;
-        for (const Segment& segment : *pass_->segments) {
+        for (const Segment& segment : *pass.segments) {
             end += segment.count;
-            for (const int r : registers)
-                std::memmove(at(r, kept), at(r, end - segment.outputs),
-                             size_t(segment.outputs * width(r)) * sizeof(float));
+            const int64_t first = end - segment.outputs;
+            const auto move = [&](float* all, int64_t width) {
+                std::memmove(all + kept * width, all + first * width, size_t(segment.outputs * width) * sizeof(float));
+            };
+            for (const int r : registers) move(at(r, 0), width(r));
+            for (size_t i = 0; i < rotations_.size(); ++i)
+                move(pass.turns[i].cos.data(), rotations_[i].pairs), move(pass.turns[i].sin.data(), rotations_[i].pairs);
+            std::copy_n(pass.of_row.begin() + first, segment.outputs, pass.of_row.begin() + kept);
             kept += segment.outputs;
         }
-        pass_->rows = kept;
+        pass.rows = kept;
     });
 }
 

@@ -62,7 +62,7 @@ public:
     void transpose(int out, int x, int64_t rows, int64_t columns);
     void rotate(int x, int rotation, int64_t head_dim);
     void temper(int x, double scale, int64_t length);  // x *= 1 + scale * log(1 + position / length)
-    // Keys and values are the *place*-th of the pages of *table*.
+    // Keys and values are the *place*-th of the pages of *table*; with k and v below 0, those that are stored there.
     // *sinks*: a score per head of one more key, whose value is 0; null: none.
     void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap, const float* sinks);
     // Layers whose state begins at *offset* in that of a segment; see ops/delta.hpp. *bias* may be null.
@@ -91,7 +91,8 @@ public:
     // columns, in natural order, over the root of their number.
     void hadamard(int out, int x, const float* signs, int64_t block, bool inverse);
     void add(int x, int y);
-    void select(const std::vector<int>& registers);
+    void scale(int x, const float* weight, int64_t count);  // x *= weight, one number or one for each column
+    void select(const std::vector<int>& registers);  // the rows of the outputs, which are all rows from here on
 
     // The output rows of register *result*, those of all segments one after the other.
     void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
@@ -138,6 +139,8 @@ private:
     void add_whole(std::function<void()> function);
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                  const std::vector<const float*>& biases);
+    // Rows that a segment has where the program is: before or behind the selection.
+    static int64_t rows_of(const Segment& segment, bool selected) { return selected ? segment.outputs : segment.count; }
     void start(const int64_t* tokens, const std::vector<Segment>& segments);
     void run_rows(const Stage& stage);
 
@@ -148,6 +151,7 @@ private:
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
     int64_t total_width_ = 0;
+    bool selected_ = false;  // what is added runs on the rows of the outputs
     std::vector<Table> tables_;
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;
