@@ -204,12 +204,11 @@ def _kinds(
     exact: Model, checkpoint: Checkpoint, theirs: Container[str], arithmetic: Arithmetic
 ) -> dict[str, Kind]:
     """Kind of every marked value, by what was rounded since the values that *theirs* replaces."""
-    order = get_args(Kind)
     kinds: dict[Register, Kind] = {}
     mark_kinds: dict[str, Kind] = {}
 
     def most(names: Iterator[Kind]) -> Kind:
-        return max(names, key=order.index)
+        return max(names, key=lambda kind: BOUNDS[kind])
 
     def product(weight: str) -> Kind:
         stored = checkpoint.weights.get(weight, checkpoint.weights["token_embd.weight"])
@@ -221,7 +220,7 @@ def _kinds(
     def kind_of(step: Any) -> Kind:
         match step:
             case instructions.Linear() | expert_instructions.ExpertLinear():
-                return most(map(product, step.weights))
+                return most(iter((kinds[step.x], *map(product, step.weights))))
             case instructions.Attend():
                 read = (it for it in (step.q, step.k, step.v) if it is not None)
                 return most(iter(("attention", *(kinds[it] for it in read))))

@@ -17,6 +17,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -86,6 +87,10 @@ def _prompt(engine: Any, prompt: Prompt) -> PromptTrace:
         return prompt_trace(forward, prompt)
 
 
+#: Endings of names of later states of queries, keys and values.
+_LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
+
+
 def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
     """Write keys and values of *ids*, and all else of the last ``ROWS``, to ``tensors.npz``."""
     if not isinstance(engine, Llama):
@@ -93,9 +98,10 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
     seen: dict[str, NDArray[np.float32]] = {}
 
     def watch(name: str, values: NDArray[np.float32]) -> None:
-        # A name with a space is a view; a repeated name is a later state: queries after RoPE.
+        # A name with a space is a view; a repeated name is a later state: queries after RoPE,
+        # which have a name of their own in some families.
         if " " not in name and not name.startswith(("kq-", "kq_")):
-            seen[name] = values
+            seen[_LATER.sub("-", name)] = values
 
     stop, size = max(len(ids) - ROWS, 0), engine.batch or len(ids)
     chunks = [ids[at : min(at + size, stop)] for at in range(0, stop, size)]

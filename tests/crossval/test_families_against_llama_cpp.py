@@ -8,6 +8,7 @@ from builders import Tensor, vocabulary, write_gguf
 from tiny_models import DIM, TOKENS, VOCAB, tiny
 
 from bitnet.base.errors import Unsupported
+from bitnet.crossval.operations import check_operations, describe
 from bitnet.crossval.references import LlamaCpp, Question
 from bitnet.crossval.trace import Prompt
 from bitnet.formats.containers import open_checkpoint
@@ -38,6 +39,7 @@ CASES = {
     "gemma": ("gemma", {}),
     "gemma2-attention-scale": ("gemma2", {"attention.scale": 0.4}),
     "gemma3-attention-scale": ("gemma3", {"attention.scale": 0.4}),
+    "gemma4": ("gemma4", {}),
     "granite": (
         "granite",
         {
@@ -149,6 +151,16 @@ def test_experts_in_mxfp4_are_those_of_llama_cpp(tmp_path):
     for row, position in zip(ours, theirs.positions, strict=True):
         apart = np.abs(row[list(position.ids)] - position.logits).max() / np.ptp(ours)
         assert apart < 4 * MAX_RELATIVE_DIFFERENCE
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "gemma4"])
+def test_every_operation_is_that_of_llama_cpp(architecture, tmp_path):
+    checkpoint = written(tmp_path / "tiny.gguf", architecture, {})
+    theirs = LlamaCpp().intermediates(Question(checkpoint, prompts=(Prompt("", IDS),)))
+    exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+    steps = check_operations(exact, checkpoint, IDS, theirs, arithmetic="float32", half_cache=True)
+    right, said = describe("llama.cpp", steps, exact.config.n_layers)
+    assert right, said
 
 
 @pytest.mark.parametrize(

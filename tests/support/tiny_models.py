@@ -130,6 +130,8 @@ def _gemma4(more):
         "attention.head_count_kv": [2, 1] * (layers // 2),
         "attention.key_length": 128,
         "attention.key_length_swa": 64,
+        "attention.value_length": 128,
+        "attention.value_length_swa": 64,
         "attention.shared_kv_layers": 2,
         "attention.sliding_window": 4,
         "attention.sliding_window_pattern": [True, False] * (layers // 2),
