@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.tool_formats import CallRules
 
-__all__ = ["HarmonyReader", "one_call_each"]
-
 _MESSAGE, _START = "<|message|>", "<|start|>"
 _BEGINNINGS = (_START, "<|channel|>", "to=")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
