@@ -53,6 +53,7 @@ def load(
     i2_s_layout: I2SLayout = "x86",
     ignore_keys: Collection[str] = (),
     draft_model: str | os.PathLike[str] | None = None,
+    lora: Collection[str | os.PathLike[str]] = (),
     fetch: bool = True,
 ) -> LanguageModel:
     """*model* with its tokenizer, ready to generate; a name that is not here is downloaded.
@@ -72,6 +73,8 @@ def load(
         ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.
         draft_model: a smaller model with the same vocabulary, which drafts tokens that *model*
             checks: the same answers, faster where enough drafts are right.
+        lora: low-rank adapters to run the model with: GGUF files and folders of PEFT, each
+            ``PATH`` or ``PATH:SCALE``.
         fetch: download a model that is not on this machine.
 
     Raises:
@@ -87,6 +90,7 @@ def load(
     """
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.containers import open_checkpoint
+    from bitnet.models.adapted import parse_adapter, with_adapters
     from bitnet.models.exact_head.head import HeadMode
     from bitnet.runtime.language_model import load_checkpoint, memory_errors
     from bitnet.tokenizer import Tokenizer
@@ -102,6 +106,8 @@ def load(
     check_type("draft_model", draft_model, "a path, a name or None", str, os.PathLike, None)
     if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
         raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
+    if isinstance(lora, str) or not isinstance(lora, Collection):
+        raise wrong_type("lora", lora, "a list of paths")
     if exact_head not in get_args(HeadMode):
         raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
 
@@ -111,6 +117,8 @@ def load(
             return open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
 
     checkpoint = model if isinstance(model, Checkpoint) else open_named(model)
+    if lora:
+        checkpoint = with_adapters(checkpoint, map(parse_adapter, lora))
     if isinstance(tokenizer, str | os.PathLike):
         tokenizer = Path(tokenizer)
     return load_checkpoint(

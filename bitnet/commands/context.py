@@ -256,7 +256,14 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     from bitnet.formats.containers import open_checkpoint
 
     path = model_path(options, common)
-    return open_checkpoint(path, i2_s_layout=options.i2_s_layout, ignore_keys=options.ignore_key)
+    checkpoint = open_checkpoint(
+        path, i2_s_layout=options.i2_s_layout, ignore_keys=options.ignore_key
+    )
+    if not options.lora:
+        return checkpoint
+    from bitnet.models.adapted import parse_adapter, with_adapters
+
+    return with_adapters(checkpoint, map(parse_adapter, options.lora))
 
 
 def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
@@ -315,7 +322,7 @@ def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> Lan
 
     draft = None
     if options.draft_model:
-        named = replace(options, model=options.draft_model)
+        named = replace(options, model=options.draft_model, lora=[])
         draft = open_file(named, common)
 
     def attempt(tokenizer: Path | None) -> LanguageModel:

@@ -78,6 +78,10 @@ def _compare(requested, texts, options, common):
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.store.tag import make_cache
 
+    if options.lora:
+        raise UsageError(
+            "crossval compares a model as its file is, without --lora", hint="leave --lora out"
+        )
     _, tokenizer = open_tokenizer(options, common) if requested.tokenizer_only else (None, None)
     checkpoint = open_file(options, common)
     recording = Path(requested.recording) if requested.recording else None

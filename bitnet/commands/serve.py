@@ -145,7 +145,7 @@ def _paths(options, model, common):
     if not options.models:
         yield model.model, model_path(model, common)
         return
-    for name in ("model", "tokenizer", "pre", "chat_template", "draft_model"):
+    for name in ("model", "tokenizer", "pre", "chat_template", "draft_model", "lora"):
         if getattr(model, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} and --models exclude each other",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import Unsupported
-from bitnet.convert.orders import column_order, row_order
 from bitnet.convert.request import BLOCKS, MIXTURES, ROUNDED, TERNARY
+from bitnet.models.orders import column_order, row_order
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.iq_bn import pack_iq2_bn

@@ -8,14 +8,14 @@ mixer computes; tensors, program, registers and cache follow from these values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.networks import Activation, Experts, FeedForward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from bitnet.families.hadamard import HadamardBasis
     from bitnet.families.rope import Rope
@@ -357,6 +357,7 @@ class ModelConfig:
         bare_norms: names of norms whose tensors are called so, without ``.weight``.
         drafter: its own block that predicts one more token, as a decoder; ``None``: it has none.
         basis: of matrices that are rotated; ``None``: none is.
+        adapted: ranks of low-rank adapters, by the name of the matrix that they change.
     """
 
     architecture: str
@@ -380,6 +381,7 @@ class ModelConfig:
     bare_norms: tuple[str, ...] = ()
     drafter: ModelConfig | None = None
     basis: HadamardBasis | None = None
+    adapted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def n_layers(self) -> int:

@@ -68,6 +68,8 @@ class Checkpoint:
         rounds_inputs: a BitNet model: ternary layers round a token's input to int8, whatever
             their quantization type.
         inventory: the files that were read.
+        adapted: names of matrices that adapters change; ``NAME.lora_a`` and ``NAME.lora_b`` are
+            among the weights.
     """
 
     path: Path
@@ -82,6 +84,7 @@ class Checkpoint:
     prompts: Prompts = field(default_factory=Prompts)
     rounds_inputs: bool = False
     inventory: Inventory = field(default_factory=lambda: Inventory(Path()))
+    adapted: frozenset[str] = frozenset()
 
     @property
     def prefixes(self) -> tuple[str, ...]:

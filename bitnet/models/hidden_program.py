@@ -7,6 +7,8 @@ of lines: T tokens, H query heads and KV key heads of D dimensions, F wide insid
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from bitnet.families.blocks import (
@@ -69,21 +71,10 @@ def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
 
 def layout(decoder: ModelConfig) -> Layout:
     """Tensors that *decoder* reads."""
-    writer = _Writer(decoder, ())
-    if decoder.drafter is not None:
-        drafts = _Writer(decoder.drafter, ())
-        writer.required |= drafts.required
-        writer.optional |= drafts.optional
-        writer.scales |= drafts.scales
-        writer.vectors |= drafts.vectors
-    return Layout(
-        writer.required,
-        writer.optional,
-        writer.scales,
-        writer.vectors,
-        writer.tables,
-        decoder.left_out,
-    )
+    writers = [_Writer(each, ()) for each in (decoder, decoder.drafter) if each]
+    names = ("required", "optional", "scales", "vectors", "tables", "products")
+    merged = {name: reduce(operator.or_, (getattr(its, name) for its in writers)) for name in names}
+    return Layout(**merged, left_out=decoder.left_out)
 
 
 class _Writer(ProgramBuilder):

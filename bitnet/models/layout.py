@@ -25,6 +25,7 @@ class Layout:
         optional: shapes of those it may have.
         vectors: names of matrices that are used number by number, not in products.
         tables: names of matrices of which only single rows are read.
+        products: names of the matrices in products of a block.
         scales: factors on matrices, where they are not one.
         left_out: beginnings of the names of tensors that are not read.
     """
@@ -34,6 +35,7 @@ class Layout:
     scales: Mapping[str, float]
     vectors: Container[str]
     tables: Collection[str]
+    products: Container[str]
     left_out: tuple[str, ...]
 
 
@@ -54,6 +56,7 @@ class ProgramBuilder:
     scales: dict[str, float] = field(default_factory=dict)
     vectors: set[str] = field(default_factory=set)
     tables: set[str] = field(default_factory=set)
+    products: set[str] = field(default_factory=set)
     _block: str = ""  # beginning of the names of its tensors
     _layer: int = 0
 
@@ -74,7 +77,8 @@ class ProgramBuilder:
             # llama.cpp's converter stores BitNet's scale as a tensor of its own.
             self.optional[f"{name}.scale"] = (1,)
             if scale != 1:
-                self.scales[f"{name}.weight"] = self.scales[f"{name}.bias"] = scale
+                for part in ("weight", "bias", "weight.lora_b"):
+                    self.scales[f"{name}.{part}"] = scale
         if not self.decoder.input_norms:
             self._products(outs, x, names)
             return
@@ -104,6 +108,20 @@ class ProgramBuilder:
         biases = [f"{name}.bias" for name in names]
         there = tuple(bias if bias in self.tensors else "" for bias in biases)
         self._do(Linear(outs, x, tuple(f"{name}.weight" for name in names), there))
+        for out, name in zip(outs, names, strict=True):
+            self._adapt(out, x, f"{name}.weight")
+
+    def _adapt(self, out: Register, x: Register, weight: str) -> None:
+        """``out += B (A x)`` with the factors of an adapter of *weight*, if it has one."""
+        self.products.add(weight)
+        if (rank := self.decoder.adapted.get(weight)) is None:
+            return
+        a, b = f"{weight}.lora_a", f"{weight}.lora_b"
+        self.required.update({a: (rank, x.width), b: (out.width, rank)})
+        low, high = Register(f"low_{rank}", rank), Register(f"high_{out.width}", out.width)
+        self._do(Linear((low,), x, (a,), ("",)))  # (T, rank)
+        self._do(Linear((high,), low, (b,), ("",)))
+        self._do(Add(out, high))
 
     def _norm(
         self, x: Register, name: str, width: int = 0, *, parts: int = 0, out: str = ""

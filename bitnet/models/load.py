@@ -58,6 +58,9 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
         "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
         "input_norms": has_input_norms(checkpoint.weights),
         "basis": hadamard_basis(checkpoint),
+        "adapted": {
+            name: checkpoint.weights[f"{name}.lora_a"].shape[0] for name in checkpoint.adapted
+        },
     }
     drafter = replace(config.drafter, **more) if config.drafter else None
     return replace(config, drafter=drafter, **more)

@@ -104,6 +104,12 @@ class ModelOptions:
         "same answers, faster where enough drafts are right",
         metavar="PATH|NAME",
     )
+    lora: list[str] = option(
+        [],
+        "low-rank adapter (LoRA) to run the model with, a GGUF file or a folder of PEFT, with a "
+        "factor on it; may be repeated",
+        metavar="PATH[:SCALE]",
+    )
     i2_s_layout: I2SLayout = option(
         "x86", "processor that wrote the I2_S weights; no file says it", choices=("x86", "arm")
     )

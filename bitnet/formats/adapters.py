@@ -1,0 +1,217 @@
+"""Low-rank adapters (LoRA) on disk: files of llama.cpp, and folders of PEFT.
+
+    adapter = read_adapter(Path("adapter"))
+    adapter.pairs["blk.0.attn_q.weight"].a  # (rank, inputs); in a folder by its model's own names
+
+An adapted product is ``y = W x + scale * B (A x)`` (arXiv:2106.09685). What changes a model in any
+other way is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.formats import safetensors
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.inventory import Inventory
+from bitnet.quants import registry, types
+from bitnet.quants.weight import Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Adapter", "Pair", "read_adapter"]
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_AGAIN = "fetch the adapter again"
+_FILE_NAME = re.compile(r"(?P<matrix>.+)\.lora_(?P<part>[ab])")
+_FOLDER_NAME = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_(?P<part>[AB])\.weight")
+
+# Keys of adapter_config.json that say nothing about the computation.
+_NEUTRAL = frozenset(
+    {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "revision"}
+    | {"peft_version", "target_modules", "exclude_modules", "layers_to_transform"}
+    | {"layers_pattern", "task_type", "runtime_config", "megatron_core", "qalora_group_size"}
+    | {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
+)
+# Other keys, and the values with which they change nothing; by default those that are false.
+_USUAL = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+
+
+class Pair(NamedTuple):
+    """The two factors of what is added to a matrix.
+
+    Attributes:
+        a: ``(rank, inputs)``.
+        b: ``(outputs, rank)``.
+        scale: factor on their product.
+    """
+
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter.
+
+    Attributes:
+        path: its file or folder.
+        pairs: by the name of the matrix, in GGUF if it is a file, else in its own model.
+        architecture: of the model it is for, as GGUF names it; "" if it does not say.
+        is_gguf: it is a file of llama.cpp.
+    """
+
+    path: Path
+    pairs: Mapping[str, Pair]
+    architecture: str
+    is_gguf: bool
+
+
+def read_adapter(path: Path) -> Adapter:
+    """The adapter at *path*: a GGUF file, or a folder with ``adapter_config.json``.
+
+    Raises:
+        NotFound: there is none.
+        InvalidFormat: it is damaged.
+        Unsupported: it is more than low-rank products.
+    """
+    if path.is_dir():
+        if not (path / CONFIG).is_file():
+            raise NotFound(f"{path} has no {CONFIG}", hint="name a folder that PEFT saved")
+        return _of_folder(path)
+    if not path.is_file():
+        raise NotFound(
+            f"{path} does not exist", hint="name a GGUF file, or a folder that PEFT saved"
+        )
+    return _of_file(path)
+
+
+def _of_file(path: Path) -> Adapter:
+    with GGUF.open(path) as file:
+        keys = file.metadata
+        kind = keys.get("general.type"), keys.get("adapter.type")
+        if kind != ("adapter", "lora"):
+            raise InvalidFormat(
+                f"{path.name} is not a LoRA adapter: its type is {kind[0]}, {kind[1]}",
+                hint="write one with llama.cpp's convert_lora_to_gguf.py",
+            )
+        if keys.get("adapter.alora.invocation_tokens"):
+            raise _refusal(path, "adapter.alora.invocation_tokens", "it begins with a token")
+        alpha = float(keys.get("adapter.lora.alpha", 0.0))
+        factors = {
+            name: registry.dequantize(
+                Weight(name, its.shape, its.type, np.frombuffer(file.tensor_bytes(name), np.uint8))
+            )
+            for name, its in file.tensors.items()
+        }
+        architecture = file.architecture
+    pairs = _pairs(path, factors, _FILE_NAME)
+    scaled = {
+        name: pair._replace(scale=alpha / len(pair.a) if alpha else 1.0)
+        for name, pair in pairs.items()
+    }
+    return Adapter(path, _check(path, scaled), architecture, is_gguf=True)
+
+
+def _of_folder(path: Path) -> Adapter:
+    files = Inventory(path)
+    config = files.json(CONFIG, dict)
+    for key, value in config.items():
+        usual = _USUAL.get(key)
+        changes = value not in usual if usual else bool(value)
+        if key not in _NEUTRAL and changes:
+            raise _refusal(path, key, f"it is {value!r:.60}")
+    if "peft_type" not in config:
+        raise InvalidFormat(f"{path.name}: {CONFIG} names no peft_type", hint=_AGAIN)
+    if TENSORS not in files:
+        raise NotFound(f"{path} has no {TENSORS}", hint="save the adapter as safetensors")
+    factors = {}
+    for name, tensor in safetensors.read_file(files, TENSORS).items():
+        quant = types.by_name(tensor.dtype)
+        if tensor.dtype not in ("F32", "F16", "BF16") or quant is None:
+            raise _refusal(path, name, f"it is {tensor.dtype}")
+        factors[name] = registry.dequantize(Weight(name, tensor.shape, quant, tensor.data))
+    pairs = _pairs(path, factors, _FOLDER_NAME)
+    scaled = {
+        f"{name}.weight": pair._replace(scale=_scale(path, config, name, len(pair.a)))
+        for name, pair in pairs.items()
+    }
+    return Adapter(path, _check(path, scaled), "", is_gguf=False)
+
+
+def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
+    """Factor on the product of the *module*, as PEFT computes it."""
+    expected = _of_pattern(config.get("rank_pattern"), module, config.get("r"))
+    if expected != rank:
+        raise InvalidFormat(
+            f"{path.name}: {module} has the rank {rank}, {CONFIG} says {expected}", hint=_AGAIN
+        )
+    alpha = _of_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise InvalidFormat(f"{path.name}: lora_alpha is {alpha!r}, expected a number", hint=_AGAIN)
+    return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
+
+
+def _of_pattern(patterns: object, module: str, default: Any) -> Any:
+    """Value of the first of *patterns* that the end of *module* matches."""
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _pairs(
+    path: Path, factors: Mapping[str, NDArray[np.float32]], pattern: re.Pattern[str]
+) -> dict[str, Pair]:
+    """Both *factors* of each matrix, whose names have the form *pattern*; the scales are one."""
+    halves: dict[str, dict[str, NDArray[np.float32]]] = {}
+    for name, values in factors.items():
+        match = pattern.fullmatch(name)
+        if match is None:
+            raise _refusal(path, name, "it is not a factor of a low-rank product")
+        halves.setdefault(match["matrix"], {})[match["part"].lower()] = values
+    if not halves:
+        raise InvalidFormat(f"{path.name} has no tensors", hint=_AGAIN)
+    for name, half in halves.items():
+        if len(half) < 2:
+            raise InvalidFormat(f"{path.name}: one factor of {name} is missing", hint=_AGAIN)
+    return {name: Pair(half["a"], half["b"], 1.0) for name, half in halves.items()}
+
+
+def _check(path: Path, pairs: dict[str, Pair]) -> dict[str, Pair]:
+    """*pairs*, all of them finite and of shapes that fit together."""
+    for name, (a, b, scale) in pairs.items():
+        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+            raise InvalidFormat(
+                f"{path.name}: factors of {name} have the shapes {a.shape} and {b.shape}",
+                hint=_AGAIN,
+            )
+        if not _finite((a, b)) or not math.isfinite(scale):
+            raise InvalidFormat(f"{path.name}: factors of {name} are infinite or NaN", hint=_AGAIN)
+    return pairs
+
+
+def _finite(arrays: Iterable[NDArray[np.float32]]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
+def _refusal(path: Path, what: str, why: str) -> Unsupported:
+    return Unsupported(
+        f"{path.name}: {what}: {why}; only low-rank products (LoRA) are computed",
+        hint="merge the adapter into its model with PEFT, and run that",
+    )

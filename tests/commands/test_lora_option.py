@@ -1,0 +1,56 @@
+"""``--lora``: commands that open a model run it with adapters."""
+
+import json
+
+import pytest
+from adapter_files import adapter_file, factors
+from tiny_models import tiny_gguf
+
+from bitnet import load
+from bitnet.base.errors import NotFound, Unsupported, UsageError
+
+
+@pytest.fixture
+def model(tmp_path):
+    return tiny_gguf(tmp_path / "tiny.gguf")
+
+
+@pytest.fixture
+def lora(tmp_path):
+    pairs = {
+        f"blk.{block}.ffn_down.weight": factors(256, 512, rank=8, seed=block) for block in range(2)
+    }
+    return adapter_file(tmp_path / "lora.gguf", pairs, alpha=800.0)
+
+
+def answer(bitnet, *words):
+    done = bitnet(
+        "infer", *words, "--prompt", "abc", "--max-tokens", 8, "--temperature", 0, "--json"
+    )
+    assert done.code == 0, done.err
+    return json.loads(done.out)["text"]
+
+
+def test_an_adapter_changes_the_answer_and_a_factor_of_zero_does_not(model, lora, bitnet):
+    plain = answer(bitnet, "--model", model)
+    assert answer(bitnet, "--model", model, "--lora", f"{lora}:0") == plain
+    assert answer(bitnet, "--model", model, "--lora", lora) != plain
+
+
+def test_python_takes_the_same_adapters(model, lora, bitnet):
+    with load(model, lora=[lora]) as adapted:
+        text = adapted.generate("abc", max_tokens=8, temperature=0.0)
+    assert text == answer(bitnet, "--model", model, "--lora", lora)
+
+
+def test_what_cannot_be_computed_ends_with_its_exit_code(model, lora, tmp_path, bitnet):
+    head = adapter_file(tmp_path / "head.gguf", {"output.weight": factors(64, 256)})
+    for path, error in ((head, Unsupported), (tmp_path / "no.gguf", NotFound)):
+        done = bitnet("infer", "--model", model, "--lora", path, "--prompt", "a")
+        assert (done.code, path.name in done.err) == (error.exit_code, True)
+
+
+def test_a_comparison_with_another_engine_refuses_adapters(model, lora, bitnet):
+    done = bitnet("crossval", "--model", model, "--lora", lora)
+    assert done.code == UsageError.exit_code
+    assert "--lora" in done.err

@@ -1,0 +1,275 @@
+"""Models with low-rank adapters: the logits of merged weights and of llama.cpp, or a refusal."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from adapter_files import adapter_file, factors, peft_folder
+from engine_logits import distance, llama_cpp
+from hf_folders import tiny_folder
+from llama_quantize import INSTALLED, REASON
+from tiny_models import in_encoding, tiny, write_model
+
+from bitnet import native
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
+from bitnet.convert import ConversionRequest, convert
+from bitnet.formats.adapters import read_adapter
+from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Segment
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.adapted import parse_adapter, with_adapters
+from bitnet.models.load import load_model
+from bitnet.quants import registry, types
+from bitnet.runtime.kv_cache import KVCache
+
+compiled = pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
+IDS = [5, 9, 33, 2, 61, 17, 8, 40]
+ADAPTED = ("attn_q", "attn_v", "attn_output", "ffn_up", "ffn_down")
+HF = {
+    "attn_q": "self_attn.q_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Of the range of the logits, in float64: scaled factors are float32.
+SAME = 1e-6
+# llama.cpp's cache holds float16.
+NEAR = 3e-3
+
+
+def logits(checkpoint, ops=None):
+    ops = ops or ReferenceOps(dtype=np.float64)
+    model = load_model(checkpoint, ops=ops)
+    cache = KVCache(model.config, 16, dtype=np.float64 if isinstance(ops, ReferenceOps) else None)
+    return model.forward(IDS, cache, all_positions=True)
+
+
+def pairs_of(checkpoint, seed=0, rank=4):
+    """Factors for the adapted matrices of every block."""
+    return {
+        f"blk.{block}.{part}.weight": factors(
+            *checkpoint.weights[f"blk.{block}.{part}.weight"].shape, rank, seed + block
+        )
+        for block in range(2)
+        for part in ADAPTED
+    }
+
+
+def by_module(pairs):
+    """The same by the names of a folder."""
+    names = {}
+    for name, its in pairs.items():
+        _, block, part, _ = name.split(".")
+        names[f"model.layers.{block}.{HF[part]}"] = its
+    return names
+
+
+def merged(checkpoint, pairs, scale):
+    """*checkpoint* with ``W + scale * B A`` as its weights, rounded to float32."""
+    weights = dict(checkpoint.weights)
+    for name, (a, b) in pairs.items():
+        values = registry.dequantize(weights[name]) + scale * (b.astype(float) @ a)
+        weights[name] = registry.quantize(name, values.astype("f4"), types.by_name("F32"))
+    return replace(checkpoint, weights=weights)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "minicpm", "mistral3"])
+def test_logits_are_those_of_merged_weights(family, tmp_path):
+    model = tiny(family)
+    pairs = pairs_of(model)
+    file = adapter_file(tmp_path / "lora.gguf", pairs, architecture=family)
+    found = logits(with_adapters(replace(model, gguf=True), [(file, 0.5)]))
+    expected = logits(merged(model, pairs, 0.5 * 6 / 4))
+    assert distance(expected, found) < SAME
+    assert distance(logits(model), found) > 1e-2
+
+
+def test_several_adapters_are_added_up(tmp_path):
+    model = replace(tiny("llama"), gguf=True)
+    files, expected = [], model
+    for seed, rank in ((0, 4), (7, 8)):
+        pairs = pairs_of(model, seed, rank)
+        files.append((adapter_file(tmp_path / f"{seed}.gguf", pairs, alpha=8.0), 1.0))
+        expected = merged(expected, pairs, 8 / rank)
+    assert distance(logits(expected), logits(with_adapters(model, files))) < SAME
+
+
+@compiled
+@pytest.mark.parametrize("encoding", ["F32", "Q4_0", "Q8_0"])
+def test_the_compiled_pass_agrees_with_the_reference(encoding, tmp_path):
+    model = replace(in_encoding(tiny("llama"), encoding), gguf=True)
+    file = adapter_file(tmp_path / "lora.gguf", pairs_of(model, rank=5))
+    adapted = with_adapters(model, [(file, 1.0)])
+    assert distance(logits(adapted, ReferenceOps()), logits(adapted, NativeOps(threads=2))) < 2e-2
+
+
+@compiled
+def test_a_token_has_the_same_bits_in_any_batch_and_cut(tmp_path):
+    model = replace(tiny("llama"), gguf=True)
+    file = adapter_file(tmp_path / "lora.gguf", pairs_of(model, rank=5))
+    runner = load_model(with_adapters(model, [(file, 1.0)]), ops=NativeOps(threads=2))
+    alone = runner.forward(IDS, KVCache(runner.config, 16), all_positions=True)
+    cache = KVCache(runner.config, 16)
+    cut = [runner.forward(part, cache, all_positions=True) for part in (IDS[:3], IDS[3:4], IDS[4:])]
+    together = runner.run(
+        [
+            Segment(IDS[:5], KVCache(runner.config, 16), "all"),
+            Segment(IDS, KVCache(runner.config, 16), "all"),
+        ]
+    )
+    np.testing.assert_array_equal(np.concatenate(cut), alone)
+    np.testing.assert_array_equal(together[1], alone)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_folder_and_file_take_adapters_of_both_forms(family, tmp_path):
+    folder = tiny_folder(tmp_path / "model", family)
+    file = tmp_path / "model.gguf"
+    convert(folder, file, ConversionRequest("F32", no_tokenizer=True))
+    pairs = pairs_of(open_checkpoint(folder))
+    peft = peft_folder(tmp_path / "peft", by_module(pairs))
+    ours = in_gguf_order(pairs) if family == "llama" else pairs
+    lora = adapter_file(tmp_path / "lora.gguf", ours, architecture=family)
+    expected = logits(merged(open_checkpoint(folder), pairs, 6 / 4))
+    for base in (folder, file):
+        for adapter in (peft, lora):
+            found = logits(with_adapters(open_checkpoint(base), [(adapter, 1.0)]))
+            assert distance(expected, found) < SAME
+
+
+def in_gguf_order(pairs):
+    """Rows of the queries as llama.cpp's converter orders them: the halves of a head in turn."""
+    return {
+        name: (a, b.reshape(4, 2, 32, -1).swapaxes(1, 2).reshape(b.shape))
+        if ".attn_q." in name
+        else (a, b)
+        for name, (a, b) in pairs.items()
+    }
+
+
+@pytest.mark.skipif(not INSTALLED, reason=REASON)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_llama_cpp_computes_the_same(family, tmp_path):
+    file = write_model(tmp_path / "model.gguf", tiny(family))
+    checkpoint = open_checkpoint(file)
+    lora = adapter_file(tmp_path / "lora.gguf", pairs_of(checkpoint), architecture=family)
+    (theirs,) = llama_cpp(file, [IDS], tmp_path, adapters=[(str(lora), 0.7)])
+    ours = logits(with_adapters(checkpoint, [(lora, 0.7)]))
+    assert distance(ours, theirs) < NEAR
+    assert distance(logits(checkpoint), theirs) > 4 * NEAR
+
+
+def test_scales_are_those_of_peft(tmp_path):
+    pairs = {
+        "model.layers.0.mlp.up_proj": factors(8, 6, 4),
+        "model.layers.1.mlp.up_proj": factors(8, 6, 2),
+    }
+    patterns = {
+        "rank_pattern": {r"layers\.1\.mlp\.up_proj": 2},
+        "alpha_pattern": {r"1\.mlp\.up_proj": 10},
+    }
+    adapter = read_adapter(peft_folder(tmp_path / "plain", pairs, **patterns))
+    assert [its.scale for its in adapter.pairs.values()] == [6 / 4, 10 / 2]
+    adapter = read_adapter(peft_folder(tmp_path / "rs", pairs, use_rslora=True, **patterns))
+    assert [its.scale for its in adapter.pairs.values()] == [6 / 4**0.5, 10 / 2**0.5]
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"something_new": {"a": 1}}, "something_new"),
+    ],
+)
+def test_what_is_more_than_low_rank_products_is_refused_by_name(config, named, tmp_path):
+    folder = peft_folder(tmp_path / "peft", {"model.layers.0.mlp.up_proj": factors(8, 6)}, **config)
+    with pytest.raises(Unsupported, match=named):
+        read_adapter(folder)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        ("base_model.model.lm_head.weight", Unsupported),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", Unsupported),
+        ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector", Unsupported),
+        ("base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight", InvalidFormat),
+    ],
+)
+def test_other_tensors_of_a_folder_are_refused(tensor, reason, tmp_path):
+    pairs = {"model.layers.0.mlp.up_proj": factors(8, 6)}
+    folder = peft_folder(tmp_path / "peft", pairs, {tensor: np.ones((4, 6), "f4")})
+    with pytest.raises(reason, match=r"lm_head|embed_tokens|magnitude|gate_proj"):
+        read_adapter(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("output.weight", (64, 256), "output.weight, which is not a matrix"),
+        ("token_embd.weight", (64, 256), "token_embd.weight, which is not a matrix"),
+        ("blk.9.attn_q.weight", (256, 256), "blk.9.attn_q.weight, which is not a matrix"),
+        ("blk.0.attn_norm.weight", (256, 1), "blk.0.attn_norm.weight, which is not a matrix"),
+    ],
+)
+def test_a_tensor_that_takes_no_adapter_is_refused(name, shape, reason, tmp_path):
+    file = adapter_file(tmp_path / "lora.gguf", {name: factors(*shape)})
+    with pytest.raises(Unsupported, match=reason):
+        with_adapters(replace(tiny("llama"), gguf=True), [(file, 1.0)])
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path):
+    model = replace(tiny("llama"), gguf=True)
+    other = adapter_file(tmp_path / "qwen.gguf", pairs_of(model), architecture="qwen3")
+    with pytest.raises(InvalidFormat, match="architecture qwen3, tiny-llama is llama"):
+        with_adapters(model, [(other, 1.0)])
+    narrow = adapter_file(tmp_path / "narrow.gguf", {"blk.0.attn_q.weight": factors(256, 128)})
+    with pytest.raises(
+        InvalidFormat, match=r"shape \(256, 128\), that of tiny-llama has \(256, 256\)"
+    ):
+        with_adapters(model, [(narrow, 1.0)])
+
+
+def test_models_that_round_or_transform_inputs_are_refused(tmp_path):
+    bitnet = replace(in_encoding(tiny("bitnet-b1.58"), "I2_S"), gguf=True)
+    pairs = {"blk.0.attn_q.weight": factors(256, 256)}
+    file = adapter_file(tmp_path / "lora.gguf", pairs, architecture="bitnet-b1.58")
+    with pytest.raises(Unsupported, match="whose products round their inputs"):
+        with_adapters(bitnet, [(file, 1.0)])
+
+
+def test_a_damaged_adapter_is_refused(tmp_path):
+    a, b = factors(256, 256)
+    name = "blk.0.attn_q.weight"
+    with pytest.raises(InvalidFormat, match="shapes"):
+        read_adapter(adapter_file(tmp_path / "rank.gguf", {name: (a, b[:, :2].copy())}))
+    with pytest.raises(InvalidFormat, match="infinite or NaN"):
+        read_adapter(adapter_file(tmp_path / "nan.gguf", {name: (a * np.float32(np.nan), b)}))
+    with pytest.raises(InvalidFormat, match="is not a LoRA adapter"):
+        read_adapter(adapter_file(tmp_path / "kind.gguf", {name: (a, b)}, kind="control"))
+    with pytest.raises(Unsupported, match="is not a factor"):
+        read_adapter(adapter_file(tmp_path / "more.gguf", {name: (a, b)}, tensors={name: a}))
+    with pytest.raises(NotFound, match="does not exist"):
+        read_adapter(tmp_path / "missing.gguf")
+    with pytest.raises(NotFound, match=r"adapter_config\.json"):
+        read_adapter(tmp_path)
+    folder = peft_folder(tmp_path / "peft", {"model.layers.0.mlp.up_proj": (a, b)}, r=8)
+    with pytest.raises(InvalidFormat, match=r"has the rank 4, adapter_config\.json says 8"):
+        read_adapter(folder)
+
+
+def test_a_scale_follows_the_path(tmp_path):
+    file = adapter_file(tmp_path / "a:b.gguf", {"blk.0.attn_q.weight": factors(256, 256)})
+    assert parse_adapter(f"{file}:0.5") == (file, 0.5)
+    assert parse_adapter(str(file)) == (file, 1.0)
+    assert parse_adapter("lora.gguf:-2") == (tmp_path.__class__("lora.gguf"), -2.0)
+    for wrong in ("lora.gguf:half", "lora.gguf:nan"):
+        with pytest.raises(UsageError, match="neither a path nor PATH:SCALE"):
+            parse_adapter(wrong)

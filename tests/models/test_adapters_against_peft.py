@@ -1,0 +1,62 @@
+"""Low-rank adapters against PEFT: random adapters of random models of transformers, in float32."""
+
+import numpy as np
+import pytest
+from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, relative_difference, torch
+
+from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.adapted import with_adapters
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+
+peft = pytest.importorskip(
+    "peft", reason="peft is not installed: pip install 'bitnet-xtask[parity]'"
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+CASES = {
+    "llama": ("Llama", {}, {}),
+    "llama-rslora": ("Llama", {}, {"use_rslora": True}),
+    "llama-patterns": (
+        "Llama",
+        {},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.mlp.up_proj": 32}},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}, {}),
+    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 8}, {}),
+    "phi3": (
+        "Phi3",
+        {},
+        {"target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
+    ),
+    "granite": ("Granite", {"residual_multiplier": 0.5}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_peft(case, tmp_path):
+    kind, options, config = CASES[case]
+    model = make(kind, options, tmp_path / "model")
+    config = {"r": 4, "lora_alpha": 6, "target_modules": ALL, "task_type": "CAUSAL_LM"} | config
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**config)).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:  # B is zero at first
+                parameter.copy_(torch.randn_like(parameter) * 0.1)
+        expected = adapted(torch.tensor([TOKENS])).logits[0].float().numpy()
+        with adapted.disable_adapter():
+            plain = adapted(torch.tensor([TOKENS])).logits[0].float().numpy()
+    adapted.save_pretrained(tmp_path / "adapter")
+    checkpoint = with_adapters(open_checkpoint(tmp_path / "model"), [(tmp_path / "adapter", 1.0)])
+    ours = load_model(checkpoint, ops=ReferenceOps())
+    found = ours.forward(TOKENS, KVCache(ours.config, 64), all_positions=True)
+    assert relative_difference(found, expected) < MAX_RELATIVE_DIFFERENCE
+    assert relative_difference(np.asarray(plain), expected) > 10 * MAX_RELATIVE_DIFFERENCE
