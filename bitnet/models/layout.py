@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.kernels.instructions import Center, Hadamard, Linear, Mark, Norm
+from bitnet.kernels.instructions import Add, Center, Hadamard, Linear, Mark, Norm
 from bitnet.kernels.program import Instruction, Register
 
 if TYPE_CHECKING:
