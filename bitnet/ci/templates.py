@@ -197,14 +197,14 @@ def _plan_file(project: Path, come: str, go: str, branch: str, summary: str = ""
 
 def _state(path: Path, text: str) -> State:
     try:
-        there = path.read_text(encoding="utf-8")
+        present = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return "new"
     except NotADirectoryError as error:
         raise from_os_error(error, path) from error
     except (OSError, UnicodeDecodeError):
         return "changed"
-    return "unchanged" if there == text else "changed"
+    return "unchanged" if present == text else "changed"
 
 
 def _check_wheel(source: str, planned: list[Planned]) -> None:

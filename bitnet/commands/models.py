@@ -286,7 +286,7 @@ def _download(refs, select, output, sha256, common, **options):
     project = common.project(**options)
     if not common.cache.cache_dir:
         project = project.writable()
-    got = download(
+    artifacts = download(
         refs,
         project,
         fits=fits_in_memory,
@@ -296,14 +296,15 @@ def _download(refs, select, output, sha256, common, **options):
         select=select,
     )
     what = "file" if select else "model"
-    show(got[0].licence_line, stream=sys.stderr)
-    for entry in got:
-        state = "Already there" if entry.cached else f"Downloaded {what} to"
-        show(f"✓ {state}: {entry.path}", stream=sys.stderr)
-        attest_fetched(entry.path, fresh=not entry.cached)
-    facts = [entry.facts() for entry in got]
+    show(artifacts[0].licence_line, stream=sys.stderr)
+    for artifact in artifacts:
+        state = "Already there" if artifact.cached else f"Downloaded {what} to"
+        show(f"✓ {state}: {artifact.path}", stream=sys.stderr)
+        attest_fetched(artifact.path, fresh=not artifact.cached)
+    facts = [artifact.facts() for artifact in artifacts]
     result = facts[0] if len(facts) == 1 else facts
-    print(as_json(result) if common.output.json else "\n".join(str(entry.path) for entry in got))
+    paths = "\n".join(str(artifact.path) for artifact in artifacts)
+    print(as_json(result) if common.output.json else paths)
 
 
 @task(
@@ -355,19 +356,19 @@ def sync(
     by_identity = {artifact.identity: artifact for artifact in provided}
     results, skipped = [], []
     for entry in entries:
-        name, got = f"{entry.repo}/{entry.file}", by_identity.get(entry.identity)
-        if got is None:
+        name, artifact = f"{entry.repo}/{entry.file}", by_identity.get(entry.identity)
+        if artifact is None:
             skipped.append(name)
             show(f"- {name}: NOT FETCHED, it needs an access token", stream=sys.stderr)
             continue
-        changed = " (new version)" if got.sha256 != entry.sha256 else ""
-        state = "already there" if got.cached else "fetched"
+        changed = " (new version)" if artifact.sha256 != entry.sha256 else ""
+        state = "already there" if artifact.cached else "fetched"
         show(f"✓ {name}: {state}{changed}", stream=sys.stderr)
-        attest_fetched(got.path, fresh=not got.cached)
-        results.append({"repo": entry.repo, "file": entry.file, **got.facts()})
+        attest_fetched(artifact.path, fresh=not artifact.cached)
+        results.append({"repo": entry.repo, "file": entry.file, **artifact.facts()})
     if skipped_to:
         _write_names(Path(skipped_to), skipped)
-    paths = "\n".join(str(got["path"]) for got in results)
+    paths = "\n".join(str(artifact["path"]) for artifact in results)
     print(as_json(results) if common.output.json else paths)
 
 

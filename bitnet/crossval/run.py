@@ -81,10 +81,10 @@ def cross_validate(
     digest = read_files(checkpoint).digest if facts is None else ""
     facts = facts or TestedModel(checkpoint.path.name, digest, checkpoint.architecture)
     prompts = prompts_for(model, reference.recording, texts, options) if model is not None else ()
-    asked = texts_for(reference, texts)
-    question = Question(checkpoint, prompts, asked, thread_count(), notify)
+    to_tokenize = texts_for(reference, texts)
+    question = Question(checkpoint, prompts, to_tokenize, thread_count(), notify)
     evidence = _plan(model, tokenizer, reference, question, options, facts, texts)
-    if model is None and not asked:
+    if model is None and not to_tokenize:
         return round_numbers(replace(evidence, faults={"reference": ()})), None
     try:
         theirs = reference.trace(question)
@@ -93,13 +93,13 @@ def cross_validate(
         no_answer = Finding(severity, "reference", error.message, error.hint)
         return round_numbers(replace(evidence, no_answer=no_answer)), None
     # A reference without a tokenizer was not asked for ids: that check is not run.
-    count = 0 if theirs.tokenized is None else len(asked)
+    count = 0 if theirs.tokenized is None else len(to_tokenize)
     size = tokenizer.vocab_size if model is None else model.config.vocab_size
     evidence = replace(
         evidence,
         reference=theirs.engine,
         faults={"reference": faults_of(theirs, prompts, texts=count, vocabulary=size)},
-        tokenizer_parity=tokenizer_parity(tokenizer, theirs, asked),
+        tokenizer_parity=tokenizer_parity(tokenizer, theirs, to_tokenize),
     )
     if model is None:
         return round_numbers(evidence), theirs

@@ -200,16 +200,16 @@ def _files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
 
 def _adopt_from_hugging_face(model: Ref, project: Project, fits: Fits) -> list[str]:
     """Files of *model* that Hugging Face's cache has by repository and revision, now in ours."""
-    commit, there = hugging_face_files(model.repo, model.revision)
+    commit, paths = hugging_face_files(model.repo, model.revision)
     listed = [
         replace(_source(model, file), size=path.stat().st_size)
-        for file, path in sorted(there.items())
+        for file, path in sorted(paths.items())
     ]
     whole = [candidate for candidate in models_in(listed, model.file) if candidate.is_whole]
     if not whole:
         return []
     files = list(_only(model, whole, fits, listed).files)
-    if not all(adopt(_source(model, file), commit, there, project.store).sha256 for file in files):
+    if not all(adopt(_source(model, file), commit, paths, project.store).sha256 for file in files):
         return []
     remember(model, project, files)
     return files

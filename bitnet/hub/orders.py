@@ -170,12 +170,12 @@ def _pin(source: Source, pinned: Artifact) -> Source:
 
 def _refuse_shared(path: Path, source: Source, project: Project) -> None:
     """Refuse a *path* that the lock file assigns to another file."""
-    there = _at(project.pins(), path, project)
+    entry = _at(project.pins(), path, project)
     ours = ("model", source.repo, source.revision, source.file)
-    if there is None or there.identity == ours or there.sha256 == source.sha256 or project.force:
+    if entry is None or entry.identity == ours or entry.sha256 == source.sha256 or project.force:
         return
     raise UsageError(
-        f"{path} belongs to {there.repo}/{there.file} ({there.revision}) in {LOCK_FILE}, "
+        f"{path} belongs to {entry.repo}/{entry.file} ({entry.revision}) in {LOCK_FILE}, "
         f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
         hint="choose another folder with --output, or replace it with --force",
     )

@@ -122,15 +122,15 @@ def resolve(
     base = sources.model_source(ref.repo) or Source(ref.repo, ref.repo)
     base = replace(base, revision=ref.revision)
     options = project.options_for(ref.repo)
-    commit, there = hugging_face_files(ref.repo, ref.revision) if options.is_offline else (None, {})
+    commit, paths = hugging_face_files(ref.repo, ref.revision) if options.is_offline else (None, {})
     if not (is_pattern(ref.file) or models_only or select.is_given):
-        return [adopt(replace(base, file=ref.file), commit, there, project.store)]
-    if options.is_offline and not there:
+        return [adopt(replace(base, file=ref.file), commit, paths, project.store)]
+    if options.is_offline and not paths:
         raise Offline(
             f"offline: the list of files of {ref.repo} is needed to find {ref.file or '*.gguf'!r}",
             hint=_files_here(project, ref.repo) or "name the file: --file FILE",
         )
-    files = [replace(base, file=f, size=path.stat().st_size) for f, path in sorted(there.items())]
+    files = [replace(base, file=f, size=path.stat().st_size) for f, path in sorted(paths.items())]
     files = files or list_files(ref.repo, ref.revision, options)
     if select:
         asked = [] if select.is_given else [ref.file or "*"]
@@ -155,15 +155,15 @@ def resolve(
         )
     by_name = {file.file: file for file in files}
     found = [replace(base, file=n, size=by_name[n].size, sha256=by_name[n].sha256) for n in names]
-    return [adopt(source, commit, there, project.store) for source in found]
+    return [adopt(source, commit, paths, project.store) for source in found]
 
 
-def adopt(source: Source, commit: str | None, there: Mapping[str, Path], store: Store) -> Source:
-    """*source* with its digest, if it is *there*, in Hugging Face's cache, and now in the store.
+def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: Store) -> Source:
+    """*source* with its digest, if Hugging Face's cache had it, from where it is in the store now.
 
-    What the store knows under this name stays. *there* has paths in that cache, by file.
+    What the store knows under this name stays. *paths* are those in that cache, by file.
     """
-    path = there.get(source.file)
+    path = paths.get(source.file)
     if path is None:
         return source
     known = store.index.find(*source.index_name)

@@ -152,23 +152,23 @@ class HubSession:
                 hint="unset BITNET_OFFLINE and HF_HUB_OFFLINE, and leave --offline away",
             )
         secret = settings.access_token() if token and not self._token_refused else None
-        here, with_token = url, False
+        address, with_token = url, False
         for _ in range(MAX_REDIRECTS):
-            with_token = secret is not None and self._is_the_hub(here)
+            with_token = secret is not None and self._is_the_hub(address)
             sent = dict(headers or {})
             if with_token:
                 sent["Authorization"] = f"Bearer {_check_token(secret)}"
-            login = self._logins.get("://".join(urlsplit(here)[:2]))
+            login = self._logins.get("://".join(urlsplit(address)[:2]))
             if login is not None:
                 sent["Authorization"] = requests.auth._basic_auth_str(*login)
-            response = self._send(method, here, sent)
+            response = self._send(method, address, sent)
             if response.status_code not in _REDIRECTS or "Location" not in response.headers:
                 break
-            target = _target(here, response)
-            if not (leave_origin or origin(target) == origin(here) or self._is_the_hub(target)):
+            target = _target(address, response)
+            if not (leave_origin or origin(target) == origin(address) or self._is_the_hub(target)):
                 return response
             response.close()
-            here = target
+            address = target
         else:
             raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
         if response.status_code in accept:
@@ -180,7 +180,7 @@ class HubSession:
             response,
             url,
             with_token=with_token or self._token_refused,
-            elsewhere=host_of(here) if kept_back else "",
+            elsewhere=host_of(address) if kept_back else "",
         )
 
     def _is_the_hub(self, url: str) -> bool:
