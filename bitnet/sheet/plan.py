@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class ModelOrigin:
     local: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelPlan:
     """Requirements of a model, compared with a machine.
 
@@ -95,21 +95,21 @@ class ModelPlan:
 
     name: str
     size_bytes: int | None
-    header_bytes: int
+    header_bytes: int = 0
     licence: str
     gated: bool | None
     local: bool
-    architecture: str
-    parameters: int
-    encodings: dict[str, float]
-    basis: str
-    context_length: int | None
-    vocab_size: int | None
+    architecture: str = ""
+    parameters: int = 0
+    encodings: dict[str, float] = field(default_factory=dict)
+    basis: str = ""
+    context_length: int | None = None
+    vocab_size: int | None = None
     tokenizer: str
-    has_tokenizer: bool
-    chat_template: bool
+    has_tokenizer: bool = False
+    chat_template: bool = False
     memory_bytes: int | None
-    memory_context: int
+    memory_context: int = 0
     machine: Resources
     findings: tuple[Finding, ...]
 
@@ -276,21 +276,11 @@ def plan_unread(
     return ModelPlan(
         name=name,
         size_bytes=size,
-        header_bytes=0,
         licence=origin.licence,
         gated=origin.gated,
         local=origin.local,
-        architecture="",
-        parameters=0,
-        encodings={},
-        basis="",
-        context_length=None,
-        vocab_size=None,
         tokenizer="not known before it is fetched",
-        has_tokenizer=False,
-        chat_template=False,
         memory_bytes=needs,
-        memory_context=0,
         machine=machine,
         findings=tuple(room_findings(origin, size, needs, machine)),
     )
@@ -430,14 +420,12 @@ def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Resources) -> Mo
     return ModelPlan(
         name=checkpoint.path.name,
         size_bytes=size,
-        header_bytes=0,
         licence=origin.licence,
         gated=origin.gated,
         local=True,
         architecture=checkpoint.architecture,
         parameters=sum(math.prod(weight.shape) for weight in checkpoint.weights.values()),
         encodings={name: nbytes / total for name, nbytes in shares},
-        basis="",
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         tokenizer=_describe(tokenizer),

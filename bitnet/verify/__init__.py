@@ -165,6 +165,7 @@ class _Examination:
     tokenizer: Tokenizer | None = None
     fits: bool = False  # every tensor has the shape that the architecture requires
     mock: bool = False
+    check: str = ""  # the present one
 
     def run(self) -> Iterator[Finding]:
         steps: dict[str, Callable[[], Finding]] = {
@@ -181,7 +182,7 @@ class _Examination:
             "forward pass": self._forward,
         }
         for name, step in steps.items():
-            started = time.perf_counter()
+            self.check, started = name, time.perf_counter()
             try:
                 finding = step()
                 if self.checkpoint is not None:
@@ -194,13 +195,15 @@ class _Examination:
                 finding = Finding.of(name, from_os_error(error, self.path))
             yield replace(finding, duration_s=time.perf_counter() - started)
 
+    def _report(self, severity: Severity, text: str, hint: str = "") -> Finding:
+        """The finding of the present check."""
+        return Finding(severity, self.check, text, hint)
+
     def _file(self) -> Finding:
         self.checkpoint = open_checkpoint(self.path, ignore_keys=self.ignore_keys)
         size = sum(weight.size_bytes for weight in self.checkpoint.weights.values())
-        return Finding(
-            "ok",
-            "file",
-            f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete",
+        return self._report(
+            "ok", f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete"
         )
 
     def _identity(self) -> Finding:
@@ -226,13 +229,13 @@ class _Examination:
             missing = sorted(attested.keys() - set(unread))
             texts = [*texts, *([f"not here: {_summarize(missing)}"] if missing else [])]
         if wrong:
-            return Finding("failed", "identity", "; ".join([*wrong, *beside]), HINT)
+            return self._report("failed", "; ".join([*wrong, *beside]), HINT)
         if beside:
             text = f"{_summarize(beside)} (no reader opens it); the model itself: {texts[0]}"
-            return Finding("failed", "identity", text, HINT)
+            return self._report("failed", text, HINT)
         if unread:
             texts = [*texts, f"not read: {_summarize(unread)}"]
-        return Finding("ok" if right else "note", "identity", "; ".join(texts))
+        return self._report("ok" if right else "note", "; ".join(texts))
 
     def _find_uncovered(
         self, files: Inventory, unread: list[str], attested: Mapping[str, str]
@@ -278,19 +281,18 @@ class _Examination:
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
         hint = f"bitnet inspect-gguf {word(self.path)}"
         if errors:
-            return Finding("failed", "metadata", _summarize(errors + warnings), hint)
+            return self._report("failed", _summarize(errors + warnings), hint)
         if not checkpoint.weights:
-            return Finding(
-                "ok", "metadata", f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
+            return self._report(
+                "ok", f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
             )
         self.config = config_from(checkpoint)
         warnings += [f"ignored: {key} = {it!r:.80}" for key, it in checkpoint.ignored.items()]
         if warnings:
-            return Finding("warning", "metadata", _summarize(warnings), hint)
+            return self._report("warning", _summarize(warnings), hint)
         config = self.config
-        return Finding(
+        return self._report(
             "ok",
-            "metadata",
             f"{checkpoint.architecture}, {config.n_layers} layers of {config.dim}, "
             f"{config.vocab_size:,} tokens, context {config.context_length:,}",
         )
@@ -303,12 +305,11 @@ class _Examination:
         wrong = list(differences(checkpoint, expected))
         if wrong:
             hint = "the file is incomplete or was converted for another architecture"
-            return Finding("failed", "tensors", _summarize(wrong), hint)
+            return self._report("failed", _summarize(wrong), hint)
         self.fits = True
         names = sorted({weight.quant.name for weight in checkpoint.weights.values()})
-        return Finding(
+        return self._report(
             "ok",
-            "tensors",
             f"all {len(expected.required):,} of architecture {self.config.architecture} with its "
             f"shapes, in {', '.join(names)}",
         )
@@ -325,7 +326,7 @@ class _Examination:
                 f"compare with another engine: bitnet crossval {word(self.path)}, or fetch it again"
             )
             texts = [anomaly.text for anomaly in anomalies]
-            return Finding(anomalies[0].severity, "weights", _summarize(texts), hint)
+            return self._report(anomalies[0].severity, _summarize(texts), hint)
         text = "finite, no row of zeros outside the embedding"
         if ternary:
             total = sum(counts.total for counts in ternary)
@@ -334,7 +335,7 @@ class _Examination:
                 for name, part in (("-1", "minus"), ("0", "zero"), ("+1", "plus"))
             )
             text += f"; ternary: {', '.join(shares)}"
-        return Finding("ok", "weights", text)
+        return self._report("ok", text)
 
     def _compare(self) -> str:
         command = f"bitnet verify {word(self.path)} --against FILE"
@@ -346,23 +347,21 @@ class _Examination:
             raise _Skipped("the tensors are not those of the architecture")
         odd = [*settings_out_of_range(checkpoint), *numbers_out_of_range(checkpoint)]
         if odd:
-            return Finding("warning", "family", _summarize(odd), self._compare())
-        return Finding(
-            "ok", "family", "settings and sizes as models of this family have them, no part twice"
+            return self._report("warning", _summarize(odd), self._compare())
+        return self._report(
+            "ok", "settings and sizes as models of this family have them, no part twice"
         )
 
     def _vocabulary(self) -> Finding:
         odd = vocabulary_out_of_range(content_of(self._require_checkpoint()))
         if odd is None:
             self._require_tokenizer()  # without any tokenizer there is nothing to say
-            return Finding(
-                "note",
-                "vocabulary",
-                "the tokenizer is not part of the model; nothing is known of it",
+            return self._report(
+                "note", "the tokenizer is not part of the model; nothing is known of it"
             )
         if odd:
-            return Finding("warning", "vocabulary", _summarize(odd), self._compare())
-        return Finding("ok", "vocabulary", "its parts agree, and with what is known of it")
+            return self._report("warning", _summarize(odd), self._compare())
+        return self._report("ok", "its parts agree, and with what is known of it")
 
     def _tokenizer(self) -> Finding:
         checkpoint = self._require_checkpoint()
@@ -373,24 +372,22 @@ class _Examination:
         except TokenizerNotFound as error:
             if self.explicit is not None:
                 hint = "without --tokenizer, the model's own is judged"
-                return Finding("failed", "tokenizer", error.message, hint)
+                return self._report("failed", error.message, hint)
             mock = "; --allow-mock makes this a warning" if not self.allow_mock else ""
-            return Finding("failed", "tokenizer", error.message, f"{error.hint}{mock}")
+            return self._report("failed", error.message, f"{error.hint}{mock}")
         if tokenizer.fingerprint == "mock":
             self.mock = True
-            return Finding(
-                "skipped", "tokenizer", "none; a MOCK takes its place, its ids mean nothing"
-            )
+            return self._report("skipped", "none; a MOCK takes its place, its ids mean nothing")
         judged = compatibility(checkpoint, tokenizer, pre=self.pre)
         if not judged.compatible:
             hint = f"bitnet explain-tokenizer {word(self.path)}"
-            return Finding("failed", "tokenizer", judged.verdict, hint)
+            return self._report("failed", judged.verdict, hint)
         self.tokenizer = tokenizer
         finding = self._agreement(tokenizer, judged.verdict)
         if self.proof is None or finding.failed or self._covers(tokenizer):
             return finding
         text = f"{tokenizer.source} is not covered: nothing says what it is"
-        return Finding("failed", "tokenizer", text, HINT)
+        return self._report("failed", text, HINT)
 
     def _covers(self, tokenizer: Tokenizer) -> bool:
         """True if *tokenizer* is of the model's own files, or of a pinned one."""
@@ -405,17 +402,17 @@ class _Examination:
         """*verdict*, and whether a tokenizer given by the user agrees with the model's own."""
         gguf = self._require_checkpoint().gguf
         if self.explicit is None or gguf is None:
-            return Finding("ok", "tokenizer", verdict)
+            return self._report("ok", verdict)
         try:
             own = extract_tokenizer_from_gguf(gguf, pre=self.pre)
         except BitnetError:  # nothing to compare with: the given one is the only one
-            return Finding("ok", "tokenizer", verdict)
+            return self._report("ok", verdict)
         agreement = measure_agreement(tokenizer.encode, own.encode)
         if agreement.first_difference is None:
-            return Finding("ok", "tokenizer", f"{verdict}; {agreement}")
+            return self._report("ok", f"{verdict}; {agreement}")
         text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
         hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.explicit)}"
-        return Finding("failed", "tokenizer", text, hint)
+        return self._report("failed", text, hint)
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -425,26 +422,25 @@ class _Examination:
     def _template(self) -> Finding:
         tokenizer = self._require_tokenizer()
         if tokenizer.chat_template is None:
-            return Finding("note", "template", "the model has no chat template: it continues text")
+            return self._report("note", "the model has no chat template: it continues text")
         text = chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
         if "Hello" not in text:
             hint = "give another one: --chat-template FILE"
-            return Finding("failed", "template", f"it leaves the message out: {text!r}", hint)
+            return self._report("failed", f"it leaves the message out: {text!r}", hint)
         count = len(tokenizer.encode(text, add_special=False))
-        return Finding("ok", "template", f"renders; one short message is {count} tokens")
+        return self._report("ok", f"renders; one short message is {count} tokens")
 
     def _stop_ids(self) -> Finding:
         tokenizer = self._require_tokenizer()
         outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
         if outside:
             text = f"{outside} are outside the vocabulary of {tokenizer.vocab_size:,}"
-            return Finding("failed", "stop ids", text, f"bitnet inspect-gguf {word(self.path)}")
+            return self._report("failed", text, f"bitnet inspect-gguf {word(self.path)}")
         if not tokenizer.stop_ids:
             text = "none is known: generation stops only at its limit"
-            return Finding("warning", "stop ids", text, "stop at a text: --stop TEXT")
-        return Finding(
+            return self._report("warning", text, "stop at a text: --stop TEXT")
+        return self._report(
             "ok",
-            "stop ids",
             ", ".join(
                 f"{id} {tokenizer.token_bytes(id).decode('utf-8', 'backslashreplace')}"
                 for id in sorted(tokenizer.stop_ids)
@@ -461,7 +457,7 @@ class _Examination:
                 "fetch the model again, or compare it with another engine: "
                 f"bitnet crossval {word(self.path)}"
             )
-        return Finding(status, "forward pass", text, hint)
+        return self._report(status, text, hint)
 
 
 def _is_same(first: Path, second: Path) -> bool:
