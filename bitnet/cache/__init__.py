@@ -5,7 +5,7 @@
     <cache>/tokenizers/<key>/tokenizer.json            a link into the store; key: llama3-128k ...
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
     <cache>/tokenizers/compiled/digests/               digests of tokenizer files, computed once
-    <cache>/models/                                    models as earlier versions stored them
+    <cache>/models/                                    links into the store, by the names of models
     <cache>/exact-heads/<hash of the head>.copy        copy of an output head, also rebuilt
     <cache>/measurements/<what>-<hash>.json            timings on this machine, also rebuilt
 
