@@ -38,7 +38,7 @@ OTHER_PROGRAM = re.compile(r"\b(?:pip|uv|ensurepip|llama-gguf-split) .*|:root\{.
 SENTENCES = [
     (place, OTHER_PROGRAM.sub("", text))
     for place, text in TEXTS
-    if " " in text and not re.search(r"\.html:|^base/installation\.py:", place)  # options of pip
+    if " " in text and not re.search(r"\.html:|^base/invocation\.py:", place)  # options of pip
 ]
 
 

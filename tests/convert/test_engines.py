@@ -226,7 +226,7 @@ def test_what_is_refused_is_refused_before_anything_is_written(tmp_path, monkeyp
     folder, source = tiny_folder(tmp_path / "model", "llama"), tmp_path / "in.gguf"
     convert(folder, source, ConversionRequest("Q4_1", no_tokenizer=True))
     monkeypatch.setattr("bitnet.convert.run.write_new", write)
-    with pytest.raises(Unsupported, match="Q4_1 -> Q8_0 would not be exact"):
+    with pytest.raises(Unsupported, match="Q6_K -> Q8_0 would not be exact"):
         convert(source, tmp_path / "out.gguf", ConversionRequest("Q8_0"))
 
 

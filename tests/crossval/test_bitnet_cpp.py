@@ -107,7 +107,7 @@ class Old:
 
 def old(raw, batch=0):
     model = object.__new__(Llama)
-    model._c, model.batch = Old(raw), batch
+    model._c, model.batch, model._half_cache = Old(raw), batch, True
     return model
 
 

@@ -233,19 +233,22 @@ def test_a_daemon_thread_inside_a_pass_does_not_disturb_the_exit(run, count):
 @needs_fork
 def test_a_server_worker_refuses_jobs_in_a_child_that_has_not_its_thread(run):
     script = """
-    import asyncio, os, sys
+    import asyncio, os, sys, time
+    from starlette.requests import Request as HttpRequest
     import bitnet
     from bitnet.runtime.request import Request
     from bitnet.server.refusals import Refused
     from bitnet.server.metrics import Metrics
-    from bitnet.server.worker import WorkerLimits, Worker
+    from bitnet.server.worker import Order, Worker, WorkerLimits
 
     model = bitnet.load(sys.argv[1])
     limits = WorkerLimits(max_batch=1, queue=1, deadline_s=9)
     worker = Worker("tiny", model, Metrics().of("tiny"), limits, lambda *_: None)
 
     async def one_answer():
-        order = await worker.submit(lambda: [worker.prepare([5, 9], Request(max_tokens=1))], 1)
+        asked = HttpRequest({"type": "http", "state": {"deadline": time.monotonic() + 9}})
+        order = Order(asked, None, {}, worker)
+        await worker.submit(order, lambda: [worker.prepare([5, 9], Request(max_tokens=1))], 1)
         worker.cancel(order)
 
     worker.start()
