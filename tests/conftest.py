@@ -26,6 +26,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# What no test sees of the user's environment. PYTHONDONTWRITEBYTECODE would make every process
+# that a test starts compile the package again.
+PROXIES = [f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL")]
+HIDDEN = {
+    *(name for setting in settings.ALL for name in setting.names),
+    *(*PROXIES, *map(str.lower, PROXIES), "GITHUB_STEP_SUMMARY", "PYTHONDONTWRITEBYTECODE"),
+} & {*os.environ}
+
 DIMENSIONS_OF_A_GRID = 3
 
 _REAL_CONNECT = socket.socket.connect
@@ -60,22 +68,11 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def _own_world(tmp_path_factory, monkeypatch):
-    home = tmp_path_factory.mktemp("home")
-    for setting in settings.ALL:
-        for name in setting.names:
-            monkeypatch.delenv(name, raising=False)
-    for name in (
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "all_proxy",
-    ):
+    for name in HIDDEN:
         monkeypatch.delenv(name, raising=False)
+    home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     return home
 
 

@@ -13,10 +13,12 @@ import os
 import signal
 import sys
 import traceback
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
 from invoke.parser.context import ParserContext
+from invoke.parser.parser import Parser
 from invoke.program import Program as InvokeProgram
 from invoke.util import Lexicon  # type: ignore[attr-defined]
 
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from invoke.collection import Collection
-    from invoke.parser import Parser
     from invoke.parser.argument import Argument
 
 _HELP = ("--help", "-h")
@@ -154,10 +155,13 @@ class Program(InvokeProgram):
 
     def _make_parser(self) -> Parser:
         """Options of Invoke come before the command: behind it they are not its options."""
-        parser: Parser = super()._make_parser()
-        parser.initial = ParserContext()
-        parser.contexts = _Commands.of(parser.contexts)
+        parser = Parser(initial=ParserContext())
+        parser.contexts = self._commands
         return parser
+
+    @cached_property
+    def _commands(self) -> _Commands:
+        return _Commands(self.collection)
 
     def parse_tasks(self) -> None:
         """Parse the words after the core options; ``--help`` wins, ``_`` in a name means ``-``."""
@@ -318,17 +322,27 @@ class Program(InvokeProgram):
 
 
 class _Commands(Lexicon):
-    """The parser's commands by name; copying each for every parse took a fifth of a start.
+    """The parser's commands by name.
 
-    The parser copies the command it meets in any case.
+    The options of a command are made when it is looked up: those of all were a tenth of a start.
+    The parser copies the command it meets, so it need not copy them all.
     """
 
-    @classmethod
-    def of(cls, contexts: Lexicon) -> _Commands:
-        """The same commands and aliases."""
-        found = cls(contexts)
-        found.aliases.update(contexts.aliases)
-        return found
+    def __init__(self, collection: Collection) -> None:
+        super().__init__()
+        dict.__setattr__(self, "collection", collection)  # Lexicon makes entries of attributes
+        for name, aliases in collection.task_names.items():
+            dict.__setitem__(self, name, None)
+            self.aliases.update(dict.fromkeys(aliases, name))
+
+    def __getitem__(self, name: str) -> ParserContext:
+        name = self.aliases.get(name, name)
+        if dict.__getitem__(self, name) is None:
+            options = self.collection[name].get_arguments()
+            context = ParserContext(name, self.aliases_of(name), options)
+            dict.__setitem__(self, name, context)
+        command: ParserContext = dict.__getitem__(self, name)
+        return command
 
     def __deepcopy__(self, _copies: object) -> _Commands:
         return self

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import tarfile
+from functools import cache
 
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
@@ -19,6 +20,12 @@ from bitnet.store.bundle import MANIFEST
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 ASK = ("a", "--max-tokens", 1, "--offline")
+
+
+@cache
+def llama3():
+    vocab = {f"t{number}": number for number in range(128_256)}
+    return json.dumps({"model": {"vocab": vocab}}).encode()
 
 
 @pytest.fixture
@@ -40,8 +47,7 @@ def model(hub, tmp_path, monkeypatch):
     """A model on a hub, which the registry knows as ``tiny``; the tokenizer of the mirror too."""
     path = tiny_gguf(tmp_path / "made.gguf", **{"tokenizer.chat_template": TEMPLATE})
     hub.add("org/one", "tiny.gguf", path.read_bytes())
-    vocab = {f"t{number}": number for number in range(128_256)}
-    hub.add(MIRROR, "tokenizer.json", json.dumps({"model": {"vocab": vocab}}).encode())
+    hub.add(MIRROR, "tokenizer.json", llama3())
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     source = sources.Source("tiny", "org/one", "tiny.gguf", licence="MIT", family="llama")
     monkeypatch.setitem(sources.MODELS, "tiny", source)

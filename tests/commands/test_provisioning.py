@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 
 
+@cache
 def llama3(note, size=128_256):
     vocab = {f"t{number}": number for number in range(size)}
     content = {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}}
