@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 NO_BREAK = "\x1f"  # no text that is shown has one
 _PROGRAMS = ("bitnet", "inv", "invoke")
@@ -170,6 +169,8 @@ def _source() -> str:
     facts = direct_url()
     address = facts.get("url", "")
     if address.startswith("file:"):
+        from urllib.request import url2pathname  # here, since it loads what connects
+
         return shlex.quote(url2pathname(urlsplit(address).path))
     if commit := facts.get("vcs_info", {}).get("commit_id"):
         return shlex.quote(f"git+{address}@{commit}")

@@ -26,8 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from filelock import FileLock, Timeout
-
 from bitnet.base.errors import CacheBusy, from_os_error
 
 if TYPE_CHECKING:
@@ -268,10 +266,14 @@ class _WindowsLock:  # pragma: no cover
     """A lock of ``filelock``, which knows how on Windows."""
 
     def __init__(self, path: Path) -> None:
+        from filelock import FileLock  # here, since it loads asyncio
+
         self._lock = FileLock(path, thread_local=False)
 
     def acquire(self) -> bool:
         """Try once; true on success."""
+        from filelock import Timeout
+
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -12,11 +12,9 @@ import hashlib
 import logging
 import os
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from bitnet.base import settings
-from bitnet.store.tag import keep_in_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +33,8 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 def content_digest(content: NDArray[np.uint8]) -> bytes:
     """SHA-256 of the SHA-256 digests of pieces of *content*, computed by several threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
     pieces = range(0, len(content), _PIECE_BYTES)
 
     def digest(begin: int) -> bytes:
@@ -73,6 +73,8 @@ def read_copy(path: Path, out: NDArray[np.uint8]) -> bool:
 
 def write_copy(path: Path, content: NDArray[np.uint8]) -> None:
     """Write *content*, bytes, to *path* atomically; without space or permission do nothing."""
+    from bitnet.store.tag import keep_in_cache
+
     header = _HEADER.pack(_MAGIC, _VERSION, content_digest(content))
     if problem := keep_in_cache(path, header, content.data):
         logger.debug("copy of the output head not kept: %s", problem)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
 from bitnet.base.errors import (
@@ -19,7 +19,7 @@ from bitnet.base.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.base.options import option, parse_duration
+from bitnet.base.options import parse_duration
 from bitnet.base.progress import human_size
 from bitnet.base.tables import DIGITS, quantity
 from bitnet.base.trust import SHA256
@@ -27,19 +27,8 @@ from bitnet.cache.entries import Entry, entries, locks_for
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
 
-
-@dataclass(frozen=True)
-class Selection:
-    """Entries that ``cache clean`` removes; without options, all but the models."""
-
-    older_than: str = option(
-        "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE"
-    )
-    keep: int = option(0, "never remove the N most recently used files", metavar="N")
-    key: str = option("", "only this entry, as `cache list` names it", metavar="KEY")
-    tokenizers_only: bool = option(False, "remove tokenizers only")
-    models: bool = option(False, "also remove downloaded models")
-    unreferenced: bool = option(False, "remove only stored files that no project links to")
+if TYPE_CHECKING:
+    from bitnet.cache.options import Selection
 
 
 @dataclass(frozen=True)

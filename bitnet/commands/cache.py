@@ -12,7 +12,7 @@ from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions
 from bitnet.base.tables import brief, quantity, short, show, table
 from bitnet.base.terminal import as_json
-from bitnet.cache.prune import Selection
+from bitnet.cache.options import Selection
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
 from bitnet.hub.options import FetchOptions

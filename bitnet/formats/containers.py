@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from bitnet.base.errors import UsageError, from_os_error
-from bitnet.formats import gguf_checkpoint, hf_checkpoint, not_a_model, safetensors
+from bitnet.formats import gguf_checkpoint, not_a_model, safetensors
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -42,9 +42,15 @@ class Container:
     open: Callable[[Path, Collection[str]], Checkpoint]
 
 
+def _open_folder(path: Path, ignore_keys: Collection[str]) -> Checkpoint:
+    from bitnet.formats.hf_checkpoint import open_folder  # what a GGUF file does without
+
+    return open_folder(path, ignore_keys)
+
+
 CONTAINERS = {
     "GGUF": Container(gguf_checkpoint.recognises, gguf_checkpoint.open_gguf),
-    "safetensors": Container(safetensors.recognises, hf_checkpoint.open_folder),
+    "safetensors": Container(safetensors.recognises, _open_folder),
 }
 
 

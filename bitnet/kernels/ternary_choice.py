@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,5 +90,5 @@ def measure(module: ModuleType) -> dict[str, float]:
             module.linear(kind, pool[begin : begin + size], ROWS, COLUMNS, 1.0, x, out)
             took.append(time.perf_counter() - before)
             begin += size
-    two_bit, dense = (ROWS * COLUMNS / median(took) for took in times)
+    two_bit, dense = (ROWS * COLUMNS / float(np.median(took)) for took in times)
     return {"two_bit": two_bit, "dense": dense}

@@ -6,7 +6,6 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
@@ -257,6 +256,8 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """The text and one line about it, for notebooks."""
+        from html import escape  # here, since only notebooks need it
+
         text = f'<pre style="white-space: pre-wrap">{escape(self.text)}</pre>'
         rate = self.stats.decode_tokens_per_s
         speed = f", {rate:.0f} tokens per second" if rate else ""

@@ -16,7 +16,6 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import word
 from bitnet.sources import TokenizerDownloadInfo, for_model
-from bitnet.tokenizer.comparison import different_ids
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
 
@@ -207,6 +206,8 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
         outcome.tokenizer, outcome.place, outcome.path = candidate, place, path
         outcome.note(place, path, "chosen", reason)
         return
+    from bitnet.tokenizer.comparison import different_ids
+
     same = not different_ids(outcome.tokenizer, candidate)
     verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
     outcome.note(place, path, "not needed", f"{outcome.place} comes first; {verdict}")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bitnet.base.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
 from bitnet.base.options import parse_duration
 from bitnet.cache.entries import entries, verify
-from bitnet.cache.prune import Selection, plan, prune, refuse_unless_cache
+from bitnet.cache.options import Selection
+from bitnet.cache.prune import plan, prune, refuse_unless_cache
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
 NOW_S = 2_000_000_000.0

@@ -11,7 +11,8 @@ import pytest
 from hub_server import Rule
 
 from bitnet.base.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace
-from bitnet.cache.prune import Selection, plan, prune
+from bitnet.cache.options import Selection
+from bitnet.cache.prune import plan, prune
 from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.orders import order_from_lock
 from bitnet.hub.project import Project

@@ -16,7 +16,12 @@ TOOL = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
 
 @pytest.fixture
 def client(worker):
-    with anthropic.Anthropic(base_url=worker.address, api_key="k", max_retries=0) as client:
+    with anthropic.Anthropic(
+        base_url=worker.address,
+        api_key="k",
+        max_retries=0,
+        http_client=anthropic.DefaultHttpxClient(verify=False),  # plain HTTP
+    ) as client:
         yield client
 
 
