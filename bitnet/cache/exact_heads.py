@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from bitnet.base import settings
@@ -33,8 +34,6 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 def content_digest(content: NDArray[np.uint8]) -> bytes:
     """SHA-256 of the SHA-256 digests of pieces of *content*, computed by several threads."""
-    from concurrent.futures import ThreadPoolExecutor
-
     pieces = range(0, len(content), _PIECE_BYTES)
 
     def digest(begin: int) -> bytes:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bitnet.base import settings
 from bitnet.base.errors import (
@@ -24,11 +24,9 @@ from bitnet.base.progress import human_size
 from bitnet.base.tables import DIGITS, quantity
 from bitnet.base.trust import SHA256
 from bitnet.cache.entries import Entry, entries, locks_for
+from bitnet.cache.options import Selection
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
-
-if TYPE_CHECKING:
-    from bitnet.cache.options import Selection
 
 
 @dataclass(frozen=True)
