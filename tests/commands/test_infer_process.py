@@ -52,7 +52,10 @@ def answer_of(model, *words):
 
 # What an answer from a local model may load besides Invoke, NumPy and what these load, and the
 # rooms of the package: each module is a millisecond before the first token.
-STANDARD = {"gc", "hashlib", "hmac", "mmap", "resource", "secrets", "sysconfig", "tomllib", "uuid"}
+STANDARD = {
+    *("concurrent", "gc", "hashlib", "hmac", "mmap", "queue", "resource", "secrets", "sysconfig"),
+    *("tomllib", "uuid"),
+}
 ROOMS = {
     *("base", "commands", "families", "formats", "kernels", "models", "native", "quants"),
     *("runtime", "shipped", "sources", "tokenizer"),
