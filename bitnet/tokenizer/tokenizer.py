@@ -253,7 +253,9 @@ class Tokenizer:
             raise wrong_type("text", text, "a text")
         with _utf8():
             ids = self._engine.encode(text, parse_special=parse_special)
-        return self._within_affixes(ids, at_most) if add_special else ids[:at_most]
+        if add_special:
+            return self._within_affixes(ids, at_most)
+        return ids if at_most is None else ids[:at_most]
 
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
@@ -313,10 +315,12 @@ class Tokenizer:
     def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
         prefix, suffix = self._prefix if self._adds_prefix(ids) else [], self._suffix
         if suffix and ids[-len(suffix) :] == suffix:
-            ids = ids[: -len(suffix)]
+            del ids[-len(suffix) :]
         if at_most is not None:
-            ids = ids[: max(0, at_most - len(prefix) - len(suffix))]
-        return [*prefix, *ids, *suffix]
+            del ids[max(0, at_most - len(prefix) - len(suffix)) :]
+        ids[:0] = prefix
+        ids += suffix
+        return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of *ids*; bytes that are not UTF-8 become U+FFFD.

@@ -44,48 +44,33 @@ public:
         for (PyObject* number : made_) Py_XDECREF(number);
     }
 
-    // A list that ids are put into, then taken as Python's.
-    class List {
-    public:
-        List(Numbers& numbers, uint32_t n_tokens) : made_(numbers.made_) {
-            if (made_.size() < n_tokens) made_.resize(n_tokens, nullptr);
+    // A list of all the ids of parts, in order.
+    nb::object list(const Ids* parts, size_t n_parts, uint32_t n_tokens) {
+        if (made_.size() < n_tokens) made_.resize(n_tokens, nullptr);
+        const Ids* const end = parts + n_parts;
+        size_t size = 0;
+        for (const Ids* ids = parts; ids != end; ++ids) size += ids->size();
+        const auto list = nb::steal(PyList_New(static_cast<Py_ssize_t>(size)));
+        if (!list.is_valid()) throw nb::python_error();
+        Py_ssize_t at = 0;
+        for (const Ids* ids = parts; ids != end; ++ids) {
+            for (const uint32_t id : *ids) PyList_SET_ITEM(list.ptr(), at++, number(id));
         }
-        List(const List&) = delete;
-        List& operator=(const List&) = delete;
-        ~List() {
-            for (PyObject* item : items_) Py_DECREF(item);
-        }
-        void add(const Ids& ids) {
-            const size_t needed = items_.size() + ids.size();
-            // Twice as much, or each of many parts would move all that came before it.
-            if (needed > items_.capacity()) items_.reserve(std::max(needed, 2 * items_.capacity()));
-            for (const uint32_t id : ids) {
-                const bool known = id < made_.size();
-                PyObject* number = known ? made_[id] : nullptr;
-                if (number == nullptr) number = PyLong_FromUnsignedLong(id);
-                if (number == nullptr) throw nb::python_error();
-                if (known) {
-                    made_[id] = number;
-                    Py_INCREF(number);
-                }
-                items_.push_back(number);
-            }
-        }
-        nb::object take() {
-            PyObject* list = PyList_New(static_cast<Py_ssize_t>(items_.size()));
-            if (list == nullptr) throw nb::python_error();
-            Py_ssize_t at = 0;
-            for (PyObject* item : items_) PyList_SET_ITEM(list, at++, item);
-            items_.clear();
-            return nb::steal(list);
-        }
-
-    private:
-        std::vector<PyObject*>& made_;
-        std::vector<PyObject*> items_;  // ours until they are taken
-    };
+        return list;
+    }
 
 private:
+    PyObject* number(uint32_t id) {
+        PyObject* known = id < made_.size() ? made_[id] : nullptr;
+        if (known == nullptr) {
+            known = PyLong_FromUnsignedLong(id);
+            if (known == nullptr) throw nb::python_error();
+            if (id >= made_.size()) return known;
+            made_[id] = known;
+        }
+        Py_INCREF(known);
+        return known;
+    }
     std::vector<PyObject*> made_;  // by id
 };
 
@@ -116,7 +101,7 @@ public:
             const Released released;
             engine_->encode(input, parse_special, ids);
         }
-        return list(ids);
+        return numbers_.list(&ids, 1, size());
     }
 
     // Lists of ids, one for each text.
@@ -129,7 +114,7 @@ public:
         }
         nb::list out;
         ManyTexts many(*engine_, parse_special, threads);
-        Numbers::List ids(numbers_, size());
+        std::vector<Ids> parts;  // of one text
         {
             const Released released;
             for (const std::string_view input : inputs) many.add(input);
@@ -143,9 +128,11 @@ public:
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
             // This thread makes Python's lists while the others go on.
             while (many.is_ready()) {
-                const ManyTexts::Encoded part = many.take();
-                ids.add(part.ids);
-                if (part.ends_text) out.append(ids.take());
+                ManyTexts::Encoded part = many.take();
+                parts.push_back(std::move(part.ids));
+                if (!part.ends_text) continue;
+                out.append(numbers_.list(parts.data(), parts.size(), size()));
+                parts.clear();
             }
         }
         return out;
@@ -209,11 +196,6 @@ public:
     uint32_t size() const { return engine_->file().n_tokens; }
 
 private:
-    nb::object list(const Ids& ids) {
-        Numbers::List made(numbers_, size());
-        made.add(ids);
-        return made.take();
-    }
     void check(uint32_t id) const {
         if (id >= engine_->file().n_tokens) throw nb::index_error("token id out of range");
     }

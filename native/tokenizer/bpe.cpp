@@ -7,154 +7,219 @@
 namespace bitnet {
 namespace {
 
-// Below this length scanning for the lowest rank beats keeping a heap.
-constexpr size_t kFew = 48;
 // Long pieces are remembered up to this size together, with their ids.
 constexpr size_t kLongBytes = 1 << 20;
-// The first size bytes, up to 8, of what word holds.
-inline uint64_t first_bytes(uint64_t word, size_t size) {
-    return size >= 8 ? word : size == 0 ? 0 : word & ~uint64_t{0} >> (64 - 8 * size);
-}
 
-// The first size bytes of [begin, limit), with zeros behind them.
-template <size_t kWords>
-inline void load(const char* begin, size_t size, const char* limit, uint64_t (&text)[kWords]) {
-    if (static_cast<size_t>(limit - begin) < sizeof text) {
-        std::memset(text, 0, sizeof text);
-        std::memcpy(text, begin, size);
-        return;
+bool has_all_bytes(const TokenizerFile& file) {
+    if (!(file.config.flags & kByteLevel)) return false;
+    for (int byte = 0; byte < 256; ++byte) {
+        if (file.byte_id(static_cast<unsigned char>(byte)) == kNoId) return false;
     }
-    std::memcpy(text, begin, sizeof text);
-    for (size_t word = 0; word < kWords; ++word) {
-        text[word] = first_bytes(text[word], size > 8 * word ? size - 8 * word : 0);
-    }
-}
-
-template <size_t kWords>
-inline uint64_t hash_words(const uint64_t (&text)[kWords], size_t size) {
-    uint64_t h = size;
-    for (const uint64_t word : text) {
-        h = (h ^ word) * 0x9E3779B97F4A7C15ull;
-        h ^= h >> 32;
-    }
-    return h * 0xD6E8FEB86659FD93ull;
+    return true;
 }
 
 }  // namespace
 
-template <size_t kWords, size_t kIds, size_t kSets>
-auto PieceCache<kWords, kIds, kSets>::set(const char* begin, size_t size, const char* limit, Key& key)
-    -> Set* {
-    // Untouched entries cost no memory, so a short text does not pay for all of them.
-    if (!sets_) sets_.reset(static_cast<Set*>(std::calloc(kSets, sizeof(Set))));
-    load(begin, size, limit, key);
-    Set* found = sets_ ? &sets_[hash_words(key, size) >> 32 & (kSets - 1)] : nullptr;
-#if defined(__GNUC__)
-    __builtin_prefetch(found);
-    if (sizeof(Set) > 64) __builtin_prefetch(&found->entries[1]);
-#endif
-    return found;
-}
-
-template <size_t kWords, size_t kIds, size_t kSets>
-bool PieceCache<kWords, kIds, kSets>::get(const Set& set, const Key& key, size_t size, Ids& out) {
-    for (const Entry& entry : set.entries) {
-        uint64_t other = entry.size ^ size;
-        for (size_t word = 0; word < kWords; ++word) other |= entry.text[word] ^ key[word];
-        if (other != 0) continue;
-        for (size_t i = 0; i < entry.count; ++i) out.push_back(entry.ids[i]);
-        return true;
-    }
-    return false;
-}
-
-template <size_t kWords, size_t kIds, size_t kSets>
-void PieceCache<kWords, kIds, kSets>::put(Set& set, const Key& key, size_t size, const Ids& ids) {
-    if (ids.size() > kIds) return;
-    set.entries[1] = set.entries[0];
-    Entry& entry = set.entries[0];
-    std::memcpy(entry.text, key, sizeof(Key));
-    std::copy(ids.begin(), ids.end(), entry.ids);
-    entry.size = static_cast<uint8_t>(size);
-    entry.count = static_cast<uint8_t>(ids.size());
-}
-
-// Pieces are taken in the order of the text, some at a time: while one is looked at, the cache lines
-// of those behind it are on their way.
-void Bpe::add(const char* begin, const char* end, const char* limit, Ids& out) {
-    if (begin == end) return;
-    Pending& one = pending_[n_pending_++];
-    one.begin = begin;
-    one.size = static_cast<size_t>(end - begin);
-    one.few = nullptr;
-    one.more = nullptr;
-    if (one.size <= sizeof one.short_key) one.few = few_.set(begin, one.size, limit, one.short_key);
-    else if (one.size <= sizeof one.long_key) one.more = more_.set(begin, one.size, limit, one.long_key);
-    if (n_pending_ == std::size(pending_)) flush(out);
-}
+Bpe::Bpe(const TokenizerFile& file) : file_(file), spells_bytes_(has_all_bytes(file)) {}
 
 void Bpe::flush(Ids& out) {
-    for (size_t i = 0; i < n_pending_; ++i) {
-        Pending& one = pending_[i];
-        if (one.few != nullptr && Few::get(*one.few, one.short_key, one.size, out)) continue;
-        if (one.more != nullptr && More::get(*one.more, one.long_key, one.size, out)) continue;
-        if (one.few == nullptr && one.more == nullptr) resolve_long({one.begin, one.size});
-        else resolve({one.begin, one.size});
-        out.insert(out.end(), ids_.begin(), ids_.end());
-        if (one.few != nullptr) Few::put(*one.few, one.short_key, one.size, ids_);
-        if (one.more != nullptr) More::put(*one.more, one.long_key, one.size, ids_);
+    if (n_missed_ != 0) resolve_missed();
+    size_t done = 0;
+    for (size_t i = 0; i < n_missed_; ++i) {
+        const Missed& piece = missed_[i];
+        out.insert(out.end(), staged_ + done, staged_ + piece.at);
+        const auto first = resolved_.begin() + static_cast<ptrdiff_t>(piece.first);
+        out.insert(out.end(), first, first + static_cast<ptrdiff_t>(piece.count));
+        done = piece.at;
     }
-    n_pending_ = 0;
+    out.insert(out.end(), staged_ + done, staged_ + n_staged_);
+    n_staged_ = n_missed_ = 0;
 }
 
-// As resolve, for pieces that take long to merge: tables, runs, scripts without spaces.
-void Bpe::resolve_long(std::string_view piece) {
-    if (piece.size() > kLongBytes / 16) return resolve(piece);
-    std::string key(piece);
-    if (const auto known = long_.find(key); known != long_.end()) {
-        ids_ = known->second;
-        return;
+// Many pieces together, so that what one needs comes from memory while others are looked at.
+void Bpe::resolve_missed() {
+    resolved_.clear();
+    // To find a token three tables are read, one after the other.
+    uint64_t hashes[kMissed];
+    uint32_t likely[kMissed];
+    const auto each = [this](auto&& step) {
+        for (size_t i = 0; i < n_missed_; ++i) step(i);
+    };
+    each([&](size_t i) { file_.expect(hashes[i] = hash_bytes(missed_[i].begin, missed_[i].size)); });
+    each([&](size_t i) { likely[i] = file_.expect_offset(hashes[i]); });
+    each([&](size_t i) { file_.expect_token(likely[i]); });
+    each([&](size_t i) {
+        Missed& piece = missed_[i];
+        if (is_known(piece)) return;
+        if (const uint32_t whole = find_whole(piece.text(), hashes[i]); whole != kNoId) settle(piece, &whole, 1);
+        else merge(piece);
+    });
+    merge_lanes();
+}
+
+// Whether its ids are remembered: it is long, or was met a moment ago.
+bool Bpe::is_known(Missed& piece) {
+    uint32_t ids[16];
+    const uint32_t* found = ids;
+    piece.count = 0;
+    if (piece.size <= Words::Key::kBytes) {
+        const uint32_t* word = words_.find({piece.begin, piece.size, piece.limit});
+        if (word == nullptr) return false;
+        piece.count = Words::copy(word, ids);
     }
-    resolve(piece);
-    long_bytes_ += piece.size() + ids_.size() * sizeof(uint32_t);
+    if (piece.count == 0 && piece.size <= Phrases::Key::kBytes) {
+        const uint32_t* phrase = phrases_.find({piece.begin, piece.size, piece.limit});
+        if (phrase == nullptr) return false;
+        piece.count = Phrases::copy(phrase, ids);
+    }
+    if (piece.size > Phrases::Key::kBytes) {
+        const auto known = piece.size <= kLongBytes / 16 ? long_.find(std::string(piece.text())) : long_.end();
+        if (known == long_.end()) return false;
+        found = known->second.data();
+        piece.count = known->second.size();
+    }
+    piece.first = resolved_.size();
+    resolved_.insert(resolved_.end(), found, found + piece.count);
+    return piece.count != 0;
+}
+
+template <typename Cache>
+bool Bpe::remember(Cache& cache, const Missed& piece, const uint32_t* ids) {
+    return piece.size <= Cache::Key::kBytes && cache.put({piece.begin, piece.size, piece.limit}, ids, piece.count);
+}
+
+// The ids of a piece were found.
+void Bpe::settle(Missed& piece, const uint32_t* ids, size_t count) {
+    piece.first = resolved_.size();
+    piece.count = count;
+    resolved_.insert(resolved_.end(), ids, ids + count);
+    if (remember(words_, piece, ids) || remember(phrases_, piece, ids)) return;
+    if (piece.size <= Phrases::Key::kBytes || piece.size > kLongBytes / 16) return;
+    // Tables, runs, scripts without spaces.
+    long_bytes_ += piece.size + count * sizeof(uint32_t);
     if (long_bytes_ > kLongBytes) {
         long_.clear();
-        long_bytes_ = piece.size();
+        long_bytes_ = piece.size;
     }
-    long_.emplace(std::move(key), ids_);
+    long_.emplace(piece.text(), Ids(ids, ids + count));
 }
 
-// Fills ids_ with those of the piece.
-void Bpe::resolve(std::string_view piece) {
-    ids_.clear();
-    const uint32_t whole = file_.find(piece.data(), piece.size());
-    if (whole != kNoId && (file_.config.flags & kIgnoreMerges || file_.flags(whole) & kWhole)) {
-        ids_.push_back(whole);
-    } else {
+// The token that a piece is without merging, or kNoId.
+uint32_t Bpe::find_whole(std::string_view piece, uint64_t hash) const {
+    const uint32_t whole = file_.find(piece.data(), piece.size(), hash);
+    return whole != kNoId && (file_.config.flags & kIgnoreMerges || file_.flags(whole) & kWhole) ? whole : kNoId;
+}
+
+void Bpe::mark_whole(std::string& flags) {
+    uint32_t ids[kMissed];
+    const auto mark = [&] {
+        merge_lanes();
+        for (size_t i = 0; i < n_missed_; ++i) {
+            const bool whole = missed_[i].count == 1 && resolved_[missed_[i].first] == ids[i];
+            if (whole) flags[ids[i]] = static_cast<char>(flags[ids[i]] | kWhole);
+        }
+        resolved_.clear();
+        n_missed_ = 0;
+    };
+    for (uint32_t id = 0; id < file_.n_tokens; ++id) {
+        const std::string_view text = file_.token(id);
+        if (!(file_.flags(id) & kInModel)) continue;
+        ids[n_missed_] = id;
+        Missed& piece = missed_[n_missed_++];
+        piece = {text.data(), text.size(), text.data() + text.size(), 0, 0, 0};
         merge(piece);
+        if (n_missed_ == kMissed) mark();
     }
+    mark();
 }
 
-bool Bpe::merges_whole(uint32_t id) {
+// Rank of joining the tokens of two bytes.
+uint32_t Bpe::rank_of_bytes(unsigned char left, unsigned char right) {
+    constexpr size_t kPairs = size_t{1} << 16;
+    if (!byte_ranks_) byte_ranks_.reset(static_cast<uint32_t*>(std::calloc(kPairs, sizeof(uint32_t))));
+    if (!byte_ranks_) return file_.rank(file_.byte_id(left), file_.byte_id(right));
+    uint32_t& known = byte_ranks_[size_t{left} << 8 | right];
+    if (known == 0) known = file_.rank(file_.byte_id(left), file_.byte_id(right)) + 2;  // kNoId becomes 1
+    return known - 2;
+}
+
+// Merges a piece now, or with others when merge_lanes is called.
+void Bpe::merge(Missed& piece) {
     ids_.clear();
-    merge(file_.token(id));
-    return ids_.size() == 1 && ids_[0] == id;
+    start(piece.text());
+    if (ids_.size() < 2) return settle(piece, ids_.data(), ids_.size());
+    if (ids_.size() > kFew) {
+        merge_many();
+        return settle(piece, ids_.data(), ids_.size());
+    }
+    if (n_lanes_ == kLanes) merge_lanes();
+    Lane& lane = lanes_[n_lanes_++];
+    const size_t n = ids_.size();
+    lane.piece = &piece;
+    lane.end = static_cast<uint8_t>(n + 1);
+    lane.changed = false;
+    for (size_t i = 1; i <= n; ++i) {
+        lane.ids[i] = ids_[i - 1];
+        lane.before[i] = static_cast<uint8_t>(i - 1);
+        lane.behind[i] = static_cast<uint8_t>(i + 1);
+    }
+    lane.ranks[n] = kNoId;
+    const auto byte = [&](size_t i) { return static_cast<unsigned char>(piece.begin[i]); };
+    for (size_t i = 1; i < n; ++i) {
+        lane.ranks[i] = spells_bytes_ ? rank_of_bytes(byte(i - 1), byte(i)) : file_.rank(ids_[i - 1], ids_[i]);
+    }
 }
 
-void Bpe::merge(std::string_view piece) {
-    start(piece);
-    if (ids_.size() < 2) return;
-    if (joins_.empty()) joins_.resize(kJoins);
-    if (ids_.size() <= kFew) {
-        merge_few();
-    } else {
-        merge_many();
+// In turns, so that what one looks up comes from memory while the others are merged.
+void Bpe::merge_lanes() {
+    uint32_t ids[kFew];
+    while (n_lanes_ > 0) {
+        for (size_t i = 0; i < n_lanes_; ++i) choose(lanes_[i]);
+        for (size_t i = n_lanes_; i-- > 0;) {
+            Lane& lane = lanes_[i];
+            if (lane.ranks[lane.best] != kNoId) {
+                join(lane);
+                continue;
+            }
+            size_t count = 0;
+            for (uint8_t at = 1; at != lane.end; at = lane.behind[at]) ids[count++] = lane.ids[at];
+            settle(*lane.piece, ids, count);
+            if (i != --n_lanes_) std::memcpy(&lane, &lanes_[n_lanes_], sizeof lane);
+        }
     }
+}
+
+// Finds which of the ids of a lane is joined with the one behind it.
+void Bpe::choose(Lane& lane) {
+    if (lane.changed) {
+        const uint8_t at = lane.best, before = lane.before[at], behind = lane.behind[at];
+        if (before != 0) lane.ranks[before] = file_.rank(lane.ids[before], lane.ids[at]);
+        lane.ranks[at] = behind != lane.end ? file_.rank(lane.ids[at], lane.ids[behind]) : kNoId;
+    }
+    unsigned best = 1;
+    uint32_t lowest = lane.ranks[1];
+    for (unsigned i = 2; i < lane.end; ++i) {
+        const uint32_t rank = lane.ranks[i];
+        best = rank < lowest ? i : best;
+        lowest = std::min(rank, lowest);
+    }
+    lane.best = static_cast<uint8_t>(best);
+    file_.expect_merged(lowest);
+}
+
+void Bpe::join(Lane& lane) {
+    const uint8_t at = lane.best, gone = lane.behind[at], before = lane.before[at], behind = lane.behind[gone];
+    lane.ids[at] = file_.merged(lane.ranks[at]);
+    lane.ranks[gone] = kNoId;
+    lane.behind[at] = behind;
+    lane.before[behind] = at;
+    lane.changed = true;
+    if (before != 0) file_.expect(lane.ids[before], lane.ids[at]);
+    if (behind != lane.end) file_.expect(lane.ids[at], lane.ids[behind]);
 }
 
 void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
-    const uint32_t whole = file_.find(piece.data(), piece.size());
-    if (whole != kNoId && (file_.config.flags & kIgnoreMerges || file_.flags(whole) & kWhole)) {
+    if (const uint32_t whole = find_whole(piece, hash_bytes(piece.data(), piece.size())); whole != kNoId) {
         out.push_back(whole);
         spans.push_back({0, piece.size()});
         return;
@@ -163,7 +228,6 @@ void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
     ids_.clear();
     start(piece, &units);
     if (ids_.empty()) return;
-    if (joins_.empty()) joins_.resize(kJoins);
     merge_many();
     size_t next = 0;
     for (int32_t i = 0; i >= 0; i = symbols_[static_cast<size_t>(i)].next) {
@@ -235,48 +299,6 @@ void Bpe::start(std::string_view piece, Spans* spans) {
     flush();
 }
 
-uint32_t Bpe::join(uint32_t left, uint32_t right, uint32_t* result) {
-    const uint64_t pair = (uint64_t{left} << 32 | right) + 1;
-    Join& known = joins_[hash_pair(left, right) >> 20 & (kJoins - 1)];
-    if (known.pair != pair) {
-        known.result = 0;
-        known.rank = file_.merge(left, right, &known.result);
-        known.pair = pair;
-    }
-    *result = known.result;
-    return known.rank;
-}
-
-void Bpe::merge_few() {
-    // Rank and result of joining each id with the next one, the rank in the high half.
-    uint64_t joins[kFew];
-    constexpr uint64_t kNone = ~uint64_t{0};
-    uint32_t* const ids = ids_.data();
-    size_t last = ids_.size() - 1;
-    const auto join = [&](size_t i) {
-        uint32_t result = 0;
-        const uint64_t rank = this->join(ids[i], ids[i + 1], &result);
-        return rank == kNoId ? kNone : rank << 32 | result;
-    };
-    for (size_t i = 0; i < last; ++i) joins[i] = join(i);
-    while (last > 0) {
-        size_t best = 0;
-        for (size_t i = 1; i < last; ++i) {
-            if (joins[i] >> 32 < joins[best] >> 32) best = i;
-        }
-        if (joins[best] == kNone) break;
-        ids[best] = static_cast<uint32_t>(joins[best]);
-        std::copy(ids + best + 2, ids + last + 1, ids + best + 1);
-        --last;
-        if (best < last) {
-            std::copy(joins + best + 2, joins + last + 1, joins + best + 1);
-            joins[best] = join(best);
-        }
-        if (best > 0) joins[best - 1] = join(best - 1);
-    }
-    ids_.resize(last + 1);
-}
-
 void Bpe::merge_many() {
     const auto n = static_cast<int32_t>(ids_.size());
     symbols_.resize(ids_.size());
@@ -286,11 +308,10 @@ void Bpe::merge_many() {
     };
     const auto at = [&](int32_t i) -> Symbol& { return symbols_[static_cast<size_t>(i)]; };
     const auto consider = [&](int32_t left) {
-        uint32_t result = kNoId;
         const uint32_t halves[2] = {at(left).id, at(at(left).next).id};
-        const uint32_t rank = join(halves[0], halves[1], &result);
+        const uint32_t rank = file_.rank(halves[0], halves[1]);
         if (rank == kNoId) return;
-        heap_.push_back({rank, left, result, {halves[0], halves[1]}});
+        heap_.push_back({rank, left, {halves[0], halves[1]}});
         std::push_heap(heap_.begin(), heap_.end(), worse);
     };
     for (int32_t i = 0; i < n; ++i) {
@@ -305,7 +326,7 @@ void Bpe::merge_many() {
         if (left.id == kNoId || left.next < 0) continue;  // merged away
         if (left.id != top.halves[0] || at(left.next).id != top.halves[1]) continue;  // out of date
         Symbol& right = at(left.next);
-        left.id = top.result;
+        left.id = file_.merged(top.rank);
         left.units += right.units;
         right.id = kNoId;
         left.next = right.next;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <future>
+#include <memory>
 #include <stdexcept>
 #include <system_error>
 
@@ -349,11 +350,7 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     if (!(config.flags & kIgnoreMerges)) {
         const std::string merged = assemble();
         const TokenizerFile known(merged.data(), merged.size());
-        Bpe bpe(known);
-        for (uint32_t id = 0; id < known.n_tokens; ++id) {
-            const bool whole = (known.flags(id) & kInModel) && bpe.merges_whole(id);
-            if (whole) flags[id] = static_cast<char>(flags[id] | kWhole);
-        }
+        std::make_unique<Bpe>(known)->mark_whole(flags);
     }
     return assemble();
 }

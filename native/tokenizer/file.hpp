@@ -92,10 +92,15 @@ inline uint64_t hash_bytes(const char* p, size_t n) {
         std::memcpy(&word, p, 8);
         mix(word);
     }
-    if (n > 0) {
-        uint64_t word = 0;
-        std::memcpy(&word, p, n);
-        mix(word);
+    // What is left, with zeros behind it, read without a call.
+    if (n >= 4) {
+        uint32_t first, last;
+        std::memcpy(&first, p, 4);
+        std::memcpy(&last, p + n - 4, 4);
+        mix(first | uint64_t{last} << 8 * (n - 4));
+    } else if (n > 0) {
+        const auto byte = [p](size_t at) { return uint64_t{static_cast<unsigned char>(p[at])} << 8 * at; };
+        mix(byte(0) | byte(n / 2) | byte(n - 1));
     }
     return h;
 }
@@ -103,6 +108,15 @@ inline uint64_t hash_bytes(const char* p, size_t n) {
 inline uint64_t hash_pair(uint64_t left, uint64_t right) {
     const uint64_t h = (left << 21 | right) * 0x9E3779B97F4A7C15ull;
     return h ^ h >> 29;
+}
+
+// Begins to bring a cache line.
+inline void prefetch(const void* line) {
+#if defined(__GNUC__)
+    __builtin_prefetch(line);
+#else
+    static_cast<void>(line);
+#endif
 }
 
 uint64_t checksum(const char* data, size_t size);
@@ -134,9 +148,9 @@ public:
     uint32_t byte_id(unsigned char byte) const { return byte_ids_[byte]; }
 
     // Id of the token the model spells this way, or kNoId.
-    uint32_t find(const char* p, size_t n) const {
+    uint32_t find(const char* p, size_t n) const { return find(p, n, hash_bytes(p, n)); }
+    uint32_t find(const char* p, size_t n, uint64_t h) const {
         if (n > config.max_token_bytes || n_slots_ == 0) return kNoId;
-        const uint64_t h = hash_bytes(p, n);
         const auto tag = static_cast<uint32_t>(h >> 53);
         size_t i = h & (n_slots_ - 1);
         for (size_t tried = 0; tried < limits::kProbe; ++tried, i = (i + 1) & (n_slots_ - 1)) {
@@ -149,8 +163,8 @@ public:
         return kNoId;
     }
 
-    // Rank of the merge of two ids, or kNoId; *result is the token it makes.
-    uint32_t merge(uint32_t left, uint32_t right, uint32_t* result) const {
+    // Rank of the merge of two ids, or kNoId.
+    uint32_t rank(uint32_t left, uint32_t right) const {
         if (n_merge_slots_ == 0) return kNoId;
         const uint64_t pair = static_cast<uint64_t>(left) << 21 | right;
         size_t i = hash_pair(left, right) & (n_merge_slots_ - 1);
@@ -159,11 +173,31 @@ public:
             const uint64_t slot = merge_slots_[i];
             if (slot == 0) return kNoId;
             if (slot >> 22 != pair) continue;
-            const auto rank = static_cast<uint32_t>(slot & 0x3FFFFF) - 1;
-            *result = merge_results_[rank];
-            return rank;
+            return static_cast<uint32_t>(slot & 0x3FFFFF) - 1;
         }
         return kNoId;
+    }
+    // The token that the merge of this rank makes.
+    uint32_t merged(uint32_t rank) const { return merge_results_[rank]; }
+
+    // Bring what find of a text with this hash, rank and merged will read: find in three steps, of which
+    // the second gives the id for the third.
+    void expect(uint64_t h) const {
+        if (n_slots_ != 0) prefetch(&slots_[h & (n_slots_ - 1)]);
+    }
+    uint32_t expect_offset(uint64_t h) const {
+        const uint32_t id = n_slots_ != 0 ? (slots_[h & (n_slots_ - 1)] & 0x1FFFFF) - 1 : kNoId;
+        if (id < n_tokens) prefetch(&offsets_[id]);
+        return id;
+    }
+    void expect_token(uint32_t id) const {
+        if (id < n_tokens) prefetch(bytes_.data() + offsets_[id]);
+    }
+    void expect(uint32_t left, uint32_t right) const {
+        if (n_merge_slots_ != 0) prefetch(&merge_slots_[hash_pair(left, right) & (n_merge_slots_ - 1)]);
+    }
+    void expect_merged(uint32_t rank) const {
+        if (rank < n_merges_) prefetch(&merge_results_[rank]);
     }
 
     // Of a Unigram model: the spellings that may stand in a text, to their ids.

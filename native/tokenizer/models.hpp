@@ -11,6 +11,7 @@
 #include "tokenizer/added.hpp"
 #include "tokenizer/file.hpp"
 #include "tokenizer/steps.hpp"
+#include "tokenizer/word_cache.hpp"
 
 namespace bitnet {
 
@@ -19,45 +20,37 @@ using Spans = std::vector<Span>;  // of ids: the bytes of the text each stands f
 
 constexpr const char* kNoUnknown = "a text with characters that have no token, and no unknown token";
 
-// Ids of pieces of text met before: of up to 8 * kWords bytes and kIds ids, two to a set.
-template <size_t kWords, size_t kIds, size_t kSets>
-class PieceCache {
-public:
-    using Key = uint64_t[kWords];
-    struct Entry {
-        Key text;
-        uint32_t ids[kIds];
-        uint8_t size, count;
-    };
-    struct Set {
-        Entry entries[2];
-    };
-    // The set and the key of the piece of size bytes at begin; nullptr when there is no memory.
-    Set* set(const char* begin, size_t size, const char* limit, Key& key);
-    static bool get(const Set& set, const Key& key, size_t size, Ids& out);
-    static void put(Set& set, const Key& key, size_t size, const Ids& ids);
-
-private:
-    struct Free {
-        void operator()(Set* sets) const { std::free(sets); }
-    };
-    std::unique_ptr<Set[], Free> sets_;
-};
-
 // Merges by rank, lowest and leftmost first.
 class Bpe {
 public:
-    explicit Bpe(const TokenizerFile& file) : file_(file) {}
-    // Takes in the piece [begin, end) of a text that is readable up to limit. Ids come out by and
-    // by, in order, and all of them with flush().
-    void add(const char* begin, const char* end, const char* limit, Ids& out);
+    explicit Bpe(const TokenizerFile& file);
+    // Takes in the piece [begin, end) of a text that is readable up to limit, and stays so until
+    // flush(). Ids come out by and by, in order, and all of them with flush().
+    void add(const char* begin, const char* end, const char* limit, Ids& out) {
+        const auto size = static_cast<size_t>(end - begin);
+        if (size <= Words::Key::kBytes) {
+            if (const uint32_t* found = words_.find({begin, size, limit}); found != nullptr) {
+                const size_t count = Words::copy(found, staged_ + n_staged_);
+                n_staged_ += count;
+                if (count != 0) return n_staged_ < kStaged ? void() : flush(out);
+            }
+        }
+        missed_[n_missed_++] = {begin, size, limit, n_staged_, 0, 0};
+        if (n_missed_ == kMissed) flush(out);
+    }
     void flush(Ids& out);
     // The same for one piece alone, with the bytes that each id stands for.
     void trace(std::string_view piece, Ids& out, Spans& spans);
-    // Whether merging the spelling of a token gives that token alone.
-    bool merges_whole(uint32_t id);
+    // Sets kWhole for each token whose spelling merges to that token alone.
+    void mark_whole(std::string& flags);
 
 private:
+    using Words = WordCache<2, 4, 15>;
+    using Phrases = WordCache<8, 16, 11>;
+    static constexpr size_t kStaged = 1024, kMissed = 64, kLanes = 16;
+    // Below this number of ids scanning for the lowest rank beats keeping a heap.
+    static constexpr size_t kFew = 48;
+
     struct Symbol {
         uint32_t id;
         int32_t previous, next;
@@ -66,48 +59,56 @@ private:
     struct Candidate {
         uint32_t rank;
         int32_t left;
-        uint32_t result;
         uint32_t halves[2];  // ids that were there when it was found
     };
-    // What TokenizerFile::merge said of a pair, kept where it takes no time to find.
-    struct Join {
-        uint64_t pair;  // plus one; 0 for none
-        uint32_t rank, result;
-    };
-    static constexpr size_t kJoins = 1 << 13;
-    using Few = PieceCache<2, 3, 1 << 15>;
-    using More = PieceCache<8, 15, 1 << 11>;
-    struct Pending {
+    // A piece that was not met before, with its place among the staged ids and among the resolved ones.
+    struct Missed {
         const char* begin;
         size_t size;
-        Few::Set* few;    // where its ids may be, when it is short
-        More::Set* more;  // when it is longer
-        union {
-            Few::Key short_key;
-            More::Key long_key;
-        };
+        const char* limit;
+        size_t at, first, count;
+        std::string_view text() const { return {begin, size}; }
     };
-    void resolve(std::string_view piece);
-    void resolve_long(std::string_view piece);
-    void merge(std::string_view piece);
+    // A piece that is being merged: its ids from 1 on, the rank of joining each with the one behind it,
+    // and which those are; 0 and end are none.
+    struct Lane {
+        Missed* piece;
+        uint8_t end, best;
+        bool changed;  // whether the ranks at and before best are out of date
+        uint8_t before[kFew + 2], behind[kFew + 2];
+        uint32_t ids[kFew + 2], ranks[kFew + 2];
+    };
+    template <typename Cache>
+    bool remember(Cache& cache, const Missed& piece, const uint32_t* ids);
+    void resolve_missed();
+    bool is_known(Missed& piece);
+    uint32_t find_whole(std::string_view piece, uint64_t hash) const;
+    void merge(Missed& piece);
+    void merge_lanes();
+    void choose(Lane& lane);
+    void join(Lane& lane);
+    void settle(Missed& piece, const uint32_t* ids, size_t count);
     void start(std::string_view piece, Spans* spans = nullptr);
     uint32_t find_unit(std::string_view piece, size_t at, size_t size);
-    uint32_t join(uint32_t left, uint32_t right, uint32_t* result);
-    void merge_few();
+    uint32_t rank_of_bytes(unsigned char left, unsigned char right);
     void merge_many();
 
     const TokenizerFile& file_;
-    Ids ids_;
+    const bool spells_bytes_;  // with a token for each
+    Ids ids_, resolved_;
     std::string unit_;
     std::vector<Symbol> symbols_;
     std::vector<Candidate> heap_;
-    std::vector<Join> joins_;
-    Few few_;
-    More more_;
+    // Of pieces up to 15 and 63 bytes: those that have no id there, or more than fit, are in the next one.
+    Words words_;
+    Phrases phrases_;
     std::unordered_map<std::string, Ids> long_;  // of pieces that fit into neither
     size_t long_bytes_ = 0;
-    Pending pending_[16];
-    size_t n_pending_ = 0;
+    std::unique_ptr<uint32_t[], Free> byte_ranks_;  // of pairs of bytes, plus two; 0 where not looked up
+    size_t n_staged_ = 0, n_missed_ = 0, n_lanes_ = 0;
+    uint32_t staged_[kStaged + 16];
+    Missed missed_[kMissed];
+    Lane lanes_[kLanes];
 };
 
 // SentencePiece BPE: merges by score of the result, highest and leftmost first.

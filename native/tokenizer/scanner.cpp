@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -52,29 +51,12 @@ uint8_t take(const uint8_t* table, const char*& p, const char* end) {
     return code < kFlat ? table[code] : classify(code);
 }
 
-// Letters of ASCII among the eight bytes at p, from the first on.
-size_t ascii_letters(const char* p) {
-    constexpr uint64_t kEach = 0x0101010101010101ull, kHigh = 0x80 * kEach;
-    uint64_t bytes;
-    std::memcpy(&bytes, p, sizeof bytes);
-    const uint64_t low = (bytes | 0x20 * kEach) & ~kHigh;
-    const uint64_t from_a = low + (0x80 - 'a') * kEach, beyond_z = low + (0x7F - 'z') * kEach;
-    uint64_t others = ~(from_a & ~beyond_z & ~bytes) & kHigh;
-    size_t count = 0;
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    count = others == 0 ? 8 : static_cast<size_t>(__builtin_ctzll(others)) / 8;
-#else
-    for (; count < 8 && !(others >> 8 * count & 0x80); ++count) {}
-#endif
-    return count;
-}
-
 // The end of the characters from p on that are in one of the classes; of_others: in none.
 const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
-    while (bits & kLetter && end - p >= 8) {
-        const size_t count = ascii_letters(p);
+    while (bits & kLetter && static_cast<size_t>(end - p) >= Ascii16::kBytes) {
+        const unsigned count = lowest_bit(~Ascii16(p).letters());
         p += count;
-        if (count < 8) break;
+        if (count < Ascii16::kBytes) break;
     }
     while (p < end) {
         const char* ahead = p;
@@ -178,6 +160,10 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     } else {
         return;
     }
+    ask_apostrophe_ = contractions_ != Contractions::kNone && kind != Kind::kCasedWords;
+    for (uint32_t code = 0; code < 128; ++code) {
+        before_word_[code] = kind == Kind::kGpt2 ? code == ' ' : !(classify(code) & (kLetter | kNumber | kBreak));
+    }
     if (kind == Kind::kGpt2) {
         if (is(" ?\\p{N}+") && is(others) && are(kTail) && at == ways.size()) kind_ = kind;
         return;
@@ -194,7 +180,7 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     if (are(kTail) && at == ways.size()) kind_ = kind;
 }
 
-const char* Scanner::next(const char* p, const char* end) const {
+const char* Scanner::any(const char* p, const char* end) const {
     if (kind_ == Kind::kGpt2) return gpt2(p, end);
     if (*p == '\'' && contractions_ != Contractions::kNone && kind_ == Kind::kWords) {
         const int length = contraction(p, end, contractions_ == Contractions::kAnyCase);

@@ -4,8 +4,11 @@
 // differ in a few places. Each covers every text, so one match begins where the last one ended.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
+
+#include "tokenizer/ascii.hpp"
 
 namespace bitnet {
 
@@ -18,12 +21,19 @@ public:
 
     // The end of the match that begins at p, before end; nullptr where only the engine can tell
     // (an apostrophe before a letter outside of ASCII, some of which are small letters in disguise).
-    const char* next(const char* p, const char* end) const;
+    const char* next(const char* p, const char* end) const {
+        if (static_cast<size_t>(end - p) >= Ascii16::kBytes) {
+            if (const char* stop = near(p)) return stop;
+        }
+        return any(p, end);
+    }
 
 private:
     enum class Kind : uint8_t { kNone, kGpt2, kWords, kCasedWords };
     enum class Contractions : uint8_t { kNone, kAsWritten, kAnyCase };
 
+    const char* near(const char* p) const;
+    const char* any(const char* p, const char* end) const;
     const char* gpt2(const char* p, const char* end) const;
     const char* word(const char* p, uint8_t first, const char* second, const char* end) const;
     const char* cased_word(const char* p, uint8_t first, const char* second, const char* end,
@@ -39,6 +49,51 @@ private:
     bool breaks_follow_ = false;  // line breaks behind punctuation belong to it
     bool slashes_ = false;        // so do slashes
     bool breaks_end_ = false;     // white space ends at its last line break
+    bool ask_apostrophe_ = false; // one that begins a match may begin a contraction
+    std::array<bool, 256> before_word_{};  // ASCII that a word may have before its letters
 };
+
+// The end of a match that the sixteen bytes at p settle, nullptr where they do not.
+inline const char* Scanner::near(const char* p) const {
+    const Ascii16 bytes(p);
+    const uint32_t letters = bytes.letters(), outside = bytes.outside();
+    // A character outside of ASCII behind it may belong to it.
+    const auto settled = [&](unsigned size) {
+        return size < Ascii16::kBytes && !(outside >> size & 1) ? p + size : nullptr;
+    };
+    if (ask_apostrophe_ && *p == '\'') return nullptr;
+    const unsigned before = ~letters & 1;
+    const uint32_t word = letters >> before;
+    if (word & 1 && (before == 0 || before_word_[static_cast<unsigned char>(*p)])) {
+        if (kind_ != Kind::kCasedWords) return settled(before + lowest_bit(~word));
+        const uint32_t capitals = bytes.capitals() >> before;
+        const unsigned upper = lowest_bit(~capitals), lower = lowest_bit(~((word & ~capitals) >> upper));
+        const char* stop = settled(before + upper + lower);
+        return stop != nullptr && *stop == '\'' && contractions_ != Contractions::kNone ? nullptr : stop;
+    }
+    const uint32_t digits = bytes.digits(), spaces = bytes.spaces();
+    const unsigned space = *p == ' ';
+    const unsigned sign = kind_ == Kind::kGpt2 ? space : 0;  // a space that a number may have before it
+    if (digits >> sign & 1) {
+        const unsigned size = lowest_bit(~(digits >> sign)), most = static_cast<unsigned>(max_digits_);
+        return most != 0 && size >= most ? p + most : settled(sign + size);
+    }
+    const uint32_t others = ~(letters | digits | spaces | outside | ~uint32_t{0xFFFF});
+    if (others >> space & 1) {
+        unsigned size = space + lowest_bit(~(others >> space));
+        while (breaks_follow_ && size < Ascii16::kBytes &&
+               (p[size] == '\n' || p[size] == '\r' || (slashes_ && p[size] == '/'))) {
+            ++size;
+        }
+        return settled(size);
+    }
+    const unsigned size = lowest_bit(~spaces);
+    if (size == 0 || settled(size) == nullptr) return nullptr;
+    uint32_t breaks = breaks_end_ ? bytes.breaks() & ((uint32_t{1} << size) - 1) : 0;
+    if (breaks == 0) return p + (size == 1 ? 1 : size - 1);
+    unsigned last = 0;
+    for (; breaks != 0; breaks &= breaks - 1) last = lowest_bit(breaks);
+    return p + last + 1;
+}
 
 }  // namespace bitnet

@@ -152,6 +152,7 @@ void TokenizerEngine::add_id(Worker& worker, uint32_t id, Span where, Ids& out, 
 void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
                                   Spans* spans) {
     worker.budget = Budget(text.size());
+    if (takes_words(worker, spans)) out.reserve(out.size() + text.size() / 4);
     (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
         .split(
             text, parse_special,
@@ -169,35 +170,38 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
                                      Spans* spans) {
     Normalized whole;
     whole.traced = spans != nullptr || worker.asks_for_first;
+    std::string_view normalized = text;
     const size_t known = spans != nullptr ? spans->size() : 0;
     if (is_sentencepiece()) {
         whole.text = normalize_sentencepiece(file_, charsmap_, untouched_, text,
                                              spans != nullptr ? &whole.origin : nullptr);
-    } else {
+        normalized = whole.text;
+    } else if (!worker.normalizer.empty()) {
         whole.text.assign(text);
         worker.normalizer.run(whole, worker.budget);
+        normalized = whole.text;
     }
     if (model() == ModelKind::kUnigram && is_sentencepiece()) {
-        encode_model(worker, whole.text, out, spans);
+        encode_model(worker, normalized, out, spans);
         for (size_t i = known; spans != nullptr && i < spans->size(); ++i) {
             (*spans)[i] = source_of(whole.origin, (*spans)[i]);
         }
         return;
     }
     normalized_.split(
-        whole.text, place.parse_special,
+        normalized, place.parse_special,
         [&](size_t begin, size_t end) {
-            encode_pieces(worker, whole, {begin, end}, place.at_start, out, spans);
+            encode_pieces(worker, normalized.substr(begin, end - begin), whole, begin, place.at_start, out, spans);
         },
         [&](uint32_t id, size_t begin, size_t end) {
             add_id(worker, id, source_of(whole.origin, {begin, end}), out, spans);
         });
 }
 
-// A part between tokens found in normalized text. Its spans are in bytes of the stretch.
-void TokenizerEngine::encode_pieces(Worker& worker, const Normalized& whole, Span part, bool at_start,
-                                    Ids& out, Spans* spans) {
-    const std::string_view text = std::string_view(whole.text).substr(part.begin, part.end - part.begin);
+// A part between tokens found in normalized text, of which it begins at this place. Its spans are in bytes
+// of the stretch.
+void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin,
+                                    bool at_start, Ids& out, Spans* spans) {
     if (worker.pre.empty() || worker.pre.leaves_whole(text)) {
         if (spans == nullptr && file_.config.flags & kWordsApart) {
             encode_parts(worker, text, out);
@@ -205,7 +209,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, const Normalized& whole, Spa
         }
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, text, out, spans);
-        shift(spans, first, part.begin);
+        shift(spans, first, begin);
         for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
             (*spans)[i] = source_of(whole.origin, (*spans)[i]);
         }
@@ -215,7 +219,8 @@ void TokenizerEngine::encode_pieces(Worker& worker, const Normalized& whole, Spa
         const char* const end = text.data() + text.size();
         for (const char *p = text.data(), *stop = p; p != end; p = stop) {
             stop = worker.pre.scan(text.data(), p, end, worker.budget);
-            add_piece(worker, p, stop, end, out);
+            if (worker.relay != nullptr) add_piece(worker, p, stop, end, out);
+            else worker.bpe.add(p, stop, end, out);
         }
         worker.bpe.flush(out);
         return;
@@ -224,14 +229,22 @@ void TokenizerEngine::encode_pieces(Worker& worker, const Normalized& whole, Spa
     cut.text = text;
     cut.pieces.assign(1, {0, text.size()});
     cut.traced = whole.traced;
-    cut.at_start = at_start && (part.begin == 0 || !whole.origin.empty());
+    cut.at_start = at_start && (begin == 0 || !whole.origin.empty());
     cut.origin.clear();
     if (!whole.origin.empty()) {
-        cut.origin.assign(whole.origin.begin() + static_cast<ptrdiff_t>(part.begin),
-                          whole.origin.begin() + static_cast<ptrdiff_t>(part.end));
+        cut.origin.assign(whole.origin.begin() + static_cast<ptrdiff_t>(begin),
+                          whole.origin.begin() + static_cast<ptrdiff_t>(begin + text.size()));
     }
-    const size_t by = whole.origin.empty() ? part.begin : 0;
+    const size_t by = whole.origin.empty() ? begin : 0;
     worker.pre.run(cut, worker.budget);
+    if (takes_words(worker, spans)) {
+        const char* const begin_of = cut.text.data();
+        for (const Cut::Piece& piece : cut.pieces) {
+            worker.bpe.add(begin_of + piece.begin, begin_of + piece.end, begin_of + cut.text.size(), out);
+        }
+        worker.bpe.flush(out);
+        return;
+    }
     for (const Cut::Piece& piece : cut.pieces) {
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, cut.text.substr(piece.begin, piece.end - piece.begin), out, spans);

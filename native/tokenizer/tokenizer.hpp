@@ -90,11 +90,16 @@ private:
     };
     void encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, Spans* spans);
     void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
-    void encode_pieces(Worker& worker, const Normalized& whole, Span part, bool at_start, Ids& out, Spans* spans);
+    void encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin, bool at_start,
+                       Ids& out, Spans* spans);
     void encode_parts(Worker& worker, std::string_view text, Ids& out);
     void add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out);
     void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
+    // Whether pieces go straight to the tables of words.
+    bool takes_words(const Worker& worker, const Spans* spans) const {
+        return model() == ModelKind::kBpe && spans == nullptr && worker.relay == nullptr;
+    }
     ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
     bool is_sentencepiece() const {
         const bool either = model() == ModelKind::kSpm || model() == ModelKind::kUnigram;
