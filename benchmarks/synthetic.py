@@ -1,4 +1,4 @@
-"""Write a GGUF file with the shape of a published BitNet and random ternary weights.
+"""Write a GGUF file with the shape of a published model and random weights.
 
     python benchmarks/synthetic.py OUT.gguf --vocabulary VOCAB.gguf [--type I2_S]
         [--shape 2b-4t] [--architecture NAME] [--layers N]
@@ -6,25 +6,27 @@
 The speed of a ternary model does not depend on its weights' values, so a benchmark needs the shape
 and not the model. Metadata keys are those of the published files (2B-4T has no
 ``tokenizer.ggml.pre``), the vocabulary comes from any GGUF file that has LLaMA-3's, for every
-shape. Another --architecture is for engines that lack the real one: the same products with that
-architecture's norms. The weights depend on --seed alone: files of different --type hold the same
-model. One tensor is in memory at a time.
+shape. Another --architecture is for engines that lack the real
+one: the same products with that architecture's norms. Ternary weights depend on --seed alone: files
+of different --type hold the same model. Mixtures of experts have the types that published files
+have (--type Q4_K_M, MXFP4, TQ2_0). One tensor is in memory at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from synthetic_shapes import SHAPES, expert_keys, tensors
 
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_index import ARRAY, VALUE_TYPES
-from bitnet.quants import i2_s, types
+from bitnet.quants import i2_s, registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
 
@@ -34,6 +36,8 @@ FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0":
     "Q2_0": 41,
     "PQ2_0": 141,
     "PTQ1_0": 143,
+    "Q4_K_M": 15,
+    "MXFP4": 38,
 }
 
 
@@ -68,158 +72,14 @@ CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model, and the architecture that its file names."""
-
-    architecture: str = "bitnet-b1.58"
-    layers: int = 30
-    dim: int = 2560
-    ffn: int = 6912
-    heads: int = 20
-    kv_heads: int = 5
-    head_dim: int = 128
-    embeds: bool = False  # an embedding model
-    low_bit: bool = False  # its embedding has the type of the other matrices
-    period: int = 1  # one layer in this many has attention, gated; the others delta nets
-    key_heads: int = 16  # of these
-    value_heads: int = 48
-    state: int = 128  # width of their heads
-    vocabulary: int = 0  # tokens of the model, if there are more than the vocabulary has
-
-    @property
-    def width(self):
-        """Width of all heads together."""
-        return self.heads * self.head_dim
-
-
-SHAPES = {
-    "2b-4t": Shape(),
-    "embedding-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, embeds=True),
-    "embedding-270m": Shape("gemma3", 18, 640, 2048, 4, 1, 256, embeds=True),
-    "bonsai-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, low_bit=True),
-    "bonsai-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, low_bit=True),
-    "bonsai-27b": Shape(
-        "qwen35", 64, 5120, 17408, 24, 4, 256, low_bit=True, period=4, vocabulary=248320
-    ),
-    "tiny-hybrid": Shape(
-        "qwen35",
-        4,
-        256,
-        512,
-        4,
-        2,
-        64,
-        low_bit=True,
-        period=4,
-        key_heads=2,
-        value_heads=4,
-        state=64,
-    ),
-    "tiny": Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64),
-    "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128, embeds=True),
-}
-EMBEDDINGS = ("qwen3", "gemma3")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of the file: *shape* rows first, *kind* the name of its encoding."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-
-    @property
-    def size(self):
-        """Bytes, without padding."""
-        return types.by_name(self.kind).size_bytes(self.shape)
-
-
-def norms(shape):
-    """Width of each norm of a layer, without those before the products."""
-    dim, head = shape.dim, shape.head_dim
-    if shape.architecture.startswith("bitnet"):
-        sub_norms = {"attn_sub_norm": shape.width, "ffn_sub_norm": shape.ffn}
-        return {"attn_norm": dim, "ffn_norm": dim} | sub_norms
-    found = {"attn_norm": dim, "ffn_norm": dim}
-    if shape.period > 1:
-        return {
-            "attn_norm": dim,
-            "post_attention_norm": dim,
-            "attn_q_norm": head,
-            "attn_k_norm": head,
-        }
-    if shape.architecture in EMBEDDINGS:
-        found |= {"attn_q_norm": head, "attn_k_norm": head}
-    if shape.architecture == "gemma3":
-        found |= {"post_attention_norm": dim, "post_ffw_norm": dim}
-    return found
-
-
-def delta_net(kind, shape, block, feed_forward):
-    """Tensors of a layer without attention."""
-    keys, values = shape.key_heads * shape.state, shape.value_heads * shape.state
-    heads, dim = (shape.value_heads,), shape.dim
-    floats = {
-        "attn_norm.weight": (dim,),
-        "post_attention_norm.weight": (dim,),
-        "ssm_a": heads,
-        "ssm_conv1d.weight": (2 * keys + values, 4),
-        "ssm_dt.bias": heads,
-        "ssm_norm.weight": (shape.state,),
-    }
-    linear = {
-        "attn_qkv": (2 * keys + values, dim),
-        "attn_gate": (values, dim),
-        "ssm_out": (dim, values),
-    }
-    found = [Tensor(block + name, size, "F32") for name, size in floats.items()]
-    found += [
-        Tensor(f"{block}ssm_{part}.weight", (*heads, dim), "BF16") for part in ("alpha", "beta")
-    ]
-    linear |= feed_forward
-    return found + [Tensor(f"{block}{name}.weight", size, kind) for name, size in linear.items()]
-
-
-def tensors(kind, shape, *, layers, vocabulary):
-    """Every tensor of the model, in file order."""
-    dim, ffn, width, kv_width = shape.dim, shape.ffn, shape.width, shape.kv_heads * shape.head_dim
-    linear = {
-        "attn_q": (width, dim),
-        "attn_k": (kv_width, dim),
-        "attn_v": (kv_width, dim),
-        "attn_output": (dim, width),
-        "ffn_gate": (ffn, dim),
-        "ffn_up": (ffn, dim),
-        "ffn_down": (dim, ffn),
-    }
-    feed_forward = {name: linear[name] for name in ("ffn_gate", "ffn_up", "ffn_down")}
-    if shape.period > 1:
-        linear["attn_q"] = (2 * width, dim)
-    layer_norms = norms(shape)
-    if shape.embeds and kind == "I2_S":
-        layer_norms |= {f"{name}_norm_in": size[1] for name, size in linear.items()}
-    embedding = kind if shape.low_bit else "F16"
-    found = [Tensor("token_embd.weight", (vocabulary, dim), embedding)]
-    if shape.period > 1:
-        found.append(Tensor("output.weight", (vocabulary, dim), embedding))
-    for layer in range(layers):
-        if (layer + 1) % shape.period:
-            found += delta_net(kind, shape, f"blk.{layer}.", feed_forward)
-            continue
-        found += [
-            Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in layer_norms.items()
-        ]
-        found += [Tensor(f"blk.{layer}.{name}.weight", size, kind) for name, size in linear.items()]
-    return [*found, Tensor("output_norm.weight", (dim,), "F32")]
-
-
 def content(tensor, seed):
     """The bytes of *tensor* in pieces; they depend on its name and on *seed*."""
     rng = np.random.default_rng([seed, *tensor.name.encode()])
     if tensor.name.endswith("ssm_a"):
         yield -rng.uniform(0.1, 4, tensor.shape).astype("<f4")
+        return
+    if tensor.name.endswith("bias") and "ssm" not in tensor.name:
+        yield rng.uniform(-0.1, 0.1, tensor.shape).astype("<f4")
         return
     if tensor.kind in ("F32", "BF16") and len(tensor.shape) == 2:
         values = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(0.3)
@@ -228,7 +88,7 @@ def content(tensor, seed):
     if len(tensor.shape) == 1:
         yield rng.uniform(0.8, 1.2, tensor.shape).astype("<f4")
         return
-    rows, columns = tensor.shape
+    rows, columns = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
     if tensor.name == "token_embd.weight" and tensor.kind == "F16":
         for start in range(0, rows, CHUNK_ROWS):
             count = min(CHUNK_ROWS, rows - start)
@@ -237,13 +97,13 @@ def content(tensor, seed):
         return
     # Outputs of unit variance for such inputs; a float16, so that every encoding can hold it.
     scale = np.float16((columns * 2 / 3) ** -0.5)
-    if (
-        tensor.kind in SCALED_BLOCKS and rows * columns > LARGEST
-    ):  # the same rows again and again: a large model in a minute
+    rounded = tensor.kind not in (*PACKERS, "F16")
+    if rounded or (tensor.kind in SCALED_BLOCKS and rows * columns > LARGEST):
+        # The same rows again and again: a large model in a minute.
         for start in range(0, rows, REPEATED_ROWS):
             yield repeated(tensor.kind, min(REPEATED_ROWS, rows - start), columns, float(scale))
         return
-    codes = rng.integers(-1, 2, tensor.shape, dtype=np.int8)
+    codes = rng.integers(-1, 2, (rows, columns), dtype=np.int8)
     if tensor.kind == "Q1_0":
         codes = np.where(codes < 1, np.int8(-1), codes)
     if tensor.kind == "F16":
@@ -255,7 +115,11 @@ def content(tensor, seed):
 @lru_cache
 def repeated(kind, rows, columns, scale):
     """Random rows of *kind*, whose rows have scales of their own."""
-    codes = np.random.default_rng(columns).integers(-1, 2, (rows, columns), dtype=np.int8)
+    rng = np.random.default_rng(columns)
+    if kind not in PACKERS:
+        values = rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(scale)
+        return registry.quantize("", values, types.by_name(kind)).data
+    codes = rng.integers(-1, 2, (rows, columns), dtype=np.int8)
     if kind == "Q1_0":
         codes = np.where(codes < 1, np.int8(-1), codes)
     return PACKERS[kind](Ternary(codes, np.full((1, 1), scale, dtype=np.float32)))
@@ -288,9 +152,19 @@ def vocabulary_keys(path):
         return list(keys.values()), len(gguf.metadata["tokenizer.ggml.tokens"])
 
 
+def entry(key, value):
+    """A metadata key by the type of its *value*."""
+    if isinstance(value, list):
+        item = 7 if isinstance(value[0], bool) else 4  # bool, uint32
+        packed = struct.pack(f"<{len(value)}{'?' if item == 7 else 'I'}", *value)
+        return text(key) + struct.pack("<IIQ", ARRAY, item, len(value)) + packed
+    return scalar(key, "float32" if isinstance(value, float) else "uint32", value)
+
+
 def metadata(kind, shape, *, layers, vocabulary):
     """Keys with single values, as the published file has them."""
     architecture = shape.architecture
+    ends = (128000, 128001) if not 128 <= vocabulary < 128002 else (0, 1)
     own = {
         "vocab_size": vocabulary,
         "context_length": 4096,
@@ -301,9 +175,10 @@ def metadata(kind, shape, *, layers, vocabulary):
         "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads,
     }
-    if shape.width != shape.dim:
+    own |= expert_keys(shape, layers)
+    if shape.width != shape.dim or shape.experts:
         own |= {f"attention.{part}_length": shape.head_dim for part in ("key", "value")}
-    if shape.period > 1:
+    if shape.period > 1 and not shape.experts:
         own |= {
             "full_attention_interval": shape.period,
             "rope.dimension_count": shape.head_dim // 4,
@@ -318,15 +193,15 @@ def metadata(kind, shape, *, layers, vocabulary):
     return [
         scalar("general.architecture", "string", architecture),
         scalar("general.name", "string", "synthetic"),
-        *(scalar(f"{architecture}.{key}", "uint32", value) for key, value in own.items()),
+        *(entry(f"{architecture}.{key}", value) for key, value in own.items()),
         scalar(f"{architecture}.attention.layer_norm_rms_epsilon", "float32", 1e-5),
         scalar(f"{architecture}.rope.freq_base", "float32", 500000.0),
         scalar("general.file_type", "uint32", FILE_TYPES[kind]),
         scalar("general.quantization_version", "uint32", 2),
         scalar("tokenizer.ggml.model", "string", "gpt2"),
-        scalar("tokenizer.ggml.bos_token_id", "uint32", 128000),
-        scalar("tokenizer.ggml.eos_token_id", "uint32", 128001),
-        scalar("tokenizer.ggml.padding_token_id", "uint32", 128001),
+        scalar("tokenizer.ggml.bos_token_id", "uint32", ends[0]),
+        scalar("tokenizer.ggml.eos_token_id", "uint32", ends[1]),
+        scalar("tokenizer.ggml.padding_token_id", "uint32", ends[1]),
         scalar("tokenizer.ggml.add_bos_token", "bool", True),
         scalar("tokenizer.chat_template", "string", CHAT_TEMPLATE),
     ]

@@ -22,12 +22,15 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "synthetic.py"
 
 @pytest.fixture(scope="module")
 def script():
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("synthetic", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
+    monkeypatch.undo()
 
 
 @pytest.fixture
@@ -60,6 +63,19 @@ def test_a_hybrid_model_has_attention_in_every_fourth_layer_and_runs(written):
         *["DeltaNet"] * 3,
         "Attention",
     ]
+    pieces = list(Scheduler(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
+    assert len(pieces) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen3moe", "Q4_K_M"), ("gpt-oss", "MXFP4"), ("lfm2moe", "Q4_K_M"), ("maple", "TQ2_0")],
+)
+def test_a_mixture_of_experts_has_the_types_of_published_files_and_runs(written, name, kind):
+    checkpoint = written(kind, f"tiny-{name}", "--layers", 4)
+    types = {it.quant.name for it in checkpoint.weights.values() if len(it.shape) == 3}
+    assert types == {"Q4_K_M": {"Q4_K", "Q6_K"}}.get(kind, {kind})
+    model = load_model(checkpoint, ops=ReferenceOps())
     pieces = list(Scheduler(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
     assert len(pieces) == 4
 

@@ -1,0 +1,287 @@
+"""Shapes of published models: their tensors in the types of their files, for synthetic.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bitnet.quants import types
+
+# Types of published files, by the end of a tensor's name; the first that fits.
+MIXTURES = {
+    "Q4_K_M": (("output", "Q6_K"), ("attn_v", "Q6_K"), ("ffn_down", "Q6_K"), ("", "Q4_K")),
+    "MXFP4": (("_exps", "MXFP4"), ("", "Q8_0")),
+}
+EXPERTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model, and the architecture that its file names."""
+
+    architecture: str = "bitnet-b1.58"
+    layers: int = 30
+    dim: int = 2560
+    ffn: int = 6912
+    heads: int = 20
+    kv_heads: int = 5
+    head_dim: int = 128
+    embeds: bool = False  # an embedding model
+    low_bit: bool = False  # its embedding has the type of the other matrices
+    period: int = 1  # one layer in this many has attention, gated; the others delta nets
+    key_heads: int = 16  # of these
+    value_heads: int = 48
+    state: int = 128  # width of their heads
+    vocabulary: int = 0  # tokens of the model, if there are more than the vocabulary has
+    experts: int = 0
+    used: int = 0  # of these by a token
+    dense: int = 0  # layers without experts, at the beginning
+    expert_ffn: int = 0
+
+    @property
+    def width(self):
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+
+SHAPES = {
+    "2b-4t": Shape(),
+    "embedding-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, embeds=True),
+    "embedding-270m": Shape("gemma3", 18, 640, 2048, 4, 1, 256, embeds=True),
+    "bonsai-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, low_bit=True),
+    "bonsai-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, low_bit=True),
+    "bonsai-27b": Shape(
+        "qwen35", 64, 5120, 17408, 24, 4, 256, low_bit=True, period=4, vocabulary=248320
+    ),
+    "tiny-hybrid": Shape(
+        "qwen35",
+        4,
+        256,
+        512,
+        4,
+        2,
+        64,
+        low_bit=True,
+        period=4,
+        key_heads=2,
+        value_heads=4,
+        state=64,
+    ),
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe", 48, 2048, 6144, 32, 4, 128, experts=128, used=8, expert_ffn=768
+    ),
+    "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 2880, 64, 8, 64, experts=32, used=4, expert_ffn=2880),
+    "lfm2-8b-a1b": Shape(
+        "lfm2moe", 24, 2048, 7168, 32, 8, 64, experts=32, used=4, expert_ffn=1792, period=4, dense=2
+    ),
+    "maple-20b-a1b": Shape(
+        "maple", 24, 2048, 2048, 16, 4, 128, experts=256, used=8, expert_ffn=512
+    ),
+    **{
+        f"tiny-{name}": Shape(
+            name,
+            4,
+            256,
+            512,
+            4,
+            2,
+            64,
+            experts=4,
+            used=2,
+            expert_ffn=256,
+            period=period,
+            dense=first,
+        )
+        for name, period, first in (
+            ("qwen3moe", 1, 0),
+            ("gpt-oss", 1, 0),
+            ("lfm2moe", 4, 2),
+            ("maple", 1, 0),
+        )
+    },
+    "tiny": Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64),
+    "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128, embeds=True),
+}
+EMBEDDINGS = ("qwen3", "gemma3")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the file: *shape* rows first, *kind* the name of its encoding."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+    @property
+    def size(self):
+        """Bytes, without padding."""
+        return types.by_name(self.kind).size_bytes(self.shape)
+
+
+def norms(shape):
+    """Width of each norm of a layer, without those before the products."""
+    dim, head = shape.dim, shape.head_dim
+    if shape.architecture.startswith("bitnet"):
+        sub_norms = {"attn_sub_norm": shape.width, "ffn_sub_norm": shape.ffn}
+        return {"attn_norm": dim, "ffn_norm": dim} | sub_norms
+    found = {"attn_norm": dim, "ffn_norm": dim}
+    if shape.period > 1:
+        return {
+            "attn_norm": dim,
+            "post_attention_norm": dim,
+            "attn_q_norm": head,
+            "attn_k_norm": head,
+        }
+    if shape.architecture in EMBEDDINGS:
+        found |= {"attn_q_norm": head, "attn_k_norm": head}
+    if shape.architecture == "gemma3":
+        found |= {"post_attention_norm": dim, "post_ffw_norm": dim}
+    return found
+
+
+def delta_net(kind, shape, block, feed_forward):
+    """Tensors of a layer without attention."""
+    keys, values = shape.key_heads * shape.state, shape.value_heads * shape.state
+    heads, dim = (shape.value_heads,), shape.dim
+    floats = {
+        "attn_norm.weight": (dim,),
+        "post_attention_norm.weight": (dim,),
+        "ssm_a": heads,
+        "ssm_conv1d.weight": (2 * keys + values, 4),
+        "ssm_dt.bias": heads,
+        "ssm_norm.weight": (shape.state,),
+    }
+    linear = {
+        "attn_qkv": (2 * keys + values, dim),
+        "attn_gate": (values, dim),
+        "ssm_out": (dim, values),
+    }
+    found = [Tensor(block + name, size, "F32") for name, size in floats.items()]
+    found += [
+        Tensor(f"{block}ssm_{part}.weight", (*heads, dim), "BF16") for part in ("alpha", "beta")
+    ]
+    linear |= feed_forward
+    return found + [Tensor(f"{block}{name}.weight", size, kind) for name, size in linear.items()]
+
+
+def mixed(kind, name, layer):
+    """Type of the matrix *name* in a file of *kind*; half of the layers have longer codes."""
+    if kind == "TQ2_0":
+        return "TQ2_0" if layer >= 0 else "Q4_K"
+    if kind == "Q4_K_M" and layer % 2 and name != "output":
+        return "Q4_K"
+    rules = MIXTURES.get(kind, (("", kind),))
+    return next(its for end, its in rules if name.endswith(end) or name.startswith(end))
+
+
+def with_experts(kind, shape, *, layers, vocabulary):
+    """Every tensor of a mixture of experts, in file order."""
+    dim, heads, experts, width = shape.dim, shape.heads, shape.experts, shape.expert_ffn
+    kv_width, its, found = shape.kv_heads * shape.head_dim, shape.architecture, []
+
+    def add(name, *size, layer=-1, floats=False):
+        full = f"blk.{layer}.{name}" if layer >= 0 else name
+        type_ = "F32" if floats or len(size) == 1 else mixed(kind, name.split(".")[0], layer)
+        found.append(Tensor(full, size, type_))
+
+    add("token_embd.weight", vocabulary, dim)
+    if its != "lfm2moe":
+        add("output.weight", vocabulary, dim)
+    add("token_embd_norm.weight" if its == "lfm2moe" else "output_norm.weight", dim)
+    for i in range(layers):
+        add("attn_norm.weight", dim, layer=i)
+        add(f"{'post_attention' if its == 'gpt-oss' else 'ffn'}_norm.weight", dim, layer=i)
+        if i % shape.period == shape.period // 2:
+            sizes = {"q": (shape.width, dim), "k": (kv_width, dim), "v": (kv_width, dim)}
+            for part, size in (sizes | {"output": (dim, shape.width)}).items():
+                add(f"attn_{part}.weight", *size, layer=i)
+                if its == "gpt-oss":
+                    add(f"attn_{part}.bias", size[0], layer=i)
+            if its == "gpt-oss":
+                add("attn_sinks.weight", heads, layer=i)
+            for part in "qk" if its != "gpt-oss" else "":
+                add(f"attn_{part}_norm.weight", shape.head_dim, layer=i)
+        else:
+            add("shortconv.conv.weight", dim, 3, layer=i, floats=True)
+            add("shortconv.in_proj.weight", 3 * dim, dim, layer=i)
+            add("shortconv.out_proj.weight", dim, dim, layer=i)
+        if i < shape.dense:
+            for part in EXPERTS:
+                size = (dim, shape.ffn) if part == "down" else (shape.ffn, dim)
+                add(f"ffn_{part}.weight", *size, layer=i)
+            continue
+        add("ffn_gate_inp.weight", experts, dim, layer=i, floats=True)
+        if its == "gpt-oss":
+            add("ffn_gate_inp.bias", experts, layer=i)
+        if its == "lfm2moe":
+            add("exp_probs_b.bias", experts, layer=i)
+        for part in EXPERTS:
+            rows, columns = (dim, width) if part == "down" else (width, dim)
+            add(f"ffn_{part}_exps.weight", experts, rows, columns, layer=i)
+            if its == "gpt-oss":
+                add(f"ffn_{part}_exps.bias", experts, rows, layer=i, floats=True)
+    return found
+
+
+def tensors(kind, shape, *, layers, vocabulary):
+    """Every tensor of the model, in file order."""
+    if shape.experts:
+        return with_experts(kind, shape, layers=layers, vocabulary=vocabulary)
+    dim, ffn, width, kv_width = shape.dim, shape.ffn, shape.width, shape.kv_heads * shape.head_dim
+    linear = {
+        "attn_q": (width, dim),
+        "attn_k": (kv_width, dim),
+        "attn_v": (kv_width, dim),
+        "attn_output": (dim, width),
+        "ffn_gate": (ffn, dim),
+        "ffn_up": (ffn, dim),
+        "ffn_down": (dim, ffn),
+    }
+    feed_forward = {name: linear[name] for name in ("ffn_gate", "ffn_up", "ffn_down")}
+    if shape.period > 1:
+        linear["attn_q"] = (2 * width, dim)
+    layer_norms = norms(shape)
+    if shape.embeds and kind == "I2_S":
+        layer_norms |= {f"{name}_norm_in": size[1] for name, size in linear.items()}
+    embedding = kind if shape.low_bit else "F16"
+    found = [Tensor("token_embd.weight", (vocabulary, dim), embedding)]
+    if shape.period > 1:
+        found.append(Tensor("output.weight", (vocabulary, dim), embedding))
+    for layer in range(layers):
+        if (layer + 1) % shape.period:
+            found += delta_net(kind, shape, f"blk.{layer}.", feed_forward)
+            continue
+        found += [
+            Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in layer_norms.items()
+        ]
+        found += [Tensor(f"blk.{layer}.{name}.weight", size, kind) for name, size in linear.items()]
+    return [*found, Tensor("output_norm.weight", (dim,), "F32")]
+
+
+def expert_keys(shape, layers):
+    """Keys of a mixture of experts."""
+    if not shape.experts:
+        return {}
+    own = {
+        "expert_count": shape.experts,
+        "expert_used_count": shape.used,
+        "expert_feed_forward_length": shape.expert_ffn,
+    }
+    if shape.architecture == "gpt-oss":
+        own |= {"attention.sliding_window": 128}
+    if shape.architecture == "maple":
+        windows = [(i + 1) % 4 > 0 for i in range(layers)]
+        own |= {
+            "attention.sliding_window": 512,
+            "attention.sliding_window_pattern": windows,
+            "swiglu_clamp_exp": 7.0,
+        }
+    if shape.architecture == "lfm2moe":
+        attends = [i % shape.period == shape.period // 2 for i in range(layers)]
+        own |= {
+            "shortconv.l_cache": 3,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": shape.dense,
+            "attention.head_count_kv": [shape.kv_heads * attention for attention in attends],
+        }
+    return own
