@@ -2,7 +2,9 @@
 #include "encodings/tiles.hpp"
 
 #include <algorithm>
+#include <vector>
 
+#include "isa/dispatch.hpp"
 #include "system/thread_pool.hpp"
 #include "ternary/groups.hpp"
 
@@ -112,24 +114,22 @@ void put_iq4_xs(const uint8_t* block, uint8_t* out, int lane) {
 }
 
 template <class T>
-void pack_floats(const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* tile) {
+void pack_floats(const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
     for (int64_t c = 0; c < cols; ++c)
-        for (int64_t r = 0; r < rows; ++r)
-            put(tile + int64_t(sizeof(T)) * (kTileRows * c + r), read<T>(weight + int64_t(sizeof(T)) * (r * cols + c)));
+        for (int r = 0; r < kTileRows; ++r)
+            std::memcpy(tile + int64_t(sizeof(T)) * (kTileRows * c + r), rows[r] + int64_t(sizeof(T)) * c, sizeof(T));
 }
 
 }  // namespace
 
-void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* tile) {
+void pack_tile(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
     const Encoding& size = encoding(type);
-    const int64_t blocks = cols / size.weights, row_bytes = blocks * size.bytes;
     const int64_t block_bytes = kTileRows * encoding(tiled(type)).bytes;
-    if (rows < kTileRows) std::memset(tile, 0, size_t(blocks * block_bytes));
-    if (type == Type::F32) return pack_floats<uint32_t>(weight, rows, cols, tile);
-    if (is_float(type)) return pack_floats<uint16_t>(weight, rows, cols, tile);
-    for (int64_t b = 0; b < blocks; ++b)
-        for (int lane = 0; lane < int(rows); ++lane) {
-            const uint8_t* from = weight + lane * row_bytes + b * size.bytes;
+    if (type == Type::F32) return pack_floats<uint32_t>(rows, cols, tile);
+    if (is_float(type)) return pack_floats<uint16_t>(rows, cols, tile);
+    for (int64_t b = 0; b < cols / size.weights; ++b)
+        for (int lane = 0; lane < kTileRows; ++lane) {
+            const uint8_t* from = rows[lane] + b * size.bytes;
             uint8_t* to = tile + b * block_bytes;
             if (type == Type::Q6_K) put_q6_k(from, to, lane);
             else if (type == Type::IQ4_XS) put_iq4_xs(from, to, lane);
@@ -140,13 +140,19 @@ void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uin
 
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out) {
     if (is_grouped_row(type)) return pack_groups(type, weight, rows, cols, out);
-    const Encoding &from = encoding(type), &to = encoding(tiled(type));
-    const int64_t tiles = (rows + kTileRows - 1) / kTileRows, blocks = cols / from.weights;
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows, blocks = cols / encoding(type).weights;
+    const int64_t row_bytes = blocks * encoding(type).bytes, tile_bytes = kTileRows * blocks * encoding(tiled(type)).bytes;
+    const std::vector<uint8_t> zeros(rows % kTileRows ? size_t(row_bytes) : 0);
     constexpr int64_t kTilesPerChunk = 8;
     parallel_for((tiles + kTilesPerChunk - 1) / kTilesPerChunk, [&](int64_t chunk) {
-        for (int64_t t = chunk * kTilesPerChunk; t < std::min(tiles, (chunk + 1) * kTilesPerChunk); ++t)
-            pack_tile(type, weight + kTileRows * t * blocks * from.bytes, std::min<int64_t>(kTileRows, rows - kTileRows * t),
-                      cols, out + kTileRows * t * blocks * to.bytes);
+        for (int64_t t = chunk * kTilesPerChunk; t < std::min(tiles, (chunk + 1) * kTilesPerChunk); ++t) {
+            const uint8_t* its[kTileRows];
+            for (int64_t i = 0; i < kTileRows; ++i) {
+                const int64_t r = kTileRows * t + i;
+                its[i] = r < rows ? weight + r * row_bytes : zeros.data();
+            }
+            detail::active().gather(type, its, cols, out + t * tile_bytes);
+        }
     });
 }
 

@@ -62,8 +62,8 @@ static_assert(tile_sizes_agree(), "tile layout");
 
 // Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled) of tiled_cols.
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);
-// Writes the tile of *rows* (at most 16) rows that follow each other in a file.
-void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* tile);
+// The tile of 16 rows as they are in a file, each where its pointer says; `Kernels::gather` is the same, faster.
+void pack_tile(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "isa/dispatch.hpp"
-#include "ops/float_rows.hpp"
+#include "ops/matrix_rows.hpp"
 #include "isa/kernels.hpp"
 #include "ops/ops.hpp"
 #include "head/input.hpp"

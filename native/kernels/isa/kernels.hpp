@@ -27,7 +27,7 @@
 //            at fixed positions and are merged in order; behind them the score of a sink, whose value is 0.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
-// which does not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
+// which does not fuse. Block and float encodings in rows become tiles when they are multiplied (ops/matrix_rows.hpp).
 #pragma once
 
 #include <cstddef>
@@ -181,7 +181,7 @@ struct Kernels {
     // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
     void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
                            int16_t* page);
-    // 16 rows of *cols* floats of a type in rows, each where its pointer says, as a tile.
+    // pack_tile of encodings/tiles.hpp: 16 rows, each where its pointer says, as a tile.
     void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
     // A tile of 16 whole rows of i2_s or tq2_0, *cols* a multiple of 128, with two bits per weight
     // (ternary/layout.hpp); returns whether a code was 3.

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "isa/dispatch.hpp"
-#include "ops/float_rows.hpp"
+#include "ops/matrix_rows.hpp"
 #include "ops/ops.hpp"
 #include "head/input.hpp"
 #include "ternary/layout.hpp"
@@ -167,24 +167,26 @@ bool dequantize_agrees(const Kernels& k) {
 }
 
 // Rows one after the other give the bits of the same rows in tiles.
-bool float_rows_agree(Type type) {
+bool rows_agree(Type type) {
     Product rows(type), tiles(tiled(type));
     const LinearKernel kernel = detail::active().decode[int(tiled(type))];
-    return rows.run(linear_float_rows, rows.tokens) == tiles.run(kernel, tiles.tokens);
+    return rows.run(linear_in_rows, rows.tokens) == tiles.run(kernel, tiles.tokens);
 }
 
 bool gather_agrees(const Kernels& k) {
-    constexpr int64_t kCols = 51;
     Random random;
-    for (const Type type : {Type::F32, Type::F16, Type::BF16}) {
-        const std::vector<uint8_t> weight = random_weights(type, kTileRows, kCols, random);
+    for (int i = 0; i < kTypes; ++i) {
+        const Type type = Type(i);
+        if (!can_tile(type) || is_grouped_row(type)) continue;
+        const int64_t cols = is_float(type) ? 51 : 512;
+        const std::vector<uint8_t> weight = random_weights(type, kTileRows, cols, random);
         const uint8_t* rows[kTileRows];
-        for (int r = 0; r < kTileRows; ++r) rows[r] = &weight[size_t((r * 7 + 3) % kTileRows * row_bytes(type, kCols))];
-        std::vector<uint8_t> got(weight.size()), expected(weight.size());
-        scalar_kernels().gather(type, rows, kCols, expected.data());
-        k.gather(type, rows, kCols, got.data());
+        for (int r = 0; r < kTileRows; ++r) rows[r] = &weight[size_t((r * 7 + 3) % kTileRows * row_bytes(type, cols))];
+        std::vector<uint8_t> got(size_t(weight_bytes(tiled(type), kTileRows, cols))), expected(got.size());
+        scalar_kernels().gather(type, rows, cols, expected.data());
+        k.gather(type, rows, cols, got.data());
         if (got != expected) return false;
-        if (!float_rows_agree(type)) return false;
+        if (!rows_agree(type)) return false;
     }
     return true;
 }

@@ -24,6 +24,39 @@ inline void pin(Vector& v) {
 #endif
 }
 
+// 16 bytes of each of 16 rows, from *at* on, as four lines of dwords, one of each row.
+inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+        __m256i row[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            row[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load128(rows[8 * half + i] + at)),
+                                             load128(rows[8 * half + 4 + i] + at), 1);
+        const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]), b = _mm256_unpacklo_epi32(row[2], row[3]);
+        const __m256i c = _mm256_unpackhi_epi32(row[0], row[1]), d = _mm256_unpackhi_epi32(row[2], row[3]);
+        auto* to = reinterpret_cast<__m256i*>(out + 32 * half);
+        _mm256_storeu_si256(to, _mm256_unpacklo_epi64(a, b));
+        _mm256_storeu_si256(to + 2, _mm256_unpackhi_epi64(a, b));
+        _mm256_storeu_si256(to + 4, _mm256_unpacklo_epi64(c, d));
+        _mm256_storeu_si256(to + 6, _mm256_unpackhi_epi64(c, d));
+    }
+}
+
+// Bytes 0, 1, 2 and 3 of the dwords of a line, 16 each.
+inline void planes(const uint8_t* line, uint8_t* out) {
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i dwords = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i a = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(load256(line), bytes), dwords);
+    const __m256i b = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(load256(line + 32), bytes), dwords);
+    const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
+    auto* to = reinterpret_cast<__m128i*>(out);
+    _mm_storeu_si128(to, _mm256_castsi256_si128(even));
+    _mm_storeu_si128(to + 1, _mm256_castsi256_si128(odd));
+    _mm_storeu_si128(to + 2, _mm256_extracti128_si256(even, 1));
+    _mm_storeu_si128(to + 3, _mm256_extracti128_si256(odd, 1));
+}
+
 inline float sum8(__m256 v) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));

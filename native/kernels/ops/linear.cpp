@@ -2,7 +2,7 @@
 
 #include "ops/counters.hpp"
 #include "isa/dispatch.hpp"
-#include "ops/float_rows.hpp"
+#include "ops/matrix_rows.hpp"
 #include "ops/ops.hpp"
 #include "system/split.hpp"
 
@@ -17,7 +17,7 @@ void ensure(std::vector<T>& items, int64_t n) {
 }
 
 LinearKernel kernel_for(Type type, bool decode) {
-    if (is_float(type) && !is_tiled(type)) return linear_float_rows;
+    if (can_tile(type) && !is_grouped_row(type)) return linear_in_rows;
     return (decode ? active().decode : active().prefill)[int(type)];
 }
 

@@ -1,4 +1,4 @@
-#include "ops/float_rows.hpp"
+#include "ops/matrix_rows.hpp"
 
 #include <algorithm>
 #include <vector>
@@ -16,13 +16,6 @@
 
 namespace bitnet {
 namespace {
-
-template <class T>
-void transpose(const uint8_t* const* rows, int64_t begin, int64_t cols, uint8_t* tile) {
-    for (int64_t c = begin; c < cols; ++c)
-        for (int r = 0; r < kTileRows; ++r)
-            std::memcpy(tile + int64_t(sizeof(T)) * (kTileRows * c + r), rows[r] + int64_t(sizeof(T)) * c, sizeof(T));
-}
 
 #if defined(BITNET_X86)
 // Eight columns of eight rows of 16-bit floats, to every 32nd byte.
@@ -50,7 +43,7 @@ void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, fl
     thread_local std::vector<uint8_t> room;
     const uint8_t* all[kTileRows];
     for (int64_t r = 0; r < kTileRows; ++r) all[r] = rows[std::min(r, count - 1)];
-    room.resize(size_t(kTileRows * a.row_bytes + 64));
+    room.resize(size_t(kTileRows * row_bytes(tiled(a.type), a.cols) + 64));
     uint8_t* tile = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64;
     detail::active().gather(a.type, all, a.cols, tile);
     LinearArgs tile_args = a;
@@ -59,7 +52,9 @@ void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, fl
     tile_args.row_bytes = row_bytes(tile_args.type, a.cols);
     tile_args.rows = count;
     tile_args.y = y;
-    detail::active().decode[int(tile_args.type)](tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
+    const Kernels& kernels = detail::active();
+    const LinearKernel kernel = (a.tokens <= kDecodeTokens ? kernels.decode : kernels.prefill)[int(tile_args.type)];
+    kernel(tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
 }
 
 // Whether *count* bytes of *file* were read.
@@ -74,24 +69,21 @@ bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
 
 }  // namespace
 
-void gather_rows(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
-    if (type == Type::F32) transpose<uint32_t>(rows, 0, cols, tile);
-    else transpose<uint16_t>(rows, 0, cols, tile);
-}
-
 #if defined(BITNET_X86)
-void gather_rows_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
-    if (type == Type::F32) return gather_rows(type, rows, cols, tile);
+void gather_floats_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
+    if (type == Type::F32) return pack_tile(type, rows, cols, tile);
     int64_t c = 0;
     for (; c + 8 <= cols; c += 8) {
         transpose_8x8(rows, c, tile + 32 * c);
         transpose_8x8(rows + 8, c, tile + 32 * c + 16);
     }
-    transpose<uint16_t>(rows, c, cols, tile);
+    const uint8_t* rest[kTileRows];
+    for (int r = 0; r < kTileRows; ++r) rest[r] = rows[r] + 2 * c;
+    pack_tile(type, rest, cols - c, tile + 32 * c);
 }
 #endif
 
-void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     std::vector<float> y(size_t(a.tokens * kTileRows));
     for (int64_t r = r0; r < r1; r += kTileRows) {
         const int64_t count = std::min<int64_t>(kTileRows, r1 - r);

@@ -1,18 +1,17 @@
-// Products with float matrices whose rows lie one after the other, as in a file: 16 rows at a time
-// become a tile and go through the kernel for tiles, so that results have the same bits.
+// Products with matrices whose rows lie one after the other, as in a file: 16 rows at a time become a tile
+// and go through the kernel for tiles, so that results have the same bits.
 #pragma once
 
 #include "isa/kernels.hpp"
 
 namespace bitnet {
 
-// A LinearKernel for F32, F16 and BF16.
-void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
+// A LinearKernel for float and block encodings in rows.
+void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
 
-// 16 rows of floats, each where its pointer says, as a tile: `Kernels::gather`.
-void gather_rows(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
 #if defined(BITNET_X86)
-void gather_rows_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+// pack_tile of floats.
+void gather_floats_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
 #endif
 
 // Where rows lie: in memory and, where *file* is a descriptor, *offset* bytes into that file too.

@@ -1,7 +1,7 @@
 // AVX2 with FMA and F16C: products of bytes by vpmaddubsw, added in 16 bits as deep as they fit.
 #define BITNET_F16C
 #include "isa/vectors_avx2.hpp"
-#include "ops/float_rows.hpp"
+#include "ops/matrix_rows.hpp"
 #include "ops/row_ops.hpp"
 
 namespace bitnet {
@@ -38,6 +38,7 @@ struct Vec : Avx2 {
 }  // namespace bitnet
 
 #include "ops/quantize_x86.hpp"
+#include "ops/tile_gather.hpp"
 #include "ops/tile_products.hpp"
 
 namespace bitnet {
@@ -50,7 +51,7 @@ const Kernels& avx2_kernels() {
         add_tiled_linear(k);
         add_avx2_ternary(k);
         add_avx2_head(k);
-        k.quantize_block = quantize_block_x86, k.gather = gather_rows_x86;
+        k.quantize_block = quantize_block_x86, k.gather = gather_tile<gather_floats_x86>;
         return k;
     }();
     return table;

@@ -1,7 +1,7 @@
 // AVX-512 F, BW, DQ, VL and VNNI: vpdpbusd adds four products of bytes to 32 bits at once.
 #define BITNET_F16C
 #include "isa/vectors_avx512.hpp"
-#include "ops/float_rows.hpp"
+#include "ops/matrix_rows.hpp"
 #include "ops/row_ops.hpp"
 
 namespace bitnet {
@@ -27,6 +27,7 @@ struct Vec : Avx512 {
 }  // namespace bitnet
 
 #include "ops/quantize_x86.hpp"
+#include "ops/tile_gather.hpp"
 #include "ops/tile_products.hpp"
 
 namespace bitnet {
@@ -39,7 +40,7 @@ const Kernels& avx512_vnni_kernels() {
         add_tiled_linear(k);
         add_avx512_vnni_ternary(k);
         add_avx512_vnni_head(k);
-        k.quantize_block = quantize_block_x86, k.gather = gather_rows_x86;
+        k.quantize_block = quantize_block_x86, k.gather = gather_tile<gather_floats_x86>;
         return k;
     }();
     return table;

@@ -29,6 +29,7 @@ struct Vec : Neon {
 }  // namespace
 }  // namespace bitnet
 
+#include "ops/tile_gather.hpp"
 #include "ops/tile_products.hpp"
 
 namespace bitnet {
@@ -41,6 +42,7 @@ const Kernels& neon_dotprod_kernels() {
         add_tiled_linear(k);
         add_neon_dotprod_ternary(k);
         add_neon_dotprod_head(k);
+        k.gather = gather_tile<pack_tile>;
         return k;
     }();
     return table;

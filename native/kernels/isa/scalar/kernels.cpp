@@ -1,7 +1,7 @@
 // The specification: one row and one token at a time, on any processor.
 #include <algorithm>
 
-#include "ops/float_rows.hpp"
+#include "ops/matrix_rows.hpp"
 #include "ops/row_ops.hpp"
 
 namespace bitnet {
@@ -69,7 +69,7 @@ const Kernels& scalar_kernels() {
         add_scalar_ternary(k);
         add_scalar_groups(k);
         add_scalar_head(k);
-        k.gather = gather_rows;
+        k.gather = pack_tile;
         return k;
     }();
     return table;
