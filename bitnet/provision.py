@@ -54,6 +54,7 @@ def load(
     ignore_keys: Collection[str] = (),
     draft_model: str | os.PathLike[str] | None = None,
     lora: Collection[str | os.PathLike[str]] = (),
+    lock_memory: bool = False,
     fetch: bool = True,
 ) -> LanguageModel:
     """*model* with its tokenizer, ready to generate; a name that is not here is downloaded.
@@ -75,6 +76,7 @@ def load(
             checks: the same answers, faster where enough drafts are right.
         lora: low-rank adapters to run the model with: GGUF files and folders of PEFT, each
             ``PATH`` or ``PATH:SCALE``.
+        lock_memory: keep the weights in memory, but for experts that stay in the file.
         fetch: download a model that is not on this machine.
 
     Raises:
@@ -85,7 +87,7 @@ def load(
         WrongType: a value is of another type.
         InvalidFormat: the file is damaged.
         Unsupported: the architecture or an encoding is unknown, or the file is not a model.
-        InferenceError: not enough memory.
+        InferenceError: not enough memory, or the limit of locked memory forbids *lock_memory*.
         BitnetError: the model cannot be downloaded.
     """
     from bitnet.formats.checkpoint import Checkpoint
@@ -103,6 +105,7 @@ def load(
     check_type("context", context, "a whole number or None", Integral, None)
     check_type("threads", threads, "a whole number", Integral)
     check_type("allow_mock", allow_mock, "True or False", bool)
+    check_type("lock_memory", lock_memory, "True or False", bool)
     check_type("draft_model", draft_model, "a path, a name or None", str, os.PathLike, None)
     if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
         raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
@@ -130,6 +133,7 @@ def load(
         allow_mock=allow_mock,
         exact_head=exact_head,
         draft=None if draft_model is None else open_named(draft_model),
+        lock_memory=lock_memory,
     )
 
 

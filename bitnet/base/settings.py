@@ -131,6 +131,13 @@ def _is_switch(text: str) -> bool:
     return text.strip().lower() in _TRUE | _FALSE
 
 
+def _experts(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("auto", "copied", "mapped"):
+        raise ValueError("expected auto, copied or mapped")
+    return value
+
+
 def _layout(text: str) -> str:
     if text not in ("auto", "2bit", "dense"):
         raise ValueError("expected auto, 2bit or dense")
@@ -358,6 +365,13 @@ ternary_layout = Setting(
     parse=_layout,
     default="auto",
     help="ternary weights in memory: auto (measured once per machine), 2bit or dense (1.6 bits)",
+)
+experts = Setting(
+    "BITNET_EXPERTS",
+    parse=_experts,
+    default="auto",
+    help="weights of experts: copied for speed, mapped (multiplied where they are in the file), or "
+    "auto (copied if the copy fits in memory)",
 )
 log = Setting(
     "BITNET_LOG",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from bitnet import native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import BenchmarkError, InferenceError, UsageError
+from bitnet.base.memory import peak_memory
 from bitnet.bench.report import BenchReport, Measured, Spread, describe_machine
-from bitnet.runtime.answer import peak_memory
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:

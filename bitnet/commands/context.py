@@ -335,6 +335,7 @@ def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> Lan
             allow_mock=options.allow_mock,
             exact_head=options.exact_head,
             draft=draft,
+            lock_memory=options.lock_memory,
         )
 
     return _with_tokenizer(attempt, checkpoint, options, common)

@@ -13,6 +13,7 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.base.files import write_text
 from bitnet.base.invocation import word
+from bitnet.base.progress import human_size
 from bitnet.commands.context import (
     Context,
     decode_text,
@@ -225,6 +226,7 @@ def _metric_lines(answer, running):
     """More about *answer*, line by line."""
     stats = answer.stats
     blocks = stats.passes * running.config.n_layers
+    passed = stats.prefill_s + stats.decode_s
     return (
         f"finish reason: {answer.finish_reason}",
         f"load {stats.load_s:.3f} s, prompt {stats.prefill_s:.3f} s, rest {stats.decode_s:.3f} s",
@@ -234,6 +236,8 @@ def _metric_lines(answer, running):
         + ("; stopped, since it did not save time" * stats.exact_head_stopped),
         f"drafts: {stats.accepted} of {stats.drafted} tokens accepted ({stats.acceptance:.0%})"
         + (f", {stats.draft_gain:.2f} times the speed without" if stats.draft_gain else ""),
+        f"read from files: {human_size(stats.read_bytes)}, {stats.page_faults} page faults"
+        + (f", {human_size(stats.read_bytes / passed)} a second" * (passed > 0)),
         f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
     )
 

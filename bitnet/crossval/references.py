@@ -103,9 +103,9 @@ class _Unpacking(ReferenceOps):
     def __init__(self) -> None:
         super().__init__(dtype=np.float64)
 
-    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
+    def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
         if registry.rounds_activations(weight) or len(weight.shape) != 2:
-            return super().prepare(weight, looked_up=looked_up)
+            return super().prepare(weight, looked_up=looked_up, expert=expert)
         return weight
 
     def embed(self, table: Any, tokens: Sequence[int]) -> Array:

@@ -71,7 +71,7 @@ class ExpertLinear:
     def run(self, on: Pass) -> None:
         x, used = on.registers[self.x], self.experts.width
         chosen = on.registers[self.experts].astype(np.intp).reshape(-1)  # (T * used,)
-        parts = x.reshape(len(chosen), -1) if self.apart else np.repeat(x, used, axis=0)
+        parts = x.reshape(-1, x.shape[1] // used) if self.apart else np.repeat(x, used, axis=0)
         for out, weight, bias in zip(self.outs, self.weights, self.biases, strict=True):
             matrices, rows = on.weights[weight], out.width // used
             biases = (

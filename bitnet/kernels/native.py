@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,14 @@ from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.native_graph import CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
-from bitnet.kernels.packing import Matrix, prepare_matrix
+from bitnet.kernels.packing import Matrix, experts_stay, multiplied_in_rows, prepare_matrix
 from bitnet.kernels.prefill_choice import choose_prefill
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.ternary_choice import dense_pays
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -98,6 +99,7 @@ class NativeOps(Ops):
         self._native = module
         self._turns: tuple[Array, float, Array, Array] | None = None
         self._dense = settings.ternary_layout() == "dense"  # until expect() knows the model
+        self._map_experts = False
         self.name = f"native ({module.kernel_level()})"
 
     @property
@@ -105,15 +107,21 @@ class NativeOps(Ops):
         """The compiled module, whose functions this backend calls."""
         return self._native
 
-    def expect(self, weights: Iterable[Weight]) -> None:
-        """Choose how ternary matrices are packed, which may be measured."""
+    def expect(self, weights: Collection[Weight]) -> None:
+        """Choose how ternary matrices are packed, which may be measured, and where experts are.
+
+        Raises:
+            InferenceError: copies of all matrices but those of experts do not fit in memory.
+        """
+        self._map_experts = experts_stay(weights)
         ternary = (w.shape for w in weights if registry.rounds_activations(w))
         self._dense = dense_pays(self._native, sum(math.prod(shape) for shape in ternary))
 
-    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
+    def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
-        return prepare_matrix(self._native, weight, in_rows=looked_up, dense=self._dense)
+        in_rows = looked_up or (expert and self._map_experts and multiplied_in_rows(weight))
+        return prepare_matrix(self._native, weight, in_rows=in_rows, dense=self._dense)
 
     def reads(self, prepared: Any) -> list[NDArray[np.uint8]]:
         return [prepared.data] if isinstance(prepared, Matrix) else []
@@ -194,11 +202,10 @@ class NativeOps(Ops):
     def convolve(
         self, x: Array, weight: Any, bias: Any | None, *, silu: bool, out_state: Array
     ) -> Array:
-        x, state = _floats(x), _floats(out_state)
+        x = _floats(x)
         out = np.empty_like(x)
-        self._native.convolve(x, weight, bias, silu, state, out)
-        if state is not out_state:
-            out_state[:] = state
+        with _updated(out_state) as state:
+            self._native.convolve(x, weight, bias, silu, state, out)
         return out
 
     def delta_rule(
@@ -214,11 +221,10 @@ class NativeOps(Ops):
         grouped: bool,
         out_state: Array,
     ) -> Array:
-        rows, state = [_floats(x) for x in (q, k, v, alpha, beta)], _floats(out_state)
+        rows = [_floats(x) for x in (q, k, v, alpha, beta)]
         out = np.empty_like(rows[2])
-        self._native.delta_rule(*rows, a, dt, grouped, state, out)
-        if state is not out_state:
-            out_state[:] = state
+        with _updated(out_state) as state:
+            self._native.delta_rule(*rows, a, dt, grouped, state, out)
         return out
 
     def selective_scan(
@@ -233,11 +239,10 @@ class NativeOps(Ops):
         *,
         out_state: Array,
     ) -> Array:
-        rows, state = [_floats(it) for it in (x, b, c, dt)], _floats(out_state)
+        rows = [_floats(it) for it in (x, b, c, dt)]
         out = np.empty_like(rows[0])
-        self._native.selective_scan(*rows, a, bias, skip, state, out)
-        if state is not out_state:
-            out_state[:] = state
+        with _updated(out_state) as state:
+            self._native.selective_scan(*rows, a, bias, skip, state, out)
         return out
 
     def route(self, logits: Array, bias: Any | None, routing: Routing) -> tuple[Array, Array]:
@@ -270,3 +275,12 @@ class NativeOps(Ops):
 
 def _floats(x: Array) -> NDArray[np.float32]:
     return np.ascontiguousarray(x, dtype=np.float32)
+
+
+@contextmanager
+def _updated(out_state: Array) -> Iterator[NDArray[np.float32]]:
+    """*out_state* as floats that follow each other; a copy is written back."""
+    state = _floats(out_state)
+    yield state
+    if state is not out_state:
+        out_state[:] = state

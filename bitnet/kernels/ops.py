@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bitnet.kernels.program import Activation, Array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -36,16 +36,21 @@ class Ops(ABC):
 
     name: str
 
-    def expect(self, weights: Iterable[Weight]) -> None:  # noqa: B027 - most have nothing to choose
-        """Before a model's *weights* are prepared: a chance to choose their form by all of them."""
+    def expect(self, weights: Collection[Weight]) -> None:  # noqa: B027 - most have nothing to choose
+        """Before a model's *weights* are prepared: a chance to choose their form by all of them.
+
+        Raises:
+            InferenceError: they cannot fit in memory in any form.
+        """
 
     @abstractmethod
-    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Prepared:
+    def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Prepared:
         """*weight* unpacked, repacked or uploaded, once; what the other operations take.
 
         Args:
             weight: what to prepare.
             looked_up: mostly :meth:`embed` and others that take single rows will read it.
+            expert: it is one of a mixture, of which a token reads few.
 
         Raises:
             Unsupported: the encoding has no kernel here.

@@ -74,7 +74,7 @@ class ReferenceOps(Ops):
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"the reference computes in float32 or float64, not in {self.dtype}")
 
-    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
+    def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:  # noqa: ARG002
         if registry.rounds_activations(weight) and len(weight.shape) == 2:
             ternary = registry.unpack_ternary(weight)
             return _TernaryMatrix(ternary.codes, ternary.scales.astype(self.dtype))

@@ -73,7 +73,8 @@ def bind(
             name == "token_embd.weight" and "output.weight" in checkpoint.weights
         )
         matrices = [
-            ops.prepare(it, looked_up=looked_up) for it in _scale_matrices(checkpoint, weight)
+            ops.prepare(it, looked_up=looked_up, expert=len(weight.shape) == 3)
+            for it in _scale_matrices(checkpoint, weight)
         ]
         prepared[name] = tuple(matrices) if len(weight.shape) == 3 else matrices[0]
     return prepared

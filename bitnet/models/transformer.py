@@ -8,10 +8,13 @@ backend, results for a token are bit-identical whatever else is in the batch.
 
 from __future__ import annotations
 
+import logging
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from bitnet.base.errors import InferenceError, UsageError
+from bitnet.base.memory import lock_pages
+from bitnet.base.progress import human_size
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import Cache, Segment
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Program
 
 __all__ = ["Cache", "Model", "Segment"]
+
+logger = logging.getLogger(__name__)
 
 
 class Model:
@@ -76,13 +81,23 @@ class Model:
         by_row = read_by_row(checkpoint, config, ops, exact_head)
         self._weights = bind(checkpoint, config, ops, by_row=by_row)
         self.head: Head = Head(checkpoint, config, ops, self._weights, exact_head)
-        matrices = (
-            matrix
-            for one in self._weights.values()
-            for matrix in (one if isinstance(one, tuple) else (one,))
+        experts = [one for its in self._weights.values() if isinstance(its, tuple) for one in its]
+        others = [its for its in self._weights.values() if not isinstance(its, tuple)]
+        self._hot, read = (
+            [array for matrix in some for array in ops.reads(matrix)] for some in (others, experts)
         )
-        read = [array for matrix in matrices for array in ops.reads(matrix)]
-        self._files = files_behind(read)
+        self._files = files_behind([*self._hot, *read])
+        self._hot += [array for array in read if not files_behind([array])]
+
+    def lock(self) -> None:
+        """Keep the weights in memory, but for experts that stay in their files.
+
+        Raises:
+            InferenceError: the limit of this process forbids it.
+            Unsupported: the system cannot.
+        """
+        size = lock_pages(self._hot)
+        logger.info("%s of weights are locked in memory", human_size(size))
 
     def check_files(self) -> None:
         """Check that the mapped files are the ones that were loaded.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.memory import page_reads, peak_memory
 from bitnet.runtime.conversation_text import ReasoningReader
 from bitnet.runtime.piece import Piece, TokenLogprob
 from bitnet.runtime.tool_calls import ToolCall, call_reader
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Stats", "StopStrings", "peak_memory"]
+__all__ = ["Answer", "Stats", "StopStrings"]
 
 
 @dataclass
@@ -46,6 +46,8 @@ class Stats:
         exact_head_rows: share of the head's rows computed for them, on average, 0 to 1.
         exact_head_stopped: the exact head did not save time with this model and was stopped.
         peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
+        page_faults: times that the process waited for a page of a file meanwhile.
+        read_bytes: bytes that were read from disks for it meanwhile.
     """
 
     backend: str = ""
@@ -65,6 +67,8 @@ class Stats:
     exact_head_rows: float = 0.0
     exact_head_stopped: bool = False
     peak_memory_bytes: int = 0
+    page_faults: int = 0
+    read_bytes: int = 0
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -185,6 +189,7 @@ class Answer:
         thoughts = sequence.request.reasoning
         self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
         self._shown |= {} if thoughts is None else thoughts.shown
+        self._reads = self._reads_before = page_reads()
         self.begun_at: float = time.perf_counter()
         self._at = self.begun_at
         # A space at the beginning of the answer is part of it.
@@ -312,6 +317,9 @@ class Answer:
         stats.exact_head_rows = sequence.exact_head_rows / max(1, sequence.exact_head_tokens)
         stats.exact_head_stopped = sequence.exact_head_stopped
         stats.peak_memory_bytes = peak_memory()
+        reads = self._reads = page_reads(self._reads)
+        stats.page_faults = reads.faults - self._reads_before.faults
+        stats.read_bytes = reads.read_bytes - self._reads_before.read_bytes
         self.error = self.error or sequence.error
 
     def _describe(self, piece: Piece) -> TokenLogprob:
@@ -331,13 +339,3 @@ class Answer:
     def _is_known(self, token: int) -> bool:
         # Some embeddings are padded with rows that no token uses.
         return 0 <= token < self._tokenizer.vocab_size
-
-
-def peak_memory() -> int:
-    """Peak resident memory of this process in bytes; 0 if the system does not report it."""
-    try:
-        import resource
-    except ImportError:  # pragma: no cover - Windows
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

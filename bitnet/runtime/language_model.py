@@ -401,6 +401,7 @@ def load_checkpoint(
     allow_mock: bool = False,
     exact_head: HeadMode = "auto",
     draft: Checkpoint | None = None,
+    lock_memory: bool = False,
 ) -> LanguageModel:
     """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`."""
     path = checkpoint.path
@@ -417,6 +418,9 @@ def load_checkpoint(
             config, drafts_in = config_from(draft), resolve_tokenizer(draft, None)
             check_draft_model(transformer.config, tokenizer, config, drafts_in)
             draft_model = load_model(draft, ops=ops, exact_head=exact_head)
+        for locked in (transformer, draft_model):
+            if lock_memory and locked is not None:
+                locked.lock()
         load_s = time.perf_counter() - started
         model = LanguageModel(
             transformer,

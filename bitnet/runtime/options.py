@@ -92,6 +92,9 @@ class ModelOptions:
     context: int | None = option(
         None, "context length in tokens; default: the model's own", bounds=(1, None)
     )
+    lock_memory: bool = option(
+        False, "keep the weights in memory, but for experts that stay in the file"
+    )
     exact_head: HeadMode = option(
         "auto",
         "choose the same tokens without computing the whole output head; auto: if it saves time, "

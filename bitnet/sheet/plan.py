@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
 from bitnet.base.findings import Finding, render
+from bitnet.base.memory import free_memory
 from bitnet.base.progress import human_size
 from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
+from bitnet.kernels.packing import multiplied_in_rows
 from bitnet.models.load import ARCHITECTURES, config_from
 from bitnet.quants.registry import dequantize
 from bitnet.quants.weight import Weight
@@ -31,7 +31,8 @@ from bitnet.tokenizer import resolve_tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
@@ -50,6 +51,48 @@ class Resources:
 
     free_disk: int | None
     free_memory: int | None
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Memory for running a model, in bytes.
+
+    Attributes:
+        weights: all of them.
+        experts: those that can stay in the mapped file and leave memory again.
+        touched: weights that one token reads.
+        cache: keys, values and states.
+        rest: activations, logits and the interpreter.
+    """
+
+    weights: int
+    experts: int
+    touched: int
+    cache: int
+    rest: int = OVERHEAD_BYTES
+
+    @classmethod
+    def of(cls, tensors: Collection[Weight], used: int, cache: int) -> MemoryParts:
+        """Parts of a model with these *tensors*, *used* experts a token and a *cache*."""
+        sizes = {it.name: it.quant.size_bytes(it.shape) or it.size_bytes for it in tensors}
+        read = dict(sizes)
+        experts = [it for it in tensors if len(it.shape) == 3]
+        for it in experts:
+            read[it.name] = sizes[it.name] * min(used, it.shape[0]) // max(it.shape[0], 1)
+        if "output.weight" in sizes and "token_embd.weight" in sizes:
+            del read["token_embd.weight"]  # one row
+        mapped = sum(sizes[it.name] for it in experts if multiplied_in_rows(it))
+        return cls(sum(sizes.values()), mapped, sum(read.values()), cache)
+
+    @property
+    def total(self) -> int:
+        """Bytes with everything in memory."""
+        return self.weights + self.cache + self.rest
+
+    @property
+    def least(self) -> int:
+        """Bytes without experts that can stay in the file."""
+        return self.total - self.experts
 
 
 @dataclass(frozen=True)
@@ -89,6 +132,7 @@ class ModelPlan:
         chat_template: one is embedded.
         memory_bytes: weights, KV cache of *memory_context* tokens, overhead; ``None`` if unknown.
         memory_context: tokens of context that are included.
+        memory: the parts of *memory_bytes*; ``None`` if unknown.
         machine: free resources.
         findings: reasons why it would not run or fit; empty if it will.
     """
@@ -110,6 +154,7 @@ class ModelPlan:
     chat_template: bool = False
     memory_bytes: int | None
     memory_context: int = 0
+    memory: MemoryParts | None = None
     machine: Resources
     findings: tuple[Finding, ...]
 
@@ -137,6 +182,8 @@ class ModelPlan:
         context = f" with {self.memory_context:,} tokens of context" if self.memory_context else ""
         free = _size(self.machine.free_memory)
         yield f"  memory         about {_size(self.memory_bytes)}{context}, {free} free"
+        if self.memory is not None:
+            yield from self._memory_lines(self.memory)
         yield f"  runs here      {'yes' if self.runs else 'no'}"
         for line in render(self.findings):
             yield f"    {line}"
@@ -152,6 +199,14 @@ class ModelPlan:
         yield f"  context        {context} tokens"
         yield f"  tokenizer      {self.tokenizer}"
         yield f"  chat template  {'yes' if self.chat_template else 'no'}"
+
+    def _memory_lines(self, memory: MemoryParts) -> Iterator[str]:
+        token = f"{_size(memory.weights)} of weights ({_size(memory.touched)} read per token)"
+        rest = f"{_size(memory.cache)} of cache, {_size(memory.rest)} of activations and the like"
+        yield f"{'':17}{token}, {rest}"
+        if memory.experts and memory.least <= (self.machine.free_memory or 0) < memory.total:
+            mapped = f"{_size(memory.experts)} of experts stay in the file"
+            yield f"{'':17}{mapped}, slower, most of all where it is read again"
 
     def _unread(self) -> str:
         return "a folder" if self.architecture else "not read"
@@ -213,8 +268,9 @@ def plan_model(
     """
     gguf, header_bytes = read_header(read, size=size, label=label)
     tokenizer, complete = _tokenizer(gguf)
-    needs = _memory_bytes(gguf)
-    findings = [*_format_findings(gguf), *room_findings(origin, size, needs, machine)]
+    parts = _memory_parts(gguf)
+    least = None if parts is None else parts.least
+    findings = [*_format_findings(gguf), *room_findings(origin, size, least, machine)]
     if not complete:
         findings.append(Finding("failed", "tokenizer", tokenizer))
     licence = gguf.metadata.get("general.license")
@@ -236,8 +292,9 @@ def plan_model(
         tokenizer=tokenizer,
         has_tokenizer=complete,
         chat_template=isinstance(gguf.metadata.get("tokenizer.chat_template"), str),
-        memory_bytes=needs,
+        memory_bytes=None if parts is None else parts.total,
         memory_context=_context(gguf),
+        memory=parts,
         machine=machine,
         findings=tuple(findings),
     )
@@ -298,21 +355,6 @@ def this_machine(folder: Path) -> Resources:
     return Resources(disk, free_memory())
 
 
-def free_memory() -> int | None:
-    """Bytes of memory available without swapping; ``None`` if the system does not say."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    return None
-
-
 def fits_in_memory(size: int) -> bool | None:
     """True if a model file of *size* bytes can run here, roughly; ``None`` if unknown."""
     free = free_memory()
@@ -328,10 +370,14 @@ def _tokenizer(gguf: GGUF) -> tuple[str, bool]:
     return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens", True
 
 
-def _memory_bytes(gguf: GGUF) -> int | None:
-    need = memory(gguf)
+def _memory_parts(gguf: GGUF) -> MemoryParts | None:
     cache = cache_bytes(gguf, _context(gguf))
-    return None if cache is None else need.weights + cache + OVERHEAD_BYTES
+    if cache is None:
+        return None
+    empty = np.empty(0, np.uint8)
+    tensors = [Weight(it.name, it.shape, it.type, empty) for it in gguf.tensors.values()]
+    used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
+    return MemoryParts.of(tensors, used if isinstance(used, int) else 0, cache)
 
 
 def _context(gguf: GGUF) -> int:
@@ -411,9 +457,10 @@ def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Resources) -> Mo
     total = sum(sizes.values())
     shares = sorted(sizes.items(), key=lambda entry: -entry[1])
     cache = KVCache(config, context).cost(context, PREFILL_CHUNK)
-    needs = total + cache + OVERHEAD_BYTES
+    used = checkpoint.integer("expert_used_count", 0)
+    parts = MemoryParts.of(checkpoint.weights.values(), used, cache)
     tokenizer = _tokenizer_of(checkpoint)
-    findings = list(room_findings(origin, None, needs, machine))
+    findings = list(room_findings(origin, None, parts.least, machine))
     if isinstance(tokenizer, BitnetError):
         findings.append(Finding.of("tokenizer", tokenizer))
     size = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
@@ -431,8 +478,9 @@ def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Resources) -> Mo
         tokenizer=_describe(tokenizer),
         has_tokenizer=not isinstance(tokenizer, BitnetError),
         chat_template=bool(getattr(tokenizer, "chat_template", None)),
-        memory_bytes=needs,
+        memory_bytes=parts.total,
         memory_context=context,
+        memory=parts,
         machine=machine,
         findings=tuple(findings),
     )

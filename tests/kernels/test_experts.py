@@ -7,7 +7,9 @@ import pytest
 from tiny_models import in_encoding, tiny
 
 from bitnet import native
+from bitnet.base.errors import InferenceError
 from bitnet.families.networks import Routing
+from bitnet.kernels import packing
 from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Register, Segment
@@ -138,3 +140,33 @@ def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(encoding, r
     model = load_model(checkpoint, ops=NativeOps(threads=2))
     for cuts in ([], [1, 2, 3], [7, 39], [17]):
         np.testing.assert_array_equal(states(model, cuts), whole)
+
+
+@ONLY_NATIVE
+@pytest.mark.parametrize("encoding", ["F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_NL", "TQ2_0"])
+def test_experts_where_they_are_in_the_file_give_the_bits_of_their_copies(encoding, monkeypatch):
+    checkpoint = in_encoding(tiny("qwen3moe"), encoding)
+    found = {}
+    for setting in ("copied", "mapped"):
+        monkeypatch.setenv("BITNET_EXPERTS", setting)
+        model = load_model(checkpoint, ops=NativeOps())
+        found[setting] = states(model, [1, 2, 25])
+        expert = model.ops.reads(model._weights["blk.0.ffn_up_exps.weight"][1])[0]
+        in_place = np.shares_memory(expert, checkpoint.weights["blk.0.ffn_up_exps.weight"].data)
+        assert in_place == (setting == "mapped" and encoding != "TQ2_0")
+    np.testing.assert_array_equal(found["mapped"], found["copied"])
+
+
+@ONLY_NATIVE
+def test_experts_stay_in_the_file_if_their_copies_do_not_fit(monkeypatch):
+    checkpoint = in_encoding(tiny("qwen3moe"), "Q8_0")
+    weights = checkpoint.weights.values()
+    total = sum(weight.size_bytes for weight in weights)
+    experts = sum(weight.size_bytes for weight in weights if len(weight.shape) == 3)
+    monkeypatch.setattr(packing, "free_swap", lambda: 0)
+    for free, stay in ((None, False), (total, False), (total - 1, True), (total - experts, True)):
+        monkeypatch.setattr(packing, "free_memory", lambda free=free: free)
+        assert packing.experts_stay(weights) == stay
+    monkeypatch.setattr(packing, "free_memory", lambda: total - experts - 1)
+    with pytest.raises(InferenceError, match="must be in memory"):
+        load_model(checkpoint, ops=NativeOps())

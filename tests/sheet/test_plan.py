@@ -40,6 +40,29 @@ def model(tmp_path):
     return write_gguf(tmp_path / "m.gguf", metadata(**{"general.license": "mit"}), tensors)
 
 
+def test_experts_may_stay_in_the_file_and_a_token_reads_those_it_uses(tmp_path):
+    tensors = [
+        f32("token_embd.weight", (40, 256)),
+        f32("output.weight", (40, 256)),
+        f32("blk.0.ffn_up_exps.weight", (8, 64, 256)),
+    ]
+    keys = metadata(**{"llama.expert_count": 8, "llama.expert_used_count": 2})
+    path = write_gguf(tmp_path / "m.gguf", keys, tensors)
+    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    parts, table, experts = found.memory, 40 * 256 * 4, 8 * 64 * 256 * 4
+    assert (parts.weights, parts.experts) == (2 * table + experts, experts)
+    assert parts.touched == table + experts // 4
+    assert found.memory_bytes == parts.total
+    for free, runs, stays in (
+        (parts.total, True, 0),
+        (parts.least, True, 1),
+        (parts.least - 1, False, 0),
+    ):
+        found = plan_file(path, ModelOrigin(), machine=replace(ROOMY, free_memory=free))
+        assert [it.subject for it in found.findings].count("memory") == (not runs)
+        assert "\n".join(found.lines()).count("experts stay in the file") == stays
+
+
 def test_a_model_that_runs_is_described_from_its_header(model):
     found = plan_file(model, ModelOrigin(), machine=ROOMY)
     assert found.runs
