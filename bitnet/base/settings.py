@@ -65,10 +65,7 @@ def _wait(text: str) -> float:
 
 
 def _connections(text: str) -> int:
-    value = _count(text)
-    if value > MAX_CONNECTIONS:
-        raise ValueError(f"expected a whole number, 0 to {MAX_CONNECTIONS}")
-    return value
+    return _count(text, MAX_CONNECTIONS)
 
 
 def parse_rate(text: str) -> float:
@@ -94,30 +91,28 @@ def _hosts(text: str) -> tuple[str, ...]:
     return tuple(host.strip().lower() for host in text.split(",") if host.strip())
 
 
-def _count(text: str) -> int:
+def _count(text: str, most: int = 0) -> int:
+    """A whole number, at most *most* if that is not 0."""
     try:
         value = int(text)
     except ValueError:
         value = -1
-    if value < 0:
-        raise ValueError("expected a whole number, 0 or more")
+    if value < 0 or value > most > 0:
+        raise ValueError(f"expected a whole number, 0 {f'to {most}' if most else 'or more'}")
     return value
 
 
 def _threads(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value <= MAX_THREADS:
-        raise ValueError(f"expected a whole number, 0 to {MAX_THREADS}")
-    return value
+    return _count(text, MAX_THREADS)
 
 
-def _backend(text: str) -> str:
-    if text.lower() not in BACKENDS:
-        raise ValueError(f"expected one of {', '.join(BACKENDS)}")
-    return text.lower()
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return text.lower()
+
+    return parse
 
 
 def _drill(text: str) -> str:
@@ -129,19 +124,6 @@ def _drill(text: str) -> str:
 
 def _is_switch(text: str) -> bool:
     return text.strip().lower() in _TRUE | _FALSE
-
-
-def _experts(text: str) -> str:
-    value = text.strip().lower()
-    if value not in ("auto", "copied", "mapped"):
-        raise ValueError("expected auto, copied or mapped")
-    return value
-
-
-def _layout(text: str) -> str:
-    if text not in ("auto", "2bit", "dense"):
-        raise ValueError("expected auto, 2bit or dense")
-    return text
 
 
 class Setting(Generic[T]):
@@ -343,7 +325,7 @@ history = Setting(
 )
 backend = Setting(
     "BITNET_BACKEND",
-    parse=_backend,
+    parse=_one_of(*BACKENDS),
     default="auto",
     help="auto, native (an error if the compiled module is missing) or reference (NumPy)",
 )
@@ -362,13 +344,13 @@ bitnet_cpp_dir = Setting(
 )
 ternary_layout = Setting(
     "BITNET_TERNARY_LAYOUT",
-    parse=_layout,
+    parse=_one_of("auto", "2bit", "dense"),
     default="auto",
     help="ternary weights in memory: auto (measured once per machine), 2bit or dense (1.6 bits)",
 )
 experts = Setting(
     "BITNET_EXPERTS",
-    parse=_experts,
+    parse=_one_of("auto", "copied", "mapped"),
     default="auto",
     help="weights of experts: copied for speed, mapped (multiplied where they are in the file), or "
     "auto (copied if the copy fits in memory)",

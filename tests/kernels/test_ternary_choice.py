@@ -53,7 +53,7 @@ def test_a_wish_is_followed_without_measuring(monkeypatch):
         assert dense_pays(NATIVE, SMALLEST) is expected
     assert remembered() is None
     monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "1.6")
-    with pytest.raises(UsageError, match="auto, 2bit or dense"):
+    with pytest.raises(UsageError, match="auto, 2bit, dense"):
         dense_pays(NATIVE, SMALLEST)
 
 
