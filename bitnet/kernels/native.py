@@ -25,7 +25,7 @@ from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.native_graph import CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
-from bitnet.kernels.packing import Matrix, experts_stay, multiplied_in_rows, prepare_matrix
+from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
 from bitnet.kernels.prefill_choice import choose_prefill
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.ternary_choice import dense_pays
@@ -120,7 +120,7 @@ class NativeOps(Ops):
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
-        in_rows = looked_up or (expert and self._map_experts and multiplied_in_rows(weight))
+        in_rows = looked_up or (expert and self._map_experts and multiplies_in_rows(weight))
         return prepare_matrix(self._native, weight, in_rows=in_rows, dense=self._dense)
 
     def reads(self, prepared: Any) -> list[NDArray[np.uint8]]:
@@ -204,7 +204,7 @@ class NativeOps(Ops):
     ) -> Array:
         x = _floats(x)
         out = np.empty_like(x)
-        with _updated(out_state) as state:
+        with _state(out_state) as state:
             self._native.convolve(x, weight, bias, silu, state, out)
         return out
 
@@ -223,7 +223,7 @@ class NativeOps(Ops):
     ) -> Array:
         rows = [_floats(x) for x in (q, k, v, alpha, beta)]
         out = np.empty_like(rows[2])
-        with _updated(out_state) as state:
+        with _state(out_state) as state:
             self._native.delta_rule(*rows, a, dt, grouped, state, out)
         return out
 
@@ -241,7 +241,7 @@ class NativeOps(Ops):
     ) -> Array:
         rows = [_floats(it) for it in (x, b, c, dt)]
         out = np.empty_like(rows[0])
-        with _updated(out_state) as state:
+        with _state(out_state) as state:
             self._native.selective_scan(*rows, a, bias, skip, state, out)
         return out
 
@@ -278,7 +278,7 @@ def _floats(x: Array) -> NDArray[np.float32]:
 
 
 @contextmanager
-def _updated(out_state: Array) -> Iterator[NDArray[np.float32]]:
+def _state(out_state: Array) -> Iterator[NDArray[np.float32]]:
     """*out_state* as floats that follow each other; a copy is written back."""
     state = _floats(out_state)
     yield state

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from bitnet.quants.weight import Weight
 
-__all__ = ["Matrix", "experts_stay", "multiplied_in_rows", "prepare_matrix"]
+__all__ = ["Matrix", "experts_stay", "multiplies_in_rows", "prepare_matrix"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Matrix:
     inputs: int
 
 
-def multiplied_in_rows(weight: Weight) -> bool:
+def multiplies_in_rows(weight: Weight) -> bool:
     """True if *weight* can be multiplied as it lies in a file, tile by tile."""
     return not weight.quant.is_ternary and weight.quant.name not in SCALED_BLOCKS
 
@@ -80,7 +80,7 @@ def experts_stay(weights: Collection[Weight]) -> bool:
     staying = sum(
         weight.size_bytes
         for weight in weights
-        if len(weight.shape) == 3 and all(map(multiplied_in_rows, weight.matrices()[:1]))
+        if len(weight.shape) == 3 and all(map(multiplies_in_rows, weight.matrices()[:1]))
     )
     stay = choice == "mapped" or (choice == "auto" and free is not None and total > free)
     if free is not None and total - stay * staying > free + free_swap():
@@ -105,7 +105,7 @@ def prepare_matrix(
         native: the compiled module.
         weight: what to prepare.
         in_rows: keep a block-quantized or float matrix where it is in the file, which is enough for
-            ``embed``; ``linear`` is slower on it, and slow where it is not multiplied_in_rows.
+            ``embed``; ``linear`` is slower on it, and slow where it is not multiplies_in_rows.
         dense: pack ternary weights at 1.6 bits, where two are more.
 
     Raises:

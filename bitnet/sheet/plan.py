@@ -20,7 +20,7 @@ from bitnet.base.progress import human_size
 from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
-from bitnet.kernels.packing import multiplied_in_rows
+from bitnet.kernels.packing import multiplies_in_rows
 from bitnet.models.load import ARCHITECTURES, config_from
 from bitnet.quants.registry import dequantize
 from bitnet.quants.weight import Weight
@@ -81,7 +81,7 @@ class MemoryParts:
             read[it.name] = sizes[it.name] * min(used, it.shape[0]) // max(it.shape[0], 1)
         if "output.weight" in sizes and "token_embd.weight" in sizes:
             del read["token_embd.weight"]  # one row
-        mapped = sum(sizes[it.name] for it in experts if multiplied_in_rows(it))
+        mapped = sum(sizes[it.name] for it in experts if multiplies_in_rows(it))
         return cls(sum(sizes.values()), mapped, sum(read.values()), cache)
 
     @property
