@@ -36,6 +36,7 @@ __all__ = [
     "Pooling",
     "ShortConvolution",
     "State",
+    "Sum",
 ]
 
 Pooling = Literal["none", "mean", "cls", "last"]
@@ -311,6 +312,17 @@ Mixer: TypeAlias = (
 
 
 @dataclass(frozen=True, eq=False)
+class Sum:
+    """The sum of networks that read the same stream, each with norms of its own.
+
+    Attributes:
+        branches: the networks, of one mixer each; none of them needs another position.
+    """
+
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Branch:
     """A part of a block.
 
@@ -322,9 +334,18 @@ class Branch:
     """
 
     norm: str
-    mixers: tuple[Mixer, ...]
+    mixers: tuple[Mixer | Sum, ...]
     post_norm: str = ""
     scale: float = 1.0
+
+    def every(self) -> Iterator[Mixer]:
+        """Its mixers, and those of the branches of a sum."""
+        for mixer in self.mixers:
+            if isinstance(mixer, Sum):
+                for branch in mixer.branches:
+                    yield from branch.every()
+            else:
+                yield mixer
 
 
 Block: TypeAlias = tuple[Branch, ...]
@@ -397,7 +418,7 @@ class ModelConfig:
         """Those of every block, in the order in which they run."""
         for block in self.blocks:
             for branch in block:
-                yield from branch.mixers
+                yield from branch.every()
 
     @property
     def layer_input(self) -> LayerInput | None:

@@ -1,4 +1,4 @@
-"""Gemma 4: two widths of heads, shared keys and values, and inputs of each layer by token."""
+"""Gemma 4: two widths of heads, shared keys and values, inputs of layers by token, or experts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.families.blocks import Attention, Branch, FeedForward, LayerInput
+from bitnet.families.blocks import Attention, Branch, FeedForward, LayerInput, Sum
 from bitnet.families.dense import attention, model_of, per_layer, read_windows, sizes
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts
 from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
 from bitnet.families.gemma2 import NORMS
 from bitnet.families.rules import HARMLESS, neutral, read
@@ -39,13 +40,23 @@ def _decoder(keys: Keys) -> ModelConfig:
     attentions = _attentions(keys, its.layers, its.dim)
     width = keys.integer("embedding_length_per_layer_input", 0)
     added = (Branch("", (LayerInput(width, _ACTIVATION),), "post_norm"),) if width else ()
+
+    def network(layer: int, ffn: int) -> Branch:
+        usual = FeedForward(ffn, _ACTIVATION)
+        if f"blk.{layer}.ffn_gate_inp.weight" not in keys.weights:
+            return Branch("ffn_norm", (usual,), "post_ffw_norm")
+        mixture = experts(keys, width=0, routing={}, activation=_ACTIVATION, normed=True)
+        first = Branch("ffn_norm", (usual,), "post_ffw_norm_1")
+        second = Branch("pre_ffw_norm_2", (mixture,), "post_ffw_norm_2")
+        return Branch("", (Sum((first, second)),), "post_ffw_norm")
+
     blocks = (
         (
             Branch("attn_norm", (mixer,), "post_attention_norm"),
-            Branch("ffn_norm", (FeedForward(ffn, _ACTIVATION),), "post_ffw_norm"),
+            network(layer, ffn),
             *added,
         )
-        for mixer, ffn in zip(attentions, widths, strict=True)
+        for layer, (mixer, ffn) in enumerate(zip(attentions, widths, strict=True))
     )
     return model_of(
         keys,
@@ -53,6 +64,7 @@ def _decoder(keys: Keys) -> ModelConfig:
         blocks,
         embedding_scale=math.sqrt(its.dim),
         final_softcap=keys.number("final_logit_softcapping", 0.0),
+        bare_norms=("ffn_gate_inp.scale",),
         output_scale=_SCALE if any(f".{_SCALE}." in name for name in keys.weights) else "",
         left_out=tuple(
             f"blk.{layer}.{name}."
@@ -135,6 +147,9 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.shared_kv_layers": config["num_kv_shared_layers"],
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
     }
+    if config.get("enable_moe_block"):
+        own = {"num_experts_per_tok": config["top_k_experts"]}
+        keys |= expert_keys({**config, **own}, 0, "moe_intermediate_size")
     if full_kv_heads != kv_heads:
         keys["attention.head_count_kv"] = [kv_heads if it else full_kv_heads for it in pattern]
     if config.get("use_double_wide_mlp"):
@@ -167,7 +182,7 @@ def _full_heads(config: Mapping[str, Any], pattern: list[bool]) -> tuple[int, in
 
 register(
     Family(
-        title="Gemma 4, dense",
+        title="Gemma 4",
         architecture="gemma4",
         model_types=("gemma4", "gemma4_text"),
         activation="gelu_pytorch_tanh",
@@ -184,9 +199,10 @@ register(
             "num_kv_shared_layers": 0,
         },
         config_keys={
+            **EXPERT_CONFIG,
             "attention_bias": read("biases around attention"),
             "attention_k_eq_v": read("values of full attention are the keys"),
-            "enable_moe_block": neutral(None, False),
+            "enable_moe_block": read("every layer has experts beside its network"),
             "final_logit_softcapping": read("soft cap on logits"),
             "global_head_dim": read("width of a head with full attention"),
             "hidden_act": HARMLESS,  # hidden_activation counts
@@ -196,6 +212,7 @@ register(
             "num_kv_shared_layers": read("layers at the end that read the keys of one before"),
             "per_layer_config": read("width and key heads of full attention"),
             "sliding_window": read("positions a query attends to"),
+            "top_k_experts": read("experts of a token"),
             "use_bidirectional_attention": neutral(
                 None, "vision", note="text attends to what is before it"
             ),
@@ -203,6 +220,7 @@ register(
             "vocab_size_per_layer_input": read("must be the rows of the embedding"),
         },
         gguf_keys={
+            **EXPERT_KEYS,
             "attention.head_count_kv": read("key and value heads, of all layers or of each"),
             "attention.key_length_swa": read("width of a head of layers with a window"),
             "attention.scale": read("ignored; scores are not scaled"),
@@ -222,6 +240,14 @@ register(
             "per_layer_input_gate": "inp_gate",
             "per_layer_projection": "proj",
             "post_per_layer_input_norm": "post_norm",
+            "post_feedforward_layernorm_1": "post_ffw_norm_1",
+            "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+            "post_feedforward_layernorm_2": "post_ffw_norm_2",
+            "router.proj": "ffn_gate_inp",
+            "router.scale": "ffn_gate_inp.scale",
+            "router.per_expert_scale": "ffn_down_exps.scale",
+            "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+            "experts.down_proj": "ffn_down_exps.weight",
         },
         biases={"attention_bias": ATTENTION},
         llama_cpp=LlamaCppSupport(

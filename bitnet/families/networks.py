@@ -106,6 +106,8 @@ class Experts:
         fused: gate and up of an expert are one matrix, ``ffn_gate_up_exps``, the gate first.
         biased: the router and the experts must have biases.
         early: the router reads the input of the block, before its first norm.
+        normed: the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its
+            width; the experts read the norm of their branch.
         shared: width inside a network that every token goes through; 0: there is none.
         shared_gated: its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``.
     """
@@ -117,6 +119,7 @@ class Experts:
     fused: bool = False
     biased: bool = False
     early: bool = False
+    normed: bool = False
     shared: int = 0
     shared_gated: bool = False
 

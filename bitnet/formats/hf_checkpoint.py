@@ -89,7 +89,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     weights = {
         name: _weight(name, tensors, description, bits, names.get(name, name))
         for name in tensors
-        if not name.endswith(".scale")
+        if not name.endswith(".scale") or _end(name) in description.family.tensors.values()
     }
     if bits is not None and bits.converts("lm_head") and not description.headless:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"

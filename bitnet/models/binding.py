@@ -59,7 +59,8 @@ def bind(
     ops.expect(checkpoint.weights.values())
     prepared = {}
     for name, weight in checkpoint.weights.items():
-        if name in _READ_ELSEWHERE or name.endswith(".scale") or name.startswith(expected.left_out):
+        is_scale = name.endswith(".scale") and name not in expected.required
+        if name in _READ_ELSEWHERE or is_scale or name.startswith(expected.left_out):
             continue
         if name in expected.scales:
             weight = replace(weight, scale=weight.scale * expected.scales[name])
@@ -72,21 +73,20 @@ def bind(
         looked_up = name in (*by_row, *expected.tables) or (
             name == "token_embd.weight" and "output.weight" in checkpoint.weights
         )
+        scale = f"{name.removesuffix('weight')}scale" if name.endswith(".weight") else ""
+        scale = "" if scale in expected.required else scale
         matrices = [
             ops.prepare(it, looked_up=looked_up, expert=len(weight.shape) == 3)
-            for it in _scale_matrices(checkpoint, weight)
+            for it in _scale_matrices(checkpoint, weight, scale)
         ]
         prepared[name] = tuple(matrices) if len(weight.shape) == 3 else matrices[0]
     return prepared
 
 
-def _scale_matrices(checkpoint: Checkpoint, weight: Weight) -> Iterator[Weight]:
-    """The matrices of *weight*, or itself, times the scales that are tensors of their own."""
+def _scale_matrices(checkpoint: Checkpoint, weight: Weight, scale: str) -> Iterator[Weight]:
+    """The matrices of *weight*, or itself, times those of the tensor *scale*, if there is one."""
     matrices = weight.matrices()
-    scales = None
-    if weight.name.endswith(".weight"):
-        name = f"{weight.name.removesuffix('weight')}scale"
-        scales = checkpoint.numbers(name, (len(matrices),))
+    scales = checkpoint.numbers(scale, (len(matrices),)) if scale else None
     for at, matrix in enumerate(matrices):
         factor = 1.0 if scales is None else float(scales[at])
         yield replace(matrix, scale=matrix.scale * factor)

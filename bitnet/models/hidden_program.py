@@ -19,6 +19,7 @@ from bitnet.families.blocks import (
     Mamba2,
     Mixer,
     ShortConvolution,
+    Sum,
 )
 from bitnet.families.networks import Experts, Routing
 from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
@@ -56,6 +57,8 @@ _NAMES = {
     FeedForward: ("ffn_out", "ffn_norm"),
     LayerInput: ("per_layer_embd_out", "pe_in"),
 }
+#: The same within a sum.
+_NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "ffn_norm_1")}
 
 
 def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
@@ -157,13 +160,33 @@ class _Writer(ProgramBuilder):
         h = self._norm(self.x, branch.norm, out="h") if branch.norm else self.x  # (T, dim)
         for place, mixer in enumerate(branch.mixers):
             later = (h,) if place + 1 < len(branch.mixers) else ()
-            name, before = _NAMES.get(type(mixer), ("attn_out", "attn_norm"))
-            self._mark(before, h)
-            y = self._mix(mixer, h, later, branch.scale)  # (T, dim)
+            if isinstance(mixer, Sum):
+                name, y = "ffn_out", self._sum(mixer, branch.scale)
+            else:
+                name, before = _NAMES.get(type(mixer), ("attn_out", "attn_norm"))
+                self._mark(before, h)
+                y = self._mix(mixer, h, later, branch.scale)  # (T, dim)
             if branch.post_norm:
                 self._norm(y, branch.post_norm)
             self._mark(name, y)
             self._do(Add(self.x, y))
+
+    def _sum(self, its: Sum, scale: float) -> Register:
+        total: Register | None = None
+        for branch in its.branches:
+            (mixer,) = branch.every()
+            name, before = _NAMES_IN_SUM[type(mixer)]
+            h = self._norm(self.x, branch.norm, out="h")
+            self._mark(before, h)
+            y = self._mix(mixer, h, () if total else (h,), scale)  # (T, dim)
+            self._norm(y, branch.post_norm)
+            self._mark(name, y)
+            if total:
+                self._do(Add(total, y))
+            total = total or y
+        assert total, "a sum of something"
+        self._mark("ffn_moe_combined", total)
+        return total
 
     def _mix(
         self, mixer: Mixer, h: Register, later: tuple[Register, ...], scale: float
@@ -381,6 +404,9 @@ class _Writer(ProgramBuilder):
 
     def _router(self, its: Experts, h: Register) -> Register:
         logits = Register("logits", its.routing.count)
+        if its.normed:
+            h = self._norm(self.x, "ffn_gate_inp.scale", out="normed")
+            self.scales[f"{self._block}ffn_gate_inp.weight"] = self.decoder.dim**-0.5
         self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
         self._mark("ffn_moe_logits", logits)
         return logits

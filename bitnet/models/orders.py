@@ -60,7 +60,7 @@ def _mixers(name: str, config: ModelConfig) -> list[tuple[object, str]]:
     if match is None or int(match[1]) >= len(config.blocks):
         return []
     branches = config.blocks[int(match[1])]
-    return [(mixer, match[2]) for branch in branches for mixer in branch.mixers]
+    return [(mixer, match[2]) for branch in branches for mixer in branch.every()]
 
 
 def _tile_heads(its: DeltaNet) -> NDArray[np.intp]:

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 from builders import Tensor, vocabulary, write_gguf
-from tiny_models import DIM, TOKENS, VOCAB, tiny
+from tiny_models import DIM, EXPERTS, TOKENS, VOCAB, tiny
 
 from bitnet.base.errors import Unsupported
 from bitnet.crossval.operations import check_operations, describe
@@ -40,6 +40,7 @@ CASES = {
     "gemma2-attention-scale": ("gemma2", {"attention.scale": 0.4}),
     "gemma3-attention-scale": ("gemma3", {"attention.scale": 0.4}),
     "gemma4": ("gemma4", {}),
+    "gemma4-experts": ("gemma4", EXPERTS),
     "granite": (
         "granite",
         {
@@ -153,9 +154,9 @@ def test_experts_in_mxfp4_are_those_of_llama_cpp(tmp_path):
         assert apart < 4 * MAX_RELATIVE_DIFFERENCE
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "gemma4"])
-def test_every_operation_is_that_of_llama_cpp(architecture, tmp_path):
-    checkpoint = written(tmp_path / "tiny.gguf", architecture, {})
+@pytest.mark.parametrize("case", ["gemma3-attention-scale", "gemma4", "gemma4-experts"])
+def test_every_operation_is_that_of_llama_cpp(case, tmp_path):
+    checkpoint = written(tmp_path / "tiny.gguf", *CASES[case])
     theirs = LlamaCpp().intermediates(Question(checkpoint, prompts=(Prompt("", IDS),)))
     exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
     steps = check_operations(exact, checkpoint, IDS, theirs, arithmetic="float32", half_cache=True)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import alone, budget, params, prompt, run, sampled
-from tiny_models import in_encoding, tiny
+from tiny_models import EXPERTS, in_encoding, tiny
 
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
@@ -27,7 +27,7 @@ def _model():
         AnyOrderOfScans: tiny("nemotron_h"),
         AnyOrderOfDrafts: drafting,
         AnyOrderOfExperts: tiny("qwen3moe"),
-        AnyOrderOfSharedCaches: tiny("gemma4"),
+        AnyOrderOfSharedCaches: tiny("gemma4", **EXPERTS),
     }
     for machine, checkpoint in machines.items():
         machine.model = load_model(in_encoding(checkpoint, "Q8_0"), ops=select(threads=1))

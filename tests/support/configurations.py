@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dense_options import CAPS, DENSE, WINDOW, optional
 from hypothesis import strategies as st
+from mixed_options import EXPERTS, STATES
 
 __all__ = ["KINDS", "Case", "cases"]
 
@@ -92,7 +94,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
             _rope(
                 "yarn", rope_theta=base, factor=factor, original_max_position_embeddings=original
             ),
-            _optional(
+            optional(
                 attention_factor=maybe,
                 beta_fast=st.sampled_from([4, 32]),
                 beta_slow=st.sampled_from([0.5, 1]),
@@ -120,7 +122,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
             original_max_position_embeddings=st.sampled_from([16, 24]),
         )
         kinds.append(
-            st.builds(dict.__or__, longrope, _optional(attention_factor=maybe, factor=factor))
+            st.builds(dict.__or__, longrope, optional(attention_factor=maybe, factor=factor))
         )
     if kind in ("Gemma3", "Gemma4", "Olmo3"):
         full = st.one_of(kinds[:2])
@@ -179,202 +181,6 @@ def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any],
     return changes, tuple(sorted(set(without)))
 
 
-def _optional(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional=options)
-
-
-def _layer_types(layers: int) -> st.SearchStrategy[list[str]]:
-    kinds = st.sampled_from(["sliding_attention", "full_attention"])
-    return st.lists(kinds, min_size=layers, max_size=layers)
-
-
-def _gemma(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
-    return st.builds(
-        dict.__or__,
-        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
-        _optional(
-            query_pre_attn_scalar=st.sampled_from([16, 24, 32]),
-            layer_types=_layer_types(layers),
-            attention_bias=st.booleans(),
-            **more,
-        ),
-    )
-
-
-@st.composite
-def _gemma4(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    shared = st.sampled_from([0, 0, *range(layers)])
-    return draw(
-        st.fixed_dictionaries(
-            {
-                "sliding_window": st.sampled_from([4, 11, 64]),
-                "global_head_dim": st.sampled_from([16, 32, 64]),
-                "hidden_size_per_layer_input": st.sampled_from([0, 8, 32]),
-                "vocab_size_per_layer_input": st.just(96),
-            },
-            optional={
-                "attention_bias": st.sampled_from([False, False, True]),
-                "attention_k_eq_v": _BIAS,
-                "final_logit_softcapping": _CAPS,
-                "layer_types": _layer_types(layers),
-                "num_global_key_value_heads": st.sampled_from([None, 1, 2]),
-                "num_kv_shared_layers": shared,
-                "use_bidirectional_attention": st.sampled_from([None, None, "vision", "all"]),
-                "use_double_wide_mlp": _BIAS,
-            },
-        )
-    )
-
-
-def _qwen(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
-    return _optional(
-        use_sliding_window=st.booleans(),
-        sliding_window=st.sampled_from([5, 64]),
-        max_window_layers=st.integers(0, layers),
-        **more,
-    )
-
-
-@st.composite
-def _delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention"])
-    key_heads, width = draw(st.integers(1, 3)), draw(st.sampled_from([8, 16, 24]))
-    widths = {"linear_key_head_dim": width, "linear_value_head_dim": width}
-    if draw(st.integers(0, 2)) == 0:  # which llama.cpp does not load
-        widths["linear_value_head_dim"] = draw(st.sampled_from([8, 16, 20]))
-    own = {
-        "linear_num_key_heads": key_heads,
-        "linear_num_value_heads": key_heads * draw(st.integers(1, 3)),
-        "linear_conv_kernel_dim": draw(st.integers(2, 5)),
-    }
-    types = st.lists(kinds, min_size=layers, max_size=layers)
-    return own | widths | draw(_optional(attention_bias=_BIAS, layer_types=types))
-
-
-def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    kinds = st.sampled_from(["conv", "full_attention"])
-    return st.builds(
-        dict.__or__,
-        st.fixed_dictionaries({"norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3])}),
-        _optional(
-            block_auto_adjust_ff_dim=st.booleans(),
-            block_ffn_dim_multiplier=st.sampled_from([None, 1.0, 1.3]),
-            block_multiple_of=st.sampled_from([1, 32]),
-            conv_L_cache=st.integers(2, 5),
-            conv_bias=_BIAS,
-            full_attn_idxs=st.lists(st.integers(0, layers), max_size=layers),
-            layer_types=st.lists(kinds, min_size=layers, max_size=layers),
-        ),
-    )
-
-
-@st.composite
-def _experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[str, Any]:
-    experts = draw(st.integers(1, 9))
-    used = draw(st.integers(1, experts))
-    own = {count: experts, "num_experts_per_tok": used}
-    return own | draw(_optional(**more))
-
-
-@st.composite
-def _groups(draw: st.DrawFn) -> dict[str, Any]:
-    groups, size = draw(st.integers(1, 4)), draw(st.integers(2, 4))
-    used = draw(st.integers(1, groups))
-    return {
-        "n_group": groups,
-        "topk_group": used,
-        "n_routed_experts": groups * size,
-        "num_experts_per_tok": draw(st.integers(1, used * size)),
-    }
-
-
-@st.composite
-def _falcon_h1(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
-    heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (6, 3)]))
-    own = {
-        "mamba_d_ssm": heads * draw(st.sampled_from([4, 8, 20])),
-        "mamba_n_heads": heads,
-        "mamba_n_groups": groups,
-        "mamba_d_state": draw(st.sampled_from([8, 12, 32])),
-        "mamba_d_conv": draw(st.integers(2, 5)),
-    }
-    factor = st.sampled_from([0.3, 1.0, 2.0])
-    single = (
-        "attention_in_multiplier",
-        "attention_out_multiplier",
-        "embedding_multiplier",
-        "key_multiplier",
-        "lm_head_multiplier",
-        "ssm_in_multiplier",
-        "ssm_out_multiplier",
-    )
-    return own | draw(
-        _optional(
-            attention_bias=_BIAS,
-            mamba_conv_bias=_BIAS,
-            mamba_norm_before_gate=_BIAS,
-            mamba_proj_bias=_BIAS,
-            mamba_rms_norm=_BIAS,
-            mlp_bias=_BIAS,
-            mlp_multipliers=st.lists(factor, min_size=2, max_size=2),
-            projectors_bias=_BIAS,
-            ssm_multipliers=st.lists(factor, min_size=5, max_size=5),
-            **dict.fromkeys(single, factor),
-        )
-    )
-
-
-@st.composite
-def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    kinds = st.sampled_from(["linear_attention", "full_attention"])
-    heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (8, 2)]))
-    own = {
-        "layer_types": draw(st.lists(kinds, min_size=layers, max_size=layers)),
-        "mamba_n_heads": heads,
-        "mamba_n_groups": groups,
-        "mamba_d_state": draw(st.sampled_from([8, 12, 32])),
-        "mamba_d_conv": draw(st.integers(2, 5)),
-        "num_local_experts": draw(st.sampled_from([0, 0, 4])),
-        "shared_intermediate_size": draw(st.sampled_from([48, 64])),
-    }
-    factors = ("attention", "embedding", "residual")
-    return own | draw(
-        _optional(
-            attention_bias=_BIAS,
-            mamba_conv_bias=st.sampled_from([True, True, False]),
-            mamba_proj_bias=st.sampled_from([False, False, True]),
-            position_embedding_type=st.sampled_from([None, "rope"]),
-            logits_scaling=_FACTOR,
-            **{f"{name}_multiplier": _FACTOR for name in factors},
-        )
-    )
-
-
-@st.composite
-def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    groups = draw(st.integers(1, 3))
-    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", "mlp"])
-    own = {
-        "layers_block_type": draw(st.lists(kinds, min_size=layers, max_size=layers)),
-        "mamba_num_heads": groups * draw(st.integers(1, 2)),
-        "mamba_head_dim": draw(st.sampled_from([4, 8, 20])),
-        "n_groups": groups,
-        "ssm_state_size": draw(st.sampled_from([8, 12, 32])),
-        "conv_kernel": draw(st.integers(2, 5)),
-        "time_step_min": 1e-30,
-        "layer_norm_epsilon": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
-    }
-    return own | draw(
-        _optional(
-            attention_bias=_BIAS,
-            mlp_bias=_BIAS,
-            use_bias=_BIAS,
-            use_conv_bias=_BIAS,
-            mamba_proj_bias=_BIAS,
-        )
-    )
-
-
 _TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
 _HEAD_DIM_NEEDED = (
     *(
@@ -406,11 +212,6 @@ _LAYERS = {
     "SmolLM3": st.integers(1, 9),
 }
 _ACTIVATIONS = ["gelu", "relu", "relu2", "silu", "gelu_pytorch_tanh"]
-_CAPS = st.one_of(st.none(), st.sampled_from([2.0, 30.0]))
-_BIAS = st.booleans()
-_RARELY = st.sampled_from([False, False, False, True])
-_FACTOR = st.sampled_from([0.2, 1.0, 3.0])
-_WINDOW = st.sampled_from([None, 5, 64])
 _KEPT = [
     ["lm_head"],
     [],
@@ -429,158 +230,7 @@ _QUANTIZATION = st.fixed_dictionaries(
         "rms_norm_eps": st.just(1e-6),
     },
 )
-_OWN = {
-    "Arcee": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
-    "BitNet": lambda _layers: _optional(attention_bias=_BIAS),
-    "Cohere2": lambda layers: st.builds(
-        dict.__or__,
-        st.fixed_dictionaries(
-            {
-                "sliding_window": st.sampled_from([4, 11, 64]),
-                "layer_norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3]),
-                "logit_scale": st.sampled_from([0.0625, 0.25, 2.0]),
-            }
-        ),
-        _optional(
-            attention_bias=_BIAS,
-            layer_types=_layer_types(layers),
-            sliding_window_pattern=st.integers(2, 4),
-        ),
-    ),
-    "Ernie4_5": lambda _layers: _optional(use_bias=_BIAS),
-    "Ernie4_5_Moe": lambda layers: st.builds(
-        dict.__or__,
-        st.integers(2, 8).flatmap(
-            lambda count: st.fixed_dictionaries(
-                {"moe_num_experts": st.just(count), "moe_k": st.integers(1, count)}
-            )
-        ),
-        _optional(
-            moe_intermediate_size=st.sampled_from([32, 48]),
-            moe_layer_interval=st.sampled_from([1, 1, 1, 2]),
-            moe_layer_start_index=st.integers(0, layers),
-            moe_layer_end_index=st.sampled_from([-1, -1, layers - 1, 0]),
-            moe_num_shared_experts=st.integers(0, 2),
-            use_bias=_RARELY,
-        ),
-    ),
-    "Exaone4": lambda layers: _optional(
-        sliding_window=_WINDOW,
-        sliding_window_pattern=st.integers(1, 4),
-        layer_types=_layer_types(layers),
-    ),
-    "FalconH1": _falcon_h1,
-    "Gemma4": _gemma4,
-    "Gemma": lambda _layers: _optional(attention_bias=_BIAS),
-    "Gemma2": lambda layers: _gemma(
-        layers, attn_logit_softcapping=_CAPS, final_logit_softcapping=_CAPS
-    ),
-    "Gemma3": lambda layers: _gemma(
-        layers,
-        final_logit_softcapping=_CAPS,
-        use_bidirectional_attention=st.sampled_from([False, False, False, True]),
-    ),
-    "Glm4": lambda _layers: _optional(attention_bias=_BIAS),
-    "Glm4Moe": lambda layers: st.builds(
-        dict.__or__,
-        _groups(),
-        _optional(
-            attention_bias=_BIAS,
-            first_k_dense_replace=st.integers(0, layers),
-            moe_intermediate_size=st.sampled_from([32, 48]),
-            n_shared_experts=st.integers(1, 2),
-            norm_topk_prob=_BIAS,
-            routed_scaling_factor=st.sampled_from([1.0, 2.5]),
-            use_qk_norm=_BIAS,
-        ),
-    ),
-    "Granite": lambda _layers: _optional(
-        attention_bias=_BIAS,
-        mlp_bias=_BIAS,
-        attention_multiplier=_FACTOR,
-        embedding_multiplier=_FACTOR,
-        residual_multiplier=_FACTOR,
-        logits_scaling=_FACTOR,
-    ),
-    "GptOss": lambda layers: _experts(
-        "num_local_experts",
-        attention_bias=_BIAS,
-        sliding_window=st.sampled_from([4, 11, 64]),
-        layer_types=_layer_types(layers),
-        swiglu_limit=st.sampled_from([7.0, 7.0, 7.0, 5.0]),
-    ),
-    "GraniteMoe": lambda _layers: _experts(
-        "num_local_experts",
-        attention_bias=_BIAS,
-        attention_multiplier=_FACTOR,
-        embedding_multiplier=_FACTOR,
-        residual_multiplier=_FACTOR,
-        logits_scaling=_FACTOR,
-    ),
-    "GraniteMoeShared": lambda _layers: _experts(
-        "num_local_experts",
-        residual_multiplier=_FACTOR,
-        shared_intermediate_size=st.sampled_from([0, 32, 48]),
-    ),
-    "HunYuanDenseV1": lambda _layers: _optional(attention_bias=_BIAS),
-    "Helium": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
-    "Lfm2": _short_convolutions,
-    "Llama": lambda _layers: _optional(attention_bias=_BIAS, mlp_bias=_BIAS),
-    "MiniCPM": lambda _layers: st.fixed_dictionaries(
-        {
-            "scale_emb": st.sampled_from([1, 12]),
-            "scale_depth": st.sampled_from([1.4, 1]),
-            "dim_model_base": st.sampled_from([8, 16]),
-        }
-    ),
-    "Ministral3": lambda _layers: _optional(sliding_window=_WINDOW),
-    "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": _WINDOW}),
-    "Mixtral": lambda _layers: _experts("num_local_experts", sliding_window=_WINDOW),
-    "GraniteMoeHybrid": _granite_hybrid,
-    "NemotronH": _nemotron_h,
-    "Olmo2": lambda _layers: _optional(attention_bias=_BIAS),
-    "Olmo3": lambda layers: st.builds(
-        dict.__or__,
-        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
-        _optional(attention_bias=_BIAS, layer_types=_layer_types(layers)),
-    ),
-    "Olmoe": lambda _layers: _experts(
-        attention_bias=_BIAS, norm_topk_prob=_RARELY, clip_qkv=st.sampled_from([None, None, 0.5])
-    ),
-    "Phi3": lambda _layers: _optional(sliding_window=_WINDOW),
-    "Qwen2": _qwen,
-    "Qwen3": lambda layers: _qwen(layers, attention_bias=_BIAS),
-    "Qwen3Moe": lambda _layers: st.builds(
-        lambda own, norm: own | {"norm_topk_prob": not norm},
-        _experts(
-            attention_bias=_BIAS,
-            moe_intermediate_size=st.sampled_from([32, 64]),
-            decoder_sparse_step=st.sampled_from([1, 1, 2]),
-            use_sliding_window=_RARELY,
-        ),
-        _RARELY,
-    ),
-    "Qwen3_5": _delta_net,
-    "Qwen3_5Moe": lambda layers: st.builds(
-        dict.__or__,
-        _delta_net(layers),
-        _experts(
-            moe_intermediate_size=st.sampled_from([32, 64]),
-            shared_expert_intermediate_size=st.sampled_from([32, 48]),
-        ),
-    ),
-    "SeedOss": lambda _layers: _optional(
-        attention_bias=_BIAS, attention_out_bias=_BIAS, mlp_bias=_BIAS
-    ),
-    "SmolLM3": lambda layers: _optional(
-        attention_bias=_BIAS,
-        mlp_bias=_BIAS,
-        no_rope_layer_interval=st.sampled_from([2, 4]),
-        no_rope_layers=st.lists(st.integers(0, 1), min_size=layers, max_size=layers),
-        use_sliding_window=st.booleans(),
-        sliding_window=_WINDOW,
-    ),
-}
+_OWN = DENSE | EXPERTS | STATES
 KINDS = tuple(sorted(_OWN))
 
 # Keys whose absence says something, too.
@@ -604,10 +254,10 @@ _DROPPED = {
 _NUMBER = st.sampled_from([None, 0, 1, 2])
 _SAID = {
     "attention_dropout": st.just(0.1),
-    "attn_logit_softcapping": _CAPS,
+    "attn_logit_softcapping": CAPS,
     "clip_qkv": st.sampled_from([None, 0.5]),
     "embedding_multiplier": st.sampled_from([1.0, 2.0]),
-    "final_logit_softcapping": _CAPS,
+    "final_logit_softcapping": CAPS,
     "head_dim": st.none(),
     "hidden_activation": st.sampled_from([None, *_ACTIVATIONS]),
     "is_causal": st.booleans(),
@@ -627,7 +277,7 @@ _SAID = {
     "rope_local_base_freq": st.sampled_from([None, 500.0]),
     "rope_theta": st.sampled_from([500.0, 1e4]),
     "scale_emb": st.sampled_from([1, 12]),
-    "sliding_window": _WINDOW,
+    "sliding_window": WINDOW,
     "sliding_window_pattern": st.sampled_from([2, 3]),
     "tie_word_embeddings": st.one_of(st.none(), st.booleans()),
     "use_bidirectional_attention": st.sampled_from([None, False, True]),

@@ -192,6 +192,11 @@ def tiny(architecture, *, seed=0, **more):
         for layer in range(more.get("block_count", 4)):
             name = f"blk.{layer}.layer_output_scale.weight"
             weights[name] = _f32(name, np.array([0.8 + 0.1 * layer]))
+            if more.get("expert_count"):  # a layer has experts if it has a router
+                router = f"blk.{layer}.ffn_gate_inp.weight"
+                weights[router] = _f32(router, _normal(seed, router, (6, width)) * 0.5)
+                name = f"blk.{layer}.ffn_down_exps.scale"
+                weights[name] = _f32(name, 1 + _normal(seed, name, 6) * 0.2)
     if more.get("nextn_predict_layers"):  # a model drafts if it has this tensor
         name = f"blk.{more['block_count'] - 1}.nextn.eh_proj.weight"
         weights[name] = _f32(name, _normal(seed, name, (width, 2 * width)) * 0.08)

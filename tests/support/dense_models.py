@@ -1,0 +1,205 @@
+"""Dense models of transformers, by their class and what differs from a tiny one."""
+
+from hf_models import LONGROPE
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+MINISTRAL3 = {
+    "rope_type": "yarn",
+    "type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+GEMMA4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+}
+DENSE = {
+    "gemma4-e2b": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4-31b": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4-other-ropes": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "layer_types": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "llama-yarn-rope": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "mistral-head-dim": ("Mistral", {"head_dim": 32, "sliding_window": None}),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi3-longrope": (
+        "Phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16},
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
+    ),
+    "gemma3-both-ways": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "num_hidden_layers": 7,
+            "use_bidirectional_attention": True,
+        },
+    ),
+    "qwen2-both-ways": ("Qwen2", {"is_causal": False}),
+    "gemma1": ("Gemma", {"head_dim": 32}),
+    "olmo2": ("Olmo2", {}),
+    "olmo2-biases": ("Olmo2", {"attention_bias": True}),
+    "exaone4-windows": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3-biases": ("SmolLM3", {"num_hidden_layers": 4, "attention_bias": True}),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 16}),
+    "ernie4.5-biases": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "helium": ("Helium", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "granite-biases": ("Granite", {"residual_multiplier": 0.5, "attention_bias": True}),
+    "arcee": ("Arcee", {}),
+    "arcee-biases": ("Arcee", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": MINISTRAL3}),
+    "ministral3-window": (
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "seed-oss-other-biases": (
+        "SeedOss",
+        {"head_dim": 16, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "olmo3-yarn": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 16,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 32}),
+    "hunyuan-alpha": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.0,
+            },
+        },
+    ),
+    "command-r7b": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 6, "logit_scale": 0.25}),
+    "minicpm": ("MiniCPM", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}),
+    "glm4": ("Glm4", {"head_dim": 32}),
+    "glm4-without-biases": ("Glm4", {"head_dim": 16, "attention_bias": False}),
+    "gemma3-linear-rope": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 5,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}

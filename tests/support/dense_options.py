@@ -1,0 +1,154 @@
+"""Options of dense families, as Hypothesis strategies of the number of layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+CAPS = st.one_of(st.none(), st.sampled_from([2.0, 30.0]))
+BIAS = st.booleans()
+RARELY = st.sampled_from([False, False, False, True])
+FACTOR = st.sampled_from([0.2, 1.0, 3.0])
+WINDOW = st.sampled_from([None, 5, 64])
+
+
+def optional(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=options)
+
+
+def layer_types(layers: int) -> st.SearchStrategy[list[str]]:
+    kinds = st.sampled_from(["sliding_attention", "full_attention"])
+    return st.lists(kinds, min_size=layers, max_size=layers)
+
+
+def _gemma(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
+        optional(
+            query_pre_attn_scalar=st.sampled_from([16, 24, 32]),
+            layer_types=layer_types(layers),
+            attention_bias=st.booleans(),
+            **more,
+        ),
+    )
+
+
+@st.composite
+def _gemma4(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    shared = st.sampled_from([0, 0, *range(layers)])
+    count = draw(st.integers(2, 8))
+    experts = {
+        "enable_moe_block": True,
+        "moe_intermediate_size": draw(st.sampled_from([32, 48])),
+        "num_experts": count,
+        "top_k_experts": draw(st.integers(1, count)),
+    }
+    return draw(st.sampled_from([{}, experts])) | draw(
+        st.fixed_dictionaries(
+            {
+                "sliding_window": st.sampled_from([4, 11, 64]),
+                "global_head_dim": st.sampled_from([16, 32, 64]),
+                "hidden_size_per_layer_input": st.sampled_from([0, 8, 32]),
+                "vocab_size_per_layer_input": st.just(96),
+            },
+            optional={
+                "attention_bias": st.sampled_from([False, False, True]),
+                "attention_k_eq_v": BIAS,
+                "final_logit_softcapping": CAPS,
+                "layer_types": layer_types(layers),
+                "num_global_key_value_heads": st.sampled_from([None, 1, 2]),
+                "num_kv_shared_layers": shared,
+                "use_bidirectional_attention": st.sampled_from([None, None, "vision", "all"]),
+                "use_double_wide_mlp": BIAS,
+            },
+        )
+    )
+
+
+def _qwen(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return optional(
+        use_sliding_window=st.booleans(),
+        sliding_window=st.sampled_from([5, 64]),
+        max_window_layers=st.integers(0, layers),
+        **more,
+    )
+
+
+DENSE = {
+    "Arcee": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
+    "BitNet": lambda _layers: optional(attention_bias=BIAS),
+    "Cohere2": lambda layers: st.builds(
+        dict.__or__,
+        st.fixed_dictionaries(
+            {
+                "sliding_window": st.sampled_from([4, 11, 64]),
+                "layer_norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3]),
+                "logit_scale": st.sampled_from([0.0625, 0.25, 2.0]),
+            }
+        ),
+        optional(
+            attention_bias=BIAS,
+            layer_types=layer_types(layers),
+            sliding_window_pattern=st.integers(2, 4),
+        ),
+    ),
+    "Ernie4_5": lambda _layers: optional(use_bias=BIAS),
+    "Exaone4": lambda layers: optional(
+        sliding_window=WINDOW,
+        sliding_window_pattern=st.integers(1, 4),
+        layer_types=layer_types(layers),
+    ),
+    "Gemma": lambda _layers: optional(attention_bias=BIAS),
+    "Gemma2": lambda layers: _gemma(
+        layers, attn_logit_softcapping=CAPS, final_logit_softcapping=CAPS
+    ),
+    "Gemma3": lambda layers: _gemma(
+        layers,
+        final_logit_softcapping=CAPS,
+        use_bidirectional_attention=st.sampled_from([False, False, False, True]),
+    ),
+    "Gemma4": _gemma4,
+    "Glm4": lambda _layers: optional(attention_bias=BIAS),
+    "Granite": lambda _layers: optional(
+        attention_bias=BIAS,
+        mlp_bias=BIAS,
+        attention_multiplier=FACTOR,
+        embedding_multiplier=FACTOR,
+        residual_multiplier=FACTOR,
+        logits_scaling=FACTOR,
+    ),
+    "Helium": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
+    "HunYuanDenseV1": lambda _layers: optional(attention_bias=BIAS),
+    "Llama": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
+    "MiniCPM": lambda _layers: st.fixed_dictionaries(
+        {
+            "scale_emb": st.sampled_from([1, 12]),
+            "scale_depth": st.sampled_from([1.4, 1]),
+            "dim_model_base": st.sampled_from([8, 16]),
+        }
+    ),
+    "Ministral3": lambda _layers: optional(sliding_window=WINDOW),
+    "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": WINDOW}),
+    "Olmo2": lambda _layers: optional(attention_bias=BIAS),
+    "Olmo3": lambda layers: st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
+        optional(attention_bias=BIAS, layer_types=layer_types(layers)),
+    ),
+    "Phi3": lambda _layers: optional(sliding_window=WINDOW),
+    "Qwen2": _qwen,
+    "Qwen3": lambda layers: _qwen(layers, attention_bias=BIAS),
+    "SeedOss": lambda _layers: optional(
+        attention_bias=BIAS, attention_out_bias=BIAS, mlp_bias=BIAS
+    ),
+    "SmolLM3": lambda layers: optional(
+        attention_bias=BIAS,
+        mlp_bias=BIAS,
+        no_rope_layer_interval=st.sampled_from([2, 4]),
+        no_rope_layers=st.lists(st.integers(0, 1), min_size=layers, max_size=layers),
+        use_sliding_window=st.booleans(),
+        sliding_window=WINDOW,
+    ),
+}

@@ -1,0 +1,220 @@
+"""Models of transformers with experts or states, by class and what differs from a tiny one."""
+
+from dense_models import GEMMA4
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+DELTA_NET = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+}
+FALCON_H1 = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mlp_multipliers": [0.7, 1.4],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.7,
+    "attention_out_multiplier": 0.6,
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.3,
+    "ssm_multipliers": [0.5, 1.5, 2.0, 0.7, 1.2],
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.3,
+}
+GRANITE_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "attention_multiplier": 0.1,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "head_dim": 32,
+    "time_step_min": 1e-30,  # as the models were trained, and as transformers decodes
+}
+MIXED = {
+    "gemma4-26b-a4b": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "qwen3.5": ("Qwen3_5", {"num_hidden_layers": 5, "head_dim": 32, **DELTA_NET}),
+    "qwen3.5-biases": (
+        "Qwen3_5",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "linear_attention"],
+            "rope_parameters": {"rope_theta": 1e5, "partial_rotary_factor": 0.5},
+            **DELTA_NET,
+        },
+    ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2-biases": (
+        "Lfm2",
+        {
+            "full_attn_idxs": [1],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": False,
+            "block_auto_adjust_ff_dim": False,
+            "norm_eps": 1e-3,
+        },
+    ),
+    "qwen3moe": (
+        "Qwen3Moe",
+        {"head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True, **EXPERTS},
+    ),
+    "qwen3.5moe": (
+        "Qwen3_5Moe",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+            **EXPERTS,
+            **DELTA_NET,
+        },
+    ),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48},
+    ),
+    "ernie4.5-moe-without-shared": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 0,
+            "moe_layer_start_index": 2,
+        },
+    ),
+    "glm4moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "glm4moe-plain": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 32}),
+    "olmoe": ("Olmoe", {"norm_topk_prob": False, **EXPERTS, "num_experts_per_tok": 3}),
+    "gpt-oss": (
+        "GptOss",
+        {"head_dim": 32, "sliding_window": 6, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "gpt-oss-without-biases": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "attention_bias": False,
+            "sliding_window": 5,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "granitemoe-shared": (
+        "GraniteMoeShared",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+            "residual_multiplier": 0.4,
+            "shared_intermediate_size": 40,
+        },
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 48,
+            **EXPERTS,
+        },
+    ),
+    "falcon-h1": ("FalconH1", FALCON_H1),
+    "falcon-h1-tied-biases": (
+        "FalconH1",
+        {
+            **FALCON_H1,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "mlp_bias": True,
+            "projectors_bias": True,
+        },
+    ),
+    "falcon-h1-norm": (
+        "FalconH1",
+        {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "falcon-h1-norm-first": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True}),
+    "granitehybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
+    "granitehybrid-rope": (
+        "GraniteMoeHybrid",
+        {**GRANITE_HYBRID, "position_embedding_type": "rope", "attention_bias": True},
+    ),
+    "granitehybrid-experts": (
+        "GraniteMoeHybrid",
+        {**GRANITE_HYBRID, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "nemotron-h": ("NemotronH", NEMOTRON_H),
+    "nemotron-h-biases": (
+        "NemotronH",
+        {**NEMOTRON_H, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
+    ),
+}

@@ -1,0 +1,246 @@
+"""Options of families with experts or with states of fixed size, as Hypothesis strategies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dense_options import BIAS, FACTOR, RARELY, WINDOW, layer_types, optional
+from hypothesis import strategies as st
+
+
+@st.composite
+def _experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[str, Any]:
+    experts = draw(st.integers(1, 9))
+    used = draw(st.integers(1, experts))
+    own = {count: experts, "num_experts_per_tok": used}
+    return own | draw(optional(**more))
+
+
+@st.composite
+def _groups(draw: st.DrawFn) -> dict[str, Any]:
+    groups, size = draw(st.integers(1, 4)), draw(st.integers(2, 4))
+    used = draw(st.integers(1, groups))
+    return {
+        "n_group": groups,
+        "topk_group": used,
+        "n_routed_experts": groups * size,
+        "num_experts_per_tok": draw(st.integers(1, used * size)),
+    }
+
+
+@st.composite
+def _delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention"])
+    key_heads, width = draw(st.integers(1, 3)), draw(st.sampled_from([8, 16, 24]))
+    widths = {"linear_key_head_dim": width, "linear_value_head_dim": width}
+    if draw(st.integers(0, 2)) == 0:  # which llama.cpp does not load
+        widths["linear_value_head_dim"] = draw(st.sampled_from([8, 16, 20]))
+    own = {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw(st.integers(1, 3)),
+        "linear_conv_kernel_dim": draw(st.integers(2, 5)),
+    }
+    types = st.lists(kinds, min_size=layers, max_size=layers)
+    return own | widths | draw(optional(attention_bias=BIAS, layer_types=types))
+
+
+def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.sampled_from(["conv", "full_attention"])
+    return st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3])}),
+        optional(
+            block_auto_adjust_ff_dim=st.booleans(),
+            block_ffn_dim_multiplier=st.sampled_from([None, 1.0, 1.3]),
+            block_multiple_of=st.sampled_from([1, 32]),
+            conv_L_cache=st.integers(2, 5),
+            conv_bias=BIAS,
+            full_attn_idxs=st.lists(st.integers(0, layers), max_size=layers),
+            layer_types=st.lists(kinds, min_size=layers, max_size=layers),
+        ),
+    )
+
+
+@st.composite
+def _falcon_h1(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
+    heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (6, 3)]))
+    own = {
+        "mamba_d_ssm": heads * draw(st.sampled_from([4, 8, 20])),
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": draw(st.sampled_from([8, 12, 32])),
+        "mamba_d_conv": draw(st.integers(2, 5)),
+    }
+    factor = st.sampled_from([0.3, 1.0, 2.0])
+    single = (
+        "attention_in_multiplier",
+        "attention_out_multiplier",
+        "embedding_multiplier",
+        "key_multiplier",
+        "lm_head_multiplier",
+        "ssm_in_multiplier",
+        "ssm_out_multiplier",
+    )
+    return own | draw(
+        optional(
+            attention_bias=BIAS,
+            mamba_conv_bias=BIAS,
+            mamba_norm_before_gate=BIAS,
+            mamba_proj_bias=BIAS,
+            mamba_rms_norm=BIAS,
+            mlp_bias=BIAS,
+            mlp_multipliers=st.lists(factor, min_size=2, max_size=2),
+            projectors_bias=BIAS,
+            ssm_multipliers=st.lists(factor, min_size=5, max_size=5),
+            **dict.fromkeys(single, factor),
+        )
+    )
+
+
+@st.composite
+def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    kinds = st.sampled_from(["linear_attention", "full_attention"])
+    heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (8, 2)]))
+    own = {
+        "layer_types": draw(st.lists(kinds, min_size=layers, max_size=layers)),
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": draw(st.sampled_from([8, 12, 32])),
+        "mamba_d_conv": draw(st.integers(2, 5)),
+        "num_local_experts": draw(st.sampled_from([0, 0, 4])),
+        "shared_intermediate_size": draw(st.sampled_from([48, 64])),
+    }
+    factors = ("attention", "embedding", "residual")
+    return own | draw(
+        optional(
+            attention_bias=BIAS,
+            mamba_conv_bias=st.sampled_from([True, True, False]),
+            mamba_proj_bias=st.sampled_from([False, False, True]),
+            position_embedding_type=st.sampled_from([None, "rope"]),
+            logits_scaling=FACTOR,
+            **{f"{name}_multiplier": FACTOR for name in factors},
+        )
+    )
+
+
+@st.composite
+def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    groups = draw(st.integers(1, 3))
+    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", "mlp"])
+    own = {
+        "layers_block_type": draw(st.lists(kinds, min_size=layers, max_size=layers)),
+        "mamba_num_heads": groups * draw(st.integers(1, 2)),
+        "mamba_head_dim": draw(st.sampled_from([4, 8, 20])),
+        "n_groups": groups,
+        "ssm_state_size": draw(st.sampled_from([8, 12, 32])),
+        "conv_kernel": draw(st.integers(2, 5)),
+        "time_step_min": 1e-30,
+        "layer_norm_epsilon": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
+    }
+    return own | draw(
+        optional(
+            attention_bias=BIAS,
+            mlp_bias=BIAS,
+            use_bias=BIAS,
+            use_conv_bias=BIAS,
+            mamba_proj_bias=BIAS,
+        )
+    )
+
+
+EXPERTS = {
+    "Ernie4_5_Moe": lambda layers: st.builds(
+        dict.__or__,
+        st.integers(2, 8).flatmap(
+            lambda count: st.fixed_dictionaries(
+                {"moe_num_experts": st.just(count), "moe_k": st.integers(1, count)}
+            )
+        ),
+        optional(
+            moe_intermediate_size=st.sampled_from([32, 48]),
+            moe_layer_interval=st.sampled_from([1, 1, 1, 2]),
+            moe_layer_start_index=st.integers(0, layers),
+            moe_layer_end_index=st.sampled_from([-1, -1, layers - 1, 0]),
+            moe_num_shared_experts=st.integers(0, 2),
+            use_bias=RARELY,
+        ),
+    ),
+    "Glm4Moe": lambda layers: st.builds(
+        dict.__or__,
+        _groups(),
+        optional(
+            attention_bias=BIAS,
+            first_k_dense_replace=st.integers(0, layers),
+            moe_intermediate_size=st.sampled_from([32, 48]),
+            n_shared_experts=st.integers(1, 2),
+            norm_topk_prob=BIAS,
+            routed_scaling_factor=st.sampled_from([1.0, 2.5]),
+            use_qk_norm=BIAS,
+        ),
+    ),
+    "GptOss": lambda layers: _experts(
+        "num_local_experts",
+        attention_bias=BIAS,
+        sliding_window=st.sampled_from([4, 11, 64]),
+        layer_types=layer_types(layers),
+        swiglu_limit=st.sampled_from([7.0, 7.0, 7.0, 5.0]),
+    ),
+    "GraniteMoe": lambda _layers: _experts(
+        "num_local_experts",
+        attention_bias=BIAS,
+        attention_multiplier=FACTOR,
+        embedding_multiplier=FACTOR,
+        residual_multiplier=FACTOR,
+        logits_scaling=FACTOR,
+    ),
+    "GraniteMoeShared": lambda _layers: _experts(
+        "num_local_experts",
+        residual_multiplier=FACTOR,
+        shared_intermediate_size=st.sampled_from([0, 32, 48]),
+    ),
+    "Mixtral": lambda _layers: _experts("num_local_experts", sliding_window=WINDOW),
+    "Olmoe": lambda _layers: _experts(
+        attention_bias=BIAS, norm_topk_prob=RARELY, clip_qkv=st.sampled_from([None, None, 0.5])
+    ),
+    "Qwen3Moe": lambda _layers: st.builds(
+        lambda own, norm: own | {"norm_topk_prob": not norm},
+        _experts(
+            attention_bias=BIAS,
+            moe_intermediate_size=st.sampled_from([32, 64]),
+            decoder_sparse_step=st.sampled_from([1, 1, 2]),
+            use_sliding_window=RARELY,
+        ),
+        RARELY,
+    ),
+    "Qwen3_5Moe": lambda layers: st.builds(
+        dict.__or__,
+        _delta_net(layers),
+        _experts(
+            moe_intermediate_size=st.sampled_from([32, 64]),
+            shared_expert_intermediate_size=st.sampled_from([32, 48]),
+        ),
+    ),
+}
+STATES = {
+    "Lfm2Moe": lambda layers: st.builds(
+        dict.__or__,
+        _experts(
+            layer_types=st.lists(
+                st.sampled_from(["conv", "full_attention"]), min_size=layers, max_size=layers
+            ),
+            conv_L_cache=st.integers(2, 5),
+            conv_bias=BIAS,
+            moe_intermediate_size=st.sampled_from([32, 48]),
+            norm_topk_prob=st.sampled_from([True, True, True, False]),
+            num_dense_layers=st.integers(0, layers),
+            routed_scaling_factor=st.sampled_from([1.0, 1.0, 1.0, 2.5]),
+            use_expert_bias=st.sampled_from([True, True, True, False]),
+        ),
+        st.fixed_dictionaries({"norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3])}),
+    ),
+    "FalconH1": _falcon_h1,
+    "GraniteMoeHybrid": _granite_hybrid,
+    "Lfm2": _short_convolutions,
+    "NemotronH": _nemotron_h,
+    "Qwen3_5": _delta_net,
+}
