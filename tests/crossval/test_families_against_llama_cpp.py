@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 from builders import Tensor, vocabulary, write_gguf
-from tiny_models import DIM, EXPERTS, TOKENS, VOCAB, tiny
+from tiny_models import DIM, EXPERTS, MIXTURES, TOKENS, VOCAB, tiny
 
 from bitnet.base.errors import Unsupported
 from bitnet.crossval.operations import check_operations, describe
@@ -96,6 +96,21 @@ CASES = {
     "attention-factor-alone": ("qwen3", {"rope.scaling.attn_factor": 1.3}),
     "gemma3-final-soft-cap": ("gemma3", {"final_logit_softcapping": 3.0}),
 }
+DELTA_NET = {  # keys as wide as values, and the epsilon that llama.cpp has for them
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.dimension_sections": [3, 3, 2, 0],
+    "ssm.inner_size": 4 * 32,
+}
+OF_EXPERTS = {
+    f"{name}-experts": (
+        name,
+        {"attention.head_count_kv": 4, "vocab_size": VOCAB}
+        | (DELTA_NET if name == "qwen35moe" else {}),
+    )
+    for name in MIXTURES
+}
+# llama.cpp never takes the embedding for the head of these.
+OWN_HEADS = ("olmo2", *MIXTURES)
 
 
 def quantized(weight, encoding):
@@ -108,7 +123,7 @@ def quantized(weight, encoding):
 
 def written(path, architecture, keys, experts="F32"):
     """A tiny model as a file that llama.cpp loads, and that file opened."""
-    model = tiny(architecture, vocab_size=VOCAB, **keys)
+    model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
     stored = {name: quantized(weight, experts) for name, weight in model.weights.items()}
     more = vocabulary(
         TOKENS,
@@ -120,9 +135,9 @@ def written(path, architecture, keys, experts="F32"):
     )
     metadata = {key: value for key, value in model.metadata.items() if value is not None}
     tensors = [Tensor(w.name, w.shape, w.quant.ggml_id, w.data.tobytes()) for w in stored.values()]
-    if architecture in ("gpt-oss", "olmo2"):  # their head is never the embedding there
+    if architecture in OWN_HEADS:
         tensors.append(Tensor("output.weight", (VOCAB, DIM), 0, tensors[0].data))
-    if architecture == "gpt-oss":  # nor are these biases optional
+    if architecture == "gpt-oss":  # where these biases are not optional
         tensors += [
             Tensor(it.name.replace("weight", "bias"), it.shape[:1], 0, it.data[: 4 * it.shape[0]])
             for it in tensors
@@ -131,9 +146,11 @@ def written(path, architecture, keys, experts="F32"):
     return open_checkpoint(write_gguf(path, metadata | more, tensors))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(it, marks=pytest.mark.slow) for it in OF_EXPERTS)]
+)
 def test_logits_are_those_of_llama_cpp(case, tmp_path):
-    checkpoint = written(tmp_path / "tiny.gguf", *CASES[case])
+    checkpoint = written(tmp_path / "tiny.gguf", *(CASES | OF_EXPERTS)[case])
     (theirs,) = LlamaCpp().trace(Question(checkpoint, prompts=(Prompt("", IDS),))).prompts
     ours = Scheduler(load_model(checkpoint, ops=ReferenceOps()), cache_dtype=np.float32).logits(IDS)
     assert len(theirs.positions) == len(IDS)

@@ -225,9 +225,6 @@ STATES = {
     "Lfm2Moe": lambda layers: st.builds(
         dict.__or__,
         _experts(
-            layer_types=st.lists(
-                st.sampled_from(["conv", "full_attention"]), min_size=layers, max_size=layers
-            ),
             conv_L_cache=st.integers(2, 5),
             conv_bias=BIAS,
             moe_intermediate_size=st.sampled_from([32, 48]),
@@ -236,7 +233,14 @@ STATES = {
             routed_scaling_factor=st.sampled_from([1.0, 1.0, 1.0, 2.5]),
             use_expert_bias=st.sampled_from([True, True, True, False]),
         ),
-        st.fixed_dictionaries({"norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3])}),
+        st.fixed_dictionaries(
+            {
+                "layer_types": st.lists(
+                    st.sampled_from(["conv", "full_attention"]), min_size=layers, max_size=layers
+                ),
+                "norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3]),
+            }
+        ),
     ),
     "FalconH1": _falcon_h1,
     "GraniteMoeHybrid": _granite_hybrid,
