@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from bitnet.base.findings import Finding
-from bitnet.families.blocks import DeltaNet, Mamba2, State
+from bitnet.families.blocks import DeltaNet, LatentAttention, Mamba2, State
 from bitnet.families.family import WINDOWS, of_gguf
 from bitnet.quants.iq_bn import SHORTEST_ROW
 
@@ -165,6 +165,12 @@ def _tensors(
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
         if isinstance(mixer, DeltaNet):
             yield from _delta_net(mixer, config)
+        elif isinstance(mixer, LatentAttention) and mixer.eps != config.norm_eps:
+            yield _by(
+                "every engine",
+                f"normalizes latents of {kind} models with the epsilon of other norms, "
+                f"{config.norm_eps:g}, instead of {mixer.eps:g}",
+            )
         elif isinstance(mixer, Mamba2):
             yield from _mamba2(mixer, config, engine)
     kinds = {

@@ -141,7 +141,7 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     keys[f"{prefix}.vocab_size"] = checkpoint.weights["token_embd.weight"].shape[0]
     head_dim = keys.get(f"{prefix}.attention.key_length")
     if head_dim is not None:
-        keys[f"{prefix}.attention.value_length"] = head_dim
+        keys.setdefault(f"{prefix}.attention.value_length", head_dim)
     if "rope_factors_long.weight" in checkpoint.weights:
         keys[f"{prefix}.rope.scaling.type"] = "longrope"  # llama.cpp looks for them because of it
     window = f"{prefix}.attention.sliding_window"

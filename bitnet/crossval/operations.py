@@ -135,9 +135,9 @@ def check_operations(
     cache = KVCache(exact.config, len(ids), dtype=np.float64)
     cache.reach = len(ids)
     if stop:
-        for layer, number, kind in _caches(exact):
+        for layer, number, kind, parts in _caches(exact):
             shape = (len(ids), kind.kv_heads, kind.head_dim)
-            both = [theirs.get(f"{part}cur-{layer}") for part in "KV"]
+            both = [theirs.get(f"{part}cur-{layer}") for part in parts]
             whole = [it.reshape(shape) for it in both if it is not None and it.size == prod(shape)]
             if len(whole) < len(both):
                 return ()
@@ -171,15 +171,15 @@ def _rows_like(value: NDArray[Any], theirs: NDArray[Any] | None) -> NDArray[np.f
     return np.asarray(last, dtype=np.float64).reshape(value.shape)
 
 
-def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues]]:
-    """Layer, number and kind of every cache, in order."""
+def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues, str]]:
+    """Layer, number and kind of every cache, in order, and letters of its keys and values."""
     layer = ""
     for step in exact.program.instructions:
         match step:
             case instructions.Mark(name=name) if name.startswith("Kcur-"):
                 layer = name.removeprefix("Kcur-")
             case instructions.Attend(k=k) if k is not None:
-                yield layer, step.cache, step.kind
+                yield layer, step.cache, step.kind, "KK" if step.v == k else "KV"
 
 
 def _round_to_cache(values: NDArray[Any], half: bool) -> NDArray[np.float64]:
@@ -234,6 +234,8 @@ def _kinds(
                 return most(kinds[it] for it in (step.q, step.k, step.v, step.alpha, step.beta))
             case instructions.Embed():
                 return "sum"
+            case instructions.Join():
+                return most(kinds[it] for it in step.parts)
             case _:
                 return kinds[step.x]
 
@@ -245,6 +247,8 @@ def _kinds(
                     kinds[step.register] = "sum"
             case instructions.Select():
                 pass
+            case expert_instructions.Enumerate():
+                kinds[step.experts] = "sum"
             case expert_instructions.Route():
                 kinds |= dict.fromkeys((step.experts, step.weights), kind_of(step))
             case instructions.Linear() | instructions.Split() | expert_instructions.ExpertLinear():

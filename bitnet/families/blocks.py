@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.networks import Activation, Experts, FeedForward
+from bitnet.families.states import (
+    LARGEST_HEAD,
+    DeltaNet,
+    Mamba2,
+    ShortConvolution,
+    State,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,6 +36,7 @@ __all__ = [
     "DeltaNet",
     "FeedForward",
     "KeysValues",
+    "LatentAttention",
     "LayerInput",
     "Mamba2",
     "Mixer",
@@ -41,8 +49,6 @@ __all__ = [
 
 Pooling = Literal["none", "mean", "cls", "last"]
 
-LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
-LARGEST_HEAD = 1 << 16
 MAX_SCALE = 200.0  # of scores: those of the longest queries and keys stay within float32
 CAPS = 1e-3, 1e3  # soft caps; a larger one takes digits from what it caps
 
@@ -60,17 +66,6 @@ class KeysValues:
     kv_heads: int
     head_dim: int
     window: int = 0
-
-
-@dataclass(frozen=True)
-class State:
-    """A cache of fixed size: the last inputs of a convolution, or a matrix per head.
-
-    Attributes:
-        size: numbers.
-    """
-
-    size: int
 
 
 CacheKind: TypeAlias = KeysValues | State
@@ -144,142 +139,64 @@ class Attention:
         yield abs(self.scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
         yield _outside(self.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
         if self.rope is not None:
-            dims = self.rope.dims
-            yield (
-                not 4 <= dims <= self.head_dim,
-                f"rotary dimensions outside of 4..head width ({dims} of {self.head_dim})",
-            )
-            yield dims % 2 > 0, "an odd number of rotary dimensions"
-            yield self.rope.theta <= 1, "a rope_theta of at most 1"
-            yield self.rope.original_context < 2, "an original context below 2"
+            yield from _faults_of(self.rope, self.head_dim)
+
+
+def _faults_of(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
+    yield (
+        not 4 <= rope.dims <= head_dim,
+        f"rotary dimensions outside of 4..head width ({rope.dims} of {head_dim})",
+    )
+    yield rope.dims % 2 > 0, "an odd number of rotary dimensions"
+    yield rope.theta <= 1, "a rope_theta of at most 1"
+    yield rope.original_context < 2, "an original context below 2"
 
 
 @dataclass(frozen=True, eq=False)
-class DeltaNet:
-    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution.
+class LatentAttention:
+    """Attention of all heads over one vector a position (MLA, arXiv:2405.04434).
+
+    The vector is a latent, which is keys and values alike, and a rotated key. The matrices that
+    make keys and values of a latent, ``attn_k_b`` and ``attn_v_b``, are multiplied with queries and
+    results instead.
 
     Attributes:
-        heads: of values, each with a matrix of keys by values.
-        key_heads: of queries and keys; each serves ``heads / key_heads`` heads.
-        key_dim: width of a query or key.
-        value_dim: width of a value.
-        kernel: positions of the convolution.
-        grouped: neighbouring heads share a key head, as in transformers' folders; otherwise every
-            key_heads-th head does, as in GGUF.
+        heads: query heads.
+        latent: width of a latent.
+        key_dim: width of a query without its rotary dimensions.
+        value_dim: width of a head's result.
+        rope: position embedding, of dimensions of its own.
+        scale: factor on scores, at most 200.
+        query_rank: width of the queries' latent; 0: they are a product of the input.
+        eps: epsilon of the norms of latents.
     """
 
     heads: int
-    key_heads: int
+    latent: int
     key_dim: int
     value_dim: int
-    kernel: int
-    grouped: bool
+    rope: Rope
+    scale: float
+    query_rank: int
+    eps: float
 
     @property
-    def keys_width(self) -> int:
-        """Width of all queries, and of all keys."""
-        return self.key_heads * self.key_dim
+    def reads(self) -> KeysValues:
+        """Kind of the cache that it reads, its own."""
+        return KeysValues(1, self.latent + self.rope.dims)
 
     @property
-    def values_width(self) -> int:
-        """Width of all values."""
-        return self.heads * self.value_dim
-
-    @property
-    def conv_columns(self) -> int:
-        """Columns of the convolution: queries, keys and values."""
-        return 2 * self.keys_width + self.values_width
-
-    @property
-    def cache(self) -> State:
-        """The last inputs of the convolution, and the matrices."""
-        return State((self.kernel - 1) * self.conv_columns + self.key_dim * self.values_width)
+    def cache(self) -> KeysValues:
+        """Latents and rotated keys, as keys and, for their other order in memory, as values."""
+        return self.reads
 
     def faults(self) -> Iterator[tuple[bool, str]]:
         """Conditions, and what it means that one is true."""
-        sizes = (self.heads, self.key_heads, self.key_dim, self.value_dim, self.kernel)
-        heads = f"{self.heads} heads of {self.value_dim}, {self.key_heads} key heads"
-        yield min(sizes) < 1, f"linear attention without heads ({heads})"
-        yield (
-            self.heads % max(self.key_heads, 1) > 0,
-            f"key heads that do not divide the heads ({heads})",
-        )
-        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
-        yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} heads or dimensions"
-
-
-@dataclass(frozen=True, eq=False)
-class ShortConvolution:
-    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``.
-
-    Attributes:
-        width: of each of ``b``, ``c`` and ``v``, which are one product of the input.
-        kernel: positions of the convolution.
-    """
-
-    width: int
-    kernel: int
-
-    @property
-    def cache(self) -> State:
-        """The last inputs of the convolution."""
-        return State((self.kernel - 1) * self.width)
-
-    def faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions, and what it means that one is true."""
-        yield min(self.width, self.kernel) < 1, "a convolution of nothing"
-        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
-
-
-@dataclass(frozen=True, eq=False)
-class Mamba2:
-    """A state-space model with one decay per head (arXiv:2405.21060), behind a short convolution.
-
-    Attributes:
-        heads: each with a state of *state_size* by *head_dim*.
-        head_dim: width of a head.
-        groups: of inputs and outputs of states; neighbouring heads share one.
-        state_size: rows of a state.
-        kernel: positions of the convolution.
-        norm_groups: parts of the result with a norm of their own; 0: it has no norm.
-        norm_first: the norm is before the gate; otherwise behind it.
-    """
-
-    heads: int
-    head_dim: int
-    groups: int
-    state_size: int
-    kernel: int
-    norm_groups: int = 1
-    norm_first: bool = False
-
-    @property
-    def width(self) -> int:
-        """Width of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def conv_columns(self) -> int:
-        """Columns of the convolution: all heads, and the inputs and outputs of their states."""
-        return self.width + 2 * self.groups * self.state_size
-
-    @property
-    def cache(self) -> State:
-        """The last inputs of the convolution, and the states of all heads."""
-        return State((self.kernel - 1) * self.conv_columns + self.width * self.state_size)
-
-    def faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions, and what it means that one is true."""
-        sizes = (self.heads, self.head_dim, self.groups, self.state_size, self.kernel)
-        heads = f"{self.heads} heads of {self.head_dim}, {self.groups} groups"
-        yield min(sizes) < 1, f"a state-space model without heads ({heads})"
-        yield self.heads % max(self.groups, 1) > 0, f"groups that do not divide the heads ({heads})"
-        yield (
-            self.width % max(self.norm_groups, 1) > 0,
-            f"norms of {self.norm_groups} parts ({heads})",
-        )
-        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
-        yield max(sizes) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} heads or rows"
+        sizes = (self.heads, self.latent, self.key_dim, self.value_dim)
+        yield min(sizes) < 1 or self.query_rank < 0, f"attention without heads or latents {sizes}"
+        yield max(*sizes, self.query_rank) > LARGEST_HEAD, f"latents of {max(sizes):,} dimensions"
+        yield abs(self.scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
+        yield from _faults_of(self.rope, self.rope.dims)
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,7 +224,14 @@ class LayerInput:
 
 
 Mixer: TypeAlias = (
-    Attention | DeltaNet | Experts | FeedForward | LayerInput | Mamba2 | ShortConvolution
+    Attention
+    | DeltaNet
+    | Experts
+    | FeedForward
+    | LatentAttention
+    | LayerInput
+    | Mamba2
+    | ShortConvolution
 )
 
 
@@ -438,7 +362,9 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """Its different position embeddings."""
-        return tuple(dict.fromkeys(it.rope for it in self.attentions if it.rope is not None))
+        kinds = Attention | LatentAttention
+        ropes = (it.rope for it in self.mixers() if isinstance(it, kinds))
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     @property
     def _shares_well(self) -> bool:

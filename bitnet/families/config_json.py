@@ -178,6 +178,10 @@ class Description:
     quantization: Mapping[str, Any]
     ignored: Mapping[str, Any]
 
+    def value(self, key: str) -> Any:
+        """The family's own *key*, such as ``block_count``; ``None`` if there is none."""
+        return self.metadata.get(f"{self.family.architecture}.{key}")
+
 
 def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = ()) -> Description:
     """Description of the language model in *outer*, with every key accounted for.
@@ -203,7 +207,9 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
             quantization = {}  # the names of the tensors say which they are
         _check_quantization(quantization, config, family, model)
         translated = family.translate(config)
-        head_dim = translated.get("attention.key_length", config.get("head_dim"))
+        head_dim = translated.get(
+            "rope.dimension_count", translated.get("attention.key_length", config.get("head_dim"))
+        )
         rope = {**config, "head_dim": head_dim}
         if family.layered_rope:
             rope.pop("original_max_position_embeddings", None)

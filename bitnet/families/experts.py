@@ -19,10 +19,13 @@ __all__ = [
     "EXPERT_CONFIG",
     "EXPERT_KEYS",
     "EXPERT_TENSORS",
+    "GROUPED_CONFIG",
     "GROUPED_KEYS",
+    "GROUPED_TENSORS",
     "expert_keys",
     "experts",
     "gating",
+    "group_keys",
     "group_routing",
     "has_corrections",
     "in_layers",
@@ -46,6 +49,23 @@ EXPERT_CONFIG = {
     "num_experts": read("experts of a layer"),
     "num_experts_per_tok": read("experts of a token"),
     "num_local_experts": read("name of `num_experts` since transformers 5"),
+}
+#: The same where experts are chosen by groups, behind layers without any.
+GROUPED_TENSORS = EXPERT_TENSORS | {
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+GROUPED_CONFIG = {
+    "first_k_dense_replace": read("layers without experts, at the beginning"),
+    "n_group": read("groups of experts"),
+    "n_routed_experts": read("experts of a layer"),
+    "n_shared_experts": read("networks beside the experts"),
+    "norm_topk_prob": read("weights are divided by their sum"),
+    "num_nextn_predict_layers": read("blocks behind the last, which are left out"),
+    "routed_scaling_factor": read("factor on the weights of experts"),
+    "topk_group": read("groups of a token"),
 }
 #: Rules for the keys of GGUF files.
 EXPERT_KEYS = {
@@ -91,11 +111,27 @@ def in_layers(
     return lambda layer, usual: network if layer >= first else usual
 
 
-def group_routing(keys: Keys, *, renormalised: bool) -> dict[str, Any]:
+def group_keys(config: Mapping[str, Any], leading_dense: int) -> dict[str, Any]:
+    """GGUF keys of experts by groups from a ``config.json`` with :data:`GROUPED_CONFIG`."""
+    groups, used = config["n_group"], config["topk_group"]
+    if 1 < groups == used:  # all of them, which llama.cpp does not load
+        groups = used = 1
+    return expert_keys(config, 128, "moe_intermediate_size") | {
+        "expert_gating_func": 2,
+        "expert_group_count": groups,
+        "expert_group_used_count": used,
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "leading_dense_block_count": leading_dense,
+    }
+
+
+def group_routing(keys: Keys, *, renormalised: bool, default: Gating = "sigmoid") -> dict[str, Any]:
     """Fields of :class:`Routing` by the keys :data:`GROUPED_KEYS`."""
     groups = keys.integer("expert_group_count", 1) or 1
     return {
-        "gating": gating(keys, "sigmoid"),
+        "gating": gating(keys, default),
         "corrected": has_corrections(keys.weights),
         "groups": groups,
         "groups_used": keys.integer("expert_group_used_count", 1) if groups > 1 else 1,

@@ -14,7 +14,7 @@ _EXPERTS = "a mixture of experts"
 _STATE = "a model with state-space or recurrent layers"
 _LATENT = "a model with latent attention"
 _BY_NAME = (
-    (re.compile(r"deepseek[-_]?v?[234]|glm4_moe_lite|minicpm3|kimi"), _LATENT),
+    (re.compile(r"deepseek[-_]?v?(2|32|4)|minicpm3|kimi"), _LATENT),
     (re.compile(r"moe|mixtral|dbrx|grok|deepseek|llama4|arctic|minimax"), _EXPERTS),
     (re.compile(r"mamba|rwkv|jamba|qwen3[-_]?next|bamba"), _STATE),
     (re.compile(r"bert|t5enc|embed"), "an encoder for embeddings"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitnet.families.dense import dense
 from bitnet.families.experts import (
     EXPERT_CONFIG,
     EXPERT_KEYS,
-    EXPERT_TENSORS,
+    GROUPED_CONFIG,
     GROUPED_KEYS,
-    expert_keys,
+    GROUPED_TENSORS,
     experts,
+    group_keys,
     group_routing,
     in_layers,
     without_drafting_blocks,
@@ -21,8 +22,6 @@ from bitnet.families.family import BIASES, QKV, Family, LlamaCppSupport, registe
 from bitnet.families.rules import neutral, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
@@ -40,21 +39,6 @@ def _decoder(keys: Keys) -> ModelConfig:
         network=in_layers(network, first=first),
     )
     return without_drafting_blocks(keys, model)
-
-
-def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
-    groups, used = config["n_group"], config["topk_group"]
-    if 1 < groups == used:  # all of them, which llama.cpp does not load
-        groups = used = 1
-    return expert_keys(config, 128, "moe_intermediate_size") | {
-        "expert_gating_func": 2,
-        "expert_group_count": groups,
-        "expert_group_used_count": used,
-        "expert_shared_count": config["n_shared_experts"],
-        "expert_weights_norm": config["norm_topk_prob"],
-        "expert_weights_scale": float(config["routed_scaling_factor"]),
-        "leading_dense_block_count": config["first_k_dense_replace"],
-    }
 
 
 register(
@@ -80,32 +64,21 @@ register(
         },
         config_keys={
             **EXPERT_CONFIG,
+            **GROUPED_CONFIG,
             "attention_bias": read("biases on query, key and value"),
-            "first_k_dense_replace": read("layers without experts, at the beginning"),
-            "n_group": read("groups of experts"),
-            "n_routed_experts": read("experts of a layer"),
-            "n_shared_experts": read("networks beside the experts"),
-            "norm_topk_prob": read("weights are divided by their sum"),
-            "num_nextn_predict_layers": read("blocks behind the last, which are left out"),
             "partial_rotary_factor": read("rotary share of a head"),
-            "routed_scaling_factor": read("factor on the weights of experts"),
-            "topk_group": read("groups of a token"),
             "use_qk_norm": read("norms on query and key heads"),
         },
         gguf_keys={**EXPERT_KEYS, **GROUPED_KEYS, "attention.sliding_window": neutral(0)},
         tensors={
-            **EXPERT_TENSORS,
+            **GROUPED_TENSORS,
             "post_attention_layernorm": "post_attention_norm",
-            "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
-            "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-            "mlp.shared_experts.up_proj": "ffn_up_shexp",
-            "mlp.shared_experts.down_proj": "ffn_down_shexp",
         },
         biases={"attention_bias": QKV},
         partial_rotation=True,
         more_blocks=True,
         llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "exp_probs_b.bias")),
-        translate=_translate,
+        translate=lambda config: group_keys(config, config["first_k_dense_replace"]),
         decoder=_decoder,
     )
 )

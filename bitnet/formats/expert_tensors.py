@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MXFP4", "split_gates", "stack_experts", "turn_experts"]
+__all__ = ["MXFP4", "split_gates", "split_heads", "stack_experts", "turn_experts"]
 
 _ONE = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 _FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
@@ -83,6 +83,45 @@ def split_gates(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
         for part, half in zip(("gate", "up"), halves, strict=True):
             split[f"{match['block']}{part}_{match['kind']}.weight"] = half
     return {_name_alone(name, split): tensor for name, tensor in split.items()}
+
+
+def split_heads(
+    tensors: Mapping[str, Tensor], heads: int, key_dim: int, model: str
+) -> dict[str, Tensor]:
+    """*tensors* by GGUF name, with ``attn_kv_b`` as ``attn_k_b`` and ``attn_v_b``.
+
+    Args:
+        tensors: of latent attention. Matrices of values stay where they are in the files, those of
+            keys are turned in memory.
+        heads: matrices of either.
+        key_dim: rows of a head that belong to its keys.
+        model: name of the model in errors.
+
+    Raises:
+        InvalidFormat: there are not as many rows, or they are not floats.
+    """
+    split: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(".attn_kv_b.weight"):
+            split[name] = tensor
+            continue
+        width = _WIDTHS.get(tensor.dtype)
+        if width is None or len(tensor.shape) != 2 or tensor.shape[0] % heads:
+            raise InvalidFormat(
+                f"{model}: {name} of shape {tensor.shape} is not a matrix of floats for each of "
+                f"{heads} heads",
+                hint="choose a folder with F32, F16 or BF16",
+            )
+        rows, latent = tensor.shape[0] // heads, tensor.shape[1]
+        words = tensor.data.view(f"<u{width}").reshape(heads, rows, latent)
+        keys = np.ascontiguousarray(words[:, :key_dim].swapaxes(1, 2))
+        values = tuple(head[key_dim:].reshape(-1).view(np.uint8) for head in words)
+        block = name.removesuffix("attn_kv_b.weight")
+        shape, flat = (heads, latent, min(key_dim, rows)), keys.reshape(-1).view(np.uint8)
+        split[f"{block}attn_k_b.weight"] = Tensor(tensor.dtype, shape, flat)
+        shape = (heads, max(rows - key_dim, 0), latent)
+        split[f"{block}attn_v_b.weight"] = Tensor(tensor.dtype, shape, _NOTHING, values)
+    return split
 
 
 def _name_alone(name: str, tensors: Container[str]) -> str:

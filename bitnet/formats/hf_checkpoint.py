@@ -15,7 +15,13 @@ from bitnet.families import config_json
 from bitnet.formats import mlx, safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
-from bitnet.formats.expert_tensors import MXFP4, split_gates, stack_experts, turn_experts
+from bitnet.formats.expert_tensors import (
+    MXFP4,
+    split_gates,
+    split_heads,
+    stack_experts,
+    turn_experts,
+)
 from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -147,13 +153,18 @@ def _rename(
                 "matrix: it counts, as in transformers"
             )
     tensors = {name: found[before] for name, before in names.items()}
-    return split_gates(tensors, folder.name), names
+    tensors = split_gates(tensors, folder.name)
+    of_heads = said.value("attention.key_length_mla")
+    if of_heads is not None:
+        key_dim = of_heads - said.value("rope.dimension_count")
+        tensors = split_heads(tensors, said.value("attention.head_count"), key_dim, folder.name)
+    return tensors, names
 
 
 def _is_behind(name: str, said: Description) -> bool:
     """True if the tensor *name* belongs to a block behind the last."""
     match = re.search(r"\blayers\.(\d+)\.", name) if said.family.more_blocks else None
-    layers = said.metadata[f"{said.family.architecture}.block_count"]
+    layers = said.value("block_count")
     return match is not None and int(match[1]) >= layers
 
 
@@ -179,7 +190,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Pat
             f"{folder.name}: config.json says {said.vocab_size} tokens, the embedding has {rows}",
             hint=_AGAIN,
         )
-    layers = said.metadata[f"{said.family.architecture}.block_count"]
+    layers = said.value("block_count")
     parts = (f"blk.{n}.{part}" for n in range(layers) for part in said.biases)
     expected = {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
     matrices = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")}

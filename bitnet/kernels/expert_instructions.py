@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Register
     from bitnet.kernels.targets import Graph, Pass
 
-__all__ = ["GATINGS", "Combine", "ExpertLinear", "Route"]
+__all__ = ["GATINGS", "Combine", "Enumerate", "ExpertLinear", "Route"]
 
 #: Numbers of the gatings in the compiled module.
 GATINGS: dict[Gating, int] = {name: number for number, name in enumerate(get_args(Gating))}
@@ -51,6 +51,20 @@ class Route:
             its.renormalised,
             its.scale,
         )
+
+
+@dataclass(frozen=True)
+class Enumerate:
+    """*experts* are the numbers of all experts, 0 first, for matrices that every token uses."""
+
+    experts: Register
+
+    def run(self, on: Pass) -> None:
+        rows, used = sum(1 for _ in on.positions()), self.experts.width
+        on.registers[self.experts] = np.tile(np.arange(used, dtype=np.float32), (rows, 1))
+
+    def compile(self, to: Graph) -> None:
+        to.native.enumerate(to[self.experts])
 
 
 @dataclass(frozen=True)

@@ -151,16 +151,22 @@ class Take:
 
 @dataclass(frozen=True)
 class Join:
-    """``out`` = the columns of *parts*, one after the other."""
+    """``out`` = the columns of *parts*, one after the other, in each of *groups* equal parts.
+
+    It is none of them.
+    """
 
     out: Register
     parts: tuple[Register, ...]
+    groups: int = 1
 
     def run(self, on: Pass) -> None:
-        on.registers[self.out] = np.concatenate([on.registers[it] for it in self.parts], axis=1)
+        parts = [on.registers[it] for it in self.parts]
+        grouped = [part.reshape(len(part), self.groups, -1) for part in parts]
+        on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(len(parts[0]), -1)
 
     def compile(self, to: Graph) -> None:
-        raise NotImplementedError("programs that take hidden states are interpreted")
+        to.native.join(to[self.out], [to[it] for it in self.parts], self.groups)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from bitnet.families.blocks import (
     Attention,
     DeltaNet,
     FeedForward,
+    LatentAttention,
     LayerInput,
     Mamba2,
     Mixer,
     ShortConvolution,
     Sum,
 )
-from bitnet.families.networks import Experts, Routing
-from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
+from bitnet.families.networks import Experts
+from bitnet.kernels.expert_instructions import Enumerate
 from bitnet.kernels.instructions import (
     Add,
     Attend,
@@ -86,7 +87,6 @@ class _Writer(ProgramBuilder):
         rows = (decoder.vocab_size, decoder.dim)
         self.x = Register("x", decoder.dim)
         self._cache = 0
-        self._early: tuple[Register, ...] = ()
         self.required["token_embd.weight"] = rows
         self.optional |= {"output.weight": rows, "output.bias": rows[:1]}
         self._do(Embed(self.x, "token_embd.weight", decoder.embedding_scale))
@@ -194,6 +194,8 @@ class _Writer(ProgramBuilder):
         out = Register("y" if later else "h", self.decoder.dim)
         if isinstance(mixer, Attention):
             return self._attention(mixer, h, out, later, scale)
+        if isinstance(mixer, LatentAttention):
+            return self._latent_attention(mixer, h, out, later, scale)
         if isinstance(mixer, DeltaNet):
             return self._delta_net(mixer, h, out, later, scale)
         if isinstance(mixer, ShortConvolution):
@@ -270,6 +272,51 @@ class _Writer(ProgramBuilder):
     def _head_norms(self, its: Attention, turned: tuple[tuple[str, Register], ...]) -> None:
         for name, register in turned:
             self._norm(register, name, register.width if its.qk_norm == "whole" else its.head_dim)
+
+    def _latent_attention(
+        self,
+        its: LatentAttention,
+        h: Register,
+        out: Register,
+        later: tuple[Register, ...],
+        scale: float,
+    ) -> Register:
+        heads, turning = its.heads, its.rope.dims
+        q = Register("q", heads * (its.key_dim + turning))
+        both = Register("latents", its.latent + turning)
+        if its.query_rank:
+            low = Register("low", its.query_rank)
+            self._linear((low, both), h, ("attn_q_a", "attn_kv_a_mqa"))
+            self._norm(low, "attn_q_a_norm", eps=its.eps)
+            self._linear((q,), low, ("attn_q_b",))  # (T, H (D + R))
+        else:
+            self._linear((q, both), h, ("attn_q", "attn_kv_a_mqa"))
+        latent, k_turned = Register("v", its.latent), Register("k_turned", turning)
+        plain, q_turned = Register("plain", heads * its.key_dim), Register("z", heads * turning)
+        self._do(Split((plain, q_turned), q, heads))
+        self._do(Split((latent, k_turned), both))  # (T, L), (T, R)
+        self._norm(latent, "attn_kv_a_norm", eps=its.eps)
+        for register in (q_turned, k_turned):
+            self._do(Rotate(register, its.rope, turning))
+        every = Register("every", heads)
+        self._do(Enumerate(every))
+        wide = Register("wide", heads * its.latent)
+        self._by_head(wide, plain, every, "attn_k_b")  # (T, H L)
+        k, q = Register("k", both.width), Register("q", heads * both.width)
+        self._do(Join(k, (latent, k_turned)))  # (T, L + R)
+        self._do(Join(q, (wide, q_turned), heads))  # (T, H (L + R))
+        self._mark("Qcur", q)
+        self._mark("Kcur", k)
+        mixed = Register("mixed", q.width)
+        how = its.scale, 0.0, self.decoder.causal
+        self._do(Attend(mixed, q, k, k, self._cache, its.reads, *how))
+        self._end_cache(mixed, every, *later)
+        self._do(Split((wide, q_turned), mixed, heads))
+        result = Register("v", heads * its.value_dim)
+        self._by_head(result, wide, every, "attn_v_b")  # (T, H V)
+        self._mark("kqv_out", result)
+        self._linear((out,), result, ("attn_output",), scale=scale)  # (T, dim)
+        return out
 
     def _delta_net(
         self, its: DeltaNet, h: Register, out: Register, later: tuple[Register, ...], scale: float
@@ -365,113 +412,6 @@ class _Writer(ProgramBuilder):
         bias = f"{self._block}{name}.bias"
         self.optional[bias] = (x.width,)
         self._do(Convolve(out, x, weight, bias if bias in self.tensors else "", self._cache, silu))
-
-    def _experts(self, its: Experts, h: Register, out: Register, scale: float) -> Register:
-        used = its.routing.used
-        chosen, weights = self._route(its, h)  # (T, K), twice
-        gate, up, act = (Register(name, used * its.width) for name in ("gate", "up", "act"))
-        if its.fused:
-            both = Register("gate_up", 2 * used * its.width)  # (T, K 2 F)
-            self._expert_linear((both,), h, chosen, ("ffn_gate_up_exps",), its)
-            self._do(Split((gate, up), both, used))
-        elif its.gated:
-            names = ("ffn_gate_exps", "ffn_up_exps")
-            self._expert_linear((gate, up), h, chosen, names, its)  # (T, K F), twice
-        else:
-            self._expert_linear((up,), h, chosen, ("ffn_up_exps",), its)
-        self._do(Gate(act, gate if its.gated else up, up, its.activation))
-        down = Register("expert_out", used * self.decoder.dim)  # (T, K dim)
-        self._expert_linear((down,), act, chosen, ("ffn_down_exps",), its, scale=scale)
-        mixed = Register("moe", self.decoder.dim) if its.shared else out
-        self._do(Combine(mixed, down, weights))  # (T, dim)
-        self._mark("ffn_moe_out", mixed)
-        if its.shared:
-            self._add_shared_expert(its, h, out, scale)
-            self._do(Add(out, mixed))
-        return out
-
-    def _route(self, its: Experts, h: Register) -> tuple[Register, Register]:
-        rule = its.routing
-        (logits,) = self._early if its.early else (self._router(its, h),)
-        bias = self._vector("exp_probs_b.bias", (rule.count,)) if rule.corrected else ""
-        chosen, weights = Register("chosen", rule.used), Register("weights", rule.used)
-        self._do(Route(chosen, weights, logits, bias, rule))
-        self._mark("ffn_moe_topk", chosen)
-        last = "_softmax" if rule.gating == "softmax_chosen" else ""
-        last = "_scaled" if rule.scale != 1 else "_norm" if rule.renormalised else last
-        self._mark(f"ffn_moe_weights{last}", weights)
-        return chosen, weights
-
-    def _router(self, its: Experts, h: Register) -> Register:
-        logits = Register("logits", its.routing.count)
-        if its.normed:
-            h = self._norm(self.x, "ffn_gate_inp.scale", out="normed")
-            self.scales[f"{self._block}ffn_gate_inp.weight"] = self.decoder.dim**-0.5
-        self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
-        self._mark("ffn_moe_logits", logits)
-        return logits
-
-    def _add_shared_expert(self, its: Experts, h: Register, out: Register, scale: float) -> None:
-        logit, only, weight = (Register(name, 1) for name in ("share", "chosen", "weights"))
-        if its.shared_gated:
-            self._linear((logit,), h, ("ffn_gate_inp_shexp",))
-        y = Register("shared", self.decoder.dim) if its.shared_gated else out
-        network = FeedForward(its.shared, its.activation, its.gated)
-        self._feed_forward(network, h, y, scale, end="_shexp")
-        if its.shared_gated:  # one of one expert: its weight is the sigmoid of the logit
-            self._do(Route(only, weight, logit, "", Routing(1, 1, "sigmoid", renormalised=False)))
-            self._do(Combine(out, y, weight))
-        self._mark("ffn_shexp", out)
-
-    def _expert_linear(
-        self,
-        outs: tuple[Register, ...],
-        x: Register,
-        experts: Register,
-        names: tuple[str, ...],
-        its: Experts,
-        *,
-        scale: float = 1.0,
-    ) -> None:
-        """Products of *x*, or of a part of it for each of the *experts*."""
-        count, used = its.routing.count, its.routing.used
-        apart = x.name == "act"
-        biases = []
-        for out, name in zip(outs, names, strict=True):
-            name, rows = f"{self._block}{name}", out.width // used
-            columns = x.width // used if apart else x.width
-            self.required[f"{name}.weight"] = (count, rows, columns)
-            self.optional[f"{name}.scale"] = (count,)
-            if scale != 1:
-                self.scales[f"{name}.weight"] = self.scales[f"{name}.bias"] = scale
-            biases.append(f"{name}.bias" if its.biased else "")
-            if its.biased:
-                self.required[biases[-1]] = (count, rows)
-                self.vectors.add(biases[-1])
-        weights = tuple(f"{self._block}{name}.weight" for name in names)
-        self._do(ExpertLinear(outs, x, experts, weights, tuple(biases), apart))
-
-    def _feed_forward(
-        self, its: FeedForward, h: Register, out: Register, scale: float, end: str = ""
-    ) -> Register:
-        gate, up, act = (Register(name, its.width) for name in ("gate", "up", "act"))  # (T, F)
-        if its.fused:
-            both = Register("gate_up", 2 * its.width)  # (T, 2 F)
-            self._linear((both,), h, (f"ffn_up{end}",))
-            self._do(Split((gate, up), both))
-        elif its.gated:
-            self._linear((gate, up), h, (f"ffn_gate{end}", f"ffn_up{end}"))
-        else:
-            self._linear((up,), h, (f"ffn_up{end}",))
-        if its.gated:
-            self._mark("ffn_gate", gate)
-        self._mark("ffn_up", up)
-        self._do(Gate(act, gate if its.gated else up, up, its.activation))
-        self._mark("ffn_act", act)
-        if its.sub_norm:
-            self._norm(act, "ffn_sub_norm")
-        self._linear((out,), act, (f"ffn_down{end}",), scale=scale)  # (T, dim)
-        return out
 
     def _layer_input(self, its: LayerInput, h: Register, out: Register, scale: float) -> Register:
         gate, act = Register("gate", its.width), Register("act", its.width)  # (T, P)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.kernels.instructions import Add, Center, Hadamard, Linear, Mark, Norm
+from bitnet.families.networks import FeedForward, Routing
+from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
+from bitnet.kernels.instructions import Add, Center, Gate, Hadamard, Linear, Mark, Norm, Split
 from bitnet.kernels.program import Instruction, Register
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Mapping
 
     from bitnet.families.blocks import ModelConfig
+    from bitnet.families.networks import Experts
 
 __all__ = ["Layout", "ProgramBuilder"]
 
@@ -59,6 +62,7 @@ class ProgramBuilder:
     products: set[str] = field(default_factory=set)
     _block: str = ""  # beginning of the names of its tensors
     _layer: int = 0
+    _early: tuple[Register, ...] = ()  # logits of a block's routers that read its input
 
     def _linear(
         self,
@@ -123,8 +127,129 @@ class ProgramBuilder:
         self._do(Linear((high,), low, (b,), ("",)))
         self._do(Add(out, high))
 
+    def _by_head(self, out: Register, x: Register, every: Register, name: str) -> None:
+        """Products of each head of *x* with a matrix of its own; *every* numbers the heads."""
+        heads, weight = every.width, f"{self._block}{name}.weight"
+        self.required[weight] = (heads, out.width // heads, x.width // heads)
+        self.optional[f"{self._block}{name}.scale"] = (heads,)
+        self._do(ExpertLinear((out,), x, every, (weight,), ("",), apart=True))
+
+    def _experts(self, its: Experts, h: Register, out: Register, scale: float) -> Register:
+        used = its.routing.used
+        chosen, weights = self._route(its, h)  # (T, K), twice
+        gate, up, act = (Register(name, used * its.width) for name in ("gate", "up", "act"))
+        if its.fused:
+            both = Register("gate_up", 2 * used * its.width)  # (T, K 2 F)
+            self._expert_linear((both,), h, chosen, ("ffn_gate_up_exps",), its)
+            self._do(Split((gate, up), both, used))
+        elif its.gated:
+            names = ("ffn_gate_exps", "ffn_up_exps")
+            self._expert_linear((gate, up), h, chosen, names, its)  # (T, K F), twice
+        else:
+            self._expert_linear((up,), h, chosen, ("ffn_up_exps",), its)
+        self._do(Gate(act, gate if its.gated else up, up, its.activation))
+        down = Register("expert_out", used * self.decoder.dim)  # (T, K dim)
+        self._expert_linear((down,), act, chosen, ("ffn_down_exps",), its, scale=scale)
+        mixed = Register("moe", self.decoder.dim) if its.shared else out
+        self._do(Combine(mixed, down, weights))  # (T, dim)
+        self._mark("ffn_moe_out", mixed)
+        if its.shared:
+            self._add_shared_expert(its, h, out, scale)
+            self._do(Add(out, mixed))
+        return out
+
+    def _route(self, its: Experts, h: Register) -> tuple[Register, Register]:
+        rule = its.routing
+        (logits,) = self._early if its.early else (self._router(its, h),)
+        bias = self._vector("exp_probs_b.bias", (rule.count,)) if rule.corrected else ""
+        chosen, weights = Register("chosen", rule.used), Register("weights", rule.used)
+        self._do(Route(chosen, weights, logits, bias, rule))
+        self._mark("ffn_moe_topk", chosen)
+        last = "_softmax" if rule.gating == "softmax_chosen" else ""
+        last = "_scaled" if rule.scale != 1 else "_norm" if rule.renormalised else last
+        self._mark(f"ffn_moe_weights{last}", weights)
+        return chosen, weights
+
+    def _router(self, its: Experts, h: Register) -> Register:
+        logits = Register("logits", its.routing.count)
+        if its.normed:
+            h = self._norm(self.x, "ffn_gate_inp.scale", out="normed")
+            self.scales[f"{self._block}ffn_gate_inp.weight"] = self.decoder.dim**-0.5
+        self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
+        self._mark("ffn_moe_logits", logits)
+        return logits
+
+    def _add_shared_expert(self, its: Experts, h: Register, out: Register, scale: float) -> None:
+        logit, only, weight = (Register(name, 1) for name in ("share", "chosen", "weights"))
+        if its.shared_gated:
+            self._linear((logit,), h, ("ffn_gate_inp_shexp",))
+        y = Register("shared", self.decoder.dim) if its.shared_gated else out
+        network = FeedForward(its.shared, its.activation, its.gated)
+        self._feed_forward(network, h, y, scale, end="_shexp")
+        if its.shared_gated:  # one of one expert: its weight is the sigmoid of the logit
+            self._do(Route(only, weight, logit, "", Routing(1, 1, "sigmoid", renormalised=False)))
+            self._do(Combine(out, y, weight))
+        self._mark("ffn_shexp", out)
+
+    def _expert_linear(
+        self,
+        outs: tuple[Register, ...],
+        x: Register,
+        experts: Register,
+        names: tuple[str, ...],
+        its: Experts,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """Products of *x*, or of a part of it for each of the *experts*."""
+        count, used = its.routing.count, its.routing.used
+        apart = x.name == "act"
+        biases = []
+        for out, name in zip(outs, names, strict=True):
+            name, rows = f"{self._block}{name}", out.width // used
+            columns = x.width // used if apart else x.width
+            self.required[f"{name}.weight"] = (count, rows, columns)
+            self.optional[f"{name}.scale"] = (count,)
+            if scale != 1:
+                self.scales[f"{name}.weight"] = self.scales[f"{name}.bias"] = scale
+            biases.append(f"{name}.bias" if its.biased else "")
+            if its.biased:
+                self.required[biases[-1]] = (count, rows)
+                self.vectors.add(biases[-1])
+        weights = tuple(f"{self._block}{name}.weight" for name in names)
+        self._do(ExpertLinear(outs, x, experts, weights, tuple(biases), apart))
+
+    def _feed_forward(
+        self, its: FeedForward, h: Register, out: Register, scale: float, end: str = ""
+    ) -> Register:
+        gate, up, act = (Register(name, its.width) for name in ("gate", "up", "act"))  # (T, F)
+        if its.fused:
+            both = Register("gate_up", 2 * its.width)  # (T, 2 F)
+            self._linear((both,), h, (f"ffn_up{end}",))
+            self._do(Split((gate, up), both))
+        elif its.gated:
+            self._linear((gate, up), h, (f"ffn_gate{end}", f"ffn_up{end}"))
+        else:
+            self._linear((up,), h, (f"ffn_up{end}",))
+        if its.gated:
+            self._mark("ffn_gate", gate)
+        self._mark("ffn_up", up)
+        self._do(Gate(act, gate if its.gated else up, up, its.activation))
+        self._mark("ffn_act", act)
+        if its.sub_norm:
+            self._norm(act, "ffn_sub_norm")
+        self._linear((out,), act, (f"ffn_down{end}",), scale=scale)  # (T, dim)
+        return out
+
     def _norm(
-        self, x: Register, name: str, width: int = 0, *, parts: int = 0, out: str = ""
+        self,
+        x: Register,
+        name: str,
+        width: int = 0,
+        *,
+        parts: int = 0,
+        out: str = "",
+        eps: float | None = None,
     ) -> Register:
         """Norm of *x* in groups of *width*, by default one, to *out*, by default itself.
 
@@ -139,7 +264,8 @@ class ProgramBuilder:
         if self.decoder.centered_norms:
             self._do(Center(register, x))
             x = register
-        self._do(Norm(register, x, weight, self.decoder.norm_eps, parts or 1))
+        eps = self.decoder.norm_eps if eps is None else eps
+        self._do(Norm(register, x, weight, eps, parts or 1))
         return register
 
     def _vector(self, name: str, shape: tuple[int, ...]) -> str:

@@ -95,6 +95,16 @@ public:
         graph_.split(x, outs, groups);
     }
 
+    void join(int out, const std::vector<int>& parts, int64_t groups) {
+        int64_t sum = 0;
+        for (const int part : parts) {
+            sum += width(part);
+            require(groups > 0 && width(part) % groups == 0 && part != out, "the parts are not whole groups");
+        }
+        require(sum == width(out), "the parts have another width than the whole");
+        graph_.join(out, parts, groups);
+    }
+
     void transpose(int out, int x, int64_t rows, int64_t columns) {
         require(checked(rows) * checked(columns) > 0 && width(x) % (rows * columns) == 0, "the heads make no table");
         require(width(out) == width(x) && out != x, "widths differ");
@@ -182,6 +192,11 @@ public:
         require(!bias || int64_t(bias->size()) == its.count, "a bias for each expert");
         numbers_[experts] = its.count;
         graph_.route(experts, weights, logits, bias ? keep(*bias) : nullptr, its);
+    }
+
+    void enumerate(int experts) {
+        numbers_[experts] = width(experts);
+        graph_.enumerate(experts);
     }
 
     void expert_linear(int x, int experts, const std::vector<int>& outs, nb::list matrices,
@@ -344,6 +359,7 @@ void bind_graph(nb::module_& m) {
         .def("center", &BoundGraph::center, "out"_a, "x"_a)
         .def("linear", &BoundGraph::linear, "x"_a, "outs"_a, "matrices"_a, "biases"_a)
         .def("split", &BoundGraph::split, "x"_a, "outs"_a, "groups"_a)
+        .def("join", &BoundGraph::join, "out"_a, "parts"_a, "groups"_a)
         .def("transpose", &BoundGraph::transpose, "out"_a, "x"_a, "rows"_a, "columns"_a)
         .def("set_state", &BoundGraph::set_state, "size"_a)
         .def("convolve", &BoundGraph::convolve, "out"_a, "x"_a, "weight"_a.noconvert(), "bias"_a.noconvert().none(), "silu"_a,
@@ -359,6 +375,7 @@ void bind_graph(nb::module_& m) {
         .def("gate", &BoundGraph::gate, "out"_a, "gate"_a, "up"_a, "kind"_a)
         .def("route", &BoundGraph::route, "experts"_a, "weights"_a, "logits"_a, "bias"_a, "gating"_a, "groups"_a,
              "groups_used"_a, "renormalised"_a, "scale"_a)
+        .def("enumerate", &BoundGraph::enumerate, "experts"_a)
         .def("expert_linear", &BoundGraph::expert_linear, "x"_a, "experts"_a, "outs"_a, "matrices"_a, "biases"_a,
              "apart"_a)
         .def("combine", &BoundGraph::combine, "out"_a, "x"_a, "weights"_a)

@@ -30,6 +30,17 @@ MAX_RELATIVE_DIFFERENCE = 5e-3
 CASES = {
     "ernie4_5": ("ernie4_5", {}),
     "arcee": ("arcee", {}),
+    "deepseek2": ("deepseek2", {}),
+    "deepseek2-yarn": (
+        "deepseek2",
+        {
+            "attention.q_lora_rank": 0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
     "exaone4": ("exaone4", {"block_count": 5, "attention.sliding_window": 0}),
     "exaone4-windows": ("exaone4", {"block_count": 64, "attention.sliding_window": 6}),
     "exaone4-windows-without-a-key": (
@@ -171,7 +182,9 @@ def test_experts_in_mxfp4_are_those_of_llama_cpp(tmp_path):
         assert apart < 4 * MAX_RELATIVE_DIFFERENCE
 
 
-@pytest.mark.parametrize("case", ["gemma3-attention-scale", "gemma4", "gemma4-experts"])
+@pytest.mark.parametrize(
+    "case", ["deepseek2", "gemma3-attention-scale", "gemma4", "gemma4-experts"]
+)
 def test_every_operation_is_that_of_llama_cpp(case, tmp_path):
     checkpoint = written(tmp_path / "tiny.gguf", *CASES[case])
     theirs = LlamaCpp().intermediates(Question(checkpoint, prompts=(Prompt("", IDS),)))

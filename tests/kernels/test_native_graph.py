@@ -73,7 +73,7 @@ def test_every_family_in_every_encoding(architecture, encoding):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["llama", "gemma2", "gemma4", "bitnet", *HYBRIDS, "qwen3moe"]
+    "architecture", ["llama", "gemma2", "gemma4", "bitnet", "deepseek2", *HYBRIDS, "qwen3moe"]
 )
 def test_every_instruction_set(architecture, level):
     compiled, interpreted = both_ways(in_encoding(tiny(architecture), "Q8_0"), ([ids(20)], [[7]]))

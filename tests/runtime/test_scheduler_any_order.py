@@ -27,6 +27,7 @@ def _model():
         AnyOrderOfScans: tiny("nemotron_h"),
         AnyOrderOfDrafts: drafting,
         AnyOrderOfExperts: tiny("qwen3moe"),
+        AnyOrderOfLatents: tiny("deepseek2"),
         AnyOrderOfSharedCaches: tiny("gemma4", **EXPERTS),
     }
     for machine, checkpoint in machines.items():
@@ -136,6 +137,10 @@ class AnyOrderOfScans(AnyOrder):
     """The same with states of Mamba-2."""
 
 
+class AnyOrderOfLatents(AnyOrder):
+    """The same with attention over latents."""
+
+
 class AnyOrderOfSharedCaches(AnyOrder):
     """The same with layers that read the keys and values of others."""
 
@@ -165,6 +170,8 @@ TestAnyOrderOfConvolutions = AnyOrderOfConvolutions.TestCase
 TestAnyOrderOfConvolutions.settings = TestAnyOrder.settings
 TestAnyOrderOfScans = AnyOrderOfScans.TestCase
 TestAnyOrderOfScans.settings = TestAnyOrder.settings
+TestAnyOrderOfLatents = AnyOrderOfLatents.TestCase
+TestAnyOrderOfLatents.settings = TestAnyOrder.settings
 TestAnyOrderOfSharedCaches = AnyOrderOfSharedCaches.TestCase
 TestAnyOrderOfSharedCaches.settings = TestAnyOrder.settings
 TestAnyOrderOfDrafts = AnyOrderOfDrafts.TestCase

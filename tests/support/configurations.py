@@ -61,7 +61,9 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if own_width or kind in _HEAD_DIM_NEEDED:
+    if kind in _LATENT:
+        options["num_key_value_heads"] = heads
+    elif own_width or kind in _HEAD_DIM_NEEDED:
         options["head_dim"] = head_dim
     options |= draw(_OWN[kind](layers))
     if kind in ("Gemma2", "Gemma3") and draw(st.integers(0, 3)):  # other scales hide the rest
@@ -138,6 +140,13 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
             full = st.builds(lambda its: its | {"rope_theta": 1e4}, full)
         layered = st.fixed_dictionaries({"full_attention": full, "sliding_attention": kinds[0]})
         return st.one_of(st.none(), layered)
+    if kind in _LATENT:
+        same = st.sampled_from([0.7, 1.0])
+        yarn = _rope(
+            "yarn", rope_theta=base, factor=factor, original_max_position_embeddings=original
+        )
+        kinds = [kinds[0], kinds[1], kinds[3]]
+        kinds.append(st.builds(lambda it, m: it | {"mscale": m, "mscale_all_dim": m}, yarn, same))
     if kind == "Ministral3":
         own = st.fixed_dictionaries(
             {
@@ -182,6 +191,7 @@ def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any],
 
 
 _TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
+_LATENT = ("DeepseekV3", "Glm4MoeLite")  # whose heads have widths of their own
 _HEAD_DIM_NEEDED = (
     *(
         "Gemma",

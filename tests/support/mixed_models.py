@@ -45,6 +45,13 @@ NEMOTRON_H = {
     "head_dim": 32,
     "time_step_min": 1e-30,  # as the models were trained, and as transformers decodes
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
 MIXED = {
     "gemma4-26b-a4b": (
         "Gemma4",
@@ -136,6 +143,51 @@ MIXED = {
             "norm_topk_prob": False,
             "n_shared_experts": 2,
             "first_k_dense_replace": 2,
+        },
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "q_lora_rank": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 48,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.7,
+            },
+        },
+    ),
+    "glm4.7-flash": (
+        "Glm4MoeLite",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "rms_norm_eps": 1e-6,
+        },
+    ),
+    "glm4.7-flash-biases": (
+        "Glm4MoeLite",
+        {
+            **LATENT,
+            "q_lora_rank": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": True,
+            "mlp_layer_types": ["dense", "dense", "sparse"],
         },
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 32}),

@@ -148,7 +148,42 @@ def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     )
 
 
+def _latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Latent attention, with experts by groups."""
+    return st.builds(
+        lambda groups, own, more: groups | own | more,
+        _groups(),
+        st.fixed_dictionaries(
+            {
+                "kv_lora_rank": st.sampled_from([16, 32, 40]),
+                "moe_intermediate_size": st.sampled_from([32, 48]),
+                "q_lora_rank": st.sampled_from([None, 24, 32]),
+                "qk_nope_head_dim": st.sampled_from([8, 16, 20]),
+                "qk_rope_head_dim": st.sampled_from([4, 8, 16]),
+                "v_head_dim": st.sampled_from([8, 12, 32]),
+            }
+        ),
+        optional(
+            attention_bias=RARELY,
+            n_shared_experts=st.integers(1, 2),
+            norm_topk_prob=BIAS,
+            rope_interleave=st.sampled_from([True, True, True, False]),
+            routed_scaling_factor=st.sampled_from([1.0, 2.5]),
+            **more,
+        ),
+    )
+
+
 EXPERTS = {
+    "DeepseekV3": lambda layers: _latent(
+        layers, first_k_dense_replace=st.integers(0, layers), num_mtp_layers=st.integers(0, 1)
+    ),
+    "Glm4MoeLite": lambda layers: _latent(
+        layers,
+        mlp_layer_types=st.integers(0, layers).map(
+            lambda first: ["dense"] * first + ["sparse"] * (layers - first)
+        ),
+    ),
     "Ernie4_5_Moe": lambda layers: st.builds(
         dict.__or__,
         st.integers(2, 8).flatmap(

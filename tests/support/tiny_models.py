@@ -59,7 +59,7 @@ FAMILIES = (
 )
 
 #: Families whose layers differ in shape.
-LAYERED = ("gemma4",)
+LAYERED = ("deepseek2", "gemma4")
 #: Families with states of fixed size in some of their layers.
 HYBRIDS = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35")
 #: Families whose feed-forward networks are experts.
@@ -103,6 +103,24 @@ MIXTURES = {
     "qwen35moe": {"expert_shared_feed_forward_length": 256},
     "qwen3moe": {},
     "smallthinker": {"attention.sliding_window": 4096, "expert_gating_func": 2},
+}
+#: Keys of latent attention.
+LATENT = {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 256 + 32,
+    "attention.key_length_mla": 256 + 32,
+    "attention.kv_lora_rank": 256,
+    "attention.q_lora_rank": 256,
+    "attention.value_length": 256,
+    "attention.value_length_mla": 64,
+    "expert_gating_func": 2,
+    "expert_group_count": 3,
+    "expert_group_used_count": 2,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.8,
+    "leading_dense_block_count": 1,
+    "rope.dimension_count": 32,
 }
 EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256}
 MAMBA2 = {
@@ -166,6 +184,8 @@ def metadata(architecture, **more):
         keys |= EXPERTS | {"feed_forward_length": 256} | MIXTURES[architecture] | more
     if architecture == "gemma4":
         keys = KEYS | _gemma4(more) | more
+    if architecture == "deepseek2":
+        keys = KEYS | EXPERTS | LATENT | more
     if architecture == "cohere2":
         keys = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5} | keys
     if architecture == "minicpm":
@@ -201,8 +221,12 @@ def tiny(architecture, *, seed=0, **more):
         name = f"blk.{more['block_count'] - 1}.nextn.eh_proj.weight"
         weights[name] = _f32(name, _normal(seed, name, (width, 2 * width)) * 0.08)
     keys = metadata(architecture, **more)
-    if architecture in ("bailingmoe2", "ernie4_5-moe"):  # whose choice may be corrected
-        name = f"blk.{LAYERS - 1}.exp_probs_b.bias"
+    if architecture in (
+        "bailingmoe2",
+        "deepseek2",
+        "ernie4_5-moe",
+    ):  # whose choice may be corrected
+        name = f"blk.{keys[f'{architecture}.block_count'] - 1}.exp_probs_b.bias"
         weights[name] = _f32(name, _normal(seed, name, keys[f"{architecture}.expert_count"]) * 0.2)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
     for name, shape in layout(config_from(checkpoint)).required.items():

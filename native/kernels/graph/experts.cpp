@@ -1,5 +1,6 @@
 // Instructions of a mixture of experts.
 #include <algorithm>
+#include <numeric>
 
 #include "graph/graph.hpp"
 
@@ -27,6 +28,10 @@ bool share_inputs(const std::vector<Matrix>& forms) {
 
 void Graph::route(int experts, int weights, int logits, const float* bias, const Routing& its) {
     add_row([=](int64_t row) { bitnet::route(its, at(logits, row), bias, at(experts, row), at(weights, row)); });
+}
+
+void Graph::enumerate(int experts) {
+    add_row([=](int64_t row) { std::iota(at(experts, row), at(experts, row) + width(experts), 0.0f); });
 }
 
 void Graph::expert_linear(int x, int experts, const std::vector<int>& outs,

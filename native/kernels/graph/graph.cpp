@@ -140,6 +140,17 @@ void Graph::split(int x, const std::vector<int>& outs, int64_t groups) {
     });
 }
 
+void Graph::join(int out, const std::vector<int>& parts, int64_t groups) {
+    add_row([=](int64_t row) {
+        float* to = at(out, row);
+        for (int64_t group = 0; group < groups; ++group)
+            for (const int x : parts) {
+                const int64_t part = width(x) / groups;
+                to = std::copy_n(at(x, row) + group * part, part, to);
+            }
+    });
+}
+
 void Graph::transpose(int out, int x, int64_t rows, int64_t columns) {
     add_row([=](int64_t token) {
         const int64_t head = width(x) / (rows * columns);

@@ -58,6 +58,8 @@ public:
                 const std::vector<const float*>& biases);
     // Each of *groups* equal parts of a row of *x* is cut into pieces for *outs*.
     void split(int x, const std::vector<int>& outs, int64_t groups);
+    // The reverse: each of *groups* equal parts of a row of *out* is made of pieces of *parts*.
+    void join(int out, const std::vector<int>& parts, int64_t groups);
     // Heads of a row of *x*, (rows, columns, D), as (columns, rows, D).
     void transpose(int out, int x, int64_t rows, int64_t columns);
     void rotate(int x, int rotation, int64_t head_dim);
@@ -83,6 +85,7 @@ public:
     void gate(int out, int gate, int up, Gate kind);
     // A mixture of experts; see ops/experts.hpp. *bias* may be null.
     void route(int experts, int weights, int logits, const float* bias, const Routing& its);
+    void enumerate(int experts);  // 0, 1, 2, ...: the numbers of all experts
     // Products of *x*, or of as many parts of it as a token has *experts*, with their matrices.
     void expert_linear(int x, int experts, const std::vector<int>& outs, const std::vector<std::vector<Matrix>>& matrices,
                        const std::vector<const float*>& biases, bool apart);

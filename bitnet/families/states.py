@@ -1,0 +1,153 @@
+"""Mixers with a state of fixed size, as data: linear attention, state spaces, convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LARGEST_HEAD", "DeltaNet", "Mamba2", "ShortConvolution", "State"]
+
+LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
+LARGEST_HEAD = 1 << 16
+
+
+@dataclass(frozen=True)
+class State:
+    """A cache of fixed size: the last inputs of a convolution, or a matrix per head.
+
+    Attributes:
+        size: numbers.
+    """
+
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaNet:
+    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution.
+
+    Attributes:
+        heads: of values, each with a matrix of keys by values.
+        key_heads: of queries and keys; each serves ``heads / key_heads`` heads.
+        key_dim: width of a query or key.
+        value_dim: width of a value.
+        kernel: positions of the convolution.
+        grouped: neighbouring heads share a key head, as in transformers' folders; otherwise every
+            key_heads-th head does, as in GGUF.
+    """
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    grouped: bool
+
+    @property
+    def keys_width(self) -> int:
+        """Width of all queries, and of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values_width(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def conv_columns(self) -> int:
+        """Columns of the convolution: queries, keys and values."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the matrices."""
+        return State((self.kernel - 1) * self.conv_columns + self.key_dim * self.values_width)
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        sizes = (self.heads, self.key_heads, self.key_dim, self.value_dim, self.kernel)
+        heads = f"{self.heads} heads of {self.value_dim}, {self.key_heads} key heads"
+        yield min(sizes) < 1, f"linear attention without heads ({heads})"
+        yield (
+            self.heads % max(self.key_heads, 1) > 0,
+            f"key heads that do not divide the heads ({heads})",
+        )
+        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
+        yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} heads or dimensions"
+
+
+@dataclass(frozen=True, eq=False)
+class ShortConvolution:
+    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``.
+
+    Attributes:
+        width: of each of ``b``, ``c`` and ``v``, which are one product of the input.
+        kernel: positions of the convolution.
+    """
+
+    width: int
+    kernel: int
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution."""
+        return State((self.kernel - 1) * self.width)
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        yield min(self.width, self.kernel) < 1, "a convolution of nothing"
+        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba2:
+    """A state-space model with one decay per head (arXiv:2405.21060), behind a short convolution.
+
+    Attributes:
+        heads: each with a state of *state_size* by *head_dim*.
+        head_dim: width of a head.
+        groups: of inputs and outputs of states; neighbouring heads share one.
+        state_size: rows of a state.
+        kernel: positions of the convolution.
+        norm_groups: parts of the result with a norm of their own; 0: it has no norm.
+        norm_first: the norm is before the gate; otherwise behind it.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    kernel: int
+    norm_groups: int = 1
+    norm_first: bool = False
+
+    @property
+    def width(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_columns(self) -> int:
+        """Columns of the convolution: all heads, and the inputs and outputs of their states."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the states of all heads."""
+        return State((self.kernel - 1) * self.conv_columns + self.width * self.state_size)
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        sizes = (self.heads, self.head_dim, self.groups, self.state_size, self.kernel)
+        heads = f"{self.heads} heads of {self.head_dim}, {self.groups} groups"
+        yield min(sizes) < 1, f"a state-space model without heads ({heads})"
+        yield self.heads % max(self.groups, 1) > 0, f"groups that do not divide the heads ({heads})"
+        yield (
+            self.width % max(self.norm_groups, 1) > 0,
+            f"norms of {self.norm_groups} parts ({heads})",
+        )
+        yield self.kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
+        yield max(sizes) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} heads or rows"
