@@ -180,7 +180,7 @@ class Description:
 
     def value(self, key: str) -> Any:
         """The family's own *key*, such as ``block_count``; ``None`` if there is none."""
-        return self.metadata.get(f"{self.family.architecture}.{key}")
+        return self.metadata.get(f"{self.metadata['general.architecture']}.{key}")
 
 
 def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = ()) -> Description:
@@ -223,7 +223,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
         raise InvalidFormat(
             f"{model}: config.json: missing or wrong: {error}", hint="fetch config.json again"
         ) from error
-    name = family.architecture
+    name = keys.pop("architecture", family.architecture)
     metadata = {"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()}
     size = config.get("vocab_size")
     headless = not _first_architecture(config).endswith(_WRITES_TEXT) and bool(

@@ -109,7 +109,8 @@ class Family:
         rope_style: pairing of rotary dimensions in a folder's weights.
         gguf_rope_style: the same in a GGUF file, for which converters permute rows.
         llama_cpp: how llama.cpp computes it; ``None``: it does not support the architecture.
-        translate: additional GGUF keys from a ``config.json``.
+        translate: additional GGUF keys from a ``config.json``; ``architecture`` is another of
+            *gguf* for this model.
         rounds_inputs: ternary layers round a token's input to int8 (W1.58A8), as in training.
         decoder: its blocks, from the keys.
     """

@@ -1,11 +1,22 @@
-"""Nemotron-H, dense: each layer is Mamba-2, attention without RoPE, or a feed-forward network."""
+"""Nemotron-H: each layer is Mamba-2, attention without RoPE, a feed-forward network or experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.blocks import Branch, FeedForward, Mixer
 from bitnet.families.dense import attention, model_of, per_layer, sizes
+from bitnet.families.experts import (
+    EXPERT_CONFIG,
+    EXPERT_KEYS,
+    GROUPED_CONFIG,
+    GROUPED_KEYS,
+    experts,
+    group_keys,
+    group_routing,
+    without_drafting_blocks,
+)
 from bitnet.families.family import Family, LlamaCppSupport, register
 from bitnet.families.mamba2 import (
     MAMBA2_KEYS,
@@ -22,10 +33,10 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
+    from bitnet.families.networks import Experts
 
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _IGNORED = Rule("transformers ignores it")
-_EXPERTS = Rule("of layers with experts, which are refused")
 _FORMER_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -35,16 +46,30 @@ def _decoder(keys: Keys) -> ModelConfig:
     widths = per_layer(keys, "feed_forward_length", its.layers)
     states = mamba2(keys)
 
-    def mixer(heads: int, width: int) -> Mixer:
+    def mixer(layer: int, heads: int, width: int) -> Mixer:
+        if width and f"blk.{layer}.ffn_gate_inp.weight" in keys.weights:
+            return _mixture(keys, width)
         if width:
             return FeedForward(width, "relu", gated=False)  # relu(x) * x
         return attention(keys, its.dim, kv_heads=heads, rope=None) if heads else states
 
     blocks = (
-        (Branch("attn_norm", (mixer(heads, width),)),)
-        for heads, width in zip(kv_heads, widths, strict=True)
+        (Branch("attn_norm", (mixer(layer, heads, width),)),)
+        for layer, (heads, width) in enumerate(zip(kv_heads, widths, strict=True))
     )
-    return model_of(keys, its, blocks)
+    return without_drafting_blocks(keys, model_of(keys, its, blocks))
+
+
+def _mixture(keys: Keys, width: int) -> Experts:
+    """Experts of a layer, of as many numbers together as its *width* if no key says how many."""
+    routing = group_routing(keys, renormalised=False) | {"corrected": True, "gating": "sigmoid"}
+    used = max(keys.integer("expert_used_count"), 1)
+    network = experts(keys, width=width // used, routing=routing, activation="relu", gated=False)
+    return replace(
+        network,
+        latent=keys.integer("moe_latent_size", 0),
+        shared=keys.integer("expert_shared_feed_forward_length", 0),
+    )
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,21 +77,21 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     if kinds is None:
         kinds = [_KINDS[letter] for letter in config["hybrid_override_pattern"]]
     kinds = [_FORMER_NAMES.get(kind, kind) for kind in kinds]
-    for kind in kinds:
-        if kind not in ("linear_attention", "full_attention", "mlp"):
-            raise refusal(
-                "layers_block_type",
-                kind,
-                model="config.json",
-                kind="Nemotron-H",
-                why="layers with experts are not computed",
-            )
-    heads, width = config["num_key_value_heads"], config["intermediate_size"]
-    epsilon = config["rms_norm_eps"]
+    if set(kinds) - set(_KINDS.values()) or {"mlp", "moe"} <= set(kinds):
+        raise refusal(
+            "layers_block_type",
+            kinds,
+            model="config.json",
+            kind="Nemotron-H",
+            why="layers are linear_attention, full_attention, and either mlp or moe",
+        )
+    widths = {"mlp": config["intermediate_size"], "moe": config["moe_intermediate_size"]}
+    heads, epsilon = config["num_key_value_heads"], config["rms_norm_eps"]
     return {
         "block_count": len(kinds),
         "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in kinds],
-        "feed_forward_length": [width if kind == "mlp" else 0 for kind in kinds],
+        "feed_forward_length": [widths.get(kind, 0) for kind in kinds],
+        **(_expert_keys(config) if "moe" in kinds else {}),
         "attention.layer_norm_epsilon": epsilon,
         **mamba2_keys(
             heads=config["mamba_num_heads"],
@@ -78,10 +103,20 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _expert_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **group_keys(config, 0),
+        "architecture": "nemotron_h_moe",
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "moe_latent_size": config.get("moe_latent_size") or 0,
+    }
+
+
 register(
     Family(
-        title="Nemotron-H, dense",
+        title="Nemotron-H",
         architecture="nemotron_h",
+        gguf=("nemotron_h_moe",),
         model_types=("nemotron_h",),
         activation="relu2",
         aliases={
@@ -98,12 +133,23 @@ register(
             "mamba_head_dim": 64,
             "mamba_num_heads": 128,
             "max_position_embeddings": 4096,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "n_group": 1,
             "n_groups": 8,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 2,
             "num_key_value_heads": 8,
+            "routed_scaling_factor": 1.0,
             "ssm_state_size": 128,
+            "topk_group": 1,
             "use_conv_bias": True,
         },
         config_keys={
+            **EXPERT_CONFIG,
+            **GROUPED_CONFIG,
             "attention_bias": _IGNORED,
             "conv_kernel": read("positions of a convolution"),
             "hybrid_override_pattern": read("a letter for each layer, without `layers_block_type`"),
@@ -121,11 +167,10 @@ register(
             "mamba_proj_bias": _IGNORED,
             "mlp_bias": read("biases in the feed-forward network"),
             "mlp_hidden_act": neutral(None, "relu2"),
-            "moe_intermediate_size": _EXPERTS,
+            "moe_latent_size": read("width of what experts read and give; null: the model's"),
+            "moe_shared_expert_intermediate_size": read("width of the network beside the experts"),
             "n_groups": read("groups of heads that share inputs and outputs of states"),
-            "n_routed_experts": _EXPERTS,
-            "num_experts_per_tok": _EXPERTS,
-            "num_nextn_predict_layers": _EXPERTS,
+            "n_shared_experts": Rule("transformers ignores it"),
             "sliding_window": _IGNORED,
             "ssm_state_size": read("rows of a state"),
             "time_step_limit": NO_LIMIT,
@@ -134,10 +179,17 @@ register(
             "use_conv_bias": read("biases of convolutions"),
         },
         gguf_keys={
+            **EXPERT_KEYS,
+            **GROUPED_KEYS,
             **MAMBA2_KEYS,
             "attention.head_count_kv": read("key and value heads; 0: a layer without attention"),
             "attention.layer_norm_epsilon": read("as `attention.layer_norm_rms_epsilon`"),
+            "expert_gating_func": neutral(2, note="a sigmoid of each of the router's logits"),
+            "expert_shared_count": Rule("there is one, of the width below"),
+            "expert_shared_feed_forward_length": read("width of the network beside the experts"),
             "feed_forward_length": read("width inside a network; 0: a layer without one"),
+            "leading_dense_block_count": neutral(0),
+            "moe_latent_size": read("width of what experts read and give; 0: the model's"),
         },
         tensors={
             "embeddings": "token_embd",
@@ -149,11 +201,22 @@ register(
             "mixer.o_proj": "attn_output",
             "mixer.up_proj": "ffn_up",
             "mixer.down_proj": "ffn_down",
+            "mixer.gate": "ffn_gate_inp",
+            "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+            "mixer.experts.up_proj": "ffn_up_exps.weight",
+            "mixer.experts.down_proj": "ffn_down_exps.weight",
+            "mixer.shared_experts.up_proj": "ffn_up_shexp",
+            "mixer.shared_experts.down_proj": "ffn_down_shexp",
+            "mixer.fc1_latent_proj": "ffn_latent_down",
+            "mixer.fc2_latent_proj": "ffn_latent_up",
             **mamba2_tensors("mixer"),
         },
         values=lambda config: mamba2_values(config["n_groups"]),
         biases={
-            "mlp_bias": ("ffn_up", "ffn_down"),
+            "mlp_bias": (
+                *("ffn_up", "ffn_down", "ffn_up_shexp", "ffn_down_shexp"),
+                *("ffn_latent_down", "ffn_latent_up"),
+            ),
             "use_bias": ("ssm_in", "ssm_out"),
             "use_conv_bias": ("ssm_conv1d",),
         },
@@ -164,6 +227,7 @@ register(
                 "ssm_conv1d.bias",
                 "ffn_up.bias",
                 "ffn_down.bias",
+                "exp_probs_b.bias",
             ),
             required=("ssm_conv1d.bias",),
             ignores=(),

@@ -108,6 +108,8 @@ class Experts:
         early: the router reads the input of the block, before its first norm.
         normed: the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its
             width; the experts read the norm of their branch.
+        latent: width of what experts read and give, ``ffn_latent_down`` and ``ffn_latent_up`` lead
+            there and back; 0: they read and give what the mixture does.
         shared: width inside a network that every token goes through; 0: there is none.
         shared_gated: its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``.
     """
@@ -120,6 +122,7 @@ class Experts:
     biased: bool = False
     early: bool = False
     normed: bool = False
+    latent: int = 0
     shared: int = 0
     shared_gated: bool = False
 
@@ -130,5 +133,5 @@ class Experts:
 
     def faults(self) -> Iterator[tuple[bool, str]]:
         """Conditions, and what it means that one is true."""
-        yield self.width < 1, "a size below 1 (inside the experts)"
+        yield min(self.width, self.latent + 1) < 1, "a size below 1 (inside the experts)"
         yield from self.routing.faults()

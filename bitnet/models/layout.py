@@ -137,6 +137,10 @@ class ProgramBuilder:
     def _experts(self, its: Experts, h: Register, out: Register, scale: float) -> Register:
         used = its.routing.used
         chosen, weights = self._route(its, h)  # (T, K), twice
+        stream, width = h, its.latent or self.decoder.dim
+        if its.latent:
+            h = Register("latent", width)
+            self._linear((h,), stream, ("ffn_latent_down",))
         gate, up, act = (Register(name, used * its.width) for name in ("gate", "up", "act"))
         if its.fused:
             both = Register("gate_up", 2 * used * its.width)  # (T, K 2 F)
@@ -148,13 +152,16 @@ class ProgramBuilder:
         else:
             self._expert_linear((up,), h, chosen, ("ffn_up_exps",), its)
         self._do(Gate(act, gate if its.gated else up, up, its.activation))
-        down = Register("expert_out", used * self.decoder.dim)  # (T, K dim)
+        down = Register("expert_out", used * width)  # (T, K dim)
         self._expert_linear((down,), act, chosen, ("ffn_down_exps",), its, scale=scale)
         mixed = Register("moe", self.decoder.dim) if its.shared else out
-        self._do(Combine(mixed, down, weights))  # (T, dim)
-        self._mark("ffn_moe_out", mixed)
+        combined = Register("latent", width) if its.latent else mixed
+        self._do(Combine(combined, down, weights))  # (T, dim)
+        self._mark("ffn_moe_out", combined)
+        if its.latent:
+            self._linear((mixed,), combined, ("ffn_latent_up",))
         if its.shared:
-            self._add_shared_expert(its, h, out, scale)
+            self._add_shared_expert(its, stream, out, scale)
             self._do(Add(out, mixed))
         return out
 
@@ -173,7 +180,7 @@ class ProgramBuilder:
     def _router(self, its: Experts, h: Register) -> Register:
         logits = Register("logits", its.routing.count)
         if its.normed:
-            h = self._norm(self.x, "ffn_gate_inp.scale", out="normed")
+            h = self._norm(Register("x", self.decoder.dim), "ffn_gate_inp.scale", out="normed")
             self.scales[f"{self._block}ffn_gate_inp.weight"] = self.decoder.dim**-0.5
         self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
         self._mark("ffn_moe_logits", logits)

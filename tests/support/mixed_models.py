@@ -45,6 +45,15 @@ NEMOTRON_H = {
     "head_dim": 32,
     "time_step_min": 1e-30,  # as the models were trained, and as transformers decodes
 }
+NEMOTRON_H_EXPERTS = {
+    **NEMOTRON_H,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 2.5,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -265,6 +274,11 @@ MIXED = {
         {**GRANITE_HYBRID, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "nemotron-h": ("NemotronH", NEMOTRON_H),
+    "nemotron-h-experts": ("NemotronH", NEMOTRON_H_EXPERTS),
+    "nemotron-h-latent-experts": (
+        "NemotronH",
+        {**NEMOTRON_H_EXPERTS, "moe_latent_size": 24, "mlp_bias": True, "norm_topk_prob": False},
+    ),
     "nemotron-h-biases": (
         "NemotronH",
         {**NEMOTRON_H, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},

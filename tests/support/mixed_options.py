@@ -126,8 +126,13 @@ def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 @st.composite
 def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     groups = draw(st.integers(1, 3))
-    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", "mlp"])
-    own = {
+    network = draw(st.sampled_from(["mlp", "moe"]))
+    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", network])
+    experts = draw(_groups()) | {
+        "moe_intermediate_size": draw(st.sampled_from([32, 48])),
+        "moe_shared_expert_intermediate_size": draw(st.sampled_from([32, 40])),
+    }
+    own = (experts if network == "moe" else {}) | {
         "layers_block_type": draw(st.lists(kinds, min_size=layers, max_size=layers)),
         "mamba_num_heads": groups * draw(st.integers(1, 2)),
         "mamba_head_dim": draw(st.sampled_from([4, 8, 20])),
@@ -140,7 +145,10 @@ def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     return own | draw(
         optional(
             attention_bias=BIAS,
-            mlp_bias=BIAS,
+            mlp_bias=RARELY,
+            moe_latent_size=st.sampled_from([None, 16, 24]),
+            norm_topk_prob=BIAS,
+            routed_scaling_factor=st.sampled_from([1.0, 2.5]),
             use_bias=BIAS,
             use_conv_bias=BIAS,
             mamba_proj_bias=BIAS,

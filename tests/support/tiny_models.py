@@ -61,7 +61,10 @@ FAMILIES = (
 #: Families whose layers differ in shape.
 LAYERED = ("deepseek2", "gemma4")
 #: Families with states of fixed size in some of their layers.
-HYBRIDS = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35")
+HYBRIDS = (
+    *("falcon-h1", "granitehybrid", "lfm2", "lfm2moe"),
+    *("nemotron_h", "nemotron_h_moe", "qwen35"),
+)
 #: Families whose feed-forward networks are experts.
 MIXTURES = {
     "bailingmoe2": {
@@ -166,13 +169,16 @@ def metadata(architecture, **more):
     keys = KEYS | more
     if architecture in ("qwen35", "qwen35moe"):
         keys = DELTA_NET | keys
-    if architecture in ("falcon-h1", "granitehybrid", "nemotron_h"):
+    if architecture in ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"):
         keys = MAMBA2 | keys
-    if architecture == "nemotron_h":  # a state, attention and a network in turn
+    if architecture in ("nemotron_h", "nemotron_h_moe"):  # a state, attention and a network in turn
         keys |= {"block_count": more.get("block_count", 3)}
         kinds = [layer % 3 for layer in range(keys["block_count"])]
         keys["attention.head_count_kv"] = [2 * (kind == 1) for kind in kinds]
         keys["feed_forward_length"] = [512 * (kind == 2) for kind in kinds]
+    if architecture == "nemotron_h_moe":
+        keys |= EXPERTS | {"expert_shared_feed_forward_length": 256, "moe_latent_size": 256}
+        keys |= {"expert_weights_norm": True, "expert_weights_scale": 2.5} | more
     if architecture in ("granitehybrid", "lfm2", "lfm2moe"):
         kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
         keys["attention.head_count_kv"] = kv_heads
@@ -229,6 +235,10 @@ def tiny(architecture, *, seed=0, **more):
         name = f"blk.{keys[f'{architecture}.block_count'] - 1}.exp_probs_b.bias"
         weights[name] = _f32(name, _normal(seed, name, keys[f"{architecture}.expert_count"]) * 0.2)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
+    if architecture == "nemotron_h_moe":  # a network has experts if it has a router
+        for layer in range(2, keys[f"{architecture}.block_count"], 3):
+            name = f"blk.{layer}.ffn_gate_inp.weight"
+            weights[name] = _f32(name, _normal(seed, name, (6, width)) * 0.3)
     for name, shape in layout(config_from(checkpoint)).required.items():
         if name in weights:
             continue
