@@ -123,7 +123,7 @@ def test_a_refusal_names_what_the_model_is(tensor, kind):
         load_model(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["deepseek2", "mamba2", "bert", "gemma3n"])
+@pytest.mark.parametrize("name", ["minicpm3", "mamba2", "bert", "gemma3n"])
 def test_an_unknown_architecture_is_named_with_what_it_is(name):
     checkpoint = tiny("llama")
     other = type(checkpoint)(checkpoint.path, name, metadata("llama"), checkpoint.weights, "half")
