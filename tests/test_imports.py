@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,14 @@ def _area(path):
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
+def _nodes(path):
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
 def _imports(path):
     """Every ``bitnet.X`` that *path* imports anywhere, with its line."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
             if node.module == "bitnet":
@@ -54,53 +60,61 @@ def _imports(path):
             yield node.lineno, name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_from_layers_below(path):
-    area = _area(path)
-    assert area in LAYER_OF, f"give {area!r} a layer"
+def _places(is_wrong):
+    """The nodes of the package for which *is_wrong*, by file and line."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES
+        for node in _nodes(path)
+        if is_wrong(path, node)
+    ]
+
+
+def test_a_module_imports_only_from_layers_below():
+    assert {_area(path) for path in MODULES} <= set(LAYER_OF), "give each a layer"
     wrong = []
-    for line, name in _imports(path):
-        target = name.split(".")[1] if name.startswith("bitnet.") else None
-        if target is None or target in (area, "__version__", "_native"):
-            continue
-        allowed = LAYER_OF[target] < LAYER_OF[area]
-        if not allowed:
-            wrong.append(f"line {line}: {area} imports {name}")
+    for path in MODULES:
+        area = _area(path)
+        for line, name in _imports(path):
+            target = name.split(".")[1] if name.startswith("bitnet.") else None
+            if target in (None, area, "__version__", "_native"):
+                continue
+            if LAYER_OF[target] >= LAYER_OF[area]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert not wrong
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_tasks_call_the_hub(path):
-    users = [name for _, name in _imports(path) if name.startswith("bitnet.hub")]
+def test_only_tasks_call_the_hub():
     # The same commands as Python objects are in `provision`, out of inference's reach.
-    assert not users or _area(path) in ("hub", "commands", "provision", "adapters")
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_settings_reads_the_environment(path):
-    tree = ast.parse(path.read_text())
-    reads = [
-        node.lineno
-        for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
+    allowed = ("hub", "commands", "provision", "adapters")
+    users = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in MODULES
+        for line, name in _imports(path)
+        if name.startswith("bitnet.hub") and _area(path) not in allowed
     ]
-    assert not reads or path == ROOT / "base/settings.py"
+    assert not users
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_tasks_and_the_program_print_or_exit(path):
-    tree = ast.parse(path.read_text())
-    prints = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and (
-            (isinstance(node.func, ast.Name) and node.func.id in ("print", "exit", "quit"))
-            or (isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "sys.exit")
-        )
-    ]
+def test_only_settings_reads_the_environment():
+    def reads(path, node):
+        is_read = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+        return is_read and path != ROOT / "base/settings.py"
+
+    assert not _places(reads)
+
+
+def test_only_tasks_and_the_program_print_or_exit():
     printing = (ROOT / "base/progress.py", ROOT / "base/terminal.py")
-    assert not prints or path in printing or _area(path) == "commands"
+
+    def prints(path, node):
+        if not isinstance(node, ast.Call) or path in printing or _area(path) == "commands":
+            return False
+        return (isinstance(node.func, ast.Name) and node.func.id in ("print", "exit", "quit")) or (
+            isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "sys.exit"
+        )
+
+    assert not _places(prints)
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)

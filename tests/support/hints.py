@@ -16,6 +16,7 @@ NATIVE = Path(__file__).parents[2] / "native"
 COMMAND = re.compile(
     r"(?<![\w./-])(?P<program>bitnet|inv) (?P<words>(?=[a-z{]|--)(?:\{[^{}]*\}|[^;,()>`\n])*)"
 )
+PROGRAM = re.compile(r"(?<![\w./-])(?:bitnet|inv) (?!import)")
 EXTRA = re.compile(r"""extra_command\("([\w-]+)"\)|\bextra = "([\w-]+)\"""")
 CPP_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 # Sentences that speak of the program, of its name or of a command, and hint at nothing.
@@ -81,7 +82,8 @@ def texts(tree):
     Texts inside the braces of an f-string are texts of their own.
     """
     pieces = set()
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             pieces |= {id(part) for part in node.values if isinstance(part, ast.Constant)}
         elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
@@ -90,14 +92,16 @@ def texts(tree):
             isinstance(node, ast.keyword) and node.arg == "example"
         ):
             pieces.add(id(node.value))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in pieces:
             yield node.lineno, _text(node)
 
 
 def texts_of(path):
-    """Every text in the file at *path* that a user may get to see, with its line."""
+    """Every text that a user may get to see in the file at *path*, if it names the program."""
     source = path.read_text(encoding="utf-8")
+    if not PROGRAM.search(source):
+        return
     if path.suffix == ".py":
         yield from texts(ast.parse(source))
         return

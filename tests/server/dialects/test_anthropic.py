@@ -8,14 +8,17 @@ from tool_models import CITIES, WEATHER
 
 from bitnet import load
 
-anthropic = pytest.importorskip("anthropic")
-
 ASK = [{"role": "user", "content": "abc"}]
 TOOL = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
 
 
+@pytest.fixture(scope="module")
+def anthropic():
+    return pytest.importorskip("anthropic")  # loading it takes two seconds
+
+
 @pytest.fixture
-def client(worker):
+def client(worker, anthropic):
     with anthropic.Anthropic(
         base_url=worker.address,
         api_key="k",
@@ -133,7 +136,7 @@ def test_what_is_not_served_is_refused_in_anthropics_form(worker, fields, words)
     assert facts["error"]["message"].startswith(words) or words in facts["error"]["message"]
 
 
-def test_errors_are_the_clients_own(path, worker, client, wanted):
+def test_errors_are_the_clients_own(path, worker, client, wanted, anthropic):
     with pytest.raises(anthropic.NotFoundError, match="no model 'other'"):
         client.messages.create(**wanted | {"model": "other"})
     with listening(path, app_options={"api_key": "secret"}) as closed:
