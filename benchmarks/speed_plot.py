@@ -1,26 +1,27 @@
-"""The README's picture of speed, drawn from the measurements in ``benchmarks/results``.
+"""The README's picture of speed, drawn from ``benchmarks/results/machines.json``.
 
     python benchmarks/speed_plot.py [--check]
 
-Bars of one model and one kind are to one scale. ``--check`` writes nothing and fails when the
-picture is not what the measurements say.
+It shows the last machine there on which every model was measured. Bars of one model and one kind
+are to one scale. ``--check`` writes nothing and fails when the picture is not what the measurements
+say.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks/results"
+MACHINES = json.loads((ROOT / "benchmarks/results/machines.json").read_text(encoding="utf-8"))
 PICTURE = ROOT / "docs/images/speed.svg"
-THREADS = "2"
-KINDS = {"pp512 tok/s": "prefill, a prompt of 512 tokens", "tg128 tok/s": "decode, 128 tokens"}
+THREADS = 2
+KINDS = {"pp512": "prefill, a prompt of 512 tokens", "tg128": "decode, 128 tokens"}
 OURS, LLAMA, IK, OPENVINO = "bitnet", "llama.cpp", "ik_llama.cpp", "OpenVINO GenAI"
-BITNET_CPP = "bitnet.cpp"
 
 
 @dataclass(frozen=True)
@@ -29,41 +30,46 @@ class Group:
 
     Attributes:
         title: name and encoding of the model.
-        file: Markdown file below the results; the rates are in its first table.
-        bars: label of each bar, and the row of the table: the model if it has one, and the engine.
+        model: its name in the measurements.
+        bars: label of each bar, and the engine in the measurements.
     """
 
     title: str
-    file: str
-    bars: dict[str, tuple[str, ...]]
-
-
-def _of(model: str, *peers: str) -> dict[str, tuple[str, ...]]:
-    return {engine: (model, engine) for engine in (OURS, *peers)}
+    model: str
+    bars: dict[str, str]
 
 
 GROUPS = (
     Group(
         "SmolLM2 135M, Q4_1",
-        "runtime.md",
-        _of("SmolLM2-135M-Instruct.Q4_1.gguf", OPENVINO, IK, LLAMA),
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        {name: name for name in (OURS, OPENVINO, IK, LLAMA)},
     ),
-    Group("Gemma 3 270M, Q4_K_M", "runtime.md", _of("gemma-3-270m-q4_k_m.gguf", IK, LLAMA)),
+    Group(
+        "Gemma 3 270M, Q4_K_M",
+        "gemma-3-270m-q4_k_m.gguf",
+        {name: name for name in (OURS, IK, LLAMA)},
+    ),
     Group(
         "Ternary 2B, as BitNet b1.58 2B-4T (synthetic weights)",
-        "ternary.md",
+        "BitNet b1.58 2B-4T's shape, ternary, f16 head",
         {
-            OURS: ("bitnet I2_S, f16 head",),
-            IK: ("ik_llama.cpp IQ2_BN_R4, f16 head",),
-            f"{IK}, lossy head": ("ik_llama.cpp IQ2_BN_R4, IQ4_NL head (lossy)",),
-            BITNET_CPP: ("bitnet.cpp I2_S, f16 head",),
-            LLAMA: ("llama.cpp TQ2_0, f16 head",),
+            OURS: OURS,
+            IK: f"{IK} IQ2_BN_R4",
+            "bitnet.cpp": "bitnet.cpp I2_S",
+            LLAMA: f"{LLAMA} TQ2_0",
         },
     ),
 )
+MACHINE = next(
+    machine
+    for machine in reversed(MACHINES)
+    if {group.model for group in GROUPS} <= {row["model"] for row in machine["rows"]}
+)
 NOTE = (
-    "Tokens per second, two threads of an AMD EPYC (Zen 4, AVX-512 VNNI), engines in turns.",
-    "Peers are built for this processor, except OpenVINO, and ik_llama.cpp in the ternary rows.",
+    f"Tokens per second, two threads of {MACHINE['machine'].removesuffix(', 2 cores')}, "
+    f"{MACHINE['date']}, engines in turns.",
+    "Peers are built for this processor, except OpenVINO, which chooses its kernels by it.",
 )
 
 WIDTH, LEFT, COLUMN, BAR, STEP = 920, 190, 360, 15, 20
@@ -77,25 +83,12 @@ STYLE = """
   }"""
 
 
-def first_table(path: Path) -> list[dict[str, str]]:
-    """Rows of the first table of a Markdown file, by the names of its columns."""
-    rows: list[list[str]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("|"):
-            rows.append([cell.strip() for cell in line.strip("|").split("|")])
-        elif rows:
-            break
-    head, _, *body = rows
-    return [dict(zip(head, row, strict=True)) for row in body]
-
-
-def rate(group: Group, names: tuple[str, ...], kind: str) -> float:
-    """Tokens per second in the one row of *group* that has *names*."""
-    columns = ("model", "engine")[-len(names) :]
+def rate(group: Group, engine: str, kind: str) -> float:
+    """Tokens per second in the one row of *group* that has *engine*."""
     (row,) = (
         row
-        for row in first_table(RESULTS / group.file)
-        if row["threads"] == THREADS and tuple(row[column] for column in columns) == names
+        for row in MACHINE["rows"]
+        if (row["model"], row["threads"], row["engine"]) == (group.model, THREADS, engine)
     )
     return float(row[kind])
 

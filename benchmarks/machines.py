@@ -1,0 +1,106 @@
+"""Write the table of every machine that was measured beside other engines; add a machine.
+
+    python benchmarks/machines.py [--add RESULTS --date DATE --build ENGINE=BUILD ...] [--check]
+
+RESULTS is the output of ``runtime.py --json`` on that machine; ``inv bench-peers`` runs both. The
+rows are in ``results/machines.json``, from which this writes ``results/machines.md``, and
+speed_plot.py the README's picture. A machine that is in the table gets new rows. Each machine has
+the date and the builds of its peers: rates of one machine may be compared, of several only ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("results")
+RECORDS, TABLE = RESULTS / "machines.json", RESULTS / "machines.md"
+OURS = "bitnet"
+TESTS = ("pp128", "pp512", "pp4096", "tg128", "tg32@4096")
+HEAD = """# Every machine beside other engines
+
+Written by `benchmarks/machines.py` from `machines.json`. `inv bench-peers MODEL... --peers FOLDER`
+adds the machine at hand ([how to build the peers](../../docs/how-to/peers.md)).
+
+Tokens per second: a prompt of so many tokens (pp), so many new ones (tg), `@` behind so many. The
+engines of a machine ran in turns; compare rates of one machine only.
+"""
+
+
+def ratios(rows):
+    """Ours over the best peer for each test that both have, by model and threads."""
+    for model, threads in dict.fromkeys((row["model"], row["threads"]) for row in rows):
+        group = [row for row in rows if (row["model"], row["threads"]) == (model, threads)]
+        ours = next(row for row in group if row["engine"] == OURS)
+        peers = [row for row in group if row is not ours and not row.get("lossy")]
+        best = {
+            test: max((row[test] for row in peers if row.get(test)), default=0) for test in TESTS
+        }
+        yield (
+            group,
+            {test: ours[test] / best[test] for test in TESTS if ours.get(test) and best[test]},
+        )
+
+
+def page(machines):
+    """The table in Markdown."""
+    lines = [HEAD]
+    for machine in machines:
+        builds = ", ".join(f"{engine} {build}" for engine, build in machine["builds"].items())
+        lines += [f"## {machine['machine']}", "", f"{machine['date']}; {builds}.", ""]
+        lines += ["| model | threads | engine | " + " | ".join(TESTS) + " |"]
+        lines += ["|" + "---|" * (3 + len(TESTS))]
+        for group, ratio in ratios(machine["rows"]):
+            for row in group:
+                cells = [f"{row[test]:,.0f}" if row.get(test) else "" for test in TESTS]
+                name = f"{row['engine']}{' (lossy)' * bool(row.get('lossy'))}"
+                lines += [f"| {row['model']} | {row['threads']} | {name} | {' | '.join(cells)} |"]
+            if ratio:
+                cells = [f"{ratio[test]:.2f}" if test in ratio else "" for test in TESTS]
+                lines += [f"| | | ours / best peer | {' | '.join(cells)} |"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def measured(runs, date, builds):
+    """The entry of the machine on which runtime.py measured *runs*."""
+    machine = runs[0]["machine"]
+    rows = [
+        {"model": model, "threads": int(threads), "engine": engine}
+        | {test: round(statistics.median(taken), 1) for test, taken in found["rates"].items()}
+        for facts in runs
+        for model, by_threads in facts["results"].items()
+        for threads, by_engine in by_threads.items()
+        for engine, found in by_engine.items()
+    ]
+    name = f"{machine['cpu']}, {machine['cores']} cores"
+    return {"machine": name, "date": date, "builds": builds, "rows": rows}
+
+
+def main():
+    """Add a machine, or check the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--add", type=Path, action="append", default=[])
+    parser.add_argument("--date", default="")
+    parser.add_argument("--build", action="append", default=[])
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args()
+    machines = json.loads(RECORDS.read_text(encoding="utf-8"))
+    if options.add:
+        builds = dict(entry.split("=", 1) for entry in options.build)
+        runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.add]
+        new = measured(runs, options.date, builds)
+        machines = [each for each in machines if each["machine"] != new["machine"]] + [new]
+    if options.check:
+        return int(TABLE.read_text(encoding="utf-8") != page(machines))
+    rows = json.dumps(machines, indent=1).replace("\n    ", " ").replace("\n   }", " }")
+    RECORDS.write_text(rows + "\n", encoding="utf-8")
+    TABLE.write_text(page(machines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
