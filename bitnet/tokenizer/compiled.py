@@ -29,14 +29,12 @@ from bitnet.tokenizer.merges import token_ids
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
     ADDED_FLAGS,
-    BYTE_NAMES,
     BYTE_TO_CHARACTER,
     TokenType,
-    spell_bytes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
     from types import ModuleType
 
@@ -50,9 +48,7 @@ _NO_ID = 0xFFFFFFFF
 # Config flags, see native/tokenizer/file.hpp.
 _BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM = 1, 2, 4, 8, 16
 _STEPS, _FUSE = 32, 64
-# Token flags, see native/tokenizer/file.hpp.
-_SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
-_NORMAL, _, _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = map(int, TokenType)
+_NORMAL, _CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
@@ -65,60 +61,23 @@ class NotNative(Exception):
     """The native engine does not run this tokenizer exactly; the library may."""
 
 
-@dataclasses.dataclass
-class _Vocabulary:
-    """Spellings and flags of all tokens, as stored in the file."""
-
-    content: bytes
-    offsets: bytes
-    flags: bytearray
-    byte_ids: array[int]
-
-
-def _flags_by_kind(*, own: bool) -> bytes:
-    """Flags of a token that is not an added token, by its GGUF type."""
-    flags = bytearray([0 if own else _IN_MODEL]) * 256
-    for kind in (_NORMAL, _USER_TYPE, _UNUSED_TYPE):
-        flags[kind] |= _IN_MODEL
-    flags[_CONTROL] |= _SPECIAL | _VERBATIM
-    flags[_USER_TYPE] |= _USER
-    flags[_UNUSED_TYPE] |= _UNUSED
-    return bytes(flags)
-
-
-def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> _Vocabulary:
-    """Spellings and flags: most tokens are alike and done at once, the others one by one."""
-    tokens = list(spec.tokens)
-    own = spec.model in ("spm", "unigram")
-    kinds = bytes(
-        kind if 0 <= kind < 256 else 0 for kind in spec.token_types or [_NORMAL] * len(tokens)
+def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> dict[str, bytes]:
+    """Spellings and flags of all tokens, the ids of single bytes, and the added tokens."""
+    kinds = spec.token_types or [_NORMAL] * len(spec.tokens)
+    parts = module.spell(
+        list(spec.tokens),
+        bytes(kind if 0 <= kind < 256 else 0 for kind in kinds),
+        [(token.id, _added_flags(token), token.text) for token in spec.added],
+        list(spec.outside),
+        spec.byte_level,
+        spec.byte_fallback,
+        spec.model in ("spm", "unigram"),
     )
-    flags = bytearray(kinds.translate(_flags_by_kind(own=own)))
-    added = {token.id: token for token in spec.added}
-    as_text = bytearray(len(tokens))
-    for id in added:
-        as_text[id] = 1
-    alphabet = dict(zip(BYTE_TO_CHARACTER, range(256), strict=True)) if spec.byte_level else {}
-    content, offsets, plain = module.spell(tokens, alphabet, bytes(as_text))
-    for id in chain(plain, spec.outside, (id for id, text in enumerate(tokens) if not text)):
-        flags[id] &= ~_IN_MODEL
-    byte_ids = array("I", [_NO_ID]) * 256
-    for id, token in added.items():
-        text = tokens[id]
-        flags[id] |= _SPECIAL if token.special else 0
-        flags[id] |= _VERBATIM if is_verbatim(kinds[id], added=True) else 0
-        if spec.byte_level and (spell_bytes(text) is None or not text.isascii()):
-            flags[id] &= ~_IN_MODEL
-    if spec.byte_level:
-        for id, text in enumerate(tokens):
-            if len(text) == 1 and (spelling := spell_bytes(text)):
-                byte_ids[spelling[0]] = id
-    if spec.byte_fallback and not spec.byte_level:
-        for id, text in enumerate(tokens):
-            if text in BYTE_NAMES and (not own or kinds[id] in (_NORMAL, _BYTE_TYPE)):
-                byte_ids[BYTE_NAMES[text]] = id
-                flags[id] |= _BYTE
-    return _Vocabulary(content, offsets, flags, byte_ids)
+    return dict(zip(("bytes", "offsets", "flags", "byte_ids", "added"), parts, strict=True))
+
+
+def _added_flags(token: AddedToken) -> int:
+    return sum(getattr(token, name) << bit for bit, name in enumerate(ADDED_FLAGS))
 
 
 def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
@@ -129,15 +88,6 @@ def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
         if packed is not None:
             return bytes(packed)
     return array("I", chain.from_iterable(spec.merges)).tobytes()
-
-
-def _pack_added(tokens: Sequence[AddedToken]) -> bytes:
-    parts = []
-    for token in tokens:
-        flags = sum(getattr(token, name) << bit for bit, name in enumerate(ADDED_FLAGS))
-        text = token.text.encode()
-        parts.append(struct.pack("<III", token.id, flags, len(text)) + text)
-    return b"".join(parts)
 
 
 def _config(spec: TokenizerSpec) -> bytes:
@@ -183,7 +133,7 @@ def is_spelled(spec: TokenizerSpec) -> bool:
 
 def is_verbatim(kind: int, *, added: bool) -> bool:
     """True if a token's text is its spelling: control tokens, and added tokens except pieces."""
-    return kind == _CONTROL or (added and kind != _USER_TYPE)
+    return kind == _CONTROL or (added and kind != TokenType.USER_DEFINED)
 
 
 def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
@@ -252,25 +202,20 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
     if spelled:
         spec = dataclasses.replace(spec, byte_level=False)
     steps = module.pack_steps(spec.normalizer, spec.pre_tokenizer, spelled)
-    vocabulary = _vocabulary(spec, module)
-    content = module.build_tokenizer(
+    compiled = module.build_tokenizer(
         key=_key(spec.fingerprint),
         meta=json.dumps(meta, ensure_ascii=False).encode(),
         config=_config(spec),
-        offsets=vocabulary.offsets,
-        bytes=vocabulary.content,
-        flags=bytes(vocabulary.flags),
+        **_vocabulary(spec, module),
         merges=_merges(spec, module),
         scores=array("d" if _has_steps(spec) else "f", spec.scores).tobytes(),
-        byte_ids=vocabulary.byte_ids.tobytes(),
-        added=_pack_added(spec.added),
         steps=steps,
         charsmap=b"".join(charsmaps),
         prefix=spec.continuing_prefix.encode() if spec.model in ("wordpiece", "bpe") else b"",
         suffix=spec.word_suffix.encode(),
     )
-    module.TokenizerEngine(content)  # content that cannot be opened is not kept
-    return bytes(content)
+    module.TokenizerEngine(compiled)  # content that cannot be opened is not kept
+    return bytes(compiled)
 
 
 def read_meta(engine: TokenizerEngine) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -20,7 +21,6 @@
 namespace nb = nanobind;
 
 namespace bitnet {
-namespace {
 
 std::string_view utf8(nb::handle text) {
     Py_ssize_t size = 0;
@@ -30,9 +30,12 @@ std::string_view utf8(nb::handle text) {
     return {data, static_cast<size_t>(size)};
 }
 
+namespace {
+
 std::string_view view(const nb::bytes& bytes) {
     return {static_cast<const char*>(bytes.data()), bytes.size()};
 }
+
 
 // Python's numbers for ids, made once: making them again takes longer than finding the ids.
 class Numbers {
@@ -44,20 +47,34 @@ public:
         for (PyObject* number : made_) Py_XDECREF(number);
     }
 
-    // A list of all the ids of parts, in order.
-    nb::object list(const Ids* parts, size_t n_parts, uint32_t n_tokens) {
-        if (made_.size() < n_tokens) made_.resize(n_tokens, nullptr);
-        const Ids* const end = parts + n_parts;
-        size_t size = 0;
-        for (const Ids* ids = parts; ids != end; ++ids) size += ids->size();
-        const auto list = nb::steal(PyList_New(static_cast<Py_ssize_t>(size)));
-        if (!list.is_valid()) throw nb::python_error();
-        Py_ssize_t at = 0;
-        for (const Ids* ids = parts; ids != end; ++ids) {
-            for (const uint32_t id : *ids) PyList_SET_ITEM(list.ptr(), at++, number(id));
+    // A list that ids are put into by and by, made for about as many as are expected.
+    class List {
+    public:
+        List(Numbers& numbers, uint32_t n_tokens, size_t expected) : numbers_(numbers) {
+            if (numbers.made_.size() < n_tokens) numbers.made_.resize(n_tokens, nullptr);
+            list_ = nb::steal(PyList_New(static_cast<Py_ssize_t>(expected)));
+            if (!list_.is_valid()) throw nb::python_error();
         }
-        return list;
-    }
+        void add(const Ids& ids) {
+            const Py_ssize_t room = PyList_GET_SIZE(list_.ptr());
+            for (const uint32_t id : ids) {
+                const auto number = nb::steal(numbers_.number(id));
+                if (size_ < room) PyList_SET_ITEM(list_.ptr(), size_, number.inc_ref().ptr());
+                else if (PyList_Append(list_.ptr(), number.ptr()) != 0) throw nb::python_error();
+                ++size_;
+            }
+        }
+        nb::object take() {
+            const Py_ssize_t room = PyList_GET_SIZE(list_.ptr());
+            if (size_ < room && PyList_SetSlice(list_.ptr(), size_, room, nullptr) != 0) throw nb::python_error();
+            return std::move(list_);
+        }
+
+    private:
+        Numbers& numbers_;
+        nb::object list_;
+        Py_ssize_t size_ = 0;
+    };
 
 private:
     PyObject* number(uint32_t id) {
@@ -101,7 +118,9 @@ public:
             const Released released;
             engine_->encode(input, parse_special, ids);
         }
-        return numbers_.list(&ids, 1, size());
+        Numbers::List list(numbers_, size(), ids.size());
+        list.add(ids);
+        return list.take();
     }
 
     // Lists of ids, one for each text.
@@ -114,7 +133,7 @@ public:
         }
         nb::list out;
         ManyTexts many(*engine_, parse_special, threads);
-        std::vector<Ids> parts;  // of one text
+        std::optional<Numbers::List> ids;  // of the text whose parts come
         {
             const Released released;
             for (const std::string_view input : inputs) many.add(input);
@@ -128,11 +147,13 @@ public:
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
             // This thread makes Python's lists while the others go on.
             while (many.is_ready()) {
-                ManyTexts::Encoded part = many.take();
-                parts.push_back(std::move(part.ids));
+                const ManyTexts::Encoded part = many.take();
+                const size_t bytes = inputs[nb::len(out)].size();
+                if (!ids) ids.emplace(numbers_, size(), part.ends_text ? part.ids.size() : bytes / 3);
+                ids->add(part.ids);
                 if (!part.ends_text) continue;
-                out.append(numbers_.list(parts.data(), parts.size(), size()));
-                parts.clear();
+                out.append(ids->take());
+                ids.reset();
             }
         }
         return out;
@@ -214,77 +235,6 @@ nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offse
     return nb::bytes(file.data(), file.size());
 }
 
-// The ids of pairs of texts, as bytes of 32-bit numbers; None when one is not a pair of known texts.
-nb::object pair_ids(nb::list pairs, nb::dict ids) {
-    std::vector<uint32_t> found;
-    found.reserve(2 * pairs.size());
-    const auto look_up = [&](PyObject* text) {
-        PyObject* const id = PyUnicode_CheckExact(text) ? PyDict_GetItemWithError(ids.ptr(), text) : nullptr;
-        const unsigned long value = id != nullptr && PyLong_CheckExact(id) ? PyLong_AsUnsignedLong(id) : kNoId;
-        if (PyErr_Occurred() != nullptr) throw nb::python_error();
-        if (value < kMaxTokens) found.push_back(static_cast<uint32_t>(value));
-        return value < kMaxTokens;
-    };
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pairs.ptr()); ++i) {
-        PyObject* const pair = PyList_GET_ITEM(pairs.ptr(), i);
-        bool known = false;
-        const bool joined = PyUnicode_CheckExact(pair) != 0;
-        if (joined != (PyUnicode_CheckExact(PyList_GET_ITEM(pairs.ptr(), 0)) != 0)) return nb::none();
-        if (PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
-            known = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
-        } else if (joined) {  // both halves in one text, parted by a space
-            const Py_ssize_t size = PyUnicode_GET_LENGTH(pair);
-            const Py_ssize_t at = size > 1 ? PyUnicode_FindChar(pair, ' ', 1, size, 1) : -1;
-            if (at > 0) {
-                const auto left = nb::steal(PyUnicode_Substring(pair, 0, at));
-                const auto right = nb::steal(PyUnicode_Substring(pair, at + 1, size));
-                known = left.is_valid() && right.is_valid() && look_up(left.ptr()) && look_up(right.ptr());
-            }
-        }
-        if (PyErr_Occurred() != nullptr) throw nb::python_error();
-        if (!known) return nb::none();
-    }
-    return nb::bytes(found.data(), found.size() * sizeof(uint32_t));
-}
-
-// What a vocabulary spells: offsets and bytes of all tokens, and those texts by number that are not in
-// the spelling of bytes. alphabet: the byte of a character, or an empty dictionary; as_text: a byte for
-// each token, not 0 for those that spell no bytes.
-nb::object spell(nb::list texts, nb::dict alphabet, nb::bytes as_text) {
-    if (as_text.size() != texts.size()) throw nb::value_error("a flag for each text");
-    std::vector<int16_t> bytes(512, -1);
-    for (const auto [character, byte] : alphabet) {
-        const auto text = nb::cast<nb::str>(character);
-        const Py_UCS4 code = PyUnicode_ReadChar(text.ptr(), 0);
-        if (code < bytes.size()) bytes[code] = nb::cast<int16_t>(byte);
-    }
-    std::string out;
-    std::vector<uint32_t> offsets{0};
-    nb::list plain;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(texts.ptr()); ++i) {
-        PyObject* const text = PyList_GET_ITEM(texts.ptr(), i);
-        if (!PyUnicode_Check(text)) throw nb::value_error("a token that is not a text");
-        const size_t before = out.size();
-        const bool wanted = alphabet.size() > 0 && as_text.c_str()[i] == 0;
-        bool spelled = wanted;
-        const Py_ssize_t size = PyUnicode_GET_LENGTH(text);
-        for (Py_ssize_t k = 0; spelled && k < size; ++k) {
-            const Py_UCS4 code = PyUnicode_READ_CHAR(text, k);
-            spelled = code < bytes.size() && bytes[code] >= 0;
-            if (spelled) out += static_cast<char>(bytes[code]);
-        }
-        if (!spelled) {
-            out.resize(before);
-            out += utf8(text);
-            if (wanted) plain.append(i);
-        }
-        if (out.size() > kNoId) throw nb::value_error("tokens of 4 GiB");
-        offsets.push_back(static_cast<uint32_t>(out.size()));
-    }
-    return nb::make_tuple(nb::bytes(out.data(), out.size()),
-                          nb::bytes(offsets.data(), offsets.size() * sizeof(uint32_t)), plain);
-}
-
 // Calls each(begin, end) for every match of a pattern.
 template <typename Each>
 void each_match(const std::string& pattern, std::string_view text, Each each) {
@@ -364,6 +314,18 @@ nb::object scan_all(const std::string& pattern, nb::str text) {
     return nb::make_tuple(found, nb::str(""));
 }
 
+// Where a text may be cut for threads, as numbers of characters.
+nb::list scan_parts(nb::str text) {
+    const std::string_view input = utf8(text);
+    nb::list found;
+    for (size_t at = 0, characters = 0; at < input.size(); ++at) {
+        if (unicode::continues(input[at])) continue;
+        if (Scanner::parts(input, at)) found.append(characters);
+        ++characters;
+    }
+    return found;
+}
+
 }  // namespace
 
 void bind_tokenizer(nb::module_& m) {
@@ -391,8 +353,9 @@ void bind_tokenizer(nb::module_& m) {
           "Content of a compiled file; ValueError when the parts do not fit together.");
     m.def("pair_ids", &pair_ids, nb::arg("pairs"), nb::arg("ids"),
           "Ids of pairs of texts as 32-bit numbers; None when one is not a pair of known texts.");
-    m.def("spell", &spell, nb::arg("texts"), nb::arg("alphabet"), nb::arg("as_text"),
-          "Bytes of all texts, their offsets, and the numbers of those not in the alphabet.");
+    m.def("spell", &spell, nb::arg("texts"), nb::arg("kinds"), nb::arg("added"), nb::arg("outside"),
+          nb::arg("byte_level"), nb::arg("byte_fallback"), nb::arg("sentencepiece"),
+          "Bytes of all tokens, their offsets, their flags, the ids of bytes, and the added tokens.");
     m.def("pack_steps", &pack_steps, nb::arg("normalizers"), nb::arg("pre_tokenizers"), nb::arg("spelled"),
           "Steps for build_tokenizer; ValueError when one is not run exactly.");
     m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
@@ -403,6 +366,8 @@ void bind_tokenizer(nb::module_& m) {
     m.def("scan_all", &scan_all, nb::arg("pattern"), nb::arg("text"),
           "Texts of the matches a scanner finds, and the rest of the text from where it is not"
           " certain; None when there is no scanner for the pattern.");
+    m.def("scan_parts", &scan_parts, nb::arg("text"),
+          "Places where a text may be cut: scan_all finds the same on each side as in the whole.");
     m.def("tokenizer_bounds", &bounds, "What hostile files and texts may ask for at most.");
 }
 

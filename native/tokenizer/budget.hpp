@@ -1,10 +1,14 @@
 // How much work one text may cost: hostile patterns and vocabularies end in an error, not in a stall.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace bitnet {
 
@@ -42,16 +46,33 @@ public:
         : left_(limits::kBaseSteps + limits::kStepsPerByte * text_size), total_(left_) {}
 
     void spend(uint64_t steps) {
-        if (steps > left_) {
-            throw OverBudget("more than " + std::to_string(total_) + " steps for " +
-                             std::to_string((total_ - limits::kBaseSteps) / limits::kStepsPerByte) +
-                             " bytes of text");
-        }
+        if (steps > left_) draw(steps);
         left_ -= steps;
+    }
+    // From now on copies of it spend the same steps, on any threads: one that ends early returns what it
+    // has left, so that all of them together cost what one text may.
+    void share() {
+        shared_ = std::make_shared<std::atomic<uint64_t>>(std::exchange(left_, 0));
+    }
+    void give_back() {
+        if (shared_) shared_->fetch_add(std::exchange(left_, 0), std::memory_order_relaxed);
     }
 
 private:
+    static constexpr uint64_t kDraw = 4096;
+    void draw(uint64_t steps) {
+        uint64_t known = shared_ ? shared_->load(std::memory_order_relaxed) : 0;
+        while (shared_ && !shared_->compare_exchange_weak(known, known - std::min(known, steps + kDraw),
+                                                          std::memory_order_relaxed)) {
+        }
+        left_ += std::min(known, steps + kDraw);
+        if (steps <= left_) return;
+        throw OverBudget("more than " + std::to_string(total_) + " steps for " +
+                         std::to_string((total_ - limits::kBaseSteps) / limits::kStepsPerByte) +
+                         " bytes of text");
+    }
     uint64_t left_ = limits::kBaseSteps, total_ = limits::kBaseSteps;
+    std::shared_ptr<std::atomic<uint64_t>> shared_;
 };
 
 }  // namespace bitnet

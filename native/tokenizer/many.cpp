@@ -11,8 +11,6 @@ constexpr size_t kGroupBytes = size_t{64} << 10;
 constexpr size_t kTextBytes = 64;  // of text take about as long as to begin a text
 constexpr size_t kLongText = size_t{128} << 10;  // from here on a text is encoded in parts
 constexpr size_t kAhead = 16;  // tasks that wait for each thread, at most
-// A long text may cost as much as this many times its bytes do, since normalizers lengthen it.
-constexpr size_t kAllowance = 4;
 
 }  // namespace
 
@@ -37,7 +35,8 @@ void ManyTexts::add(std::string_view text) {
         return;
     }
     if (!group_.texts.empty()) push(std::exchange(group_, {}));
-    allowance_ = kAllowance * text.size();
+    budget = Budget(text.size());
+    budget.share();
     Encoded end;
     is_last_ = false;
     try {
@@ -62,9 +61,6 @@ void ManyTexts::end() {
 }
 
 void ManyTexts::send(Pieces pieces) {
-    const size_t bytes = std::min(allowance_, pieces.text.size());
-    allowance_ -= bytes;
-    pieces.budget = Budget(bytes);
     Task task;
     task.pieces = std::move(pieces);
     task.found.push_back({{}, is_last_, nullptr});

@@ -13,8 +13,9 @@
 
 namespace bitnet {
 
-// One thread adds texts and takes their ids in order. A long text is normalized and pre-tokenized by
-// that thread, and its pieces, which do not depend on each other, are encoded by helpers meanwhile.
+// One thread adds texts and takes their ids in order. A long text is normalized by that thread, and parts of
+// it that do not depend on each other are pre-tokenized, where that can be said of them, and encoded by
+// helpers meanwhile.
 class ManyTexts : Relay {
 public:
     struct Encoded {
@@ -60,7 +61,6 @@ private:
     Task group_;  // of short texts
     size_t group_bytes_ = 0;
     bool is_last_ = false;        // whether the pieces that come end a text
-    size_t allowance_ = 0;        // bytes of the text whose work is not yet paid for
     std::deque<Task> tasks_;      // a task stays where it is
     size_t next_ = 0;             // to encode
     size_t taken_ = 0, found_taken_ = 0;

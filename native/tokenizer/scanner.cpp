@@ -180,6 +180,21 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     if (are(kTail) && at == ways.size()) kind_ = kind;
 }
 
+bool Scanner::parts(std::string_view text, size_t at) {
+    const char* const begin = text.data();
+    const char* const end = begin + text.size();
+    const auto class_before = [&](const char*& p) {
+        const char* ahead = p = unicode::previous(p, begin);
+        return take(classes(), ahead, end);
+    };
+    const char *before = begin + at, *behind = before;
+    if (at == 0 || at >= text.size()) return false;
+    const uint8_t bits = class_before(before);
+    if (*behind == ' ') return (bits & kLetter) != 0;
+    if (!(bits & kBreak) || before == begin || !(take(classes(), behind, end) & kLetter)) return false;
+    return !(class_before(before) & kSpace);
+}
+
 const char* Scanner::any(const char* p, const char* end) const {
     if (kind_ == Kind::kGpt2) return gpt2(p, end);
     if (*p == '\'' && contractions_ != Contractions::kNone && kind_ == Kind::kWords) {
@@ -198,7 +213,7 @@ const char* Scanner::any(const char* p, const char* end) const {
     }
     if (!(first & kBreak)) {
         bool certain = true;
-        const char* word = kind_ == Kind::kWords ? this->word(p, first, second, end)
+        const char* word = kind_ == Kind::kWords ? this->word(first, second, end)
                                                  : cased_word(p, first, second, end, &certain);
         if (!certain) return nullptr;
         if (word != nullptr) return word;
@@ -216,7 +231,7 @@ const char* Scanner::any(const char* p, const char* end) const {
 }
 
 // Letters, after at most one character that is neither letter, number nor line break.
-const char* Scanner::word(const char* p, uint8_t first, const char* second, const char* end) const {
+const char* Scanner::word(uint8_t first, const char* second, const char* end) const {
     if (first & letters_) return run(classes_, second, end, letters_);
     const char* stop = run(classes_, second, end, letters_);
     return stop > second ? stop : nullptr;

@@ -28,6 +28,12 @@ public:
         return any(p, end);
     }
 
+    // True if any known expression matches what is on both sides of text[at] as it does with the other side
+    // left away. A letter before a space is never in one match with it, and is what matches before it end
+    // at: none looks further. A line break before a letter ends a match as well; unless white space is
+    // before it, which \\s+(?!\\S) would give back.
+    static bool parts(std::string_view text, size_t at);
+
 private:
     enum class Kind : uint8_t { kNone, kGpt2, kWords, kCasedWords };
     enum class Contractions : uint8_t { kNone, kAsWritten, kAnyCase };
@@ -35,7 +41,7 @@ private:
     const char* near(const char* p) const;
     const char* any(const char* p, const char* end) const;
     const char* gpt2(const char* p, const char* end) const;
-    const char* word(const char* p, uint8_t first, const char* second, const char* end) const;
+    const char* word(uint8_t first, const char* second, const char* end) const;
     const char* cased_word(const char* p, uint8_t first, const char* second, const char* end,
                            bool* certain) const;
     const char* capitals_and_small(const char* p, const char* end) const;

@@ -29,16 +29,19 @@ void shift(Spans* spans, size_t first, size_t by) {
 
 }  // namespace
 
-void Relay::add_piece(std::string_view piece) {
-    if (piece.size() >= Pieces::kIsId) throw OverBudget("a piece of 2 GiB or more");
+void Relay::add_piece(std::string_view piece, uint32_t kind) {
+    if (piece.size() >= Pieces::kIsStretch) throw OverBudget("a piece of 1 GiB or more");
     pieces_.text.append(piece);
-    pieces_.items.push_back(static_cast<uint32_t>(piece.size()));
+    pieces_.items.push_back(static_cast<uint32_t>(piece.size()) | kind);
     if (pieces_.text.size() >= kPiecesBytes) flush();
 }
 
 void Relay::add_id(uint32_t id) { pieces_.items.push_back(Pieces::kIsId | id); }
 
-void Relay::flush() { send(std::exchange(pieces_, {})); }
+void Relay::flush() {
+    pieces_.budget = budget;
+    send(std::exchange(pieces_, {}));
+}
 
 TokenizerEngine::TokenizerEngine(const char* data, size_t size)
     : file_(data, size), charsmap_(file_.section(Section::kCharsmap)) {
@@ -106,6 +109,7 @@ void TokenizerEngine::cut(std::string_view text, bool parse_special, Relay& rela
     Ids none;
     encode_text(*worker, text, parse_special, none, nullptr);
     worker->relay = nullptr;
+    worker->budget.give_back();
     give_back(std::move(worker));
 }
 
@@ -127,10 +131,13 @@ void TokenizerEngine::Turn::encode(const Pieces& pieces, bool, Ids& out) {
             out.push_back(item & ~Pieces::kIsId);
             continue;
         }
-        engine_.add_piece(*worker, at, at + item, end, out);
-        at += item;
+        const uint32_t size = item & ~Pieces::kIsStretch;
+        if (item & Pieces::kIsStretch) engine_.encode_uniform(*worker, {at, size}, out);
+        else engine_.add_piece(*worker, at, at + size, end, out);
+        at += size;
     }
     worker->bpe.flush(out);
+    worker->budget.give_back();
     worker_ = std::move(worker);
 }
 
@@ -151,7 +158,7 @@ void TokenizerEngine::add_id(Worker& worker, uint32_t id, Span where, Ids& out, 
 
 void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
                                   Spans* spans) {
-    worker.budget = Budget(text.size());
+    worker.budget = worker.relay != nullptr ? worker.relay->budget : Budget(text.size());
     if (takes_words(worker, spans)) out.reserve(out.size() + text.size() / 4);
     (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
         .split(
@@ -202,27 +209,17 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
 // of the stretch.
 void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin,
                                     bool at_start, Ids& out, Spans* spans) {
-    if (worker.pre.empty() || worker.pre.leaves_whole(text)) {
-        if (spans == nullptr && file_.config.flags & kWordsApart) {
-            encode_parts(worker, text, out);
-            return;
-        }
+    const bool whole_text = worker.pre.empty() || worker.pre.leaves_whole(text);
+    if (spans == nullptr && (whole_text ? (file_.config.flags & kWordsApart) != 0 : scans(worker))) {
+        return worker.relay != nullptr ? relay_stretches(worker, text) : encode_uniform(worker, text, out);
+    }
+    if (whole_text) {
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, text, out, spans);
         shift(spans, first, begin);
         for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
             (*spans)[i] = source_of(whole.origin, (*spans)[i]);
         }
-        return;
-    }
-    if (model() == ModelKind::kBpe && worker.pre.scans() && spans == nullptr) {
-        const char* const end = text.data() + text.size();
-        for (const char *p = text.data(), *stop = p; p != end; p = stop) {
-            stop = worker.pre.scan(text.data(), p, end, worker.budget);
-            if (worker.relay != nullptr) add_piece(worker, p, stop, end, out);
-            else worker.bpe.add(p, stop, end, out);
-        }
-        worker.bpe.flush(out);
         return;
     }
     Cut& cut = worker.cut;
@@ -256,15 +253,34 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     }
 }
 
-// Part by part what merging the whole text gives, see kWordsApart: most parts were met before.
-void TokenizerEngine::encode_parts(Worker& worker, std::string_view text, Ids& out) {
+// A text whose pieces depend only on where the one before ends: those of a scanner, or else the parts of what
+// is merged as a whole, see kWordsApart, most of which were met before.
+void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids& out) {
     const char* const end = text.data() + text.size();
-    for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
-        stop = at + 1;
-        while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
-        add_piece(worker, text.data() + at, text.data() + stop, end, out);
+    if (scans(worker)) {
+        for (const char *p = text.data(), *stop = p; p != end; p = stop) {
+            stop = worker.pre.scan(text.data(), p, end, worker.budget);
+            worker.bpe.add(p, stop, end, out);
+        }
+    } else {
+        for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
+            stop = at + 1;
+            while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
+            add_piece(worker, text.data() + at, text.data() + stop, end, out);
+        }
     }
     worker.bpe.flush(out);
+}
+
+// The same in stretches that do not depend on each other.
+void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
+    const bool scanned = scans(worker);
+    for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
+        stop = std::min(text.size(), at + kPiecesBytes);
+        while (stop < text.size() &&
+               !(scanned ? Scanner::parts(text, stop) : file_.config.parts(text, stop))) ++stop;
+        worker.relay->add_piece(text.substr(at, stop - at), Pieces::kIsStretch);
+    }
 }
 
 void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans) {

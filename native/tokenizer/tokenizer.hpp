@@ -14,9 +14,10 @@
 
 namespace bitnet {
 
-// A part of a text that was pre-tokenized: its bytes, and in order the size of each piece, or an id.
+// A part of a text in which nothing depends on the rest: its bytes, and in order the size of each piece,
+// or of a stretch that is still to be cut into pieces, or an id.
 struct Pieces {
-    static constexpr uint32_t kIsId = uint32_t{1} << 31;
+    static constexpr uint32_t kIsId = uint32_t{1} << 31, kIsStretch = uint32_t{1} << 30;
     std::string text;
     std::vector<uint32_t> items;
     Budget budget;
@@ -26,9 +27,10 @@ struct Pieces {
 class Relay {
 public:
     virtual ~Relay() = default;
-    void add_piece(std::string_view piece);
+    void add_piece(std::string_view piece, uint32_t kind = 0);
     void add_id(uint32_t id);
     void flush();
+    Budget budget;  // of the text; shared by its parts
 
 private:
     virtual void send(Pieces pieces) = 0;
@@ -92,10 +94,12 @@ private:
     void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
     void encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin, bool at_start,
                        Ids& out, Spans* spans);
-    void encode_parts(Worker& worker, std::string_view text, Ids& out);
+    void encode_uniform(Worker& worker, std::string_view text, Ids& out);
+    void relay_stretches(Worker& worker, std::string_view text);
     void add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out);
     void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
+    bool scans(const Worker& worker) const { return model() == ModelKind::kBpe && worker.pre.scans(); }
     // Whether pieces go straight to the tables of words.
     bool takes_words(const Worker& worker, const Spans* spans) const {
         return model() == ModelKind::kBpe && spans == nullptr && worker.relay == nullptr;

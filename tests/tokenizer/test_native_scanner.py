@@ -70,6 +70,8 @@ UNITS = [
 
 def _text(rng):
     pools = [CHARACTERS, UNITS, rng.sample(CHARACTERS, 4), "aA中\u0301' "]
+    if rng.randrange(2):  # sixteen bytes of ASCII at a time
+        pools = [[one for one in pool if one.isascii()] or ["a"] for pool in pools]
     return "".join(rng.choice(rng.choice(pools)) for _ in range(rng.randrange(1, 40)))
 
 
@@ -92,6 +94,22 @@ def test_a_scanner_cuts_as_the_engine_does(name):
         assert not rest or "ſ" in text or not text.isascii()
         certain += not rest
     assert certain > 2000
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_text_may_be_cut_where_threads_cut_it(name):
+    rng = random.Random(name)
+    tried = 0
+    for _ in range(1500):
+        text = _text(rng)
+        whole = module.regex_find_all(PATTERNS[name], text)
+        for at in module.scan_parts(text):
+            sides = (module.regex_find_all(PATTERNS[name], side) for side in (text[:at], text[at:]))
+            assert [piece for side in sides for piece in side] == whole, repr(
+                (text[:at], text[at:])
+            )
+            tried += 1
+    assert tried > 1000
 
 
 @pytest.mark.parametrize("change", ["+", "|x", ")", "\\p{N}"])
