@@ -137,10 +137,11 @@ def _provide(model, project):
     """Result for *model*; raises if its tokenizer cannot be provided."""
     from bitnet import sources
     from bitnet.hub.provision import provide
-    from bitnet.tokenizer.discover import need_of
+    from bitnet.tokenizer.discover import search
+    from bitnet.tokenizer.model_facts import model_facts
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
-    need = need_of(model)
+    need = search(model_facts(model), places=("embedded", "sibling", "parent"))
     if need.present:
         return {"state": need.present, "path": None, "source": None}
     source = sources.for_model(need.model.architecture, need.model.vocab_size)
@@ -238,12 +239,11 @@ def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output
     """Compare two tokenizers: parts, texts and every id."""
     from bitnet.tokenizer.comparison import compare
     from bitnet.tokenizer.load import load_spec
-    from bitnet.tokenizer.probes import corpus_texts
     from bitnet.tokenizer.tokenizer import Tokenizer
 
     common = Context()
     specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
-    agreement = compare(*specs, corpus_texts(Path(corpus) if corpus else None))
+    agreement = compare(*specs, _corpus_texts(Path(corpus) if corpus else None))
     if output.json:
         print(as_json(asdict(agreement) | {"passed": agreement.complete}))
         raise Exit(code=0 if agreement.complete else VerificationFailed.exit_code)
@@ -272,6 +272,24 @@ def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output
     if parts:
         raise VerificationFailed(f"{ours.source} and {theirs.source} differ: {parts[0]}", hint=hint)
     raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")
+
+
+def _corpus_texts(path: Path | None) -> list[str]:
+    """The lines of the file at *path* without their line ends; without a file, the probe texts.
+
+    An empty line is an empty text; an empty file has none.
+
+    Bytes that are not UTF-8 become U+FFFD.
+    """
+    if path is None:
+        from bitnet.tokenizer.comparison import probe_texts
+
+        return probe_texts()
+    try:
+        lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    return lines if lines[-1] else lines[:-1]
 
 
 @task(

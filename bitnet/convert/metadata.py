@@ -13,9 +13,9 @@ from bitnet.formats.gguf_checkpoint import INPUTS, effective_keys
 from bitnet.formats.gguf_new import encode_value
 from bitnet.formats.gguf_write import raw_values
 from bitnet.quants import registry
+from bitnet.tokenizer.export import gguf_keys
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.load import load_spec
-from bitnet.tokenizer.to_gguf import gguf_keys
 
 if TYPE_CHECKING:
     from pathlib import Path

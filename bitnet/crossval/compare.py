@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.tokenizer.probes import probe_texts
+from bitnet.tokenizer.comparison import probe_texts
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:

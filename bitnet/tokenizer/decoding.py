@@ -21,28 +21,10 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, spell_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from bitnet.tokenizer.tokenizer import Engine
+
 
 _SYMBOL = SPACE_SYMBOL.encode()
-
-
-class Spellings(Protocol):
-    """Spellings of tokens, as known to an engine."""
-
-    def text(self, id: int) -> str:
-        """The token as in the vocabulary; empty for an id without a token."""
-        ...
-
-    def spelling(self, id: int) -> bytes:
-        """Bytes of a byte-level token; text of others, and of added tokens."""
-        ...
-
-    def is_verbatim(self, id: int) -> bool:
-        """True if the token is an added or control token."""
-        ...
-
-    def is_byte(self, id: int) -> bool:
-        """True if the token spells one byte, as ``<0x0A>`` does."""
-        ...
 
 
 class _Bytes:
@@ -51,9 +33,7 @@ class _Bytes:
     If *apart*, tokens on both sides of a hidden token do not form a character together.
     """
 
-    def __init__(
-        self, spellings: Spellings, texts: dict[int, str], options: dict[str, Any]
-    ) -> None:
+    def __init__(self, spellings: Engine, texts: dict[int, str], options: dict[str, Any]) -> None:
         self._spellings = spellings
         self._texts = texts
         self._respell: bool = options["respell"]
@@ -80,7 +60,7 @@ class _Bytes:
 class _SentencePiece:
     """SentencePiece's ``Decode``, with control tokens as their text."""
 
-    def __init__(self, spellings: Spellings, options: dict[str, Any]) -> None:
+    def __init__(self, spellings: Engine, options: dict[str, Any]) -> None:
         self._spellings = spellings
         self._strip: bool = options["add_space_prefix"] or options["remove_extra_whitespaces"]
         self._strip_on: bool = options["remove_extra_whitespaces"]
@@ -149,7 +129,7 @@ class _Steps:
 
     def __init__(
         self,
-        spellings: Spellings,
+        spellings: Engine,
         steps: Sequence[Sequence[Any]],
         texts: dict[int, str],
     ) -> None:
@@ -198,23 +178,19 @@ class Chain(Protocol):
 
     def piece(self, id: int) -> bytes:
         """Text of *id* inside a text."""
-        ...
 
     def take(self, id: int) -> str:
         """Text that becomes certain with *id*."""
-        ...
 
     def leave_out(self) -> str:
         """Text that becomes certain with a hidden special token."""
-        ...
 
     def finish(self) -> str:
         """Text that was held back."""
-        ...
 
 
 def start_decoding(
-    steps: Sequence[Sequence[Any]], spellings: Spellings, texts: dict[int, str]
+    steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
     """A new decoding.
 

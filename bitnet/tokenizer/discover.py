@@ -403,13 +403,3 @@ class TokenizerDiscovery:
         if outcome.tokenizer is None:
             raise not_found(outcome)
         return outcome.path
-
-
-def need_of(model: Path) -> Search:
-    """Search for a complete tokenizer that is embedded in *model* or next to it.
-
-    Raises:
-        InvalidFormat: the model is damaged, or does not tell its number of tokens.
-        NotFound: it does not exist.
-    """
-    return search(model_facts(model), places=("embedded", "sibling", "parent"))

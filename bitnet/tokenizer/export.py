@@ -1,27 +1,46 @@
-"""Write a tokenizer in the files that Hugging Face's tools read, if they can express it exactly.
+"""Write a tokenizer in the formats of others, if they can express it exactly.
+
+As files for Hugging Face's tools:
 
     tokenizer.json            vocabulary, merges, pre-tokenizer, added tokens, BOS and EOS
     tokenizer_config.json     special tokens by role, chat template
     generation_config.json    every id that ends a generation
 
-The files are read back with the ``tokenizers`` library and compared with the original on the probe
-texts before they are kept: an approximate file is not written.
+or as the ``tokenizer.*`` keys of a GGUF file. Both are read back and compared with the original
+on the probe texts: an approximate form is not written.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import Unsupported, UsageError, from_os_error
-from bitnet.tokenizer.comparison import prove_same
+from bitnet.base.errors import (
+    BitnetError,
+    Unsupported,
+    UsageError,
+    VocabMismatch,
+    from_os_error,
+)
+from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.comparison import as_sentencepiece, probe_texts, significant
 from bitnet.tokenizer.document import tokenizer_json
-from bitnet.tokenizer.probes import probe_texts
+from bitnet.tokenizer.from_gguf import spec_from_metadata
+from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.spec import BYTE_NAMES
+from bitnet.tokenizer.tokenizer import open_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from bitnet.tokenizer.spec import TokenizerSpec
+
+_GGML = "tokenizer.ggml."
+_ADDED_PROBED = 300
+_HINT = "convert with another --tokenizer, or without one: --no-tokenizer"
 
 
 def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) -> list[Path]:
@@ -40,7 +59,7 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
         UsageError: a file is there already and *force* is off.
     """
     document = tokenizer_json(spec)
-    _prove(document, spec)
+    _prove_document(document, spec)
     files = {
         "tokenizer.json": document,
         "tokenizer_config.json": _config(spec),
@@ -79,23 +98,209 @@ def _config(spec: TokenizerSpec) -> dict[str, Any]:
     }
 
 
-def _prove(document: dict[str, Any], spec: TokenizerSpec) -> None:
-    """Compare the ``tokenizers`` library on *document* with the original.
-
-    Raises:
-        Unsupported: they differ; the message names the first difference.
-    """
+def _prove_document(document: dict[str, Any], spec: TokenizerSpec) -> None:
+    """Compare the ``tokenizers`` library on *document* with the tokenizer of *spec*."""
     from tokenizers import Tokenizer
 
     try:
         library = Tokenizer.from_str(json.dumps(document))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise Unsupported(f"{spec.source} cannot be said as tokenizer.json: {error}") from None
-    prove_same(
-        spec,
-        lambda text, _: list(library.encode(text, add_special_tokens=False).ids),
-        texts=probe_texts(),
-        specials=(True,),
-        form="as tokenizer.json",
-        hint="use the original file: it can be read as it is",
+
+    def encode(text: str, _: bool) -> list[int]:
+        return list(library.encode(text, add_special_tokens=False).ids)
+
+    hint = "use the original file: it can be read as it is"
+    _prove_same(spec, encode, [True], form="as tokenizer.json", hint=hint)
+
+
+def _prove_same(
+    spec: TokenizerSpec,
+    encode: Callable[[str, bool], list[int]],
+    specials: Sequence[bool],
+    *,
+    texts: Sequence[str] = (),
+    form: str,
+    hint: str,
+) -> None:
+    """Compare *encode*, of a text and ``parse_special``, on *texts* and the probe texts.
+
+    Raises:
+        Unsupported: they differ; the message names the first text.
+    """
+    engine, _ = open_engine(spec)
+    for text, special in product([*probe_texts(), *texts], specials):
+        expected, ids = engine.encode(text, parse_special=special), encode(text, special)
+        if expected != ids:
+            raise Unsupported(
+                f"{spec.source} cannot be said exactly {form}: {text!r} is {expected}, "
+                f"and would be {ids}",
+                hint=hint,
+            )
+
+
+def gguf_keys(
+    spec: TokenizerSpec,
+    *,
+    rows: int,
+    pre: str | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """*spec* as metadata; arrays are lists, ``bytes`` an array of uint8.
+
+    Args:
+        spec: the tokenizer.
+        rows: of the model's embedding; ids without a token become unused ones.
+        pre: name of the pre-tokenizer, if it does not follow from *spec*.
+        more: keys of the same file that affect its interpretation, such as ``general.name``.
+
+    Raises:
+        Unsupported: GGUF cannot express *spec*, or the keys read back as something else.
+        VocabMismatch: *spec* has more ids than the model.
+    """
+    if spec.vocab_size > rows:
+        raise VocabMismatch(
+            f"Vocabulary size mismatch: {spec.source} has {spec.vocab_size:,} tokens, "
+            f"the model has {rows:,}",
+            hint="name the model's own tokenizer: --tokenizer PATH",
+        )
+    said = as_sentencepiece(spec) or spec
+    keys = _vocabulary(said, rows) | _kind(said, rows, pre) | _special(said)
+    if spec.chat_template is not None:
+        keys["tokenizer.chat_template"] = spec.chat_template
+    found = _read_back(keys | dict(more or {}), spec)
+    left = sorted(spec.stop_ids - found.stop_ids)
+    for role, id in zip(("eot", "eom"), left, strict=False):
+        keys[f"{_GGML}{role}_token_id"] = id
+    _prove(_read_back(keys | dict(more or {}), spec), spec)
+    return keys
+
+
+def pre_name(spec: TokenizerSpec) -> str:
+    """GGUF's name of the pre-tokenizer of *spec*.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    if spec.pre:
+        return spec.pre
+    known = fingerprints.identify(
+        spec.vocab_size, len(spec.merges), fingerprints.fingerprint(spec.tokens)
     )
+    if known is not None and known.pre:
+        return known.pre
+    expected = (significant(spec.normalizer), significant(spec.pre_tokenizer))
+    for name, kind in PRE_TOKENIZERS.items():
+        steps = (significant(kind.normalizer), significant(kind.steps))
+        if steps == expected and kind.ignore_merges == spec.ignore_merges and kind.byte_level:
+            return name
+    raise Unsupported(
+        f"{spec.source} cuts text in a way GGUF has no name for", hint=f"--pre NAME, or {_HINT}"
+    )
+
+
+def _vocabulary(spec: TokenizerSpec, rows: int) -> dict[str, Any]:
+    """Texts and types of all ids, padded to *rows*."""
+    padding = range(spec.vocab_size, rows)
+    kinds = [int(kind) for kind in spec.token_types] or _types(spec)
+    return {
+        f"{_GGML}tokens": [*spec.tokens, *(f"[PAD{id}]" for id in padding)],
+        f"{_GGML}token_type": [*kinds[: spec.vocab_size], *(UNUSED for _ in padding)],
+    }
+
+
+def _types(spec: TokenizerSpec) -> list[int]:
+    kinds = [NORMAL] * spec.vocab_size
+    for token in spec.added:
+        kinds[token.id] = CONTROL if token.special else USER_DEFINED
+    if spec.byte_fallback:
+        for id, text in enumerate(spec.tokens):
+            if text in BYTE_NAMES:
+                kinds[id] = BYTE
+    if spec.unknown_id is not None and spec.model != "bpe":
+        kinds[spec.unknown_id] = UNKNOWN
+    return kinds
+
+
+def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
+    """Keys particular to one kind of tokenizer."""
+    if spec.model == "bpe" and spec.byte_level:
+        tokens = spec.tokens
+        return {
+            f"{_GGML}model": "gpt2",
+            f"{_GGML}pre": pre or pre_name(spec),
+            f"{_GGML}merges": [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges],
+        }
+    own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
+    if not own or not len(spec.scores):
+        raise Unsupported(
+            f"{spec.source} ({spec.model}) cannot be said in GGUF: neither byte-level nor with the "
+            "scores of SentencePiece",
+            hint=f"put the model's tokenizer.model beside it; or {_HINT}",
+        )
+    keys: dict[str, Any] = {
+        f"{_GGML}model": "llama" if spec.model == "spm" else "t5",
+        f"{_GGML}scores": [float(score) for score in spec.scores]
+        + [0.0] * (rows - len(spec.scores)),
+        f"{_GGML}add_space_prefix": spec.add_space_prefix,
+        f"{_GGML}remove_extra_whitespaces": spec.remove_extra_whitespaces,
+    }
+    if spec.model == "spm":
+        keys[f"{_GGML}pre"] = "default"
+    if spec.charsmap:
+        keys[f"{_GGML}precompiled_charsmap"] = spec.charsmap
+    return keys
+
+
+def _special(spec: TokenizerSpec) -> dict[str, Any]:
+    ids = {"bos": spec.bos_id, "eos": spec.eos_id, "unknown": spec.unknown_id}
+    keys: dict[str, Any] = {
+        f"{_GGML}{role}_token_id": id for role, id in ids.items() if id is not None
+    }
+    return keys | {
+        f"{_GGML}add_bos_token": spec.add_bos and spec.bos_id is not None,
+        f"{_GGML}add_eos_token": spec.add_eos and spec.eos_id is not None,
+    }
+
+
+def _read_back(keys: Mapping[str, Any], spec: TokenizerSpec) -> TokenizerSpec:
+    plain = {key: list(value) if isinstance(value, bytes) else value for key, value in keys.items()}
+    try:
+        return spec_from_metadata(plain, source="read back")
+    except BitnetError as error:
+        raise Unsupported(
+            f"{spec.source} cannot be said in GGUF: {error.message}", hint=_HINT
+        ) from None
+
+
+def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
+    """Compare *found*, read back, with *spec*.
+
+    Raises:
+        Unsupported: they differ; the message names the first difference.
+    """
+    for what, expected, got in (
+        ("what goes around a text", spec.affixes, found.affixes),
+        ("BOS", spec.bos_id, found.bos_id),
+        ("the ids that end a generation", sorted(spec.stop_ids), sorted(found.stop_ids)),
+        ("the chat template", spec.chat_template, found.chat_template),
+    ):
+        if expected != got:
+            raise Unsupported(
+                f"{spec.source} cannot be said exactly in GGUF: {what} is {expected}, "
+                f"and would be {got}",
+                hint=_HINT,
+            )
+    copy = open_engine(found)[0]
+
+    def encode(text: str, special: bool) -> list[int]:
+        return copy.encode(text, parse_special=special)
+
+    texts = _around_added(spec)
+    _prove_same(spec, encode, [True, False], texts=texts, form="in GGUF", hint=_HINT)
+
+
+def _around_added(spec: TokenizerSpec) -> list[str]:
+    """Added tokens between letters and spaces, where their flags matter."""
+    texts = [token.text for token in spec.added[:_ADDED_PROBED]]
+    return [form.format(text) for text in texts for form in ("a{}b", "a  {}  b", " {0}{0}\n")]

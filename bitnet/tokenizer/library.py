@@ -82,7 +82,7 @@ def _load(document: dict[str, Any], source: str) -> Tokenizer:
         return Tokenizer.from_str(json.dumps(outline | document))
 
 
-def library_engine(spec: TokenizerSpec) -> _Spellings:
+def library_engine(spec: TokenizerSpec) -> LibraryEngine:
     """The engine of a library that runs *spec* exactly.
 
     Raises:
@@ -95,8 +95,8 @@ def library_engine(spec: TokenizerSpec) -> _Spellings:
     return _SentencePiece(spec) if spec.is_sentencepiece else _Tokenizers(spec)
 
 
-class _Spellings:
-    """Spellings and ids of tokens, from the specification alone."""
+class LibraryEngine:
+    """An engine with spellings from the specification alone, which runs in a library."""
 
     name: str = "portable"
 
@@ -169,7 +169,7 @@ class _Spellings:
         return self._ids_of_added.get(text, self._ids.get(spelled))
 
 
-class _Tokenizers(_Spellings):
+class _Tokenizers(LibraryEngine):
     """Runs a ``tokenizer.json``, or what says the same."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
@@ -248,7 +248,7 @@ def _check_patterns(document: dict[str, Any], source: str) -> None:
                 )
 
 
-class _SentencePiece(_Spellings):
+class _SentencePiece(LibraryEngine):
     """Runs a SentencePiece model, between the tokens that are found in raw text."""
 
     def __init__(self, spec: TokenizerSpec) -> None:

@@ -7,15 +7,15 @@ import operator
 from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from bitnet import native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import InvalidFormat, UsageError
 from bitnet.base.options import wrong_type
 from bitnet.tokenizer.compiled import NotNative, find_compiled, meta_of, open_compiled
-from bitnet.tokenizer.decoding import Spellings, start_decoding
-from bitnet.tokenizer.library import library_engine
+from bitnet.tokenizer.decoding import start_decoding
+from bitnet.tokenizer.library import LibraryEngine, library_engine
 from bitnet.tokenizer.limits import over_budget
 from bitnet.tokenizer.spec import SPACE_SYMBOL, byte_spelling, spell_bytes
 
@@ -30,26 +30,6 @@ logger = logging.getLogger(__name__)
 
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
 _LONG = 1 << 17  # characters: a text this long is encoded on several threads
-
-
-class Engine(Spellings, Protocol):
-    """Runs a specification. ``name`` is ``native`` or ``portable``; both give the same ids."""
-
-    name: str
-
-    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
-        """Ids of *text* without BOS or EOS."""
-
-    def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
-        """Ids of each of *texts*."""
-
-    def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
-        """Ids of *text*, each with the start and end of its characters."""
-
-    def id_of(self, text: str) -> int | None:
-        """Id of the token spelled *text*."""
-
-    def __len__(self) -> int: ...
 
 
 def open_engine(spec: TokenizerSpec) -> tuple[Engine, dict[str, Any]]:
@@ -147,6 +127,9 @@ class NativeEngine:
     @cached_property
     def _ids_of_added(self) -> dict[str, int]:
         return {text: id for id, text, _ in reversed(self._engine.added())}
+
+
+Engine: TypeAlias = NativeEngine | LibraryEngine  # both give the same ids
 
 
 class Tokenizer:

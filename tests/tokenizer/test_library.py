@@ -18,10 +18,10 @@ from vocabularies import text as random_text
 from bitnet import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.gguf import GGUF
+from bitnet.tokenizer.comparison import PROBES
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.library import library_engine
-from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, AddedToken, Step, TokenizerSpec
 from bitnet.tokenizer.tokenizer import open_engine
 

@@ -18,8 +18,8 @@ from compared_models import HAS_ENGINE
 from engine_ids import tokenize
 
 from bitnet.tokenizer import Tokenizer, from_gguf
+from bitnet.tokenizer.comparison import probe_texts
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
-from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import BYTE_NAMES, BYTE_TO_CHARACTER, byte_spelling
 
 NAMES = json.loads((Path(__file__).parents[1] / "data/llama_cpp_vocabularies.json").read_text())

@@ -5,7 +5,8 @@ from builders import f32, llama_metadata, vocabulary, write_gguf
 
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.formats.model_files import find_models
-from bitnet.tokenizer.discover import need_of
+from bitnet.tokenizer.discover import search
+from bitnet.tokenizer.model_facts import model_facts
 
 PIECES = ["<unk>", "a", "b", "ab"]
 EMBEDDED = vocabulary(PIECES, model="llama", scores=[0.0] * 4, token_types=[2, 1, 1, 1])
@@ -29,6 +30,10 @@ def tokenizer_json(path, size):
             }
         )
     )
+
+
+def need_of(model):
+    return search(model_facts(model), places=("embedded", "sibling", "parent"))
 
 
 def bare(path, rows=4):

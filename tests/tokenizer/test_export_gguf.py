@@ -3,9 +3,9 @@
 import pytest
 
 from bitnet.base.errors import Unsupported, VocabMismatch
+from bitnet.tokenizer.export import gguf_keys, pre_name
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
-from bitnet.tokenizer.to_gguf import gguf_keys, pre_name
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 TOKENS = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "▁a", "ab", "▁ab"]
