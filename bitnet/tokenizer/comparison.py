@@ -315,7 +315,7 @@ def significant(steps: Iterable[Step]) -> list[Any]:
 
 def canonical(steps: Iterable[Step]) -> list[Any]:
     """The significant *steps*, those that do the same written in one way."""
-    found: list[Any] = []
+    rows: list[Any] = []
     for kind, given in significant(steps):
         options = _DEFAULTS.get(kind, {}) | given
         regex = options["pattern"].get("Regex") if "pattern" in options else None
@@ -324,17 +324,17 @@ def canonical(steps: Iterable[Step]) -> list[Any]:
         if kind == "BertNormalizer" and options.get("strip_accents") is None:
             options["strip_accents"] = options.get("lowercase")
         if kind == "ByteLevel" and options["use_regex"] and not options.get("add_prefix_space"):
-            found.append(["Split", _GPT2])
+            rows.append(["Split", _GPT2])
             options["use_regex"] = False
-        before = found[-1][0] if found else ""
+        before = rows[-1][0] if rows else ""
         if kind in _FORMS and before in _FORMS:  # the last one composes or not, any one folds
-            found.pop()
+            rows.pop()
             kind = f"NF{'K' if 'K' in before + kind else ''}{kind[-1]}"
         elif kind in ("Lowercase", "Fuse") and kind == before:
             continue
         if [kind, options] not in _IDLE_STEPS:
-            found.append([kind, options])
-    return found[:-1] if found and found[-1][0] == "Fuse" else found
+            rows.append([kind, options])
+    return rows[:-1] if rows and rows[-1][0] == "Fuse" else rows
 
 
 # The expression built into ByteLevel.

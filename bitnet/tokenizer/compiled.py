@@ -18,23 +18,30 @@ import logging
 import mmap
 import struct
 from array import array
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bitnet import native
 from bitnet.base import settings
+from bitnet.base.cores import thread_count
+from bitnet.base.errors import InvalidFormat
 from bitnet.store.tag import keep_in_cache
-from bitnet.tokenizer.limits import check_spec
+from bitnet.tokenizer.limits import check_spec, over_budget
 from bitnet.tokenizer.merges import token_ids
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
     ADDED_FLAGS,
     BYTE_TO_CHARACTER,
+    SPACE_SYMBOL,
     TokenType,
+    byte_spelling,
+    spell_bytes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -54,6 +61,8 @@ _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
     *("model", "byte_level", "byte_fallback"),
 )
+_VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
+_LONG = 1 << 17  # characters: a text this long is encoded on several threads
 _META_IDS = ("prefix", "suffix", "stop_ids", "special_ids")
 
 
@@ -67,7 +76,7 @@ def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> dict[str, bytes]:
     parts = module.spell(
         list(spec.tokens),
         bytes(kind if 0 <= kind < 256 else 0 for kind in kinds),
-        [(token.id, _added_flags(token), token.text) for token in spec.added],
+        [(token.id, _flag_bits(token), token.text) for token in spec.added],
         list(spec.outside),
         spec.byte_level,
         spec.byte_fallback,
@@ -76,7 +85,7 @@ def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> dict[str, bytes]:
     return dict(zip(("bytes", "offsets", "flags", "byte_ids", "added"), parts, strict=True))
 
 
-def _added_flags(token: AddedToken) -> int:
+def _flag_bits(token: AddedToken) -> int:
     return sum(getattr(token, name) << bit for bit, name in enumerate(ADDED_FLAGS))
 
 
@@ -318,3 +327,85 @@ def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]
         return engine, read_meta(engine)
     except ValueError as error:
         raise NotNative(str(error)) from error
+
+
+class NativeEngine:
+    """Runs compiled tables; *meta* is what :func:`~bitnet.tokenizer.compiled.meta_of` says."""
+
+    name = "native"
+
+    def __init__(self, engine: TokenizerEngine, meta: dict[str, Any]) -> None:
+        self._engine = engine
+        self._over_budget: type[RuntimeError] = native.module().OverBudget  # type: ignore[union-attr]
+        self._source: str = meta["source"]
+        self._byte_level = bool(meta["byte_level"]) and not meta["spelled"]
+        self._spelled = bool(meta["spelled"])
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Ids of *text* without BOS or EOS."""
+        if len(text) >= _LONG:
+            return self.encode_batch([text], parse_special=parse_special)[0]
+        with self._translate_errors():
+            return self._engine.encode(text, parse_special)
+
+    def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
+        """Ids of each of *texts*, found on as many threads as a forward pass uses."""
+        with self._translate_errors():
+            return self._engine.encode_many(list(texts), parse_special, thread_count())
+
+    def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
+        """Ids of *text*, each with the start and end of its characters."""
+        with self._translate_errors():
+            return self._engine.spans(text, parse_special)
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._over_budget as error:
+            raise over_budget(self._source, error) from None
+        except UnicodeEncodeError:
+            raise  # half of a surrogate pair
+        except ValueError as error:
+            raise InvalidFormat(
+                f"the tokenizer {self._source} is damaged: {error}",
+                hint="fetch the file again, or name another tokenizer with --tokenizer FILE",
+            ) from None
+
+    def text(self, id: int) -> str:
+        """The token as in the vocabulary."""
+        spelling = self._engine.token_spelling(id)
+        if self._byte_level and not self.is_verbatim(id):
+            return byte_spelling(spelling)
+        return spelling.decode()
+
+    def is_verbatim(self, id: int) -> bool:
+        """True if the token is an added or control token."""
+        return bool(self._engine.token_flags(id) & _VERBATIM)
+
+    def is_byte(self, id: int) -> bool:
+        """True if the token spells one byte, as ``<0x0A>`` does."""
+        return bool(self._engine.token_flags(id) & _BYTE)
+
+    def spelling(self, id: int) -> bytes:
+        """Bytes of a byte-level token; text of others, and of added tokens."""
+        spelling = self._engine.token_spelling(id)
+        if self._spelled and not self.is_verbatim(id):
+            return spell_bytes(spelling.decode()) or spelling
+        return spelling
+
+    def id_of(self, text: str) -> int | None:
+        """Id of the token spelled *text*."""
+        if text in self._ids_of_added:
+            return self._ids_of_added[text]
+        if self._spelled:
+            return self._engine.find(byte_spelling(text.encode()).encode())
+        spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
+        return self._engine.find(spelled.encode())
+
+    @cached_property
+    def _ids_of_added(self) -> dict[str, int]:
+        return {text: id for id, text, _ in reversed(self._engine.added())}

@@ -21,7 +21,7 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, spell_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from bitnet.tokenizer.tokenizer import Engine
+    from bitnet.tokenizer.library import Engine
 
 
 _SYMBOL = SPACE_SYMBOL.encode()

@@ -28,9 +28,9 @@ from bitnet.tokenizer.comparison import as_sentencepiece, probe_texts, significa
 from bitnet.tokenizer.document import tokenizer_json
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.spec import BYTE_NAMES
-from bitnet.tokenizer.tokenizer import open_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

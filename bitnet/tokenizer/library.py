@@ -1,4 +1,4 @@
-"""The engine without the compiled module: the ``tokenizers`` and ``sentencepiece`` libraries.
+"""Engines: the compiled one, and without it the libraries ``tokenizers`` and ``sentencepiece``.
 
 ``tokenizers`` runs every ``tokenizer.json``, and what other files say as one; ``sentencepiece``
 runs SentencePiece's models between the tokens that are found in raw text. Both have the last word
@@ -9,15 +9,22 @@ tokenizers, and the simplest, are run here.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, is_panic
 from bitnet.base.invocation import extra_command
-from bitnet.tokenizer.compiled import is_verbatim
+from bitnet.tokenizer.compiled import (
+    NativeEngine,
+    NotNative,
+    is_verbatim,
+    meta_of,
+    open_compiled,
+)
 from bitnet.tokenizer.document import tokenizer_json
 from bitnet.tokenizer.limits import SPACES, check_spec, over_budget
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+
+logger = logging.getLogger(__name__)
 
 _HINT = (
     "install the compiled module of this program (a wheel, or a C++ compiler), or name another"
@@ -312,3 +321,21 @@ def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dic
     model = {"type": "WordLevel", "vocab": {"\U0010ffff": 0}, "unk_token": "\U0010ffff"}
     library = _load({"model": model, "added_tokens": entries}, source)
     return library, {library.token_to_id(token.text) or 0: token.id for token in tokens}
+
+
+Engine: TypeAlias = NativeEngine | LibraryEngine  # both give the same ids
+
+
+def open_engine(spec: TokenizerSpec) -> tuple[Engine, dict[str, Any]]:
+    """The engine of *spec*, compiled tables if they are exact, else a library; and its facts.
+
+    Raises:
+        InvalidFormat: the specification's steps or vocabulary are unusable.
+        Unsupported: neither runs it exactly within the bounds of :mod:`bitnet.tokenizer.limits`.
+    """
+    try:
+        engine, meta = open_compiled(spec)
+    except NotNative as reason:
+        logger.debug("%s runs in a library: %s", spec.source, reason)
+        return library_engine(spec), meta_of(spec)
+    return NativeEngine(engine, meta), meta

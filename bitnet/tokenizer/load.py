@@ -23,6 +23,7 @@ from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import blobs
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
+from bitnet.tokenizer.merges import split_merge
 from bitnet.tokenizer.side_files import SIDE_FILES
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
@@ -166,10 +167,7 @@ def extract_tokens(path: str | os.PathLike[str]) -> list[str]:
 
 def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     """The merges embedded in a GGUF file, in order of priority; split at the first space only."""
-    lines = _strings_in_gguf(path, "tokenizer.ggml.merges")
-    # A token may start with a space; then the separator is the first space after that.
-    split_at = ((line, line.index(" ", 1)) for line in lines)
-    return [(line[:at], line[at + 1 :]) for line, at in split_at]
+    return [split_merge(line) for line in _strings_in_gguf(path, "tokenizer.ggml.merges")]
 
 
 def extract_scores(path: str | os.PathLike[str]) -> list[float]:

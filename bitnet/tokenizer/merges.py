@@ -57,21 +57,20 @@ class LazySequence(Sequence[T]):
 def parse_merges(
     lines: Sequence[str], tokens: Sequence[str], prefix: str = ""
 ) -> list[tuple[int, int]]:
-    """Ids of the left and right half of every merge.
-
-    A line is split at its first space only, and never before its first character: both halves
-    may contain spaces. A right half loses *prefix* when it is joined.
+    """Ids of the left and right half of every merge; a right one loses *prefix* when it is joined.
 
     Raises:
         InvalidFormat: a half, or their concatenation, is not a token.
     """
-    halves = []
-    for line in lines:
-        at = line.find(" ", 1)
-        if at < 0:
-            raise InvalidFormat(f"merge {line!r} has no space between its halves")
-        halves.append((line[:at], line[at + 1 :]))
-    return pair_merges(halves, tokens, prefix)
+    return pair_merges(map(split_merge, lines), tokens, prefix)
+
+
+def split_merge(line: str) -> tuple[str, str]:
+    """Both halves, split at the first space behind the first character: they may have some."""
+    at = line.find(" ", 1)
+    if at < 0:
+        raise InvalidFormat(f"merge {line!r} has no space between its halves")
+    return line[:at], line[at + 1 :]
 
 
 def pair_merges(

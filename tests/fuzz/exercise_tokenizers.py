@@ -23,8 +23,8 @@ from bitnet.server.worker import Worker, WorkerLimits
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
+from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
-from bitnet.tokenizer.tokenizer import open_engine
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.wire import anthropic, llama_server, ollama, openai, responses, worker
 

@@ -14,10 +14,9 @@ from charsmaps import charsmap
 
 from bitnet.base.errors import BitnetError, is_panic
 from bitnet.tokenizer import Tokenizer
-from bitnet.tokenizer.compiled import NotNative, meta_of, open_compiled
+from bitnet.tokenizer.compiled import NativeEngine, NotNative, meta_of, open_compiled
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, byte_spelling
-from bitnet.tokenizer.tokenizer import NativeEngine
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 SPACE = "\u2581"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_specs import pieces
 
-from bitnet.tokenizer.tokenizer import open_engine
+from bitnet.tokenizer.library import open_engine
 
 NORMAL, USER_DEFINED, UNUSED = 1, 4, 5
 UNKNOWN_PENALTY = 10.0

@@ -9,7 +9,7 @@ import pytest
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.tokenizer import open_engine
+from bitnet.tokenizer.library import open_engine
 
 TESTS = Path(__file__).parents[1]
 # Read at import: every test runs without the caller's variables.

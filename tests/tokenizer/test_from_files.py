@@ -22,8 +22,8 @@ from bitnet.tokenizer.from_files import (
     spec_from_tokenizer_model,
     spec_from_vocab_txt,
 )
+from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
-from bitnet.tokenizer.tokenizer import open_engine
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 123 times!",

@@ -10,7 +10,7 @@ from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_gguf, spec_from_metadata
-from bitnet.tokenizer.tokenizer import open_engine
+from bitnet.tokenizer.library import open_engine
 
 VOCABULARIES = [
     "bert-bge",

@@ -14,10 +14,9 @@ from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
 from bitnet import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, compiled
-from bitnet.tokenizer.library import library_engine
+from bitnet.tokenizer.library import library_engine, open_engine
 from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
-from bitnet.tokenizer.tokenizer import open_engine
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 needs_native = pytest.mark.skipif(native.module() is None, reason="the native module is missing")

@@ -21,9 +21,8 @@ from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.comparison import PROBES
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.library import library_engine
+from bitnet.tokenizer.library import library_engine, open_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, AddedToken, Step, TokenizerSpec
-from bitnet.tokenizer.tokenizer import open_engine
 
 PACKED = Path(__file__).parents[1] / "data" / "vocab" / "ggml-vocab-gpt-2.gguf.xz"
 GPT2_REGEX = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""

@@ -5,7 +5,7 @@ import random
 import pytest
 from small_specs import pieces
 
-from bitnet.tokenizer.tokenizer import open_engine
+from bitnet.tokenizer.library import open_engine
 
 NORMAL, UNUSED = 1, 5
 LETTERS = "ab\u2581"
