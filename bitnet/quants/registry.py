@@ -74,7 +74,7 @@ _TERNARY = {
 #: Ternary encodings that hold models of every kind; the others are BitNet's own.
 OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 
-_Q4_0 = types.by_id(2)
+_PQ2_0 = types.by_name("PQ2_0")
 # Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
 _IN_PYTHON = 5
 _BLOCKS = (
@@ -96,21 +96,40 @@ def rounds_activations(weight: Weight) -> bool:
 def without_rounding(weight: Weight) -> Weight:
     """*weight* in a type whose products do not round a token's whole input.
 
-    TQ1_0 and TQ2_0 become Q4_0 of the same numbers: a Q4_0 block has a float16 scale as they do,
-    for fewer weights. Other weights, and those of a layer that rounds its input, are unchanged.
+    TQ1_0 and TQ2_0 become PQ2_0 of the same numbers: as many bits, and a scale per 128 weights
+    where they have one per 256. Other weights, and those of a layer that rounds its input, are
+    unchanged.
 
     Raises:
         InvalidFormat: the bytes are invalid for the type.
     """
     if weight.rounds_input or weight.quant.name not in ("TQ1_0", "TQ2_0"):
         return weight
-    ternary = unpack_ternary(replace(weight, scale=1.0))
-    codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)
-    rows, groups = ternary.scales.shape
-    scales = np.repeat(ternary.scales, ternary.codes.size // 32 // (rows * groups)).astype("<f2")
-    nibbles = codes[:, 0] | codes[:, 1] << 4
-    data = np.concatenate([scales.view(np.uint8).reshape(-1, 2), nibbles], axis=1)
-    return replace(weight, quant=_Q4_0, data=data.reshape(-1))
+    data = None
+    if weight.quant.name == "TQ2_0" and not weight.data.size % weight.quant.type_size:
+        data = _tq2_0_in_turn(weight.data.reshape(-1, weight.quant.type_size))
+    if data is None:
+        data = SCALED_BLOCKS["PQ2_0"].pack(unpack_ternary(replace(weight, scale=1.0)))
+    return replace(weight, quant=_PQ2_0, data=data)
+
+
+def _tq2_0_in_turn(blocks: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """*blocks* of TQ2_0 as those of PQ2_0, word by word; ``None`` if a code is 3.
+
+    Fields of the same place in 32 bytes of TQ2_0 are neighbouring weights; in PQ2_0 the four of a
+    byte are.
+    """
+    words = np.ascontiguousarray(blocks[:, :64]).view("<u4").reshape(-1, 8)  # 128 weights each
+    if (words & (words >> 1) & 0x55555555).any():
+        return None
+    out = np.empty((len(words), 34), dtype=np.uint8)
+    out.reshape(-1, 2, 34)[:, :, :2] = blocks[:, None, 64:]
+    for field in range(4):
+        fields = words >> (2 * field) & 0x03030303
+        fields |= fields >> 6
+        fields |= fields >> 12
+        out[:, 2 + 8 * field : 10 + 8 * field] = fields.astype(np.uint8)
+    return out.reshape(-1)
 
 
 def unpack_ternary(weight: Weight) -> Ternary:

@@ -107,6 +107,6 @@ def test_without_rounding_keeps_every_number(encoding):
     data = SCALED_BLOCKS[encoding].pack(ternary)
     weight = Weight("w", (6, 512), types.by_name(encoding), data, 3.0, rounds_input=False)
     blocks = without_rounding(weight)
-    assert blocks.quant.name == "Q4_0"
+    assert blocks.quant.name == "PQ2_0"
     np.testing.assert_array_equal(dequantize(blocks), dequantize(weight))
     assert without_rounding(replace(weight, rounds_input=True)).data is data
