@@ -39,10 +39,10 @@ if TYPE_CHECKING:
         WrongType,
     )
     from bitnet.provision import SmartTokenizerDownload, embed, load
-    from bitnet.runtime.answer import Answer, Stats
+    from bitnet.runtime.answer import Answer
     from bitnet.runtime.keywords import AnswerOptions
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import TokenLogprob
+    from bitnet.runtime.piece import Stats, TokenLogprob
     from bitnet.runtime.request import SamplingParams
     from bitnet.server.narration import narrate
     from bitnet.sources import TokenizerDownloadInfo
@@ -60,10 +60,10 @@ __version__ = "0.1.0"
 # Names of __all__ that are not here are errors.
 _HOMES: dict[str, tuple[str, ...]] = {
     "bitnet.provision": ("SmartTokenizerDownload", "embed", "load"),
-    "bitnet.runtime.answer": ("Answer", "Stats"),
+    "bitnet.runtime.answer": ("Answer",),
     "bitnet.runtime.keywords": ("AnswerOptions",),
     "bitnet.runtime.language_model": ("LanguageModel",),
-    "bitnet.runtime.piece": ("TokenLogprob",),
+    "bitnet.runtime.piece": ("Stats", "TokenLogprob"),
     "bitnet.runtime.request": ("SamplingParams",),
     "bitnet.server.narration": ("narrate",),
     "bitnet.sources": ("TokenizerDownloadInfo",),

@@ -289,7 +289,7 @@ def _number(name: str, text: str) -> int:
 async def _refuse(send: Send, status: int, message: str) -> None:
     from bitnet.wire.openai_reply import error_reply
 
-    body = json.dumps(error_reply(message, "server_error")).encode()
+    body = json.dumps(error_reply(message, status, "server_error")).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"retry-after", b"1")] if status in (429, 503) else []
     await send({"type": "http.response.start", "status": status, "headers": headers})

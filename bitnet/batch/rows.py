@@ -19,23 +19,19 @@ from bitnet.formats.model_files import model_name
 from bitnet.runtime.request import Request, check_messages
 from bitnet.wire.fields import OBJECT, ROW, Form
 from bitnet.wire.openai import (
-    CHAT,
     COMPLETION,
     EMBEDDING,
-    chat_requests,
     completion_requests,
     embedding_requests,
     schema_of,
 )
 from bitnet.wire.openai_reply import (
-    ChatReply,
-    CompletionReply,
     embeddings_reply,
     token_facts,
     vector_precision,
     vectors_of,
 )
-from bitnet.wire.responses import RESPONSE, ResponseItems, response_requests
+from bitnet.wire.routes import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -118,10 +114,15 @@ class BatchRow:
     def reply(self, answers: Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
         """Fields for :meth:`output`: the ``body`` of a reply, or those of the answer."""
         if self.is_openais:
-            url = URLS[self.facts["url"]]
-            created, name = int(time.time()), model_name(model.path)
-            head = {"id": f"{url.prefix}{self.digest}", "created": created, "model": name}
-            return {"body": url.reply(url.form.read(self.facts["body"]), head, answers, model)}
+            path, name = self.facts["url"], model_name(model.path)
+            body = URLS[path][0].read(self.facts["body"])
+            if path == EMBEDDINGS:
+                rows = vectors_of(body, answers, vector_precision(body, model.config.dim))
+                tokens = sum(answer.stats.prompt_tokens for answer in answers)
+                return {"body": embeddings_reply(body, rows, name, tokens)}
+            route, created = ROUTES[path], int(time.time())
+            head = {"id": f"{route.prefix}{self.digest}", "created": created, "model": name}
+            return {"body": route.reply(body, head).whole(answers)}
         (answer,) = answers
         more: dict[str, Any] = {}
         if answer.calls:
@@ -150,10 +151,10 @@ class BatchRow:
 
     def _requests_of_body(self, default: Request, model: LanguageModel | None) -> list[Request]:
         facts = self.facts
-        url = URLS.get(facts["url"]) if isinstance(facts.get("url"), str) else None
-        if url is None:
+        path = facts.get("url")
+        if not isinstance(path, str) or path not in URLS:
             known = ", ".join(URLS)
-            raise UsageError(f"url is {str(facts.get('url'))[:80]!r}, expected one of {known}",
+            raise UsageError(f"url is {str(path)[:80]!r}, expected one of {known}",
                              field="url")  # fmt: skip
         if facts.get("method") != "POST":
             raise UsageError(f"method is {str(facts.get('method'))[:80]!r}, expected 'POST'",
@@ -162,17 +163,18 @@ class BatchRow:
             raise UsageError(f"{min(unknown)} is not a field of a line", field=min(unknown))
         if not isinstance(facts.get("body"), dict):
             raise UsageError("body: expected a JSON object", field="body")
+        form, requests_of = URLS[path]
         try:
-            body = url.form.read(facts["body"])
+            body = form.read(facts["body"])
             if body.get("stream"):
                 raise UsageError("stream is not for a batch", field="stream")
-            requests = url.requests(body, default)
-            if model is not None and url.form is EMBEDDING:
+            requests = requests_of(body, default)
+            if model is not None and form is EMBEDDING:
                 vector_precision(body, model.config.dim)
             for request in requests:
                 request.check()
         except UsageError as error:
-            raise _in_body(url.form.rename(error)) from error
+            raise _in_body(form.rename(error)) from error
         choices = range(body.get("n") or 1)
         return [request.choice(number) for request in requests for number in choices]
 
@@ -191,59 +193,11 @@ def _in_body(error: UsageError) -> UsageError:
     return UsageError(said, hint=error.hint, field=field)
 
 
-@dataclass(frozen=True)
-class Url:
-    """An address that a line may name.
-
-    Attributes:
-        prefix: that the id of a reply begins with.
-        form: of its bodies.
-        requests: makes the requests of a body, one for each prompt.
-        reply: makes the reply of the answers.
-    """
-
-    prefix: str
-    form: Form
-    requests: Callable[[Mapping[str, Any], Request], list[Request]]
-    reply: Callable[
-        [Mapping[str, Any], Mapping[str, Any], Sequence[Answer], LanguageModel], dict[str, Any]
-    ]
-
-
-def _embedding_reply(
-    body: Mapping[str, Any],
-    head: Mapping[str, Any],
-    answers: Sequence[Answer],
-    model: LanguageModel,
-) -> dict[str, Any]:
-    rows = vectors_of(body, answers, vector_precision(body, model.config.dim))
-    tokens = sum(answer.stats.prompt_tokens for answer in answers)
-    return embeddings_reply(body, rows, str(head["model"]), tokens)
-
-
-URLS = {
-    "/v1/chat/completions": Url(
-        "chatcmpl-",
-        CHAT,
-        chat_requests,
-        lambda body, head, answers, _: ChatReply(head, body).whole(answers),
-    ),
-    "/v1/completions": Url(
-        "cmpl-",
-        COMPLETION,
-        partial(completion_requests, at_most=MAX_TEXTS),
-        lambda body, head, answers, _: CompletionReply(head, body).whole(answers),
-    ),
-    "/v1/embeddings": Url(
-        "",
-        EMBEDDING,
-        lambda body, _: embedding_requests(body, at_most=MAX_TEXTS),
-        _embedding_reply,
-    ),
-    "/v1/responses": Url(
-        "resp_",
-        RESPONSE,
-        response_requests,
-        lambda body, head, answers, _: ResponseItems(body, head).whole(answers),
-    ),
+EMBEDDINGS = "/v1/embeddings"
+_OPENAIS = [path for path, route in ROUTES.items() if route.tag == "OpenAI"]
+#: Addresses that a line may name, with the form and the requests of bodies.
+URLS: dict[str, tuple[Form, Callable[[Mapping[str, Any], Request], list[Request]]]] = {
+    **{path: (ROUTES[path].form, ROUTES[path].requests) for path in _OPENAIS},
+    "/v1/completions": (COMPLETION, partial(completion_requests, at_most=MAX_TEXTS)),
+    EMBEDDINGS: (EMBEDDING, lambda body, _: embedding_requests(body, at_most=MAX_TEXTS)),
 }

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
-    from bitnet.runtime.answer import Stats
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
+    from bitnet.runtime.piece import Stats
     from bitnet.tokenizer import Tokenizer
 
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model")

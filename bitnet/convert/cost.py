@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from pathlib import Path

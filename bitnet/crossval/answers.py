@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.crossval.trace import EngineFacts, Prompt, PromptTrace, Trace, prompt_trace, spread
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from bitnet.kernels import expert_instructions, instructions, state_instructions
-from bitnet.runtime.kv_cache import KVCache
+from bitnet.kernels.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence

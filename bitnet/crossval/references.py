@@ -30,12 +30,12 @@ from bitnet.base.invocation import extra_command, isolate
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
 from bitnet.crossval.reference import EngineFailed, Question, Recorded, Reference
 from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace, prompt_trace, trace_from
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry
 from bitnet.quants.iq_bn import SHORTEST_ROW
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

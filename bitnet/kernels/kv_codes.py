@@ -7,17 +7,17 @@ module does the same in NumPy, bit for bit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from bitnet.kernels.program import Array
 
 __all__ = [
     "PAGE",
+    "Array",
     "Vectors",
     "encode_keys",
     "encode_values",
@@ -26,6 +26,8 @@ __all__ = [
     "pages_of",
     "store",
 ]
+
+Array: TypeAlias = "NDArray[np.floating[Any]]"
 
 PAGE = 64  # positions; ``kKeyBlock`` in native/kernels/isa/kernels.hpp
 _KEY_RANGE, _VALUE_RANGE = np.float32(32767), np.float32(16383)

@@ -8,7 +8,7 @@ import numpy as np
 
 from bitnet.kernels.instructions import Rotate
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.program import page_tables, state_ranges
+from bitnet.kernels.kv_cache import page_tables, state_ranges
 from bitnet.kernels.targets import Graph
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.ops import Array, Ops, Prepared
-    from bitnet.kernels.program import Cache, Program, Rotation, Segment
+    from bitnet.kernels.program import Program, Rotation, Segment
 
 __all__ = ["CompiledProgram"]
 
@@ -83,7 +84,7 @@ class CompiledProgram:
             segment.cache.advance(len(segment.tokens))
         return out
 
-    def _context(self, cache: Cache, count: int) -> int | None:
+    def _context(self, cache: KVCache, count: int) -> int | None:
         """The C++ side's number of the rope frequencies of the next *count* positions of *cache*.
 
         ``None``: they do not share them.

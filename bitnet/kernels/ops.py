@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from bitnet.families.keys import RopeStyle
     from bitnet.families.networks import Routing
-    from bitnet.kernels.program import Program, Seen, Segment
+    from bitnet.kernels.kv_cache import Seen
+    from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
 __all__ = ["Activation", "Array", "Ops", "Prepared"]

@@ -8,10 +8,10 @@ means, with the operations of any backend; a backend may compile the list instea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from bitnet.families.blocks import Activation, KeysValues, State
+from bitnet.families.blocks import Activation
+from bitnet.kernels.kv_codes import Array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,78 +21,17 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import CacheKind
     from bitnet.families.keys import RopeStyle
+    from bitnet.kernels.kv_cache import KVCache
 
 __all__ = [
     "Activation",
     "Array",
-    "Cache",
     "Instruction",
     "Program",
     "Register",
     "Rotation",
-    "Seen",
     "Segment",
-    "page_tables",
-    "state_ranges",
 ]
-
-
-Array: TypeAlias = "NDArray[np.floating[Any]]"
-
-
-class Seen(NamedTuple):
-    """Keys and values of the last S positions of a layer.
-
-    Attributes:
-        keys: ``(kv_heads, S, D)``.
-        values: as *keys*.
-        pages: the codes of both, as ``kernels/kv_codes.py`` has them, for the compiled module;
-            ``None`` where a cache holds floats.
-    """
-
-    keys: Array
-    values: Array
-    pages: NDArray[np.int16] | None = None
-
-
-class Cache(Protocol):
-    """Keys and values of the positions seen so far; ``runtime.kv_cache`` has the real one.
-
-    Attributes:
-        length: positions stored.
-        capacity: positions there is room for.
-        reach: positions the prompt has; they decide how a context is stretched. A position behind
-            them decides for itself.
-    """
-
-    length: int
-    capacity: int
-    reach: int
-
-    def append(self, number: int, keys: Array, values: Array) -> Seen:
-        """Store ``(T, kv_heads, D)`` behind the positions of cache *number*.
-
-        Returns the last of all, at least those that the new ones see.
-        """
-
-    def view(self, number: int, count: int) -> Seen:
-        """As :meth:`append` of *count* positions returned it in the same pass."""
-
-    def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
-        """Addresses of its pages, room for *count* more positions made, for the compiled module.
-
-        One array for each of :func:`page_tables`, 0 for pages that are not seen any more.
-        ``None`` where they do not hold the codes of ``kernels/kv_codes.py``.
-        """
-
-    def begin(self) -> Array:
-        """Begin a pass: the states of fixed size of all its layers, as :func:`state_ranges`."""
-
-    def state(self, number: int) -> Array:
-        """State of cache *number*, which the pass that has begun changes in place."""
-
-    def advance(self, count: int) -> None:
-        """Count *count* positions that every layer has appended."""
 
 
 class Rotation(Protocol):
@@ -121,7 +60,7 @@ class Segment:
     """
 
     tokens: Sequence[int]
-    cache: Cache
+    cache: KVCache
     outputs: Literal["none", "last", "all"] = "last"
     hidden: Array | None = None
 
@@ -170,18 +109,3 @@ class Program:
     instructions: tuple[Instruction, ...]
     caches: tuple[CacheKind, ...]
     result: Register
-
-
-def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:
-    """Caches of keys and values of one kind, which share pages, by number."""
-    return {
-        kind: tuple(number for number, its in enumerate(caches) if its == kind)
-        for kind in dict.fromkeys(it for it in caches if isinstance(it, KeysValues))
-    }
-
-
-def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
-    """Numbers of each cache of fixed size, by its own, in one state for all of them."""
-    sizes = [(number, its.size) for number, its in enumerate(caches) if isinstance(its, State)]
-    ends = list(accumulate(size for _, size in sizes))
-    return {number: range(end - size, end) for (number, size), end in zip(sizes, ends, strict=True)}

@@ -11,8 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.kernels.program import Array, Cache, Program, Register, Rotation, Segment
+    from bitnet.kernels.program import Array, Program, Register, Rotation, Segment
 
 __all__ = ["Graph", "Pass"]
 
@@ -77,7 +78,7 @@ class Pass:
         x = self.registers[register]
         return x.reshape(len(x), -1, head_dim)
 
-    def rows(self) -> Iterator[tuple[slice, Cache]]:
+    def rows(self) -> Iterator[tuple[slice, KVCache]]:
         """Rows of each segment, and its cache."""
         end = 0
         for segment in self.segments:

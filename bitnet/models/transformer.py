@@ -17,7 +17,7 @@ from bitnet.base.memory import lock_pages
 from bitnet.base.progress import human_size
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.program import Cache, Segment
+from bitnet.kernels.program import Segment
 from bitnet.models.binding import bind
 from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
 from bitnet.models.hidden_program import hidden_program
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.ops import Array, Ops
     from bitnet.kernels.program import Program
 
-__all__ = ["Cache", "Model", "Segment"]
+__all__ = ["Model", "Segment"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,9 @@ class Model:
         """
         return _parts(self.head(self._states(segments)), segments)
 
-    def forward(self, tokens: Sequence[int], cache: Cache, *, all_positions: bool = False) -> Array:
+    def forward(
+        self, tokens: Sequence[int], cache: KVCache, *, all_positions: bool = False
+    ) -> Array:
         """Logits after *tokens*, which continue the sequence in *cache* and are added to it.
 
         Args:
@@ -164,7 +167,7 @@ class Model:
         return self._interpreter.program
 
     def trace(
-        self, tokens: Sequence[int], cache: Cache, *, head: bool = True
+        self, tokens: Sequence[int], cache: KVCache, *, head: bool = True
     ) -> Generator[tuple[str, Array], Array | None, None]:
         """Every named intermediate of a pass over *tokens*, in order, one row per token.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.base.memory import page_reads, peak_memory
 from bitnet.runtime.conversation_text import ReasoningReader
-from bitnet.runtime.piece import Piece, TokenLogprob
+from bitnet.runtime.piece import Piece, Stats, TokenLogprob
+from bitnet.runtime.tool_blocks import overlap
 from bitnet.runtime.tool_calls import ToolCall, call_reader
 
 if TYPE_CHECKING:
@@ -21,118 +22,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Stats", "StopStrings"]
-
-
-@dataclass
-class Stats:
-    """Metrics of a generation, complete when it has ended.
-
-    Attributes:
-        backend: compute backend, with its instruction set.
-        load_s: seconds to load tokenizer and model.
-        tokenize_s: seconds spent encoding and decoding.
-        prefill_s: seconds from the prompt's ids to the first token.
-        decode_s: seconds for the tokens after the first.
-        prompt_tokens: ids of the prompt.
-        reused_tokens: prompt tokens found in the KV cache.
-        tokens: ids generated, including the one that ended the answer.
-        reasoning_tokens: those of its reasoning part, where the request separates it.
-        passes: forward passes of the model.
-        drafted: tokens drafted, by lookup or by a drafter.
-        accepted: drafted tokens that the model accepted.
-        draft_gain: speed with a drafter over that without, of recent passes; ``None``: unknown.
-        exact_head_tokens: tokens chosen without computing the whole output head.
-        exact_head_rows: share of the head's rows computed for them, on average, 0 to 1.
-        exact_head_stopped: the exact head did not save time with this model and was stopped.
-        peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
-        page_faults: times that the process waited for a page of a file meanwhile.
-        read_bytes: bytes that were read from disks for it meanwhile.
-    """
-
-    backend: str = ""
-    load_s: float = 0.0
-    tokenize_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    tokens: int = 0
-    reasoning_tokens: int = 0
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    draft_gain: float | None = None
-    exact_head_tokens: int = 0
-    exact_head_rows: float = 0.0
-    exact_head_stopped: bool = False
-    peak_memory_bytes: int = 0
-    page_faults: int = 0
-    read_bytes: int = 0
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens per second; 0 before the first token."""
-        run = self.prompt_tokens - self.reused_tokens
-        return run / self.prefill_s if self.prefill_s else 0.0
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """Tokens per second after the first; 0 while there are none."""
-        return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
-
-    @property
-    def acceptance(self) -> float:
-        """Share of the drafted tokens that were accepted, 0 to 1; 0 when there were none."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def tokenize_share(self) -> float:
-        """Share of the time since loading spent encoding and decoding text, 0 to 1."""
-        total = self.tokenize_s + self.prefill_s + self.decode_s
-        return self.tokenize_s / total if total else 0.0
-
-
-class StopStrings:
-    """Ends a text before the first of some stop strings, wherever it is split into pieces.
-
-    Text that could be the beginning of a stop string is held back until that is decided.
-
-    Attributes:
-        found: a stop string ended the text.
-        match: that stop string; empty if there was none.
-    """
-
-    def __init__(self, stops: Texts[str]) -> None:
-        """Stop at any of *stops*; empty strings are ignored."""
-        self._stops = [stop for stop in stops if stop]
-        self._held = ""
-        self.found = False
-        self.match = ""
-
-    def push(self, text: str) -> str:
-        """Text that has become certain; empty once a stop string was found."""
-        if self.found:
-            return ""
-        self._held += text
-        ends = [(end, stop) for stop in self._stops if (end := self._held.find(stop)) >= 0]
-        self.found = bool(ends)
-        end, self.match = min(ends) if ends else (len(self._held) - self._pending_length(), "")
-        certain, self._held = self._held[:end], self._held[end:]
-        return certain
-
-    def finish(self) -> str:
-        """Text that was held back and did not become a stop string."""
-        held, self._held = self._held, ""
-        return "" if self.found else held
-
-    def _pending_length(self) -> int:
-        """Length of the longest suffix with which one of the stop strings begins."""
-        longest = max((len(stop) for stop in self._stops), default=0)
-        for count in range(min(longest - 1, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-count:]) for stop in self._stops):
-                return count
-        return 0
+__all__ = ["Answer", "until_stop"]
 
 
 class Answer:
@@ -151,6 +41,7 @@ class Answer:
         finish_reason: why it ended, as in :class:`Piece`; ``None`` while it runs.
         error: what went wrong if the reason is ``error``.
         stats: its metrics.
+        stop_text: the stop string that ended it; empty if none did.
         begun_at: ``time.perf_counter`` at its creation; its durations start there.
     """
 
@@ -160,7 +51,6 @@ class Answer:
         sequence: Sequence,
         *,
         run: Callable[[Sequence], Generator[Piece]] | None = None,
-        stats: Stats | None = None,
     ) -> None:
         """The answer that *sequence* generates.
 
@@ -168,7 +58,6 @@ class Answer:
             tokenizer: decodes its tokens.
             sequence: the prompt and its request.
             run: yields the pieces of *sequence* to the caller that iterates.
-            stats: metrics known before, such as the load time.
         """
         self.sequence = sequence
         self.prompt_ids: tuple[int, ...] = tuple(sequence.ids)
@@ -178,11 +67,13 @@ class Answer:
         self.reasoning: str = ""
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
-        self.stats: Stats = stats or Stats()
+        self.stats: Stats = sequence.stats
+        self.stop_text: str = ""
         self._tokenizer = tokenizer
         self._run = run
         self.calls: list[ToolCall] = []
-        self._stops = StopStrings(sequence.request.stop)
+        self._stops = [stop for stop in sequence.request.stop if stop]
+        self._held = ""  # text that may begin one of them
         rules = sequence.request.calls
         self._reader = None if rules is None else call_reader(rules)
         self._shown = {} if rules is None else dict(rules.shown)
@@ -196,17 +87,11 @@ class Answer:
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip(self._prompt_tokens())
         self.stats.tokenize_s += time.perf_counter() - self._at
-        self.stats.prompt_tokens = len(self.prompt_ids)
 
     @property
     def prompt_text(self) -> str:
         """The prompt without special tokens, and without ids that no token has."""
         return self._tokenizer.decode(self._prompt_tokens(), skip_special=True)
-
-    @property
-    def stop_text(self) -> str:
-        """The stop string that ended it; empty if none did."""
-        return self._stops.match
 
     def take(self, piece: Piece) -> Piece:
         """*piece* with the text it makes certain, and the finish reason if a stop string ends it.
@@ -222,8 +107,8 @@ class Answer:
                 described = self._describe(piece)
                 self.logprobs.append(described)
             text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
-            text = self._stops.push(text + self._shown.get(piece.token, ""))
-        reason: FinishReason | None = "stop" if self._stops.found else piece.finish_reason
+            text = self._until_stop(text + self._shown.get(piece.token, ""))
+        reason: FinishReason | None = "stop" if self.stop_text else piece.finish_reason
         certain = self._add(text, reason)
         self.stats.tokenize_s += time.perf_counter() - started
         return replace(piece, finish_reason=reason, described=described, **certain)
@@ -273,27 +158,28 @@ class Answer:
 
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         """Fields of a piece: what is certain after the next part, *text*."""
-        if reason and not self._stops.found:
-            text += self._stops.push(self._stream.finish()) + self._stops.finish()
+        final = reason is not None
+        if final and not self.stop_text:
+            text += self._until_stop(self._stream.finish(), final=True)
         reasoning = ""
         if self._thoughts is not None:
-            reasoning, text = self._thoughts.push(text)
+            reasoning, text = self._thoughts.read(text, final=final)
             if self._thoughts.is_inside or reasoning:
                 self.stats.reasoning_tokens = self.stats.tokens
-            if reason:
-                last = self._thoughts.finish()
-                reasoning, text = reasoning + last[0], text + last[1]
         deltas: list[CallDelta] = []
         if self._reader is not None:
-            text, deltas = self._reader.push(text)
-            if reason:
-                last_text, last_deltas = self._reader.finish()
-                text, deltas = text + last_text, deltas + last_deltas
+            text, deltas = self._reader.read(text, final=final)
             self._take_calls(deltas)
         self.text += text
         self.reasoning += reasoning
         self.finish_reason = reason
         return {"text": text, "reasoning": reasoning, "calls": tuple(deltas)}
+
+    def _until_stop(self, text: str, *, final: bool = False) -> str:
+        if self.stop_text:
+            return ""
+        text, self._held, self.stop_text = until_stop(self._held + text, self._stops, final=final)
+        return text
 
     def _take_calls(self, deltas: list[CallDelta]) -> None:
         for delta in deltas:
@@ -303,24 +189,18 @@ class Answer:
 
     def _count(self, piece: Piece) -> None:
         """Add *piece* to the metrics."""
-        stats, sequence, now = self.stats, self.sequence, time.perf_counter()
+        stats, now = self.stats, time.perf_counter()
         passed, self._at = now - self._at, now
         if stats.tokens:
             stats.decode_s += passed
         else:
             stats.prefill_s += passed
         stats.tokens += piece.token is not None
-        stats.reused_tokens, stats.passes = sequence.reused, sequence.passes
-        stats.drafted, stats.accepted = sequence.drafted, sequence.accepted
-        stats.draft_gain = sequence.draft_gain
-        stats.exact_head_tokens = sequence.exact_head_tokens
-        stats.exact_head_rows = sequence.exact_head_rows / max(1, sequence.exact_head_tokens)
-        stats.exact_head_stopped = sequence.exact_head_stopped
         stats.peak_memory_bytes = peak_memory()
         reads = self._reads = page_reads(self._reads)
         stats.page_faults = reads.faults - self._reads_before.faults
         stats.read_bytes = reads.read_bytes - self._reads_before.read_bytes
-        self.error = self.error or sequence.error
+        self.error = self.error or self.sequence.error
 
     def _describe(self, piece: Piece) -> TokenLogprob:
         """*piece*, a token generated with log-probabilities, with its text and bytes."""
@@ -339,3 +219,15 @@ class Answer:
     def _is_known(self, token: int) -> bool:
         # Some embeddings are padded with rows that no token uses.
         return 0 <= token < self._tokenizer.vocab_size
+
+
+def until_stop(text: str, stops: Texts[str], *, final: bool = False) -> tuple[str, str, str]:
+    """*text* before the first of *stops*, a rest that may begin one unless *final*, and that stop.
+
+    The stop is empty if there is none in *text*.
+    """
+    if ends := [(end, stop) for stop in stops if (end := text.find(stop)) >= 0]:
+        end, stop = min(ends)
+        return text[:end], "", stop
+    held = 0 if final else max((overlap(text, stop) for stop in stops), default=0)
+    return text[: len(text) - held], text[len(text) - held :], ""

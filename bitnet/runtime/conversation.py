@@ -11,9 +11,8 @@ from bitnet.runtime.request import Request, check_messages, check_prompt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.runtime.answer import Stats
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import FinishReason
+    from bitnet.runtime.piece import FinishReason, Stats
 
 __all__ = ["Conversation"]
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.runtime.harmony import one_call_each
 from bitnet.runtime.request import ReasoningRules, check_messages
 from bitnet.runtime.tool_blocks import overlap
 from bitnet.runtime.tool_formats import (
@@ -25,7 +24,7 @@ from bitnet.runtime.tools import read_tools
 from bitnet.tokenizer.chat import chat_template
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bitnet.runtime.request import Request
     from bitnet.runtime.tool_formats import CallFormat
@@ -95,7 +94,7 @@ def _text(
 
     source = tokenizer.chat_template or ""
     if "<|channel|>" in source:
-        messages = tuple(one_call_each(messages))
+        messages = tuple(_one_call_each(messages))
     spoken = any(one["role"] == "tool" or one.get("tool_calls") for one in messages)
     if tools is None:
         if spoken and "tool" not in source:
@@ -112,6 +111,35 @@ def _text(
         return render(render_calls_as_text(form, messages, prompt)), tools, form
     except UsageError:  # some templates do not accept a system message either
         return render(render_calls_as_text(form, messages, prompt, system=False)), tools, form
+
+
+def _one_call_each(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """*messages* in which a message has one call, followed by its result, as templates write it."""
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if message["role"] == "tool" and waiting:
+            its = next(
+                (
+                    it
+                    for it in waiting
+                    if it["tool_calls"][0].get("id") == message.get("tool_call_id")
+                ),
+                waiting[0],
+            )
+            waiting.remove(its)
+            yield its
+            yield message
+            continue
+        yield from waiting
+        waiting = []
+        if isinstance(calls, list) and len(calls) > 1:
+            first, *others = calls
+            waiting = [{**message, "tool_calls": [first]}]
+            waiting += [{"role": "assistant", "content": "", "tool_calls": [it]} for it in others]
+        else:
+            yield message
+    yield from waiting
 
 
 def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:
@@ -192,8 +220,18 @@ class ReasoningReader:
         """True if what comes next is reasoning."""
         return self._inside
 
-    def push(self, text: str) -> tuple[str, str]:
-        """Reasoning and text that are certain after the next part, *text*."""
+    def read(self, text: str, *, final: bool = False) -> tuple[str, str]:
+        """Reasoning and text that are certain after the next part, *text*; all if it is *final*."""
+        reasoning, content = self._read(text)
+        if final:
+            held, self._held = self._held, ""
+            if self._inside:
+                reasoning += held.strip() if self._fresh else held.rstrip()
+            else:
+                content += held
+        return reasoning, content
+
+    def _read(self, text: str) -> tuple[str, str]:
         self._held += text
         if not self._inside and not self._ended:
             begin = self._held.lstrip()
@@ -218,11 +256,6 @@ class ReasoningReader:
                 break
         return reasoning, content
 
-    def finish(self) -> tuple[str, str]:
-        """Reasoning and text that were held back."""
-        held, self._held = self._held, ""
-        return (held.strip() if self._fresh else held.rstrip(), "") if self._inside else ("", held)
-
     def _reasoning(self) -> str:
         closing = self._rules.closing
         before, mark, after = self._held.partition(closing)
@@ -233,8 +266,7 @@ class ReasoningReader:
             self._fresh = True
             return part
         # The possible beginning of the mark is held back, with the space before it.
-        keep = next(n for n in range(len(closing), -1, -1) if before.endswith(closing[:n]))
-        part = before[: len(before) - keep].rstrip()
+        part = before[: len(before) - overlap(before, closing)].rstrip()
         self._held = before[len(part) :]
         part = part.lstrip() if self._fresh else part
         self._fresh = self._fresh and not part

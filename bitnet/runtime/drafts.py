@@ -1,13 +1,17 @@
-"""Drafts by a decoder: a smaller model, or the model's own block that predicts one more token.
+"""Drafts for speculative decoding: the model checks them in one pass, which changes no answer.
 
-The model checks drafts as it does those of ``lookup.py``: the answer is the same with and without
-them. They are made while recent passes say that they save time (:class:`Pace`). The cache of the
-drafting decoder belongs to that of the sequence (``KVCache.drafter``).
+:class:`Lookup` finds them in the text so far: one that repeats itself (code, summaries, tables)
+often continues as it did where its last tokens occurred before.
+
+A :class:`Drafter` is a decoder: a smaller model, or the model's own block that predicts one more
+token. It drafts while recent passes say that it saves time (:class:`Pace`). Its cache belongs to
+that of the sequence (``KVCache.drafter``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,18 +23,88 @@ from bitnet.models.exact_head.logits import Needed
 
 if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
+    from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.ops import Array
     from bitnet.models.exact_head.logits import Logits
     from bitnet.models.transformer import Model
-    from bitnet.runtime.kv_cache import KVCache
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Drafter", "Foresight", "Pace", "check_draft_model", "drafter_of"]
+__all__ = ["Drafter", "Foresight", "Lookup", "Pace", "check_draft_model", "drafter_of"]
 
+SHORTEST = 2  # matching tokens before a draft is made
+LONGEST = 32  # tokens compared to find the best match
+PLACES = 32  # most recent matches compared
+FIRST = 4  # tokens of the first draft
+LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
 TRIAL = 4  # passes of the slower way, to see whether it still is
 FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
 MOST_LOST = 0.02  # share of the time that trials may lose
+
+
+class Lookup:
+    """Drafts for one sequence, as long as enough of them are accepted.
+
+    Attributes:
+        limit: most tokens in a draft.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._indexed = SHORTEST - 1  # positions before this one are in _ends
+        self._length = min(limit, FIRST)
+        self._failures = 0
+        self._resume = 0  # length of the text from which to draft again
+
+    def draft(self, ids: list[int], room: int) -> list[int]:
+        """Likely continuation of *ids*, the whole text so far: up to *room* tokens, often none."""
+        self._index(ids)
+        count = min(self._length, room)
+        if len(ids) < max(self._resume, SHORTEST) or count < 1:
+            return []
+        at = self._best(ids)
+        if at is None:
+            return []
+        # A text that repeats itself continues into its own draft.
+        text = ids[at:]
+        for place in range(count - len(text)):
+            text.append(text[place])
+        return text[:count]
+
+    def report(self, length: int, *, drafted: int, accepted: int) -> None:
+        """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens."""
+        if accepted == drafted:
+            self._length = min(self.limit, 2 * self._length)
+        else:
+            self._length = min(self.limit, accepted + 1)
+        self._failures = 0 if accepted else self._failures + 1
+        if self._failures > 1:
+            self._resume = length + min(LONGEST_PAUSE, 2**self._failures)
+
+    def _index(self, ids: list[int]) -> None:
+        # The last tokens themselves cannot be continued from.
+        for end in range(self._indexed, len(ids)):
+            if end >= SHORTEST:
+                self._ends[tuple(ids[end - SHORTEST : end])].append(end)
+        self._indexed = max(self._indexed, len(ids))
+
+    def _best(self, ids: list[int]) -> int | None:
+        """End of the longest earlier match of the end of *ids*; the latest of equal ones."""
+        best, longest = None, 0
+        for end in reversed(self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]):
+            agree = _agreement(ids, end)
+            if agree > longest:
+                best, longest = end, agree
+        return best
+
+
+def _agreement(ids: list[int], end: int) -> int:
+    """Number of tokens before *end* that equal those at the end of *ids*."""
+    count = SHORTEST
+    while count < min(LONGEST, end) and ids[end - count - 1] == ids[-count - 1]:
+        count += 1
+    return count
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from bitnet.base.options import check_ids, check_type
 from bitnet.formats.sentence_transformers import Prompts
 from bitnet.kernels.select import select
 from bitnet.models.load import config_from, load_model
-from bitnet.runtime.answer import Answer, Stats
+from bitnet.runtime.answer import Answer
 from bitnet.runtime.conversation_text import conversation_text, reasoning_rules
 from bitnet.runtime.drafts import check_draft_model
 from bitnet.runtime.keywords import AnswerOptions, request_of, with_answer_options
@@ -179,12 +179,13 @@ class LanguageModel:
             InferenceError: the prompt does not fit the context.
             Unsupported: as :meth:`prepare`.
         """
-        stats = Stats(backend=self.backend, load_s=self.load_s)
         started = time.perf_counter()
         ids, request = self.prepare(request)
-        stats.tokenize_s = time.perf_counter() - started
-        engine = self.engine
-        return Answer(self.tokenizer, engine.prepare(ids, request), run=engine.run, stats=stats)
+        passed, engine = time.perf_counter() - started, self.engine
+        sequence = engine.prepare(ids, request)
+        stats = sequence.stats
+        stats.backend, stats.load_s, stats.tokenize_s = self.backend, self.load_s, passed
+        return Answer(self.tokenizer, sequence, run=engine.run)
 
     @with_answer_options
     def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Answer:

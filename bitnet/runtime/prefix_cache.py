@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from bitnet.runtime.kv_cache import PAGE, KVCache
+from bitnet.kernels.kv_cache import PAGE, KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -12,8 +12,8 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError, is_panic
 from bitnet.models.transformer import Segment
-from bitnet.runtime.lookup import Lookup
-from bitnet.runtime.piece import FinishReason, Piece
+from bitnet.runtime.drafts import Lookup
+from bitnet.runtime.piece import FinishReason, Piece, Stats
 from bitnet.runtime.prefix_cache import common_prefix
 from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.vectors import finish_vector
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import ModelConfig
+    from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.ops import Array
     from bitnet.models.exact_head.logits import Logits, Needed
     from bitnet.models.transformer import Model
     from bitnet.runtime.drafts import Drafter, Foresight
-    from bitnet.runtime.kv_cache import KVCache
     from bitnet.runtime.request import Request
 
 __all__ = ["Sequence", "cache_of", "no_memory", "plan_decoding", "run_together"]
@@ -46,14 +46,7 @@ class Sequence:
         ids: prompt and answer so far; the cache holds a prefix of them.
         prompt_tokens: number of them that belong to the prompt.
         request: the request it answers.
-        reused: prompt ids found in the KV cache.
-        passes: forward passes it took part in.
-        drafted: tokens drafted, by lookup or by a drafter.
-        accepted: drafted tokens that the model accepted.
-        draft_gain: speed with drafts over that without, of recent passes; ``None``: unknown.
-        exact_head_tokens: tokens chosen without computing the whole output head.
-        exact_head_rows: sum over them of the share of the head's rows computed.
-        exact_head_stopped: the exact head did not save time with this model and was stopped.
+        stats: metrics of its answer; the scheduler counts passes, drafts and reused ids.
         admitted_at: ``time.perf_counter`` when the scheduler admitted it; ``None`` while it waits.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
@@ -72,14 +65,7 @@ class Sequence:
         self.ids: list[int] = list(prompt)
         self.prompt_tokens: int = len(self.ids)
         self.request = request
-        self.reused = 0
-        self.passes = 0
-        self.drafted: int = 0
-        self.accepted: int = 0
-        self.draft_gain: float | None = None
-        self.exact_head_tokens: int = 0
-        self.exact_head_rows: float = 0.0
-        self.exact_head_stopped = False
+        self.stats: Stats = Stats(prompt_tokens=self.prompt_tokens)
         self.admitted_at: float | None = None
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
@@ -214,8 +200,8 @@ class Sequence:
             if not is_panic(error):
                 raise
             pieces.append(self.fail(InferenceError(f"internal error: {type(error).__name__}")))
-        self.drafted += len(draft)
-        self.accepted += accepted
+        self.stats.drafted += len(draft)
+        self.stats.accepted += accepted
         if self._lookup and draft:
             self._lookup.report(len(self.ids), drafted=len(draft), accepted=accepted)
         if self.foresight and draft:
@@ -271,8 +257,9 @@ class Sequence:
             allowed = going_on if len(going_on) else allowed  # the grammar may be complete
         sampled = self._sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
         if logits.found:  # which decided it
-            self.exact_head_tokens += 1
-            self.exact_head_rows += len(logits.found.ids) / logits.found.vocab_size
+            stats, share = self.stats, len(logits.found.ids) / logits.found.vocab_size
+            stats.exact_head_tokens += 1
+            stats.exact_head_rows += (share - stats.exact_head_rows) / stats.exact_head_tokens
         return sampled
 
     def _next(self, logits: Logits, context: int) -> list[Piece]:

@@ -1,8 +1,17 @@
-"""Function calls that are not one JSON object: how they are read, and the grammars of them.
+"""Readers of function calls that are not one JSON object.
 
 A block is the text from an opening mark to a closing one. Its arguments are JSON (DeepSeek),
 ``<parameter=...>`` elements (Qwen3-Coder), or FunctionGemma's notation, in which ``<escape>``
 stands for the quotes of a text. The forms are those of the chat templates.
+
+gpt-oss writes messages (harmony); the prompt ends where the header of the first one begins::
+
+    <|channel|>analysis<|message|>REASONING<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
+    <|start|>assistant<|channel|>final<|message|>TEXT<|return|>
+
+A recipient (``to=``) may also come before the channel. The format is described in
+https://cookbook.openai.com/articles/openai-harmony.
 """
 
 from __future__ import annotations
@@ -12,7 +21,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import UsageError
 from bitnet.runtime.piece import CallDelta, new_call_id
 
 if TYPE_CHECKING:
@@ -20,124 +28,18 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
-__all__ = ["Arguments", "BlockReader", "overlap", "read_json"]
+__all__ = ["ESCAPE", "BlockReader", "HarmonyReader", "overlap"]
 
 _ELEMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BARE = re.compile(r"[^,\[\]{}:]+")
 _JSON = json.JSONDecoder()
-# A string with one of these is not guaranteed by a grammar of raw text.
-_OF_TEXT = {"pattern", "format", "minLength", "maxLength"}
-# Only one whitespace style: small models get stuck where whitespace may repeat forever.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ESCAPE = "<escape>"
-CLOSED = "\n</parameter>\n"
-
-
-class Arguments:
-    """Grammar rules of one function's arguments, in the grammar library's Lark form."""
-
-    def __init__(self, name: str, schema: Mapping[str, Any], literal: Callable[[str], str]) -> None:
-        """Rules named after *name*.
-
-        Args:
-            name: that the names of the rules begin with.
-            schema: of the arguments.
-            literal: writes a text as a literal of the grammar.
-        """
-        self.rules: list[str] = []
-        self._name = name
-        self._literal = literal
-        self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        if {"$ref", "anyOf", "oneOf", "allOf"} & set(schema):
-            raise UsageError(
-                "tools: this model's calls need parameters that are an object with properties",
-                field="tools",
-            )
-        self._required = set(schema.get("required") or ())
-        self._properties = schema.get("properties") or {}
-        if missing := self._required - set(self._properties):
-            raise UsageError(f"tools: {min(missing)!r} is required and no property", field="tools")
-
-    def xml(self) -> str:
-        """Rule of ``<parameter=...>`` elements, in the order of the schema."""
-        parts = []
-        for number, (key, schema) in enumerate(self._properties.items()):
-            value = self._text(schema, CLOSED) or f"{self._json(schema)} {self._literal(CLOSED)}"
-            rule = self._add(
-                f"p{number}", f"{self._literal(f'<parameter={key}>{chr(10)}')} {value}"
-            )
-            parts.append(rule if key in self._required else f"{rule}?")
-        return self._add("all", " ".join(parts) or '""')
-
-    def notation(self) -> str:
-        """Rule of FunctionGemma's notation, whose keys are sorted as its template has them."""
-        return self._object(self._properties, self._required)
-
-    def _object(self, properties: Mapping[str, Any], required: set[str]) -> str:
-        pairs = [
-            (f"{self._literal(f'{key}:')} {self._value(properties[key])}", key in required)
-            for key in sorted(properties)
-        ]
-        pairs = [(self._add("pair", rule), needed) for rule, needed in pairs]
-        # The first pair has no comma before it: one alternative for each that may be first.
-        choices = []
-        for at, (rule, needed) in enumerate(pairs):
-            rest = [
-                f'("," {each})' + ("" if is_needed else "?") for each, is_needed in pairs[at + 1 :]
-            ]
-            choices.append(" ".join([rule, *rest]))
-            if needed:
-                break
-        else:
-            choices.append('""')
-        return self._add("object", f'"{{" ({" | ".join(choices)}) "}}"')
-
-    def _value(self, schema: Any) -> str:
-        schema = schema if isinstance(schema, Mapping) else {}
-        kind = schema.get("type")
-        if text := self._text(schema, ESCAPE):
-            return f"{self._literal(ESCAPE)} {text}"
-        if kind == "object":
-            properties = schema.get("properties") or {}
-            return self._object(properties, set(schema.get("required") or ()))
-        if kind == "array" and not {"minItems", "maxItems", "prefixItems"} & set(schema):
-            item = self._value(schema.get("items"))
-            return self._add("array", f'"[" ({item} ("," {item})*)? "]"')
-        if kind in ("integer", "number", "boolean", "null"):
-            return self._json(schema)
-        raise UsageError(
-            f"tools: the schema {json.dumps(schema)[:60]} has no form in this model's calls",
-            field="tools",
-        )
-
-    def _text(self, schema: Any, end: str) -> str:
-        """Rule of a raw text of *schema* up to its *end*; empty if it is not a text."""
-        if not isinstance(schema, Mapping):
-            return ""
-        choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-        if choices and all(isinstance(choice, str) for choice in choices):
-            texts = " | ".join(self._literal(choice) or '""' for choice in choices)
-            return f"({texts}) {self._literal(end)}"
-        if schema.get("type") != "string" or choices:
-            return ""
-        if wrong := _OF_TEXT & set(schema):
-            raise UsageError(
-                f"tools: {min(wrong)} cannot be guaranteed for a text in this model's calls",
-                field="tools",
-            )
-        if (mark := self._literal(end)).startswith("<["):  # a text cannot contain a control token
-            return f"({self._add('text', '/(?s:.+)/')})? {mark}"
-        return self._add("text", "/(?s:.*)/", attributes=f"[suffix={json.dumps(end)}]")
-
-    def _json(self, schema: Any) -> str:
-        own = schema if isinstance(schema, Mapping) else {}
-        whole = {**self._definitions, **own, "x-guidance": JSON_STYLE}
-        return self._add("json", f"%json {json.dumps(whole)}")
-
-    def _add(self, kind: str, rule: str, attributes: str = "") -> str:
-        name = f"{self._name}_{kind}_{len(self.rules)}"
-        self.rules.append(f"{name}{attributes}: {rule}")
-        return name
+_MESSAGE, _START = "<|message|>", "<|start|>"
+_BEGINNINGS = (_START, "<|channel|>", "to=")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_END = re.compile("|".join(map(re.escape, _ENDS)))
+_CALL = re.compile(r"to=functions\.([\w.-]+)")
+_ROUTED = re.compile(r"to=|<\|channel\|>analysis")  # not to the user
 
 
 class BlockReader:
@@ -153,16 +55,9 @@ class BlockReader:
         self._held = ""
         self._calls = 0
 
-    def push(self, text: str) -> tuple[str, list[CallDelta]]:
-        """Text and calls that are certain after the next part, *text*."""
+    def read(self, text: str, *, final: bool = False) -> tuple[str, list[CallDelta]]:
+        """Text and calls that are certain after the next part, *text*; all if it is *final*."""
         self._held += text
-        return self._take(final=False)
-
-    def finish(self) -> tuple[str, list[CallDelta]]:
-        """The remaining text and calls."""
-        return self._take(final=True)
-
-    def _take(self, *, final: bool) -> tuple[str, list[CallDelta]]:
         texts: list[str] = []
         deltas: list[CallDelta] = []
         marker, closing = self._form.marker, self._form.closing.strip()
@@ -189,9 +84,79 @@ class BlockReader:
         return "" if self._rules.guided else "".join(texts), deltas
 
 
+class HarmonyReader:
+    """Splits the text of an answer into text and calls, each reported when it is complete.
+
+    Text is the content of the channels ``final`` and ``commentary``, and whole messages to others
+    than the functions that may be called, unless a grammar guides the answer.
+    """
+
+    def __init__(self, rules: CallRules) -> None:
+        """Reads one answer."""
+        self._rules = rules
+        self._held = ""
+        self._header: str | None = None  # of the message that is read; None: its header is
+        self._calls = 0
+
+    def read(self, text: str, *, final: bool = False) -> tuple[str, list[CallDelta]]:
+        """Text and calls that are certain after the next part, *text*; all if it is *final*."""
+        self._held += text
+        texts: list[str] = []
+        deltas: list[CallDelta] = []
+        while self._held:
+            if self._header is None and not self._read_header(final=final):
+                break
+            if not self._read_content(texts, deltas, final=final):
+                break
+        return "" if self._rules.guided else "".join(texts), deltas
+
+    def _read_header(self, *, final: bool) -> bool:
+        """True if what follows is the content of a message."""
+        begin = self._held.lstrip()
+        begun = begin.startswith(_BEGINNINGS)
+        header, found, rest = begin.partition(_MESSAGE) if begun else (begin, "", "")
+        if found:
+            self._header, self._held = header + found, rest
+        elif final or not (begun or any(mark.startswith(begin) for mark in _BEGINNINGS)):
+            self._header = ""  # it has none
+        return self._header is not None
+
+    def _read_content(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> bool:
+        """True if the message is complete."""
+        header = self._header or ""
+        routed, call = _ROUTED.search(header), _CALL.search(header)
+        end = _END.search(self._held)
+        if end is None and not final:
+            if not routed:
+                keep = max(overlap(self._held, mark) for mark in _ENDS)
+                certain = len(self._held) - keep
+                texts.append(self._held[:certain])
+                self._held = self._held[certain:]
+            return False
+        content, mark = (self._held, "") if end is None else (self._held[: end.start()], end[0])
+        self._held = self._held[len(content) + (0 if mark == _START else len(mark)) :]
+        self._header = None
+        if not routed:
+            texts.append(content)
+        elif call is None or not self._add_call(call[1], content, deltas):
+            texts.append(header.removeprefix(f"{_START}assistant") + content + mark)
+        return True
+
+    def _add_call(self, name: str, content: str, deltas: list[CallDelta]) -> bool:
+        """True if *content* is the arguments of a function that may be called."""
+        arguments = _read_json(content, {})
+        if arguments is None or name not in self._rules.names:
+            return False
+        if self._rules.parallel or not self._calls:
+            deltas.append(CallDelta(self._calls, arguments, new_call_id(), name))
+            self._calls += 1
+        return True
+
+
 def overlap(text: str, mark: str) -> int:
     """Length of the longest end of *text* with which *mark* begins."""
-    return next(n for n in range(len(mark), -1, -1) if text.endswith(mark[:n]))
+    lengths = range(min(len(mark), len(text)), -1, -1)
+    return next(n for n in lengths if text.endswith(mark[:n]))
 
 
 def _calls_in(
@@ -201,14 +166,14 @@ def _calls_in(
     calls = []
     for match in re.finditer(form.block, block):
         name = match["name"]
-        arguments = ARGUMENTS[form.arguments](block[match.end() :], schemas.get(name) or {})
+        arguments = _ARGUMENTS[form.arguments](block[match.end() :], schemas.get(name) or {})
         if arguments is None:
             return None
         calls.append((name, arguments))
     return calls or None
 
 
-def read_json(text: str, _schema: Mapping[str, Any]) -> str | None:
+def _read_json(text: str, _schema: Mapping[str, Any]) -> str | None:
     """The JSON object with which *text* begins; ``None`` if it does not."""
     begin = len(text) - len(text.lstrip())
     try:
@@ -285,8 +250,8 @@ def _notation(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 
 #: How arguments are read, by the name of the notation.
-ARGUMENTS: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
-    "json": read_json,
+_ARGUMENTS: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
+    "json": _read_json,
     "xml": _read_xml,
     "notation": _read_notation,
 }

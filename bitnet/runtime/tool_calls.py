@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.runtime.harmony import HarmonyReader
 from bitnet.runtime.piece import CallDelta, new_call_id
-from bitnet.runtime.tool_blocks import BlockReader
+from bitnet.runtime.tool_blocks import BlockReader, HarmonyReader, overlap
 from bitnet.runtime.tool_formats import NAME
 
 if TYPE_CHECKING:
@@ -90,24 +89,23 @@ class CallReader:
         head = re.escape(self._form.head).replace(re.escape(NAME), r"([\w.-]+)")
         self._head = re.compile(head if self._form.listed else re.escape(self._form.opening) + head)
 
-    def push(self, text: str) -> tuple[str, list[CallDelta]]:
-        """Text and parts of calls that are certain after the next part, *text*."""
+    def read(self, text: str, *, final: bool = False) -> tuple[str, list[CallDelta]]:
+        """Text and parts of calls that are certain after the next part, *text*.
+
+        If it is *final*, an incomplete call of a free answer is text.
+        """
         self._held += text
         if self._rules.guided:
             return "", self._read_guided()
-        said: list[str] = []
+        texts: list[str] = []
         deltas: list[CallDelta] = []
-        while self._held and (self._read_call if self._value else self._spoken)(said, deltas):
+        while self._held and (self._read_call if self._value else self._spoken)(texts, deltas):
             pass
-        return "".join(said), deltas
-
-    def finish(self) -> tuple[str, list[CallDelta]]:
-        """The remaining text, and no call; in a free answer an incomplete one is text."""
-        left = self._held
-        if self._fresh and self._calls:
-            left, _ = self._strip_dressing(final=True)
-        self._held = ""
-        return "" if self._rules.guided else left, []
+        if final:
+            is_dressing = self._fresh and self._calls
+            texts.append(self._strip_dressing(final=True)[0] if is_dressing else self._held)
+            self._held = ""
+        return "".join(texts), deltas
 
     def _read_guided(self) -> list[CallDelta]:
         deltas: list[CallDelta] = []
@@ -183,8 +181,7 @@ class CallReader:
                 self._give_up(said, marked)
             return True
         # The possible beginning of a marker is held back, with the space before it.
-        keep = next(n for n in range(len(marker), -1, -1) if before.endswith(marker[:n]))
-        sure = before[: len(before) - keep].rstrip()
+        sure = before[: len(before) - overlap(before, marker)].rstrip()
         said.append(sure)
         self._held = before[len(sure) :]
         return False

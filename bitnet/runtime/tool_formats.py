@@ -3,8 +3,8 @@
 The formats come from the chat templates themselves: NousResearch's Hermes 2 Pro, Qwen 2.5 and 3
 (``<tool_call>``), SmolLM2 1.7B (a list in it), Llama 3.1 and 3.2 (an object with ``parameters``),
 Mistral 7B v0.3 and later (``[TOOL_CALLS]``), Phi-4 mini and Granite 3 (``<|tool_call|>``).
-Qwen3-Coder, FunctionGemma, DeepSeek V3 and V3.1 write blocks (``tool_blocks.py``), and gpt-oss
-messages (``harmony.py``).
+Qwen3-Coder, FunctionGemma, DeepSeek V3 and V3.1 write blocks, and gpt-oss messages
+(``tool_blocks.py``).
 Gemma 3's template does not support tools; Google's guide has it write one with ``parameters``.
 """
 
@@ -40,7 +40,7 @@ class CallFormat:
         dressing: texts around calls that have no meaning.
         block: expression of a call's head, for calls that are read as a block up to *closing*.
         arguments: how such a call writes them: json, xml or notation.
-        channels: an answer is a sequence of messages, as in ``harmony.py``, each of one call.
+        channels: an answer is a sequence of messages, as in ``tool_blocks.py``, each of one call.
     """
 
     name: str

@@ -6,19 +6,25 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.tool_blocks import JSON_STYLE, Arguments
+from bitnet.runtime.tool_blocks import ESCAPE
 from bitnet.runtime.tool_formats import NAME, CallRules
 
 if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["NO_TOOLS", "Tools", "read_tools"]
+__all__ = ["JSON_STYLE", "NO_TOOLS", "Tools", "read_tools"]
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+# A string with one of these is not guaranteed by a grammar of raw text.
+_OF_TEXT = {"pattern", "format", "minLength", "maxLength"}
+# Only one whitespace style: small models get stuck where whitespace may repeat forever.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_CLOSED = "\n</parameter>\n"
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -163,7 +169,7 @@ def _arguments(
     """Rule *name*, and those it needs, of arguments that follow *schema*."""
     if notation == "json":
         return [f"{name}: {_json(schema)}"]
-    arguments = Arguments(name, schema, lambda text: _literal(text, tokens))
+    arguments = _Arguments(name, schema, tokens)
     start = arguments.xml() if notation == "xml" else arguments.notation()
     return [f"{name}: {start}", *arguments.rules]
 
@@ -171,3 +177,104 @@ def _arguments(
 def _json(schema: Mapping[str, Any] | bool) -> str:
     own = schema if isinstance(schema, Mapping) else {}
     return f"%json {json.dumps({**own, 'x-guidance': JSON_STYLE})}"
+
+
+class _Arguments:
+    """Grammar rules of one function's arguments, in the grammar library's Lark form."""
+
+    def __init__(self, name: str, schema: Mapping[str, Any], tokens: Mapping[str, int]) -> None:
+        """Rules of arguments that follow *schema*, with names that begin with *name*."""
+        self.rules: list[str] = []
+        self._name = name
+        self._literal = partial(_literal, tokens=tokens)
+        self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        if {"$ref", "anyOf", "oneOf", "allOf"} & set(schema):
+            raise UsageError(
+                "tools: this model's calls need parameters that are an object with properties",
+                field="tools",
+            )
+        self._required = set(schema.get("required") or ())
+        self._properties = schema.get("properties") or {}
+        if missing := self._required - set(self._properties):
+            raise UsageError(f"tools: {min(missing)!r} is required and no property", field="tools")
+
+    def xml(self) -> str:
+        """Rule of ``<parameter=...>`` elements, in the order of the schema."""
+        parts = []
+        for number, (key, schema) in enumerate(self._properties.items()):
+            value = self._text(schema, _CLOSED) or f"{self._json(schema)} {self._literal(_CLOSED)}"
+            rule = self._add(
+                f"p{number}", f"{self._literal(f'<parameter={key}>{chr(10)}')} {value}"
+            )
+            parts.append(rule if key in self._required else f"{rule}?")
+        return self._add("all", " ".join(parts) or '""')
+
+    def notation(self) -> str:
+        """Rule of FunctionGemma's notation, whose keys are sorted as its template has them."""
+        return self._object(self._properties, self._required)
+
+    def _object(self, properties: Mapping[str, Any], required: set[str]) -> str:
+        pairs = [
+            (f"{self._literal(f'{key}:')} {self._value(properties[key])}", key in required)
+            for key in sorted(properties)
+        ]
+        pairs = [(self._add("pair", rule), needed) for rule, needed in pairs]
+        # The first pair has no comma before it: one alternative for each that may be first.
+        choices = []
+        for at, (rule, needed) in enumerate(pairs):
+            rest = [
+                f'("," {each})' + ("" if is_needed else "?") for each, is_needed in pairs[at + 1 :]
+            ]
+            choices.append(" ".join([rule, *rest]))
+            if needed:
+                break
+        else:
+            choices.append('""')
+        return self._add("object", f'"{{" ({" | ".join(choices)}) "}}"')
+
+    def _value(self, schema: Any) -> str:
+        schema = schema if isinstance(schema, Mapping) else {}
+        kind = schema.get("type")
+        if text := self._text(schema, ESCAPE):
+            return f"{self._literal(ESCAPE)} {text}"
+        if kind == "object":
+            properties = schema.get("properties") or {}
+            return self._object(properties, set(schema.get("required") or ()))
+        if kind == "array" and not {"minItems", "maxItems", "prefixItems"} & set(schema):
+            item = self._value(schema.get("items"))
+            return self._add("array", f'"[" ({item} ("," {item})*)? "]"')
+        if kind in ("integer", "number", "boolean", "null"):
+            return self._json(schema)
+        raise UsageError(
+            f"tools: the schema {json.dumps(schema)[:60]} has no form in this model's calls",
+            field="tools",
+        )
+
+    def _text(self, schema: Any, end: str) -> str:
+        """Rule of a raw text of *schema* up to its *end*; empty if it is not a text."""
+        if not isinstance(schema, Mapping):
+            return ""
+        choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+        if choices and all(isinstance(choice, str) for choice in choices):
+            texts = " | ".join(self._literal(choice) or '""' for choice in choices)
+            return f"({texts}) {self._literal(end)}"
+        if schema.get("type") != "string" or choices:
+            return ""
+        if wrong := _OF_TEXT & set(schema):
+            raise UsageError(
+                f"tools: {min(wrong)} cannot be guaranteed for a text in this model's calls",
+                field="tools",
+            )
+        if (mark := self._literal(end)).startswith("<["):  # a text cannot contain a control token
+            return f"({self._add('text', '/(?s:.+)/')})? {mark}"
+        return self._add("text", "/(?s:.*)/", attributes=f"[suffix={json.dumps(end)}]")
+
+    def _json(self, schema: Any) -> str:
+        own = schema if isinstance(schema, Mapping) else {}
+        whole = {**self._definitions, **own, "x-guidance": JSON_STYLE}
+        return self._add("json", f"%json {json.dumps(whole)}")
+
+    def _add(self, kind: str, rule: str, attributes: str = "") -> str:
+        name = f"{self._name}_{kind}_{len(self.rules)}"
+        self.rules.append(f"{name}{attributes}: {rule}")
+        return name

@@ -16,10 +16,11 @@ from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.server import pages
 from bitnet.server.dialects import anthropic, llama_server, ollama, openai, worker
-from bitnet.server.exchange import FORMS
+from bitnet.server.exchange import FORMS, answer, taking
 from bitnet.server.guard import Guard
 from bitnet.server.refusals import Refused, from_error
 from bitnet.wire.ollama import timestamp
+from bitnet.wire.routes import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from bitnet.server.narration import Narrator
     from bitnet.server.options import ServeOptions
     from bitnet.server.tracing import Tracing
+    from bitnet.wire.routes import Address
 
 __all__ = ["create_app"]
 
@@ -72,6 +74,8 @@ def create_app(
     app.openapi = partial(_describe, app)  # type: ignore[method-assign]
     for routes in (openai, worker, pages, anthropic, llama_server, ollama):
         app.include_router(routes.router)
+    for path, route in ROUTES.items():
+        _add_answering_route(app, path, route)
     _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
     app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate, tracing=tracing)
@@ -96,6 +100,18 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         schemas |= {name: form.openapi() for name, form in sorted(FORMS.items())}
         app.openapi_schema = page
     return app.openapi_schema
+
+
+def _add_answering_route(app: FastAPI, path: str, route: Address) -> None:
+    async def handle(request: Request) -> Response:
+        return await answer(request, route)
+
+    for each in (path, *route.aliases):
+        app.add_api_route(
+            each, handle, methods=["POST"], tags=[route.tag], summary=route.summary,
+            description=route.about, openapi_extra=taking(route.form),
+            include_in_schema=each == path,
+        )  # fmt: skip
 
 
 def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:

@@ -11,15 +11,18 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.runtime.request import EVERYTHING
+from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.refusals import GONE, Refused, from_error
 from bitnet.server.worker import Order, Worker, stopping
-from bitnet.wire import anthropic, llama_server, ollama, responses
+from bitnet.wire import ollama, responses
+from bitnet.wire.openai_reply import reply_head
+from bitnet.wire.routes import dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -28,14 +31,15 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
-    from bitnet.runtime.request import Request as ModelRequest
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.models import Models, Slot
     from bitnet.wire.fields import Form
+    from bitnet.wire.routes import Address, Reply
 
 __all__ = [
     "DEFAULT_TOKENS",
     "FORMS",
+    "answer",
     "body_of",
     "collect",
     "compute",
@@ -141,18 +145,12 @@ def prepare_sequences(request: ModelRequest, worker: Worker, choices: int) -> li
 # --- the reply -----------------------------------------------------------------------------------
 
 
-def stream_form(path: str) -> Literal["lines", "named", "unnamed", "openai"]:
-    """Form of the streams of *path*: JSON lines, or server-sent events, named or with an end."""
-    if path.startswith(ollama.PREFIX):
-        return "lines"
-    if path.startswith(anthropic.PREFIX) or path == responses.PATH:
-        return "named"
-    return "unnamed" if path in llama_server.PATHS else "openai"
-
-
 def event_text(path: str, facts: Any) -> str:
     """*facts* as an event of the stream of the address *path*."""
-    line, form = json.dumps(facts, ensure_ascii=False, separators=(",", ":")), stream_form(path)
+    line, form = (
+        json.dumps(facts, ensure_ascii=False, separators=(",", ":")),
+        dialect_of(path).STREAM,
+    )
     if form == "lines":
         return f"{line}\n"
     return (f"event: {facts['type']}\n" if form == "named" else "") + f"data: {line}\n\n"
@@ -165,19 +163,6 @@ def last_event(path: str, refusal: Refused, sent: int) -> str:
         code = refusal.code or refusal.kind
         facts = responses.error_event(sent, refusal.message, code, refusal.param)
     return event_text(path, facts)
-
-
-class Reply(Protocol):
-    """The reply to a body in its dialect, whole or as events."""
-
-    def whole(self, answers: list[Answer]) -> Any:
-        """The whole reply, when all answers have ended."""
-
-    def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[Any]:
-        """Events of one piece of one answer."""
-
-    def end(self, answers: list[Answer]) -> Iterator[Any]:
-        """Events after the last answer."""
 
 
 async def open_order(request: Request, form: Form, body: dict[str, Any] | None = None) -> Order:
@@ -211,6 +196,16 @@ async def collect(order: Order, make: Callable[[], list[ModelRequest]]) -> list[
     return order.answers
 
 
+async def answer(request: Request, route: Address) -> JSONResponse | StreamingResponse:
+    """The response to *request* as *route* makes it."""
+    order = await open_order(request, route.form)
+    worker = order.worker
+    is_open, limit = route.tokens == EVERYTHING, worker.limits.max_output_tokens
+    default = ModelRequest(max_tokens=EVERYTHING if is_open else min(route.tokens, limit))
+    reply = route.reply(order.body, reply_head(route.prefix, worker.name))
+    return await respond(order, partial(route.requests, order.body, default), reply)
+
+
 async def respond(
     order: Order, make: Callable[[], list[ModelRequest]], reply: Reply
 ) -> JSONResponse | StreamingResponse:
@@ -218,7 +213,7 @@ async def respond(
 
     A failure before anything has been sent is raised.
     """
-    is_lines, streams = stream_form(order.path) == "lines", order.body["stream"]
+    is_lines, streams = dialect_of(order.path) is ollama, order.body["stream"]
     if streams is False or (streams is None and not is_lines):  # Ollama's default
         return JSONResponse(reply.whole(await collect(order, make)))
     try:
@@ -253,7 +248,7 @@ async def _events(
         for facts in reply.end(order.answers):
             yield event_text(order.path, facts)
         _narrate_end(order)
-        if stream_form(order.path) == "openai":
+        if dialect_of(order.path).STREAM == "openai":
             yield "data: [DONE]\n\n"
     except Exception as error:  # noqa: BLE001 - the status is sent already
         _narrate_failure(order, error)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
 from bitnet.base.options import CacheOptions
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.store import Store
 from bitnet.tokenizer import resolve_tokenizer

@@ -14,11 +14,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from bitnet.runtime.answer import Answer
 
-__all__ = ["Metrics", "ModelMetrics"]
+__all__ = ["Metrics", "count_answer"]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -88,47 +88,28 @@ class Metrics:
             for other in others:
                 registry.register(_Alias(metric, other))
 
-    def of(self, model: str) -> ModelMetrics:
-        """Metrics of the model *model*."""
-        each = {name: metric.labels(model) for name, metric in self._of_model.items()}
-        return ModelMetrics(each, partial(self._answers.labels, model))
+    def of(self, model: str) -> dict[str, Any]:
+        """Metrics of *model* by our names, and the counter ``answers`` by finish reason.
+
+        They go on when the model is unloaded and loaded again.
+        """
+        metrics = {name: metric.labels(model) for name, metric in self._of_model.items()}
+        return metrics | {"answers": partial(self._answers.labels, model)}
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class ModelMetrics:
-    """Counters and histograms of one model; they go on when it is unloaded and loaded again."""
-
-    def __init__(self, each: dict[str, Any], answers: Callable[[str], Counter]) -> None:
-        """*each* by our name, and the counter of *answers* by their finish reason."""
-        self._each, self._answers = each, answers
-
-    def watch(self, **gauges: Callable[[], float]) -> None:
-        """Read *gauges* whenever the metrics are read."""
-        for name, read in gauges.items():
-            self._each[name].set_function(read)
-
-    def refuse(self) -> None:
-        """Count a request for which the queue has no place."""
-        self._each["refused"].inc()
-
-    def token(self, since_last_s: float | None) -> None:
-        """Count a generated token, *since_last_s* after the previous one; ``None``: the first."""
-        self._each["tokens"].inc()
-        if since_last_s is not None:
-            self._each["between_s"].observe(since_last_s)
-
-    def count_answer(self, answer: Answer) -> None:
-        """Count *answer*, which has ended."""
-        stats, each = answer.stats, self._each
-        self._answers(answer.finish_reason or "error").inc()
-        each["prompt_tokens"].inc(stats.prompt_tokens)
-        each["hits"].inc(stats.reused_tokens)
-        each["run_tokens"].inc(stats.prompt_tokens - stats.reused_tokens)
-        each["run_s"].inc(stats.prefill_s)
-        each["decode_s"].inc(stats.decode_s)
-        if stats.tokens:
-            each["first_token_s"].observe(stats.prefill_s)
-        each["answer_s"].observe(stats.prefill_s + stats.decode_s)
+def count_answer(metrics: dict[str, Any], answer: Answer) -> None:
+    """Count *answer*, which has ended, in the *metrics* of its model."""
+    stats = answer.stats
+    metrics["answers"](answer.finish_reason or "error").inc()
+    metrics["prompt_tokens"].inc(stats.prompt_tokens)
+    metrics["hits"].inc(stats.reused_tokens)
+    metrics["run_tokens"].inc(stats.prompt_tokens - stats.reused_tokens)
+    metrics["run_s"].inc(stats.prefill_s)
+    metrics["decode_s"].inc(stats.decode_s)
+    if stats.tokens:
+        metrics["first_token_s"].observe(stats.prefill_s)
+    metrics["answer_s"].observe(stats.prefill_s + stats.decode_s)

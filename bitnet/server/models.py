@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.server.metrics import Metrics, ModelMetrics
+    from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrator
 
 __all__ = ["FOREVER", "Models", "Slot", "State"]
@@ -102,19 +102,20 @@ class Slot:
         """Answers that wait, for the model too, or are being written."""
         return self.queued + (self.worker.open_jobs if self.worker else 0)
 
-    def watch(self, metrics: ModelMetrics) -> None:
+    def watch(self, metrics: dict[str, Any]) -> None:
         """Have *metrics* read its state; a worker counts the rest."""
 
         def running() -> int:
             return self.worker.running if self.worker else 0
 
-        metrics.watch(
-            loaded=lambda: self.state == "loaded",
-            open=lambda: self.open_jobs,
-            running=running,
-            waiting=lambda: max(0, self.open_jobs - running()),
-            kv_usage=lambda: self.worker.kv_usage if self.worker else 0.0,
-        )
+        for name, read in {
+            "loaded": lambda: self.state == "loaded",
+            "open": lambda: self.open_jobs,
+            "running": running,
+            "waiting": lambda: max(0, self.open_jobs - running()),
+            "kv_usage": lambda: self.worker.kv_usage if self.worker else 0.0,
+        }.items():
+            metrics[name].set_function(read)
 
     async def header(self) -> dict[str, Any]:
         """Facts about its file, as :func:`read_header` gives them; in a thread, and kept."""
@@ -325,7 +326,7 @@ class Models:
     async def _wait_for(self, slot: Slot, deadline: float) -> None:
         """Return once *slot* is loaded."""
         if slot.queued >= self.limits.places:
-            self._metrics[slot.name].refuse()
+            self._metrics[slot.name]["refused"].inc()
             raise Refused(
                 429, f"{slot.queued} requests wait for the model {slot.name!r} to be loaded",
                 kind="rate_limit_error", code="queue_full", retry_after_s=1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
-from bitnet.wire import anthropic, llama_server, ollama, openai_reply
+from bitnet.wire.routes import dialect_of
 
 __all__ = ["GONE", "Refused", "from_error"]
 
@@ -44,13 +44,9 @@ class Refused(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """JSON reply in the error form of the dialect to which *path* belongs."""
-        if path.startswith(ollama.PREFIX):
-            return ollama.error_reply(self.message)
-        if path.startswith(anthropic.PREFIX):
-            return anthropic.error_reply(self.message, self.status)
-        if path in llama_server.PATHS:
-            return llama_server.error_reply(self.message, self.status, self.kind)
-        return openai_reply.error_reply(self.message, self.kind, self.code, self.param)
+        form = dialect_of(path).error_reply
+        body: dict[str, Any] = form(self.message, self.status, self.kind, self.code, self.param)
+        return body
 
 
 def from_error(error: Exception) -> Refused:

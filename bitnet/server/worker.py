@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
+from bitnet.server.metrics import count_answer
 from bitnet.server.refusals import Refused, from_error
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.request import Request
     from bitnet.runtime.scheduler import Scheduler
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.metrics import ModelMetrics
     from bitnet.server.narration import Narrator
     from bitnet.wire.fields import Form
 
@@ -144,7 +144,7 @@ class Worker:
         self,
         name: str,
         model: LanguageModel,
-        metrics: ModelMetrics,
+        metrics: dict[str, Any],
         limits: WorkerLimits,
         narrate: Narrator,
     ) -> None:
@@ -327,7 +327,7 @@ class Worker:
                 f"{count} answers in one request; this worker takes {self.limits.places} at a time",
             )
         if self._open + count > self.limits.places:
-            self._metrics.refuse()
+            self._metrics["refused"].inc()
             raise Refused(
                 429,
                 f"{self._open} answers wait or are being written, {self.limits.places} may",
@@ -440,8 +440,9 @@ class Worker:
             self._fail(order, index, error)
             return
         if taken.token is not None:
-            is_first = answer.stats.tokens == 1
-            self._metrics.token(None if is_first else answer.stats.decode_s - before_s)
+            self._metrics["tokens"].inc()
+            if answer.stats.tokens > 1:
+                self._metrics["between_s"].observe(answer.stats.decode_s - before_s)
         if taken.finish_reason is None:
             order.put(index, taken)
             return
@@ -454,9 +455,8 @@ class Worker:
         self._finish(order, index, order.answers[index].end("error", from_error(error)))
 
     def _finish(self, order: Order, index: int, last: Piece) -> None:
-        self._metrics.count_answer(
-            order.answers[index]
-        )  # first: a free place must already be counted
+        # First: when its place is free, it must already be counted.
+        count_answer(self._metrics, order.answers[index])
         with self._changed:
             order.remaining -= 1
             if order.remaining < order.places:

@@ -23,9 +23,9 @@ from bitnet.formats.gguf_checkpoint import effective_keys
 from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
 from bitnet.formats.gguf_values import printable
 from bitnet.kernels import kv_codes
+from bitnet.kernels.kv_cache import KVCache, pages_for
 from bitnet.models.load import config_from
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import KVCache, pages_for
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.tokenizer import fingerprints
 

@@ -20,11 +20,11 @@ from bitnet.base.progress import human_size
 from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.packing import multiplies_in_rows
 from bitnet.models.load import ARCHITECTURES, config_from
 from bitnet.quants.registry import dequantize
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.sheet.inspection import cache_bytes, describe_basis, encodings, memory, vocabulary
 from bitnet.tokenizer import resolve_tokenizer

@@ -6,7 +6,6 @@ Names and events are those of docs.anthropic.com/en/api/messages and .../message
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
 
-__all__ = ["COUNT", "MESSAGE", "MessageReply", "message_head", "message_requests"]
+__all__ = ["COUNT", "MESSAGE", "MessageReply", "message_requests"]
 
 PREFIX = "/v1/messages"  # of the addresses
+STREAM = "named"  # events
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -79,8 +79,10 @@ MESSAGE = Form(
 )
 
 
-def message_requests(body: Mapping[str, Any]) -> list[Request]:
+def message_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
     """The request of *body*, as :data:`MESSAGE` or :data:`COUNT` reads it.
+
+    *default* has what it leaves out.
 
     Raises:
         UsageError: a part of it is not supported.
@@ -118,7 +120,7 @@ def message_requests(body: Mapping[str, Any]) -> list[Request]:
         "thinking_budget": thinking.get("budget_tokens") if mode == "enabled" else None,
         **{name: body.get(name) for name in ("max_tokens", "temperature", "top_k", "top_p")},
     }
-    request = Request.from_mapping(fields, random(temperature=1.0))
+    request = Request.from_mapping(fields, random(default, temperature=1.0))
     return [replace(request, separate_reasoning=True)]
 
 
@@ -193,16 +195,6 @@ def _texts(content: Any, where: str) -> str:
     raise UsageError(f"{where}: only text is served", field=where)
 
 
-def message_head(model: str) -> dict[str, Any]:
-    """Fields with which a reply begins, with a unique id."""
-    return {
-        "id": f"msg_{secrets.token_hex(12)}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-    }
-
-
 def _stop_facts(answer: Answer) -> dict[str, Any]:
     reason = answer.finish_reason
     said = _STOPS.get(str(reason), str(reason))
@@ -224,9 +216,10 @@ def _usage(answer: Answer) -> dict[str, int]:
 class MessageReply:
     """The reply of ``/v1/messages``; its events are blocks of text and calls, one by one."""
 
-    def __init__(self, head: dict[str, Any]) -> None:
-        """Events of an answer whose reply begins with *head*."""
-        self._head = head
+    def __init__(self, _body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+        """A reply with the id and the model of *head*."""
+        own = {"type": "message", "role": "assistant"}
+        self._head = {"id": head["id"], **own, "model": head["model"]}
         self._begun = False
         self._index = -1
         self._kind = ""  # of the open block
@@ -290,7 +283,7 @@ class MessageReply:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-def error_reply(message: str, status: int) -> dict[str, Any]:
+def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:
     """The body of a reply with an error *status*."""
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}

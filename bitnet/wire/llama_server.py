@@ -43,6 +43,7 @@ __all__ = [
 
 #: Addresses whose errors have this form.
 PATHS = {"/completion", "/props", "/slots", "/apply-template", "/health", "/infill", "/embedding"}
+STREAM = "unnamed"  # events
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _DIALECT = "llama_server"
 MAX_FILES = 256
@@ -110,8 +111,8 @@ TEMPLATE = Form(
 )
 
 
-def completion_requests(body: Mapping[str, Any]) -> list[Request]:
-    """The request of *body*, as :data:`COMPLETION` reads it.
+def completion_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
+    """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out.
 
     Raises:
         UsageError: a value is out of its range.
@@ -120,8 +121,7 @@ def completion_requests(body: Mapping[str, Any]) -> list[Request]:
     given = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
     if isinstance(body["logit_bias"], list):
         given["logit_bias"] = dict(_bias(one) for one in body["logit_bias"])
-    default = random(**DEFAULTS)
-    request = Request.from_mapping(given, default)
+    request = Request.from_mapping(given, random(default, **DEFAULTS))
     return [replace(request, logprobs=body["n_probs"] or None)]
 
 
@@ -177,10 +177,9 @@ def infill_requests(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[Reque
 class CompletionLines:
     """The reply of ``/completion``, whole and as events."""
 
-    def __init__(self, body: Mapping[str, Any], model: str) -> None:
-        """Events of the answer of *model* to *body*."""
-        self._body = body
-        self._model = model
+    def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+        """A reply to *body* of the model in *head*."""
+        self._body, self._model = body, head["model"]
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply of a finished answer."""
@@ -253,6 +252,6 @@ def _probability(token: TokenLogprob) -> dict[str, Any]:
     return with_top(token, lambda one: {"id": one.id, **token_facts(one)})
 
 
-def error_reply(message: str, status: int, kind: str) -> dict[str, Any]:
+def error_reply(message: str, status: int, kind: str, *_: object) -> dict[str, Any]:
     """The body of a reply with an error *status*."""
     return {"error": {"code": status, "message": message, "type": kind}}

@@ -44,6 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 PREFIX = "/api/"  # of the addresses
+STREAM = "lines"
 NANO = 10**9
 MOST_SECONDS = 10 * 365 * 86_400  # longer is for ever
 NEVER = "9999-12-31T23:59:59+00:00"
@@ -310,6 +311,6 @@ def parameter_size(count: int) -> str:
     return f"{count / size:.1f}{unit}"
 
 
-def error_reply(message: str) -> dict[str, str]:
+def error_reply(message: str, *_: object) -> dict[str, str]:
     """The body of a reply with an error status."""
     return {"error": message}

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import CallDelta, FinishReason, Piece, TokenLogprob
 
 __all__ = [
+    "STREAM",
     "ChatReply",
     "CompletionReply",
     "chat_finish",
     "embeddings_reply",
+    "error_reply",
     "finish_of",
     "reply_head",
     "token_facts",
@@ -33,6 +35,10 @@ __all__ = [
     "vectors_of",
     "with_top",
 ]
+
+
+#: Form of streams: events with a last word.
+STREAM = "openai"
 
 
 def reply_head(prefix: str, model: str) -> dict[str, Any]:
@@ -44,7 +50,7 @@ def reply_head(prefix: str, model: str) -> dict[str, Any]:
 class ChatReply:
     """The reply of ``/v1/chat/completions``, whole and as events."""
 
-    def __init__(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
         """The reply to *body*, each part of which begins with *head*."""
         self._whole = {**head, "object": "chat.completion"}
         self._head = {**head, "object": "chat.completion.chunk"}
@@ -95,7 +101,7 @@ class ChatReply:
 class CompletionReply:
     """The reply of ``/v1/completions``, whole and as events."""
 
-    def __init__(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
         """The reply to *body*, each part of which begins with *head*."""
         self._head = {**head, "object": "text_completion"}
         self._has_logprobs = body["logprobs"] is not None
@@ -283,7 +289,7 @@ def _base64(row: NDArray[Any]) -> str:
 
 
 def error_reply(
-    message: str, kind: str, code: str | None = None, field: str | None = None
+    message: str, _status: int, kind: str, code: str | None = None, field: str | None = None
 ) -> dict[str, Any]:
     """The body of a reply with an error status."""
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}

@@ -14,16 +14,17 @@ from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, optional, random, schemas_by_name
 from bitnet.wire.openai import IDLE, schema_of
-from bitnet.wire.openai_reply import with_top
+from bitnet.wire.openai_reply import error_reply, with_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
 
-__all__ = ["RESPONSE", "ResponseItems", "response_requests", "response_schema"]
+__all__ = ["RESPONSE", "ResponseItems", "error_reply", "response_requests", "response_schema"]
 
 PATH = "/v1/responses"
+STREAM = "named"  # events
 INCLUDED = "message.output_text.logprobs"
 _ANY_OBJECTS = {"type": "array", "items": OBJECT}
 

@@ -22,6 +22,7 @@ from bitnet.base.errors import (
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
@@ -29,7 +30,6 @@ from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.iq_bn import pack_iq2_bn
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
-from bitnet.runtime.kv_cache import KVCache
 
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
 PACKERS = {

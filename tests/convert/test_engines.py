@@ -15,9 +15,9 @@ from bitnet.convert import ConversionRequest, convert, plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.inventory import Inventory
 from bitnet.formats.safetensors import read_folder
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 with_ik_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("ik_llama_cpp") is None,

@@ -16,10 +16,10 @@ from bitnet.crossval.references import choose
 from bitnet.crossval.report import as_markdown
 from bitnet.crossval.run import cross_validate
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.tokenizer.load import mock_tokenizer
 
 needs_native = pytest.mark.skipif(

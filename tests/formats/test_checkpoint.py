@@ -12,9 +12,9 @@ from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.families.config_json import describe, gguf_name
 from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize
-from bitnet.runtime.kv_cache import KVCache
 
 CONFIG = {
     "model_type": "llama",

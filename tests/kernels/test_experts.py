@@ -11,12 +11,12 @@ from bitnet.base.errors import InferenceError
 from bitnet.families.networks import Routing
 from bitnet.kernels import packing
 from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Register, Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.targets import Pass
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 NATIVE = native.module()
 ONLY_NATIVE = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")

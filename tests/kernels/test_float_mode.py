@@ -11,10 +11,10 @@ import pytest
 from tiny_models import tiny
 
 from bitnet import native
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.models.load import load_model
 from bitnet.models.transformer import Segment
-from bitnet.runtime.kv_cache import KVCache
 
 pytestmark = [
     pytest.mark.skipif(native.module() is None, reason="the module is not built"),

@@ -11,6 +11,7 @@ from bitnet import native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.kernels import native as native_ops
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.select import select
@@ -20,7 +21,6 @@ from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.registry import PACKED_U8, dequantize, quantize
 from bitnet.quants.ternary import Ternary
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import KVCache
 
 needs_native = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"

@@ -11,6 +11,7 @@ from bitnet.families.blocks import Attention, Branch, KeysValues
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.instructions import Attend, Embed, Linear
 from bitnet.kernels.interpreter import Interpreter
+from bitnet.kernels.kv_cache import PAGE, KVCache
 from bitnet.kernels.kv_codes import page_words
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Program, Register, Segment
@@ -20,7 +21,6 @@ from bitnet.models.load import config_from, load_model
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import PAGE, KVCache
 
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")

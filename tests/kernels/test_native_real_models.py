@@ -9,11 +9,11 @@ from tiny_models import seeing
 
 from bitnet import native
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.models.transformer import Model
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.tokenizer import resolve_tokenizer
 
 MODELS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet.base.errors import UsageError
-from bitnet.kernels.program import Seen
+from bitnet.kernels.kv_cache import Seen
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8, quantize

@@ -10,11 +10,11 @@ from tiny_models import in_encoding, tiny
 from bitnet import native
 from bitnet.base.errors import UsageError
 from bitnet.kernels import ternary_choice
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.measured import conditions
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.ternary_choice import SMALLEST, dense_pays, measure
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.store.tag import measurement_path, read_measurement, write_measurement
 
 NATIVE = native.module()

@@ -15,13 +15,13 @@ from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.adapters import read_adapter
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.adapted import parse_adapter, with_adapters
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
-from bitnet.runtime.kv_cache import KVCache
 
 compiled = pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]

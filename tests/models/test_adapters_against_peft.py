@@ -5,10 +5,10 @@ import pytest
 from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, relative_difference, torch
 
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.adapted import with_adapters
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 peft = pytest.importorskip(
     "peft", reason="peft is not installed: pip install 'bitnet-xtask[parity]'"

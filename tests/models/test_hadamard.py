@@ -17,12 +17,12 @@ from bitnet.convert import ConversionRequest, convert
 from bitnet.families.blocks import State
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_values import Array
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.sheet.inspection import inspect_gguf
 from bitnet.sheet.plan import ModelOrigin, Resources, plan_file

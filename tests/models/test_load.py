@@ -10,12 +10,12 @@ from tiny_models import FAMILIES, HYBRIDS, LAYERED, LAYERS, MIXTURES, VOCAB, in_
 
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.checkpoint import Checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import ARCHITECTURES, config_from, load_model
 from bitnet.quants import types
 from bitnet.quants.registry import dequantize, rounds_activations
 from bitnet.quants.weight import Weight
-from bitnet.runtime.kv_cache import KVCache
 
 TOKENS = [5, 9, 33, 2, 61, 17, 8, 40]
 F32 = types.by_name("F32")

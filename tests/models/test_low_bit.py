@@ -8,9 +8,9 @@ from low_bit_models import SHAPE, TOKENS, as_mlx, unpacked_hybrid, unpacked_mode
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 LEVELS = {"Q1_0": 1, "Q2_0": 2, "PQ2_0": 2, "PTQ1_0": 2}
 

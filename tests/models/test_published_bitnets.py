@@ -23,10 +23,10 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_checkpoint import INPUTS
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 IDS = np.random.default_rng(3).integers(3, 60, 16).tolist()
 SAME = 1e-9  # of the range of the logits, in float64

@@ -7,10 +7,10 @@ import pytest
 
 from bitnet import native
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 # llama.cpp rounds activations to 8 bit, so close calls between its two best tokens do not count.
 MIN_GAP = 0.3

@@ -6,11 +6,11 @@ from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
 
 from bitnet import native
 from bitnet.base.errors import InferenceError, UsageError
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.models.transformer import Segment
-from bitnet.runtime.kv_cache import KVCache
 
 needs_native = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"

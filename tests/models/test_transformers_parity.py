@@ -22,10 +22,10 @@ from bitnet.convert import ConversionRequest, convert
 from bitnet.families.config_json import gguf_name
 from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize
-from bitnet.runtime.kv_cache import KVCache
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,10 +16,10 @@ from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
 
 from bitnet import native
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.models.load import load_model
 from bitnet.models.transformer import Segment
-from bitnet.runtime.kv_cache import KVCache
 
 pytestmark = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.lookup import LONGEST_PAUSE, Lookup
+from bitnet.runtime.drafts import LONGEST_PAUSE, Lookup
 from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
@@ -117,9 +117,9 @@ def test_drafts_save_passes_and_are_counted(model):
     while scheduler.busy:
         scheduler.step()
     assert quick.ids == plain.ids
-    assert plain.passes == 40
-    assert quick.passes == 40 - quick.accepted
-    assert 0 < quick.accepted <= quick.drafted
+    assert plain.stats.passes == 40
+    assert quick.stats.passes == 40 - quick.stats.accepted
+    assert 0 < quick.stats.accepted <= quick.stats.drafted
 
 
 def test_drafts_never_go_beyond_the_context_or_the_answer(model):

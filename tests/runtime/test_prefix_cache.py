@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny
 
+from bitnet.kernels.kv_cache import PAGE, KVCache
 from bitnet.models.load import config_from
-from bitnet.runtime.kv_cache import PAGE, KVCache
 from bitnet.runtime.prefix_cache import PrefixCache, common_prefix
 
 CONFIG = config_from(tiny("llama"))  # 2 layers, 2 key heads of 64

@@ -29,7 +29,8 @@ def read(text, cuts=(), *, begun=False):
     """Reasoning and text of *text*, which comes in pieces."""
     reader = ReasoningReader(ReasoningRules("<think>", "</think>", begun))
     at = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
-    parts = [reader.push(text[begin:end]) for begin, end in pairwise(at)] + [reader.finish()]
+    parts = [reader.read(text[begin:end]) for begin, end in pairwise(at)]
+    parts += [reader.read("", final=True)]
     return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
 
 

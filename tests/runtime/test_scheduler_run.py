@@ -7,8 +7,8 @@ import pytest
 from tiny_models import VOCAB, tiny
 
 from bitnet.base.errors import InferenceError, UsageError
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import Sampler, SamplingParams
 from bitnet.runtime.scheduler import Scheduler

@@ -29,7 +29,7 @@ def read(rules, text, cuts=()):
     said, calls, begin = "", [], 0
     parts = [*sorted(cuts), len(text), None]
     for end in parts:
-        more, deltas = reader.finish() if end is None else reader.push(text[begin:end])
+        more, deltas = reader.read("", final=True) if end is None else reader.read(text[begin:end])
         said, begin = said + more, end
         for delta in deltas:
             if delta.id:
@@ -147,15 +147,15 @@ def test_only_the_first_call_counts_where_one_is_requested():
 
 def test_a_guided_call_is_told_while_it_is_written():
     reader = call_reader(CallRules(HERMES, NAMES, guided=True))
-    _, (begun,) = reader.push('<tool_call>\n{"name": "weather", "arguments": ')
+    _, (begun,) = reader.read('<tool_call>\n{"name": "weather", "arguments": ')
     assert (begun.name, begun.arguments) == ("weather", "")
-    assert [delta.arguments for delta in reader.push('{"city"')[1]] == ['{"city"']
-    assert [delta.arguments for delta in reader.push(': "}"}}\n</')[1]] == [': "}"}']
+    assert [delta.arguments for delta in reader.read('{"city"')[1]] == ['{"city"']
+    assert [delta.arguments for delta in reader.read(': "}"}}\n</')[1]] == [': "}"}']
 
 
 def test_ids_of_calls_are_what_every_template_takes():
     reader = call_reader(CallRules(HERMES, NAMES, guided=True))
-    _, deltas = reader.push("".join(f"<tool_call>\n{ONE}\n</tool_call>\n" for _ in range(20)))
+    _, deltas = reader.read("".join(f"<tool_call>\n{ONE}\n</tool_call>\n" for _ in range(20)))
     ids = [delta.id for delta in deltas if delta.id]
     assert len(set(ids)) == 20
     assert all(len(one) == 9 and one.isalnum() for one in ids)

@@ -50,11 +50,10 @@ CARRIERS = {
     *("Form", "Request", "SamplingParams", "Order", "Sequence", "Piece", "Answer", "Stats"),
     "ChatReply",
 }
-#: Types beside the way: caches, the choice of a token, an end of a text, limits, the connection,
-#: and what counts and reports.
+#: Types beside the way: the row of the address, the reuse of prefixes, the choice of a token,
+#: limits, the connection, and what reports.
 OTHERS = {
-    *("KVCache", "_Pages", "States", "PrefixCache", "Sampler", "StopStrings", "WorkerLimits"),
-    *("PatientProtocol", "ModelMetrics", "Narrator"),
+    *("Address", "PrefixCache", "Sampler", "WorkerLimits", "PatientProtocol", "Narrator"),
 }
 
 

@@ -17,8 +17,8 @@ from builders import (
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats.gguf_write import write_copy
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
-from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.sheet.inspection import inspect_gguf
 

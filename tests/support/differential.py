@@ -25,9 +25,9 @@ from tiny_models import TOKENS
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import _ACTIVATIONS, ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -1,4 +1,4 @@
-"""Routes of llama.cpp's server: ``/completion``, ``/props``, ``/apply-template`` and others.
+"""Routes of llama.cpp's server: ``/infill``, ``/props``, ``/apply-template`` and others.
 
 ``/tokenize`` and ``/detokenize`` are the worker's own, since several dialects share them.
 """
@@ -19,13 +19,11 @@ from bitnet.server.exchange import compute, open_order, respond, slot_of, taking
 from bitnet.server.refusals import Refused
 from bitnet.wire.fields import without_nulls
 from bitnet.wire.llama_server import (
-    COMPLETION,
     DEFAULTS,
     EMBED,
     INFILL,
     TEMPLATE,
     CompletionLines,
-    completion_requests,
     infill_requests,
 )
 from bitnet.wire.openai import EMBEDDING
@@ -37,18 +35,6 @@ router = APIRouter(tags=["llama-server"])
 
 
 @router.post(
-    "/completion",
-    summary="The continuation of a text, as llama.cpp's server has it",
-    openapi_extra=taking(COMPLETION),
-)
-async def completion(request: Request) -> Response:
-    """Continue ``prompt``; ``stream`` sends events without a last word."""
-    order = await open_order(request, COMPLETION)
-    reply = CompletionLines(order.body, order.worker.name)
-    return await respond(order, partial(completion_requests, order.body), reply)
-
-
-@router.post(
     "/infill",
     summary="The text of a gap, as llama.cpp's server has it",
     openapi_extra=taking(INFILL),
@@ -57,7 +43,7 @@ async def infill(request: Request) -> Response:
     """Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can."""
     order = await open_order(request, INFILL)
     make = partial(infill_requests, order.body, order.worker.model.tokenizer)
-    return await respond(order, make, CompletionLines(order.body, order.worker.name))
+    return await respond(order, make, CompletionLines(order.body, {"model": order.worker.name}))
 
 
 @router.post(

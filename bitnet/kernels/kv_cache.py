@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from bitnet.base.errors import InferenceError, UsageError
+from bitnet.families.blocks import KeysValues, State
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
-from bitnet.kernels.program import Seen, page_tables, state_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.kernels.ops import Array
+    from bitnet.families.blocks import CacheKind, ModelConfig
+    from bitnet.kernels.kv_codes import Array
 
     Page: TypeAlias = NDArray[Any]
 
-__all__ = ["PAGE", "KVCache", "States", "pages_for"]
+__all__ = ["PAGE", "KVCache", "Seen", "States", "page_tables", "pages_for", "state_ranges"]
 
 SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
 SLACK = 256  # positions before a kept one to which the cache can be truncated as well
 MAPPED_BYTES = 256 << 10  # a page from this size on is a mapping: neighbours share huge pages
 KEPT = 2  # positions to which it can be truncated; and with states the start of a drafted pass
+
+
+class Seen(NamedTuple):
+    """Keys and values of the last S positions of a layer.
+
+    Attributes:
+        keys: ``(kv_heads, S, D)``.
+        values: as *keys*.
+        pages: the codes of both, as ``kernels/kv_codes.py`` has them, for the compiled module;
+            ``None`` where a cache holds floats.
+    """
+
+    keys: Array
+    values: Array
+    pages: NDArray[np.int16] | None = None
 
 
 class KVCache:
@@ -458,3 +474,18 @@ class States:
         self._copies = {at: copy for at, copy in other._copies.items() if at <= length}
         its = other._live if other._length == length else self._copies.get(length, self._live[:0])
         self._live, self._length = its.copy(), length
+
+
+def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:
+    """Caches of keys and values of one kind, which share pages, by number."""
+    return {
+        kind: tuple(number for number, its in enumerate(caches) if its == kind)
+        for kind in dict.fromkeys(it for it in caches if isinstance(it, KeysValues))
+    }
+
+
+def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
+    """Numbers of each cache of fixed size, by its own, in one state for all of them."""
+    sizes = [(number, its.size) for number, its in enumerate(caches) if isinstance(its, State)]
+    ends = list(accumulate(size for _, size in sizes))
+    return {number: range(end - size, end) for (number, size), end in zip(sizes, ends, strict=True)}

@@ -7,9 +7,9 @@ import pytest
 from tiny_models import tiny
 
 from bitnet.base.errors import InferenceError, UsageError
+from bitnet.kernels import kv_cache
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
-from bitnet.runtime import kv_cache
-from bitnet.runtime.kv_cache import KVCache
 
 CONFIG = config_from(tiny("llama"))  # 2 layers, 2 key heads of 64
 
