@@ -9,6 +9,7 @@ mixer computes; tensors, program, registers and cache follow from these values.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
@@ -349,17 +350,17 @@ class ModelConfig:
         """Kind of its inputs of layers, the same in all blocks; ``None``: it has none."""
         return next((mixer for mixer in self.mixers() if isinstance(mixer, LayerInput)), None)
 
-    @property
+    @cached_property
     def attentions(self) -> tuple[Attention, ...]:
         """Those of its mixers that are attention."""
         return tuple(mixer for mixer in self.mixers() if isinstance(mixer, Attention))
 
-    @property
+    @cached_property
     def caches(self) -> tuple[CacheKind, ...]:
         """Kind of cache of each mixer that has one, in the order in which they run."""
         return tuple(mixer.cache for mixer in self.mixers() if mixer.cache is not None)
 
-    @property
+    @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """Its different position embeddings."""
         kinds = Attention | LatentAttention

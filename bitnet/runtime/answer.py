@@ -80,7 +80,7 @@ class Answer:
         thoughts = sequence.request.reasoning
         self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
         self._shown |= {} if thoughts is None else thoughts.shown
-        self._reads = self._reads_before = page_reads()
+        self._reads = page_reads()
         self.begun_at: float = time.perf_counter()
         self._at = self.begun_at
         # A space at the beginning of the answer is part of it.
@@ -159,6 +159,8 @@ class Answer:
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         """Fields of a piece: what is certain after the next part, *text*."""
         final = reason is not None
+        if final:
+            self._measure()
         if final and not self.stop_text:
             text += self._until_stop(self._stream.finish(), final=True)
         reasoning = ""
@@ -196,11 +198,14 @@ class Answer:
         else:
             stats.prefill_s += passed
         stats.tokens += piece.token is not None
-        stats.peak_memory_bytes = peak_memory()
-        reads = self._reads = page_reads(self._reads)
-        stats.page_faults = reads.faults - self._reads_before.faults
-        stats.read_bytes = reads.read_bytes - self._reads_before.read_bytes
         self.error = self.error or self.sequence.error
+
+    def _measure(self) -> None:
+        """Ask the system, once, what the answer took."""
+        stats, reads = self.stats, page_reads(self._reads)
+        stats.peak_memory_bytes = peak_memory()
+        stats.page_faults = reads.faults - self._reads.faults
+        stats.read_bytes = reads.read_bytes - self._reads.read_bytes
 
     def _describe(self, piece: Piece) -> TokenLogprob:
         """*piece*, a token generated with log-probabilities, with its text and bytes."""
