@@ -73,15 +73,16 @@ void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     const uint8_t* block = a.weight + r * a.row_bytes;
     const int64_t stride = block_inputs(a.cols), blocks = a.cols / (32 * kLayout.groups);
     const BlockInput* x = a.inputs + t * stride;
+    const bool ahead = t == 0 && first == 0;  // later tokens find the tile in the caches
     typename Vec::Float sum[V][N];
     for (int v = 0; v < V; ++v)
         for (int n = 0; n < N; ++n) sum[v][n] = Vec::zero_float();
     for (int64_t b = 0; b < blocks; ++b, block += kLayout.block()) {
         const Scales<kType> scales[2] = {Scales<kType>(block, first), Scales<kType>(block, first + V - 1)};
-        if constexpr (N == 1) prefetch_lines(block, kLayout.header);
+        if (ahead) prefetch_lines(block, kLayout.header);
         for (int j = 0; j < kLayout.groups; ++j, x += 1) {
             const uint8_t* unit = block + kLayout.header + j * kLayout.unit();
-            if constexpr (N == 1) prefetch_lines(unit, kLayout.unit());
+            if (ahead) prefetch_lines(unit, kLayout.unit());
             add_group<kType, V, N>(PackedGroup<kType, V>{unit, first, j, scales}, x, stride, sum);
         }
     }
@@ -166,7 +167,7 @@ void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
             for (int n = 0; n < N; ++n) even[v][n] = odd[v][n] = Vec::zero_float();
         int64_t k = begin;
         for (; k + 2 <= end; k += 2) {
-            if constexpr (N == 1) prefetch_lines(tile + k * kColumn, 2 * kColumn);
+            if (t == 0) prefetch_lines(tile + k * kColumn, 2 * kColumn);
             add_column<kType, V, N>(tile + k * kColumn, first, x + k, a.cols, even);
             add_column<kType, V, N>(tile + (k + 1) * kColumn, first, x + k + 1, a.cols, odd);
         }
