@@ -243,7 +243,13 @@ def open_model(options: ModelOptions, common: Context) -> LanguageModel:
         Offline: something has to be fetched, and the network is switched off.
         BitnetError: as :func:`bitnet.load`.
     """
-    return load_model(options, common, open_file(options, common))
+    checkpoint = open_file(options, common)
+    if adapters := _with_each_adapter(options, common):
+        raise UsageError(
+            f"--lora {next(iter(adapters))}=...: requests to `serve` choose an adapter by its name",
+            hint="leave the name out to run the model with it",
+        )
+    return load_model(options, common, checkpoint)
 
 
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:
@@ -261,9 +267,23 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     )
     if not options.lora:
         return checkpoint
-    from bitnet.models.adapted import parse_adapter, with_adapters
+    from bitnet.models.adapted import split_adapters, with_adapters
 
-    return with_adapters(checkpoint, map(parse_adapter, options.lora))
+    always, _ = split_adapters(options.lora)
+    return with_adapters(checkpoint, always) if always else checkpoint
+
+
+def _with_each_adapter(options: ModelOptions, common: Context) -> dict[str, Checkpoint]:
+    """The model of *options* with each of its adapters that has a name."""
+    if not options.lora:
+        return {}
+    from bitnet.models.adapted import split_adapters, with_adapters
+
+    always, by_name = split_adapters(options.lora)
+    if not by_name:
+        return {}
+    plain = open_file(replace(options, lora=[]), common)
+    return {name: with_adapters(plain, [*always, its]) for name, its in by_name.items()}
 
 
 def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
@@ -320,7 +340,7 @@ def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> Lan
     """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
     from bitnet.runtime.language_model import load_checkpoint
 
-    draft = None
+    draft, adapted = None, _with_each_adapter(options, common)
     if options.draft_model:
         named = replace(options, model=options.draft_model, lora=[])
         draft = open_file(named, common)
@@ -336,6 +356,7 @@ def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> Lan
             exact_head=options.exact_head,
             draft=draft,
             lock_memory=options.lock_memory,
+            adapted=adapted,
         )
 
     return _with_tokenizer(attempt, checkpoint, options, common)

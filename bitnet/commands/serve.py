@@ -108,9 +108,11 @@ def _slots(options, model, common):
         UsageError: two have one name, an alias is of none of them, or an option is for one model.
     """
     from bitnet.formats.model_files import model_name
+    from bitnet.models.adapted import split_adapters
     from bitnet.server.models import Slot
 
     slots: dict[str, Slot] = {}
+    _, adapters = split_adapters(model.lora)
     for argument, path in _paths(options, model, common):
         name = model_name(path)
         if name in slots and slots[name].path.resolve() != path.resolve():
@@ -121,7 +123,11 @@ def _slots(options, model, common):
         here = replace(model, model=str(path))
         opener, loader = partial(open_file, here, common), partial(load_model, here, common)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
-        slot = Slot(name, path, opener, loader, aliases=aliases, context=model.context)
+        taken = {name, *aliases} & set(adapters)
+        if taken:
+            raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")
+        more = {"aliases": aliases, "adapters": [*adapters], "context": model.context}
+        slot = Slot(name, path, opener, loader, **more)
         slots.setdefault(name, slot)
     for alias in options.alias:
         short, _, of = alias.partition("=")
@@ -137,7 +143,7 @@ def _slots(options, model, common):
 
 
 def _find_slot(name, slots):
-    return next((slot for slot in slots.values() if name in (slot.name, *slot.aliases)), None)
+    return next((slot for slot in slots.values() if name in slot.names), None)
 
 
 def _paths(options, model, common):

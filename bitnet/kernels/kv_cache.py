@@ -62,6 +62,7 @@ class KVCache:
         capacity: positions it has room for.
         reach: positions of the prompt, which select the RoPE scaling; *capacity* until it is set.
         ids: of the sequence that uses it or used it last, of which a prefix is stored.
+        adapter: name of the adapter with which they were run; empty: none.
         reserved_bytes: its part of a memory budget.
         busy: a sequence uses it.
         drafter: the cache of the decoder that drafts tokens; ``None``: there is none.
@@ -82,6 +83,7 @@ class KVCache:
         self.reach: int = capacity
         self.length: int = 0
         self.ids: list[int] = []
+        self.adapter = ""
         self.reserved_bytes = 0
         self.busy = True
         self._dtype = np.dtype(dtype)

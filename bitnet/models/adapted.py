@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["parse_adapter", "with_adapters"]
+__all__ = ["parse_adapter", "split_adapters", "with_adapters"]
 
 
 def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
@@ -54,6 +54,26 @@ def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
             hint="name a GGUF file or a folder that PEFT saved, and a number: lora.gguf:0.5",
         )
     return Path(name), factor
+
+
+def split_adapters(
+    texts: Iterable[str],
+) -> tuple[list[tuple[Path, float]], dict[str, tuple[Path, float]]]:
+    """Adapters of every answer, as :func:`parse_adapter`, and those of ``NAME=FILE[:SCALE]``.
+
+    Raises:
+        UsageError: a scale is not a number, or two have one name.
+    """
+    always, by_name = [], {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        if not equals or "/" in name or Path(text).exists():
+            always.append(parse_adapter(text))
+            continue
+        if not name or name in by_name:
+            raise UsageError(f"--lora {text}: give each adapter a name of its own", field="lora")
+        by_name[name] = parse_adapter(rest)
+    return always, by_name
 
 
 def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]) -> Checkpoint:

@@ -11,7 +11,7 @@ from bitnet.models.hidden_program import layout
 from bitnet.quants import registry, types
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bind", "differences"]
 
+FACTORS = (".lora_a", ".lora_b")  # ends of the names of an adapter's tensors
 # Read by the configuration.
 _READ_ELSEWHERE = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -33,6 +34,7 @@ def bind(
     ops: Ops,
     *,
     by_row: Collection[str] = (),
+    bound: Mapping[str, Prepared] | None = None,
 ) -> dict[str, Prepared]:
     """Every tensor of *checkpoint*, prepared by *ops*, by GGUF name.
 
@@ -41,6 +43,7 @@ def bind(
         config: its configuration.
         ops: the backend.
         by_row: names of matrices from which single rows are read, mostly.
+        bound: the tensors of the same model with other adapters, which are shared.
 
     Raises:
         InvalidFormat: tensors are missing, unexpected or of the wrong shape; the error lists all.
@@ -56,11 +59,16 @@ def bind(
             f"{config.architecture}{kind}:\n  " + "\n  ".join(wrong),
             hint="the file is incomplete or was converted for another architecture",
         )
-    ops.expect(checkpoint.weights.values())
+    if bound is None:
+        ops.expect(checkpoint.weights.values())
+    shared = {name: it for name, it in (bound or {}).items() if not name.endswith(FACTORS)}
     prepared = {}
     for name, weight in checkpoint.weights.items():
         is_scale = name.endswith(".scale") and name not in expected.required
         if name in _READ_ELSEWHERE or is_scale or name.startswith(expected.left_out):
+            continue
+        if name in shared:
+            prepared[name] = shared[name]
             continue
         if name in expected.scales:
             weight = replace(weight, scale=weight.scale * expected.scales[name])

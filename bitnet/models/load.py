@@ -81,7 +81,11 @@ def _check_scale(checkpoint: Checkpoint, family: Family, config: ModelConfig) ->
 
 
 def load_model(
-    checkpoint: Checkpoint, *, ops: Ops | None = None, exact_head: HeadMode = "off"
+    checkpoint: Checkpoint,
+    *,
+    ops: Ops | None = None,
+    exact_head: HeadMode = "off",
+    base: Model | None = None,
 ) -> Model:
     """*checkpoint* as a model on *ops*; the NumPy reference is the default backend.
 
@@ -89,6 +93,7 @@ def load_model(
         checkpoint: the model.
         ops: the backend.
         exact_head: find logits by a copy of the head; ``auto``: where it saves time.
+        base: as of :class:`Model`.
 
     Raises:
         Unsupported: the architecture or an encoding; or with ``on`` the head
@@ -96,4 +101,5 @@ def load_model(
         InvalidFormat: keys or tensors do not fit the architecture; all of them are listed.
     """
     config = config_from(checkpoint)
-    return Model(checkpoint, config, ops=ops or ReferenceOps(), exact_head=exact_head)
+    ops = ops or (base.ops if base else ReferenceOps())
+    return Model(checkpoint, config, ops=ops, exact_head=exact_head, base=base)

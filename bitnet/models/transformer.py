@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_cache import KVCache
-    from bitnet.kernels.ops import Array, Ops
+    from bitnet.kernels.ops import Array, Ops, Prepared
     from bitnet.kernels.program import Program
 
 __all__ = ["Model", "Segment"]
@@ -43,6 +43,7 @@ class Model:
         config: its configuration.
         ops: the compute backend.
         head: its output head, which gives the logits of :meth:`hidden` states.
+        adapters: by name, this model with a low-rank adapter; they share its weights and its head.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Model:
         *,
         ops: Ops,
         exact_head: HeadMode = "off",
+        base: Model | None = None,
     ) -> None:
         """Bind the weights of *checkpoint*.
 
@@ -60,6 +62,7 @@ class Model:
             config: its configuration.
             ops: the backend.
             exact_head: find logits by a copy of the head; ``auto``: where it saves time.
+            base: the same model with other adapters, whose weights and head it shares.
 
         Raises:
             InvalidFormat: tensors are missing, unexpected or of the wrong shape.
@@ -69,7 +72,8 @@ class Model:
         self.config = config
         self.ops = ops
         with expect_unchanged(it for weight in checkpoint.weights.values() for it in weight.views):
-            self._bind(checkpoint, exact_head)
+            self._bind(checkpoint, exact_head, base)
+        self.adapters: dict[str, Model] = {}
         program = hidden_program(config, self._weights)
         self._run = ops.compile(program, self._weights)
         self._interpreter = Interpreter(program, self._weights, ops)
@@ -77,11 +81,16 @@ class Model:
         drafts = hidden_program(drafter, self._weights) if drafter else None
         self._run_drafter = ops.compile(drafts, self._weights) if drafts else None
 
-    def _bind(self, checkpoint: Checkpoint, exact_head: HeadMode) -> None:
+    def _bind(self, checkpoint: Checkpoint, exact_head: HeadMode, base: Model | None) -> None:
         config, ops = self.config, self.ops
         by_row = read_by_row(checkpoint, config, ops, exact_head)
-        self._weights = bind(checkpoint, config, ops, by_row=by_row)
-        self.head: Head = Head(checkpoint, config, ops, self._weights, exact_head)
+        bound = base._weights if base else None
+        self._weights: dict[str, Prepared] = bind(
+            checkpoint, config, ops, by_row=by_row, bound=bound
+        )
+        self.head: Head = (
+            base.head if base else Head(checkpoint, config, ops, self._weights, exact_head)
+        )
         experts = [one for its in self._weights.values() if isinstance(its, tuple) for one in its]
         others = [its for its in self._weights.values() if not isinstance(its, tuple)]
         self._hot, read = (
@@ -109,10 +118,11 @@ class Model:
         for file in self._files:
             file.check()
 
-    def hidden(self, segments: Sequence[Segment]) -> list[Array]:
+    def hidden(self, segments: Sequence[Segment], adapters: Sequence[str] = ()) -> list[Array]:
         """Hidden states that the head reads, of each segment's requested tokens, ``(n, dim)``.
 
-        Afterwards the caches hold the segments' tokens.
+        Afterwards the caches hold the segments' tokens. *adapters* name that of each segment;
+        segments of one adapter run together.
 
         Raises:
             UsageError: there are no segments, a segment is empty, an id is outside the
@@ -120,7 +130,14 @@ class Model:
             InferenceError: a cache is full.
             IntegrityError: as :meth:`check_files`.
         """
-        return _parts(self._states(segments), segments)
+        if not any(adapters):
+            return _parts(self._states(segments), segments)
+        states: dict[int, Array] = {}
+        for name in dict.fromkeys(adapters):
+            places = [at for at, its in enumerate(adapters) if its == name]
+            model = self.adapters[name] if name else self
+            states |= zip(places, model.hidden([segments[at] for at in places]), strict=True)
+        return [states[at] for at in range(len(segments))]
 
     def foresee(self, segments: Sequence[Segment]) -> Array:
         """Hidden states to expect after the last token of each segment, ``(n, dim)``.

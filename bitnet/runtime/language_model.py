@@ -403,8 +403,12 @@ def load_checkpoint(
     exact_head: HeadMode = "auto",
     draft: Checkpoint | None = None,
     lock_memory: bool = False,
+    adapted: Mapping[str, Checkpoint] | None = None,
 ) -> LanguageModel:
-    """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`."""
+    """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`.
+
+    *adapted* is the same with other adapters, for requests that name them.
+    """
     path = checkpoint.path
     started = time.perf_counter() - checkpoint.opened_s
     with memory_errors(path):
@@ -414,6 +418,8 @@ def load_checkpoint(
             tokenizer = resolve_tokenizer(checkpoint, tokenizer, pre=pre, allow_mock=allow_mock)
         ops = select(threads=threads)
         transformer = load_model(checkpoint, ops=ops, exact_head=exact_head)
+        for name, its in (adapted or {}).items():
+            transformer.adapters[name] = load_model(its, base=transformer)
         draft_model = None
         if draft is not None:
             config, drafts_in = config_from(draft), resolve_tokenizer(draft, None)

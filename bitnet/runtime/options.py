@@ -110,8 +110,9 @@ class ModelOptions:
     lora: list[str] = option(
         [],
         "low-rank adapter (LoRA) to run the model with, a GGUF file or a folder of PEFT, with a "
-        "factor on it; may be repeated",
-        metavar="PATH[:SCALE]",
+        "factor on it; with a name, serve runs the requests with it that name it as their model; "
+        "may be repeated",
+        metavar="[NAME=]PATH[:SCALE]",
     )
     i2_s_layout: I2SLayout = option(
         "x86", "processor that wrote the I2_S weights; no file says it", choices=("x86", "arm")

@@ -59,15 +59,17 @@ class PrefixCache:
         """Positions that a sequence may have within *size_bytes*."""
         return self._measure.affordable(size_bytes, self._step)
 
-    def best(self, ids: Sequence[int], *, but: KVCache | None = None) -> tuple[KVCache | None, int]:
-        """The cache that shares the longest prefix with *ids*, and its length.
+    def best(
+        self, ids: Sequence[int], adapter: str = "", *, but: KVCache | None = None
+    ) -> tuple[KVCache | None, int]:
+        """The cache of *adapter* that shares the longest prefix with *ids*, and its length.
 
         The last id has to be run in any case.
         """
         best, longest = None, 0
         regime = self._regime(but.reach if but else len(ids))
         for cache in self._caches:
-            if self._regime(cache.reach) != regime:
+            if cache.adapter != adapter or self._regime(cache.reach) != regime:
                 continue
             shared = cache.reusable(min(common_prefix(cache.ids, ids), max(0, len(ids) - 1)))
             # The most recent of equals: nearest in the processor's caches.
@@ -75,22 +77,28 @@ class PrefixCache:
                 best, longest = cache, shared
         return best, longest
 
-    def acquire(self, ids: list[int], positions: int, *, reuse: bool = True) -> KVCache | None:
+    def acquire(
+        self, ids: list[int], positions: int, *, reuse: bool = True, adapter: str = ""
+    ) -> KVCache | None:
         """A cache for *ids* that may grow to *positions*; ``None`` while there is no room.
 
         It already holds the longest available prefix of *ids*, if *reuse* is true.
         """
-        cache = self._find_or_create(ids, self.cost(positions), reuse=reuse)
+        cache = self._find_or_create(ids, self.cost(positions), adapter, reuse=reuse)
         if cache:
+            cache.adapter = adapter
             cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
         return cache
 
-    def _find_or_create(self, ids: list[int], needed: int, *, reuse: bool) -> KVCache | None:
-        source, shared = self.best(ids) if reuse else (None, 0)
+    def _find_or_create(
+        self, ids: list[int], needed: int, adapter: str, *, reuse: bool
+    ) -> KVCache | None:
+        source, shared = self.best(ids, adapter) if reuse else (None, 0)
         idle = source if source and not source.busy else None
         if idle and (idle.length == shared or not self._fits(needed)):
             return self._take_over(idle, ids, needed, shared)
-        shares = {cache: common_prefix(cache.ids, ids) for cache in self._caches}
+        alike = [cache for cache in self._caches if cache.adapter == adapter]
+        shares = {cache: common_prefix(cache.ids, ids) for cache in alike}
         begun = max(shares.values(), default=0)
         if not self._make_room(needed):
             return None
@@ -107,7 +115,7 @@ class PrefixCache:
 
     def improve(self, cache: KVCache) -> int:
         """Copy the prefix that another cache has reached meanwhile; the number of ids it holds."""
-        source, shared = self.best(cache.ids, but=cache)
+        source, shared = self.best(cache.ids, cache.adapter, but=cache)
         if source and shared > cache.length:
             cache.copy_prefix(source, shared)
             logger.debug("%d ids copied from a sequence that was faster", shared)

@@ -192,6 +192,7 @@ class Request:
         logprobs: number of alternatives to report for each token; ``None``: no log-probabilities.
         min_tokens: tokens before the first stop id is allowed.
         ignore_eos: continue the answer where the model would end it.
+        lora: name of the model's adapter that the answer is run with; empty: none.
         embed: compute a vector instead of an answer, pooled as the model says, else by the mean.
         prompt_name: with *embed*, name of the model's prompt before the text; ``None``: its
             default.
@@ -229,6 +230,7 @@ class Request:
     logprobs: int | None = field(default=None, metadata={"bounds": (0, MAX_LOGPROBS)})
     min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
     ignore_eos: bool = False
+    lora: str = ""
     embed: bool = False
     prompt_name: str | None = None
     thinking: bool | None = None

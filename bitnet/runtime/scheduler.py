@@ -172,7 +172,10 @@ class Scheduler:
             try:
                 positions = min(self.context, sequence.positions)
                 sequence.cache = cache = self._caches.acquire(
-                    sequence.ids, positions, reuse=not sequence.request.embed
+                    sequence.ids,
+                    positions,
+                    reuse=not sequence.request.embed,
+                    adapter=sequence.request.lora,
                 )
             except MemoryError as error:
                 if self._caches.drop_idle():
@@ -297,6 +300,8 @@ class Scheduler:
                 f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",
                 hint="use the model's own tokenizer",
             )
+        if request.lora not in {"", *self.model.adapters}:
+            raise UsageError(f"there is no adapter {request.lora[:80]!r}", field="lora")
         sequence = Sequence(ids, request, self.model.config)
         self._check_budget(sequence)
         return sequence

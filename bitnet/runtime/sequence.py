@@ -166,7 +166,9 @@ class Sequence:
 
     def should_wait(self, ahead: list[Sequence]) -> bool:
         """True if a sequence *ahead* computes a prefix that this one can copy after the pass."""
-        shared = [(common_prefix(its.ids, self.ids), cache_of(its).length) for its in ahead]
+        lora = self.request.lora
+        alike = [its for its in ahead if its.request.lora == lora]
+        shared = [(common_prefix(its.ids, self.ids), cache_of(its).length) for its in alike]
         # What it has computed already was copied, or cannot be.
         to_come = max((count for count, computed in shared if computed < count), default=0)
         return to_come - cache_of(self).length >= WORTH_WAITING
@@ -325,7 +327,7 @@ def _foresee(
 def run_together(model: Model, batch: list[Sequence]) -> list[Any]:
     """Run a pass of *batch*: the requested logits of each; hidden states for embeddings."""
     segments = [sequence.segment for sequence in batch if sequence.segment is not None]
-    results: list[Any] = model.hidden(segments)
+    results: list[Any] = model.hidden(segments, [sequence.request.lora for sequence in batch])
     places = [at for at, sequence in enumerate(batch) if not sequence.request.embed]
     for at in places:
         sequence = batch[at]

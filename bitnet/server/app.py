@@ -140,16 +140,18 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     async def prometheus_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def facts_of(slot: Slot) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "id": slot.name,
+    async def facts_of(slot: Slot, name: str = "") -> dict[str, Any]:
+        """Facts about the model in *slot*, or about its adapter *name*."""
+        parent = {"parent": slot.name} if name else {}
+        facts: dict[str, Any] = parent | {
+            "id": name or slot.name,
             "object": "model",
             "created": models.created,
             "owned_by": "bitnet",
             "status": {"value": slot.state},
             # As Anthropic's clients read it.
             "type": "model",
-            "display_name": slot.name,
+            "display_name": name or slot.name,
             "created_at": timestamp(models.created),
         }
         with suppress(BitnetError):  # a broken one is said to be so when it is asked
@@ -163,19 +165,15 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     @app.get("/models", include_in_schema=False)
     @app.get("/v1/models", tags=["OpenAI"], summary="The models")
     async def list_models() -> dict[str, Any]:
-        entries = models.slots.values()
-        first, last = (slot.name for slot in (models.default, [*entries][-1]))
-        return {
-            "object": "list",
-            "data": [await facts_of(slot) for slot in entries],
-            "has_more": False,
-            "first_id": first,
-            "last_id": last,
-        }
+        slots = models.slots.values()
+        data = [await facts_of(slot, name) for slot in slots for name in ("", *slot.adapters)]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return {"object": "list", "data": data, "has_more": False, **ends}
 
     @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="A model, by its name")
     async def model(name: str) -> dict[str, Any]:
-        return await facts_of(models.find(name))
+        slot = models.find(name)
+        return await facts_of(slot, name if name in slot.adapters else "")
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -202,7 +202,7 @@ async def answer(request: Request, route: Address) -> JSONResponse | StreamingRe
     worker = order.worker
     is_open, limit = route.tokens == EVERYTHING, worker.limits.max_output_tokens
     default = ModelRequest(max_tokens=EVERYTHING if is_open else min(route.tokens, limit))
-    reply = route.reply(order.body, reply_head(route.prefix, worker.name))
+    reply = route.reply(order.body, reply_head(route.prefix, order.name))
     return await respond(order, partial(route.requests, order.body, default), reply)
 
 
@@ -269,7 +269,7 @@ async def _submit(order: Order, make: Callable[[], list[ModelRequest]]) -> None:
     order.began_at = time.perf_counter()
     worker, choices = order.worker, order.choices
     with _rename_fields(order):
-        requests = await worker.run_in_thread(make)
+        requests = [replace(its, lora=order.lora) for its in await worker.run_in_thread(make)]
         await worker.submit(
             order,
             lambda: [

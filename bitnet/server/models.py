@@ -54,6 +54,7 @@ class Slot:
         open: opens it, as :func:`bitnet.formats.containers.open_checkpoint`.
         load: loads what *open* returned, tokenizer included.
         aliases: other names that clients may use.
+        adapters: names that stand for the model with one of its adapters.
         context: positions a sequence may reach; ``None``: as many as the model was made for.
         narrate: reports its events; :class:`bitnet.server.models.Models` sets it.
         state: whether it is in memory; ``waiting``: for others to make room.
@@ -76,12 +77,13 @@ class Slot:
         load: Callable[[Checkpoint], LanguageModel],
         *,
         aliases: Sequence[str] = (),
+        adapters: Sequence[str] = (),
         context: int | None = None,
     ) -> None:
         """An empty slot; arguments are its attributes, *open_file* is ``open``."""
         self.name, self.path = name, path
         self.open, self.load = open_file, load
-        self.aliases = tuple(aliases)
+        self.aliases, self.adapters = tuple(aliases), tuple(adapters)
         self.context = context
         self.state: State = "unloaded"
         self.worker: Worker | None = None
@@ -96,6 +98,11 @@ class Slot:
         self._header: dict[str, Any] = {}
         self._digest = ""
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that clients may use."""
+        return (self.name, *self.aliases, *self.adapters)
 
     @property
     def open_jobs(self) -> int:
@@ -167,7 +174,7 @@ class Models:
         models may take *memory_bytes* together.
         """
         self.slots = {slot.name: slot for slot in slots}
-        self._named = {alias: slot for slot in slots for alias in slot.aliases} | self.slots
+        self._named = {name: slot for slot in slots for name in slot.names} | self.slots
         self._metrics = {name: metrics.of(name) for name in self.slots}
         for name, slot in self.slots.items():
             many = len(slots) > 1
@@ -208,7 +215,7 @@ class Models:
         return next((worker for worker in self._workers() if worker.failure is not None), None)
 
     def find(self, name: str | None) -> Slot:
-        """The model that clients call *name*; the first one where they name none.
+        """The model that clients call *name*, or its adapter; the first one where they name none.
 
         Raises:
             Refused: there is no such model here (404).

@@ -156,7 +156,7 @@ class RequestSpan:
 
 
 def _facts(order: Order) -> dict[str, str | int | float | list[str]]:
-    answers, model = order.answers, order.worker.name
+    answers, model = order.answers, order.name
     request, firsts = answers[0].sequence.request, answers[:: order.choices]
     operation = "embeddings" if request.embed else "chat" if request.messages else "text_completion"
     facts: dict[str, str | int | float | list[str]] = {

@@ -82,6 +82,7 @@ class Order:
         form: of its body.
         body: its fields.
         worker: of the model that answers.
+        lora: name of the adapter that the client names as the model; empty: none.
         choices: answers to each prompt.
         answers: updated in the worker's thread; a finished one is complete.
         writes: it has answers that have not ended.
@@ -97,6 +98,8 @@ class Order:
     ) -> None:
         """An order, created in the event loop that reads the pieces."""
         self.request, self.form, self.body, self.worker = request, form, body, worker
+        name = (body.get("model") or "").removesuffix(":latest")  # a tag of Ollama's clients
+        self.lora: str = name if name in worker.model.model.adapters else ""
         self.choices: int = body.get("n") or 1
         self.answers: list[Answer] = []
         self.writes = False
@@ -106,6 +109,11 @@ class Order:
         self.places = self.remaining = 0
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+
+    @property
+    def name(self) -> str:
+        """Name of the model or the adapter that answers."""
+        return self.lora or self.worker.name
 
     @property
     def path(self) -> str:

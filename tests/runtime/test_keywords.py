@@ -28,7 +28,7 @@ NOT_KEYWORDS = {
         "prompt_name",
         "ignore_eos",
     ),
-    *("stop_ids", "grammar", "calls", "reasoning"),
+    *("stop_ids", "grammar", "calls", "reasoning", "lora"),
 }
 
 

@@ -43,7 +43,7 @@ async def infill(request: Request) -> Response:
     """Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can."""
     order = await open_order(request, INFILL)
     make = partial(infill_requests, order.body, order.worker.model.tokenizer)
-    return await respond(order, make, CompletionLines(order.body, {"model": order.worker.name}))
+    return await respond(order, make, CompletionLines(order.body, {"model": order.name}))
 
 
 @router.post(

@@ -32,4 +32,4 @@ async def embed_body(order: Order, body: dict[str, Any]) -> dict[str, Any]:
     answers = await collect(order, partial(openai.embedding_requests, body))
     rows = openai_reply.vectors_of(body, answers, precision)
     tokens = sum(answer.stats.prompt_tokens for answer in answers)
-    return openai_reply.embeddings_reply(body, rows, worker.name, tokens)
+    return openai_reply.embeddings_reply(body, rows, order.name, tokens)

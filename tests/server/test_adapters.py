@@ -1,0 +1,77 @@
+"""Adapters by name: clients name one as the model, and answers of several run together."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from adapter_files import adapter_file, factors
+from serve_process import Process
+
+import bitnet
+from bitnet.formats.containers import open_checkpoint
+
+ASKED = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture
+def adapters(model_path, tmp_path):
+    """Files of two adapters of the tiny model, by name."""
+    weights = open_checkpoint(model_path).weights
+    files = {}
+    for seed, name in enumerate(("terse", "rhymes")):
+        matrices = [key for key in weights if key.endswith(("attn_q.weight", "ffn_down.weight"))]
+        pairs = {key: factors(*weights[key].shape, 4, seed) for key in matrices}
+        files[name] = adapter_file(tmp_path / f"{name}.gguf", pairs, alpha=16.0)
+    return files
+
+
+@pytest.fixture
+def worker(model_path, adapters):
+    words = [word for name, file in adapters.items() for word in ("--lora", f"{name}={file}:2")]
+    process = Process("--model", model_path, "--port", 0, *words)
+    yield process.listen()
+    process.kill()
+
+
+def test_a_client_names_an_adapter_as_its_model(worker, model_path, adapters):
+    expected = {}
+    for name, file in {"": "", **adapters}.items():
+        with bitnet.load(model_path, lora=[f"{file}:2"] if name else []) as model:
+            expected[name or "tiny"] = model.generate("abc", max_tokens=8)
+    assert len(set(expected.values())) == 3
+    models = [*expected] * 4
+
+    def answer(name):
+        return worker.post(ASKED | {"model": name}, path="/v1/completions").json()
+
+    with ThreadPoolExecutor(8) as clients:
+        replies = list(clients.map(answer, models))
+    assert [reply["model"] for reply in replies] == models
+    assert [reply["choices"][0]["text"] for reply in replies] == [expected[it] for it in models]
+    body = {"model": "rhymes:latest", "prompt": "abc", "raw": True, "stream": False}
+    body |= {"options": {"temperature": 0, "num_predict": 8}}
+    assert worker.post(body, path="/api/generate").json()["response"] == expected["rhymes"]
+
+
+def test_adapters_are_listed_with_their_model(worker):
+    listed = httpx.get(f"{worker.address}/v1/models").json()["data"]
+    names = [(entry["id"], entry.get("parent")) for entry in listed]
+    assert names == [("tiny", None), ("terse", "tiny"), ("rhymes", "tiny")]
+    assert httpx.get(f"{worker.address}/v1/models/terse").json()["parent"] == "tiny"
+    assert worker.post(ASKED | {"model": "other"}, path="/v1/completions").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("a={0}", "a={0}"), "a name of its own"),
+        (("tiny={0}",), "the name of the model itself"),
+        (("={0}",), "a name of its own"),
+    ],
+)
+def test_names_that_mean_two_things_are_refused(words, reason, model_path, adapters):
+    files = [word.format(adapters["terse"]) for word in words]
+    options = [word for file in files for word in ("--lora", file)]
+    process = Process("--model", model_path, "--port", 0, *options)
+    assert process.end() == 2
+    assert any(reason in line for line in process.lines)
