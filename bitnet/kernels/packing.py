@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _TILE_ROWS = 16
 _SAME_LAYOUT = {"Q2_0_G128": "PQ2_0"}  # types whose bytes are those of another one
+_COPIED = ("Q2_K", "Q3_K")  # types of other numbers than those of any kernel, or of other codes
 _SLICE_BYTES = 8 << 20  # of a file that are in memory beside their copy
 
 
@@ -66,7 +67,8 @@ class Matrix:
 
 def multiplies_in_rows(weight: Weight) -> bool:
     """True if *weight* can be multiplied as it lies in a file, tile by tile."""
-    return not weight.quant.is_ternary and weight.quant.name not in SCALED_BLOCKS
+    name = weight.quant.name
+    return not weight.quant.is_ternary and name not in SCALED_BLOCKS and name not in _COPIED
 
 
 def experts_stay(weights: Collection[Weight]) -> bool:
@@ -80,7 +82,7 @@ def experts_stay(weights: Collection[Weight]) -> bool:
     staying = sum(
         weight.size_bytes
         for weight in weights
-        if len(weight.shape) == 3 and all(map(multiplies_in_rows, weight.matrices()[:1]))
+        if len(weight.shape) == 3 and multiplies_in_rows(weight)
     )
     stay = choice == "mapped" or (choice == "auto" and free is not None and total > free)
     if free is not None and total - stay * staying > free + free_swap():
@@ -112,7 +114,7 @@ def prepare_matrix(
         InvalidFormat: the weight's bytes are damaged.
     """
     rows, columns = weight.shape
-    weight = registry.without_rounding(weight)
+    weight = registry.with_kernels(weight)
     name = _SAME_LAYOUT.get(weight.quant.name, weight.quant.name)
     if registry.rounds_activations(weight):
         packed = pack_ternary(native, weight, dense=dense)

@@ -35,7 +35,7 @@ __all__ = [
     "rounds_activations",
     "ternary_scales",
     "unpack_ternary",
-    "without_rounding",
+    "with_kernels",
 ]
 
 # Types without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
@@ -74,7 +74,7 @@ _TERNARY = {
 #: Ternary encodings that hold models of every kind; the others are BitNet's own.
 OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 
-_PQ2_0 = types.by_name("PQ2_0")
+_PQ2_0, _Q6_K = types.by_id(142), types.by_id(14)
 # Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
 _IN_PYTHON = 5
 _BLOCKS = (
@@ -93,24 +93,29 @@ def rounds_activations(weight: Weight) -> bool:
     return weight.quant.name in _TERNARY and weight.rounds_input
 
 
-def without_rounding(weight: Weight) -> Weight:
-    """*weight* in a type whose products do not round a token's whole input.
+def with_kernels(weight: Weight) -> Weight:
+    """*weight*, if its type has no products, in one of the same numbers that has.
 
-    TQ1_0 and TQ2_0 become PQ2_0 of the same numbers: as many bits, and a scale per 128 weights
-    where they have one per 256. Other weights, and those of a layer that rounds its input, are
-    unchanged.
+    TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become PQ2_0: as many
+    bits, and a scale per 128 weights where they have one per 256. Q3_K becomes Q6_K, which has
+    the same scales and longer codes. Other weights are unchanged.
 
     Raises:
         InvalidFormat: the bytes are invalid for the type.
     """
-    if weight.rounds_input or weight.quant.name not in ("TQ1_0", "TQ2_0"):
+    name, size = weight.quant.name, weight.quant.type_size
+    whole = not weight.data.size % max(size, 1)
+    if name == "Q3_K" and whole:
+        data = _q3_k_with_six_bits(weight.data.reshape(-1, size))
+        return replace(weight, quant=_Q6_K, data=data)
+    if weight.rounds_input or name not in ("TQ1_0", "TQ2_0"):
         return weight
-    data = None
-    if weight.quant.name == "TQ2_0" and not weight.data.size % weight.quant.type_size:
-        data = _tq2_0_in_turn(weight.data.reshape(-1, weight.quant.type_size))
-    if data is None:
-        data = SCALED_BLOCKS["PQ2_0"].pack(unpack_ternary(replace(weight, scale=1.0)))
-    return replace(weight, quant=_PQ2_0, data=data)
+    blocks = None
+    if name == "TQ2_0" and whole:
+        blocks = _tq2_0_in_turn(weight.data.reshape(-1, size))
+    if blocks is None:
+        blocks = SCALED_BLOCKS["PQ2_0"].pack(unpack_ternary(replace(weight, scale=1.0)))
+    return replace(weight, quant=_PQ2_0, data=blocks)
 
 
 def _tq2_0_in_turn(blocks: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
@@ -129,6 +134,26 @@ def _tq2_0_in_turn(blocks: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
         fields |= fields >> 6
         fields |= fields >> 12
         out[:, 2 + 8 * field : 10 + 8 * field] = fields.astype(np.uint8)
+    return out.reshape(-1)
+
+
+def _q3_k_with_six_bits(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """*blocks* of Q3_K as those of Q6_K; layouts of ggml-common.h."""
+    count = len(blocks)
+    bits = np.arange(8, dtype=np.uint8).reshape(2, 4, 1)
+    fields = np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1)
+    high = blocks[:, None, None, :32] >> bits & 1
+    low = blocks[:, 32:96].reshape(count, 2, 1, 32) >> fields & 3
+    codes = low + 4 * high + np.uint8(28)  # less 32, as -4 to 3: (blocks, 2, 4, 32)
+    fine, top = blocks[:, 96:104], blocks[:, 104:108]
+    scales = np.concatenate([fine & 15, fine >> 4], axis=1)
+    scales |= np.concatenate([(top >> shift & 3) << 4 for shift in (0, 2, 4, 6)], axis=1)
+    nibbles = codes & 15
+    out = np.empty((count, 210), dtype=np.uint8)
+    out[:, :128] = (nibbles[:, :, :2] | nibbles[:, :, 2:] << 4).reshape(count, 128)
+    out[:, 128:192] = np.bitwise_or.reduce(codes >> 4 << fields, axis=2).reshape(count, 64)
+    out[:, 192:208] = scales - np.uint8(32)
+    out[:, 208:] = blocks[:, 108:]
     return out.reshape(-1)
 
 

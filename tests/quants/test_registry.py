@@ -13,7 +13,7 @@ from bitnet.quants.registry import (
     dequantize,
     quantize,
     rounds_activations,
-    without_rounding,
+    with_kernels,
 )
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
@@ -100,13 +100,23 @@ def test_ternary_layers_of_bitnets_round_activations(encoding, bitnet):
 
 
 @pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
-def test_without_rounding_keeps_every_number(encoding):
+def test_ternary_weights_with_float_inputs_keep_every_number(encoding):
     rng = np.random.default_rng(5)
     scales = rng.choice([0.0, 6e-8, 1e-3, 1.0, 65504.0], (6, 2)).astype(np.float32)
     ternary = Ternary(rng.integers(-1, 2, (6, 512)).astype(np.int8), scales)
     data = SCALED_BLOCKS[encoding].pack(ternary)
     weight = Weight("w", (6, 512), types.by_name(encoding), data, 3.0, rounds_input=False)
-    blocks = without_rounding(weight)
+    blocks = with_kernels(weight)
     assert blocks.quant.name == "PQ2_0"
     np.testing.assert_array_equal(dequantize(blocks), dequantize(weight))
-    assert without_rounding(replace(weight, rounds_input=True)).data is data
+    assert with_kernels(replace(weight, rounds_input=True)).data is data
+
+
+def test_q3_k_is_q6_k_of_the_same_numbers():
+    rng = np.random.default_rng(4)
+    blocks = rng.integers(0, 256, (30, 110), dtype=np.uint8)
+    blocks[:, 109] &= 0x3B  # scales that are finite
+    weight = Weight("w", (10, 768), types.by_name("Q3_K"), blocks.reshape(-1), 3.0)
+    longer = with_kernels(weight)
+    assert longer.quant.name == "Q6_K"
+    np.testing.assert_array_equal(dequantize(longer), dequantize(weight))
