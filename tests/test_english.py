@@ -55,11 +55,16 @@ PHRASES = [
 ]
 
 
-def _doc_nodes(tree):
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-            yield node
+def _docstrings(nodes):
+    """The first statements of *nodes* that are docstrings, as constants."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in nodes:
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            yield node.body[0].value
+
+
+def _passage(constant, docstring):
+    return constant.lineno, " ".join(constant.value.split()), docstring
 
 
 def _comments(source):
@@ -72,27 +77,26 @@ def _comments(source):
                 found[-1] = (f"{found[-1][0]} {text}", token.start[0])
             else:
                 found.append((text, token.start[0]))
-    return [(line, text) for text, line in found]
+    return [(line, text, False) for text, line in found]
 
 
 def passages(source):
     """(line, text, is it a docstring?) of everything in Python *source* that people read."""
-    tree = ast.parse(source)
-    docs = {id(node.body[0].value) for node in _doc_nodes(tree)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if len(node.value) > LONG and id(node) not in docs:
-                continue
-            yield node.lineno, " ".join(node.value.split()), id(node) in docs
-    for line, text in _comments(source):
-        yield line, text, False
+    nodes = [*ast.walk(ast.parse(source))]
+    docs = {id(constant) for constant in _docstrings(nodes)}
+    for node in nodes:
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and (id(node) in docs or len(node.value) <= LONG):
+            yield _passage(node, id(node) in docs)
+    yield from _comments(source)
 
 
 def _prose_of_tests(source):
     """Docstrings, comments and names of tests; their strings are often data."""
-    yield from (one for one in passages(source) if one[2])
-    yield from ((line, text, False) for line, text in _comments(source))
-    for node in ast.walk(ast.parse(source)):
+    nodes = [*ast.walk(ast.parse(source))]
+    yield from (_passage(constant, True) for constant in _docstrings(nodes))
+    yield from _comments(source)
+    for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield node.lineno, node.name.replace("_", " "), False
 
@@ -122,30 +126,34 @@ def findings(passages):
     return found
 
 
-def _id(path):
-    return str(path.relative_to(ROOT))
+def problems(paths, passages_of):
+    """Findings in all *paths*, with their names."""
+    return [
+        f"{path.relative_to(ROOT)}: {finding}"
+        for path in sorted(paths)
+        for finding in findings(passages_of(path.read_text(encoding="utf-8")))
+    ]
 
 
-@pytest.mark.parametrize("path", sorted(PYTHON), ids=_id)
-def test_code_speaks_plain_english(path):
-    assert findings(passages(path.read_text(encoding="utf-8"))) == []
+def test_code_speaks_plain_english():
+    assert problems(PYTHON, passages) == []
 
 
-@pytest.mark.parametrize("path", sorted(TESTS), ids=_id)
-def test_tests_speak_plain_english(path):
-    assert findings(_prose_of_tests(path.read_text(encoding="utf-8"))) == []
+def test_tests_speak_plain_english():
+    assert problems(TESTS, _prose_of_tests) == []
 
 
-@pytest.mark.parametrize("path", sorted(CPP), ids=_id)
-def test_comments_of_cpp_speak_plain_english(path):
-    assert findings(_comments_of_cpp(path.read_text(encoding="utf-8"))) == []
+def test_comments_of_cpp_speak_plain_english():
+    assert problems(CPP, _comments_of_cpp) == []
 
 
-@pytest.mark.parametrize("path", sorted(PAGES), ids=_id)
-def test_pages_speak_plain_english(path):
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    paragraphs = [(0, " ".join(part.split()), False) for part in text.split("\n\n")]
-    assert findings(paragraphs) == []
+def _paragraphs(page):
+    text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    return [(0, " ".join(part.split()), False) for part in text.split("\n\n")]
+
+
+def test_pages_speak_plain_english():
+    assert problems(PAGES, _paragraphs) == []
 
 
 @pytest.mark.parametrize(
