@@ -4,10 +4,11 @@ import os
 import shutil
 import signal
 import socket
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import durations
 import hypothesis
 import pytest
 from grids import beyond_pairs
@@ -35,6 +36,7 @@ HIDDEN = {
 } & {*os.environ}
 
 DIMENSIONS_OF_A_GRID = 3
+SECONDS = pytest.StashKey()
 
 _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -56,6 +58,37 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") or {"test_data", "test_models"} & {*item.fixturenames}:
             item.add_marker("no_cover")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Note the processor time of a test, its fixtures and its processes."""
+    before = sum(os.times()[:4])
+    result = yield
+    item.config.stash[SECONDS][durations.folder_of(item.path)] += sum(os.times()[:4]) - before
+    return result
+
+
+def pytest_configure(config):
+    config.stash[SECONDS] = Counter()
+
+
+def pytest_sessionfinish(session):
+    """Hand the times of a worker to the process that started it, or show them."""
+    seconds = session.config.stash[SECONDS]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["seconds"] = dict(seconds)
+    elif session.config.getoption("record_durations"):
+        durations.write(seconds)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[SECONDS].update(node.workeroutput["seconds"])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json")
 
 
 def pytest_runtest_setup(item):
