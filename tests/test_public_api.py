@@ -1,5 +1,6 @@
 """The names other people's code imports."""
 
+import ast
 import importlib
 import json
 import subprocess
@@ -166,3 +167,32 @@ def test_an_event_is_written_by_a_function(capfd):
     }
     with pytest.raises(bitnet.UsageError, match="level is 'LOUD', expected INFO, WARN, ERROR"):
         bitnet.narrate("pool", "greeting", "Hello", level="LOUD")
+
+
+INNER = {
+    *("base", "bench", "cache", "ci", "commands", "convert", "crossval", "formats", "hub", "store"),
+    "verify",
+}
+
+
+def functions_of(node, is_public=False):
+    """Functions below *node* that are not part of the public API."""
+    for child in ast.iter_child_nodes(node):
+        is_named = getattr(child, "name", "") in bitnet.__all__
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not is_public:
+            if not is_named:
+                yield child
+        elif isinstance(child, ast.ClassDef):
+            yield from functions_of(child, is_named)
+
+
+@pytest.mark.parametrize("room", sorted(INNER))
+def test_only_the_public_api_lists_its_errors(room):
+    """Inside, a docstring says what is returned or done."""
+    listed = [
+        f"{path}:{function.lineno} {function.name}"
+        for path in (Path(bitnet.__file__).parent / room).rglob("*.py")
+        for function in functions_of(ast.parse(path.read_text(encoding="utf-8")))
+        if "\nRaises:" in (ast.get_docstring(function) or "")
+    ]
+    assert listed == []

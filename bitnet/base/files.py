@@ -17,11 +17,7 @@ _READ_BYTES = 1 << 18  # fits into a core's cache
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of the file *path*, hexadecimal.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """SHA-256 of the file *path*, hexadecimal."""
     digest = hashlib.sha256()
     buffer = bytearray(_READ_BYTES)
     with open(path, "rb", buffering=0) as file:
@@ -31,11 +27,7 @@ def sha256_of(path: Path) -> str:
 
 
 def git_oid(path: Path) -> str:
-    """Name that git gives to the content of the file *path*.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Name that git gives to the content of the file *path*."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -61,11 +53,7 @@ def free_space(folder: Path) -> int:
 
 
 def check_writable(folder: Path) -> None:
-    """Create *folder*, and test it with a file that has no name where the system can do so.
-
-    Raises:
-        BitnetError: that failed, as :func:`from_os_error` says.
-    """
+    """Create *folder*, and test it with a file that has no name where the system can do so."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

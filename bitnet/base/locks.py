@@ -211,10 +211,6 @@ def hold(
             effect.
         clock: monotonic seconds.
         sleep: waits this many seconds.
-
-    Raises:
-        CacheBusy: the wait was too long; names the owner.
-        PermissionDenied: the lock file cannot be created.
     """
     try:
         is_kernel = kernel_locks_work(path.parent) and not (shared and os.name == "nt")
@@ -366,11 +362,7 @@ def owner_of(path: Path) -> Owner | None:
 
 
 def kernel_locks_work(folder: Path) -> bool:
-    """True if a lock on a file in *folder* excludes a second one; tested once per file system.
-
-    Raises:
-        OSError: a file cannot be created in *folder*.
-    """
+    """True if a lock on a file in *folder* excludes a second one; tested once per file system."""
     if os.name == "nt":  # pragma: no cover
         return True
     device = folder.stat().st_dev

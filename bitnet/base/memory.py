@@ -62,12 +62,7 @@ def page_reads(before: PageReads | None = None) -> PageReads:
 
 
 def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
-    """Keep the pages of *arrays* in memory until they are freed; the number of their bytes.
-
-    Raises:
-        InferenceError: the limit of this process forbids it, or there is too little memory.
-        Unsupported: the system cannot.
-    """
+    """Keep the pages of *arrays* in memory until they are freed; the number of their bytes."""
     total = 0
     for array in arrays:
         try:

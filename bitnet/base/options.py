@@ -28,9 +28,6 @@ def check_type(name: str, value: object, expected: str, *kinds: type | None) -> 
     """Accept the *value* of a parameter that is of one of *kinds*; ``True`` is not a number.
 
     *expected* names *kinds* in words; the kind ``None`` is for the value ``None``.
-
-    Raises:
-        WrongType: it is of another type.
     """
     types = tuple(type(None) if kind is None else kind for kind in kinds)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -38,11 +35,7 @@ def check_type(name: str, value: object, expected: str, *kinds: type | None) -> 
 
 
 def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:
-    """*ids* as a list; NumPy's integers are welcome.
-
-    Raises:
-        WrongType: *ids* is a text or not iterable, or one of them is not an integer.
-    """
+    """*ids* as a list; NumPy's integers are welcome."""
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
         raise wrong_type(name, ids, expected)
     given = list(ids)
@@ -103,12 +96,7 @@ def option(
 
 
 def check_bounds(record: Any) -> None:
-    """Check that the numbers of a dataclass are within their bounds.
-
-    Raises:
-        UsageError: one is not; it names the field.
-        WrongType: one is not a number, or has a fraction where the field is an ``int``.
-    """
+    """Check that the numbers of a dataclass are within their bounds."""
     for entry in fields(record):
         bounds, value = entry.metadata.get("bounds"), getattr(record, entry.name)
         if not bounds:
@@ -130,11 +118,7 @@ def check_bounds(record: Any) -> None:
 
 
 def parse_duration(text: str, flag: str) -> float:
-    """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``, the value of *flag*.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``, the value of *flag*."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
         raise UsageError(

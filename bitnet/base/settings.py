@@ -69,11 +69,7 @@ def _connections(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second in *text*, such as ``500k``, ``10M`` or ``1.5MB/s``; 0: no limit.
-
-    Raises:
-        ValueError: it is not a rate.
-    """
+    """Bytes per second in *text*, such as ``500k``, ``10M`` or ``1.5MB/s``; 0: no limit."""
     match = _RATE.fullmatch(text.strip())
     if match is None:
         raise ValueError("expected bytes per second, such as 500k or 10M; 0: no limit")
@@ -157,11 +153,7 @@ class Setting(Generic[T]):
         ALL.append(self)
 
     def __call__(self) -> T:
-        """The value that holds now.
-
-        Raises:
-            UsageError: a variable is set to something that cannot be its value.
-        """
+        """The value that holds now."""
         values: list[T] = []
         for name in self.names:
             text = os.environ.get(name)
@@ -411,11 +403,7 @@ def history_file() -> Path:
 
 
 def check() -> None:
-    """Refuse an environment in which one of the variables cannot be what it says.
-
-    Raises:
-        UsageError: names the first of them.
-    """
+    """Refuse an environment in which one of the variables cannot be what it says."""
     for setting in ALL:
         setting()
 
@@ -439,11 +427,7 @@ def dumb_terminal() -> bool:
 
 
 def cache_dir() -> Path:
-    """The cache folder that holds now; it need not exist.
-
-    Raises:
-        UsageError: there is no home folder, and nothing else is set.
-    """
+    """The cache folder that holds now; it need not exist."""
     if (override := cache_dir_override()) is not None:
         return expand_home(override).absolute()
     if sys.platform == "win32":  # pragma: no cover

@@ -176,9 +176,6 @@ def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
 
     Filters of the tool that this one replaces still work: ``bitnet_tokenizers::download=info`` sets
     the level of :mod:`bitnet.hub`, ``bitnet_tokenizers=debug`` that of all tokenizer code.
-
-    Raises:
-        UsageError: the filter in the environment is invalid.
     """
     root = logging.getLogger("bitnet")
     if not any(isinstance(handler, _Stderr) for handler in root.handlers):

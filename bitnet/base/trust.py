@@ -46,11 +46,7 @@ _PROGRAMS = re.compile(
 
 
 def address(text: str, base: str = "") -> str:
-    """The HTTP address in *text*, relative to *base*, if a connection can be made to it.
-
-    Raises:
-        ValueError: it is not one; the message does not repeat it.
-    """
+    """The HTTP address in *text*, relative to *base*, if a connection can be made to it."""
     if len(text) > 8192 or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("characters that no address has")
     target = urljoin(base, text)
@@ -152,11 +148,7 @@ def place_problem(text: str) -> str:
 
 
 def refuse_links(root: Path, folder: Path) -> Path:
-    """The real path of *folder*, which is at or below *root*, also through links.
-
-    Raises:
-        UsageError: a link leads out of *root*, or in a circle.
-    """
+    """The real path of *folder*, which is at or below *root*, also through links."""
     try:
         real_root, real = root.resolve(), folder.resolve()
     except (OSError, RuntimeError) as error:
@@ -175,10 +167,6 @@ def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
 
     A link that leaves *root* is refused, also one that appears meanwhile. Yields ``None`` on
     systems without such descriptors, after the same check.
-
-    Raises:
-        UsageError: a part of the path is a link that leaves *root*, or not a folder.
-        BitnetError: a folder cannot be created or opened.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -46,11 +46,7 @@ class Test:
 
     @classmethod
     def parse(cls, name: str) -> Test:
-        """The test named ``pp128``, ``tg32``, ``tg32@4096`` ...
-
-        Raises:
-            UsageError: the name is invalid.
-        """
+        """The test named ``pp128``, ``tg32``, ``tg32@4096`` ..."""
         match = _TEST.fullmatch(name.strip())
         if match is None or max(int(match[2]), int(match[3] or 0)) > MAX_TOKENS:
             raise UsageError(
@@ -88,9 +84,6 @@ class BenchPlan:
         """A plan from comma-separated texts.
 
         By default one thread and as many as ``BITNET_THREADS`` says, else one per core.
-
-        Raises:
-            UsageError: a name or number is invalid.
         """
         if not 1 <= repetitions <= 1000:
             raise UsageError(f"--repetitions is {repetitions}, expected 1 to 1000")
@@ -122,9 +115,6 @@ def measure(
 
     *model* was loaded once, so that the disk cache is warm; it is closed, and *reload* loads it
     again.
-
-    Raises:
-        BenchmarkError: the model cannot be run, or its context is too short for a test.
     """
     path, engine = model.path, model.engine
     facts = {

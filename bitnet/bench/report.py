@@ -238,13 +238,7 @@ def slowdown(found: Sequence[Change], *, at_most: float) -> BenchmarkError | Non
 
 
 def read_report(path: Path) -> BenchReport:
-    """Report that ``bench --json`` printed into the file *path*.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidFormat: it is not such a report.
-        Unsupported: its version is unknown.
-    """
+    """Report that ``bench --json`` printed into the file *path*."""
     try:
         facts = json.loads(path.read_text("utf-8"))
         if facts["schema"] != SCHEMA:

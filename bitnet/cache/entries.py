@@ -101,11 +101,7 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """Every entry of the cache, grouped by folder; empty if there is no cache yet.
-
-    Raises:
-        PermissionDenied: a folder of the cache cannot be read.
-    """
+    """Every entry of the cache, grouped by folder; empty if there is no cache yet."""
     all_entries: list[Entry] = _store_entries(root)
     for folder in _folders(root):
         names = {entry.name: entry for entry in _files(folder)}

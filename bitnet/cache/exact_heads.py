@@ -80,11 +80,7 @@ def write_copy(path: Path, content: NDArray[np.uint8]) -> None:
 
 
 def problem_of(path: Path) -> str:
-    """The problem of the file at *path*; empty if it is valid.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The problem of the file at *path*; empty if it is valid."""
     import numpy as np
 
     size = path.stat().st_size

@@ -80,12 +80,7 @@ class Removal:
 
 
 def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Removal:
-    """Entries that *selection* would remove; nothing is removed yet.
-
-    Raises:
-        UsageError: the selection is invalid, or *root* is not a cache of ours.
-        NotFound: there is no entry with that key.
-    """
+    """Entries that *selection* would remove; nothing is removed yet."""
     refuse_unless_cache(root)
     if selection.keep < 0:
         raise UsageError(f"--keep expects a number of files, 0 or more, got {selection.keep}")
@@ -163,10 +158,6 @@ def refuse_unless_cache(root: Path) -> None:
 
     It is one if it has our ``CACHEDIR.TAG``, or only the folders of a cache; then
     :func:`~bitnet.store.tag.is_marked` says which files in them are ours.
-
-    Raises:
-        UsageError: it is the home folder, a folder above it, or not a cache at all.
-        PermissionDenied: it cannot be read.
     """
     real = root.resolve()
     home = settings.expand_home(Path("~")).resolve()
@@ -195,9 +186,6 @@ def prune(planned: Removal) -> Removal:
     """Remove the planned entries; return those removed and those found to be busy.
 
     Entries that were locked or removed since the plan was made are skipped.
-
-    Raises:
-        PermissionDenied: a file cannot be removed.
     """
     from bitnet.base import locks
 

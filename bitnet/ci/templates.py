@@ -73,11 +73,7 @@ class Planned:
 
 
 def template_folder() -> Path:
-    """The folder with the templates.
-
-    Raises:
-        NotFound: this installation has none.
-    """
+    """The folder with the templates."""
     package = Path(__file__).parent
     for folder in (package, package.parents[1] / "ci"):
         if (folder / "github/bitnet-setup").is_dir():
@@ -112,11 +108,6 @@ def plan_files(
             this installation.
         image: container image with Python, by its digest, for the templates that run in one; by
             default the one that the project's file has already.
-
-    Raises:
-        UsageError: a template is unknown, *source* is not a commit of a repository, nor a
-            folder or a wheel of the project, or an image has no digest.
-        NotFound: the project does not exist.
     """
     unknown = sorted(set(names) - set(EVERY))
     if unknown:
@@ -141,12 +132,7 @@ def plan_files(
 
 
 def write_files(project: Path, planned: list[Planned], *, force: bool = False) -> None:
-    """Write new files, and with *force* those with other content; all of them or none.
-
-    Raises:
-        UsageError: files have other content, and *force* is off.
-        PermissionDenied: the project is not writable.
-    """
+    """Write new files, and with *force* those with other content; all of them or none."""
     changed = [str(file.path) for file in planned if file.state == "changed"]
     if changed and not force:
         raise UsageError(
@@ -300,11 +286,7 @@ class _Files:
 
 
 def lint(project: Path) -> list[LintResult]:
-    """Run every linter over the workflows, actions and scripts of *project*; works offline.
-
-    Raises:
-        NotFound: there are no workflows.
-    """
+    """Run every linter over the workflows, actions and scripts of *project*; works offline."""
     folder = project.resolve()
 
     def there(*patterns: str) -> list[str]:

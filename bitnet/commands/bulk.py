@@ -188,11 +188,7 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
 
 
 def _texts(name: str) -> list[str]:
-    """The texts in the file *name*, one for each line.
-
-    Raises:
-        UsageError: there are none, or a line of a ``.jsonl`` file is not a text.
-    """
+    """The texts in the file *name*, one for each line."""
     if name == "-" and sys.stdin.isatty():
         raise UsageError(
             "there are no texts: nothing is piped in", hint="bitnet embed --input texts.txt"
@@ -254,11 +250,7 @@ class BenchOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
-
-        Raises:
-            UsageError: a number is out of range, or options do not go together.
-        """
+        """Check what a type cannot say."""
         if self.max_slowdown is not None and not self.against:
             raise UsageError("--max-slowdown needs --against", hint="add --against FILE")
         if self.max_slowdown is not None and not 0 <= self.max_slowdown < 100:

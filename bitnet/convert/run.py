@@ -115,12 +115,7 @@ class ConversionPlan:
             yield f"  {_tensors(count)} {kind[0]} -> {kind[1]}, {human_size(size)}"
 
     def check(self, on_progress: Callable[[int, int], None] = _silent) -> None:
-        """Refuse an impossible or lossy conversion before anything is written.
-
-        Raises:
-            Unsupported: a tensor would lose something, and that is not allowed.
-            IntegrityError: the source changed while it was being read.
-        """
+        """Refuse an impossible or lossy conversion before anything is written."""
         total, done = sum(one.size_bytes for one in self.jobs), 0
         with expect_unchanged([view for one in self.jobs for view in one.weight.views]):
             for one in self.jobs:
@@ -129,14 +124,7 @@ class ConversionPlan:
                 on_progress(done, total)
 
     def write(self, output: Path, on_progress: Callable[[int, int], None] = _silent) -> Conversion:
-        """Write the file *output*, which must not exist.
-
-        Raises:
-            UsageError: *output* exists.
-            NoSpace: the disk has too little room for the file.
-            IntegrityError: the source changed while it was being read.
-            VerificationFailed: a tensor read back differs from the expected one.
-        """
+        """Write the file *output*, which must not exist."""
         refuse_existing(output)
         _check_room(output, self.size_bytes)
         converted: list[Converted] = []
@@ -161,11 +149,6 @@ def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
     Args:
         source: GGUF file, or folder with safetensors.
         request: options of the conversion.
-
-    Raises:
-        Unsupported: GGUF cannot express something.
-        InvalidFormat: *source* is damaged or incomplete.
-        TokenizerNotFound: *source* has no tokenizer.
     """
     checkpoint = open_checkpoint(
         source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_keys
@@ -193,11 +176,7 @@ def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
 
 
 def _warn_of_unweighted(jobs: tuple[Job, ...], importance: Importance) -> Iterator[Finding]:
-    """A warning if *importance* has nothing for some of the matrices that are rounded.
-
-    Raises:
-        InvalidFormat: it has nothing for any of them.
-    """
+    """A warning if *importance* has nothing for some of the matrices that are rounded."""
     rounded = [one for one in jobs if one.target.name in BLOCKS and not one.is_copy]
     missing = [one.weight.name for one in rounded if one.importance is None]
     if missing and len(missing) == len(rounded):
@@ -224,10 +203,6 @@ def convert(
         output: the new file, which must not exist.
         request: options of the conversion.
         on_progress: called with the bytes written so far and in total.
-
-    Raises:
-        BitnetError: as :func:`plan_conversion`, :meth:`ConversionPlan.check` and
-            :meth:`ConversionPlan.write`.
     """
     refuse_existing(output)
     plan = plan_conversion(source, request)

@@ -131,11 +131,7 @@ class Job:
         return self.target.size_bytes(self.weight.shape) or 0
 
     def check(self) -> None:
-        """Encode the tensor without writing it, as far as needed to see if it is refused.
-
-        Raises:
-            Unsupported: it would lose something, and that is not allowed.
-        """
+        """Encode the tensor without writing it, as far as needed to see if it is refused."""
         for matrix in self.matrices:
             matrix.check()
         if self.is_copy or self.matrices:
@@ -157,11 +153,7 @@ class Job:
             row += len(values)
 
     def _surely_fits(self, values: NDArray[np.float32]) -> bool:
-        """True if *values* may be rounded, and no scale of them can be too large for a float16.
-
-        Raises:
-            Unsupported: some are not numbers, which blocks cannot hold.
-        """
+        """True if *values* may be rounded, and no scale of them can be too large for a float16."""
         if self.target.name not in BLOCKS:
             return False
         largest = float(np.abs(values).max(initial=0))
@@ -179,11 +171,7 @@ class Job:
         return self.weight.quant.name in _FLOATS and self.target.name in ROUNDED
 
     def judge(self, exact: bool, error: float) -> None:
-        """Accept the result of converting the tensor, or a part of it.
-
-        Raises:
-            Unsupported: it lost something, and that is not allowed.
-        """
+        """Accept the result of converting the tensor, or a part of it."""
         name, before, after = self.weight.name, self.weight.quant.name, self.target.name
         if not math.isfinite(error):
             raise Unsupported(
@@ -218,11 +206,7 @@ class Job:
         return values if self.columns is None else values[:, self.columns]
 
     def ternary(self) -> Ternary:
-        """Codes and scales of the tensor in their new order.
-
-        Raises:
-            Unsupported: its weights are not ternary, and rounding them is not allowed.
-        """
+        """Codes and scales of the tensor in their new order."""
         if self.from_ternary:
             ternary = registry.unpack_ternary(self.weight)
             if self.columns is not None and ternary.scales.shape[1] > 1:
@@ -252,11 +236,7 @@ class Job:
         return ternarize(values)
 
     def _fit_scales(self) -> Ternary:
-        """:meth:`ternary` with scales that the target can store.
-
-        Raises:
-            Unsupported: it cannot store them exactly, and that is not allowed.
-        """
+        """:meth:`ternary` with scales that the target can store."""
         if self.weight.shape[1] % self.target.block_size:
             raise Unsupported(
                 f"{self.weight.name} has rows of {self.weight.shape[1]:,} weights, and "
@@ -291,11 +271,7 @@ class Job:
         return Ternary(ternary.codes, halves)
 
     def _regroup(self, ternary: Ternary, used: NDArray[np.int64]) -> Ternary:
-        """*ternary* with at most as many scales in a row as the target's blocks hold.
-
-        Raises:
-            Unsupported: neighbours that become one block differ, and that is not allowed.
-        """
+        """*ternary* with at most as many scales in a row as the target's blocks hold."""
         rows, groups = ternary.scales.shape
         blocks = ternary.codes.shape[1] // self.target.block_size
         if groups <= blocks:
@@ -305,11 +281,7 @@ class Job:
         return Ternary(ternary.codes, scales.reshape(rows, blocks))
 
     def _check_codes(self, ternary: Ternary) -> None:
-        """Check that the target has a code for every weight.
-
-        Raises:
-            Unsupported: it has none for 2, or for 0 beside other weights.
-        """
+        """Check that the target has a code for every weight."""
         reason = SCALED_BLOCKS[self.target.name].refusal(ternary)
         if reason:
             raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
@@ -320,9 +292,6 @@ class Job:
         """The one scale of each row of *scales*, shape ``(rows, 1)``.
 
         Scales that multiply only zeros do not count; where all do, it is 1.
-
-        Raises:
-            Unsupported: a row has several, and that is not allowed.
         """
         counts = used > 0
         low = np.where(counts, scales, np.inf).min(axis=1, keepdims=True)

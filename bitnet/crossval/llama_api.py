@@ -89,9 +89,6 @@ class Llama:
             tokenize_with_model: the fork's ``llama_tokenize`` takes the model, not its vocabulary.
             batch: positions it computes at a time; 0: all.
             half_cache: keys and values are stored as float16, which is its default; or as float32.
-
-        Raises:
-            EngineFailed: the library has a different layout, or refuses the file.
         """
         self._c = library
         self.library = file

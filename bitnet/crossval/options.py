@@ -49,11 +49,7 @@ class CrossvalOptions:
     replay: bool = option(False, "with --check: repeat the whole comparison")
 
     def __post_init__(self) -> None:
-        """Check ranges and combinations.
-
-        Raises:
-            UsageError: a value is out of range, or options contradict each other.
-        """
+        """Check ranges and combinations."""
         if self.against not in ("", *REFERENCE_NAMES):
             raise UsageError(
                 f"--against expects one of {', '.join(REFERENCE_NAMES)}, got {self.against!r}"

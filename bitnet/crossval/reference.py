@@ -68,12 +68,7 @@ class Reference(ABC):
 
     @abstractmethod
     def trace(self, question: Question) -> Trace:
-        """Its answers.
-
-        Raises:
-            ReferenceUnavailable: it is not installed.
-            EngineFailed: it is installed, but crashed, refused the model or took too long.
-        """
+        """Its answers."""
 
     def arithmetic(self, _checkpoint: Checkpoint) -> Arithmetic:
         """Arithmetic of its products with the weights of a model."""

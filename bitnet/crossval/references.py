@@ -131,11 +131,7 @@ _PLACES = ("", "lib", "bin", "src", "3rdparty/llama.cpp/src")
 
 
 def bitnet_cpp_library() -> Path | None:
-    """The library of a user's own build in ``BITNET_CPP_DIR``; None if that is not set.
-
-    Raises:
-        UsageError: the folder is not a build.
-    """
+    """The library of a user's own build in ``BITNET_CPP_DIR``; None if that is not set."""
     setting = bitnet_cpp_dir()
     if setting is None:
         return None
@@ -357,9 +353,6 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
 
     One that is installed goes before one that is not, and bitnet.cpp, which takes a build of one's
     own, before them all. A *recording* is a reference by itself.
-
-    Raises:
-        UsageError: *name* cannot be asked about such a model, or ``BITNET_CPP_DIR`` is wrong.
     """
     if recording is not None:
         return Recorded(recording)

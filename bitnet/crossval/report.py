@@ -60,11 +60,7 @@ def round_numbers(record: Record) -> Record:
 
 
 def from_json(kind: type[Record], values: Any, where: str = "the report") -> Record:
-    """A *kind* from JSON *values*; *where* is their name in messages.
-
-    Raises:
-        InvalidFormat: a value is missing, unknown, of another type, or not finite.
-    """
+    """A *kind* from JSON *values*; *where* is their name in messages."""
     found: Record = _read(kind, values, where)
     return found
 
@@ -149,12 +145,7 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
-    """The evidence in the report *path*, and the derived values stored in it.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidFormat: it is not a report of this version.
-    """
+    """The evidence in the report *path*, and the derived values stored in it."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -390,11 +381,7 @@ def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
 
 
 def options_of(evidence: Evidence) -> CrossvalOptions:
-    """The options of a run that makes *evidence* again.
-
-    Raises:
-        InvalidFormat: it names an engine or a plan that is not possible.
-    """
+    """The options of a run that makes *evidence* again."""
     plan = evidence.plan
     if plan.against not in REFERENCES and plan.live:
         raise InvalidFormat(

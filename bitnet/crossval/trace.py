@@ -229,11 +229,7 @@ def _position_from(row: NDArray[np.float64], kept: int) -> Position:
 
 
 def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
-    """The trace in JSON *values*; *name* is their source, for messages.
-
-    Raises:
-        InvalidFormat: they are not a trace.
-    """
+    """The trace in JSON *values*; *name* is their source, for messages."""
     try:
         tokenized, decoded = values.get("tokenized"), values.get("decoded")
         engine = EngineFacts(
@@ -291,12 +287,7 @@ def _position(values: Mapping[str, Any] | None) -> Position:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read the recorded trace in *path*.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidFormat: it does not contain a trace.
-    """
+    """Read the recorded trace in *path*."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

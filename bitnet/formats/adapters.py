@@ -83,13 +83,7 @@ class Adapter:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """The adapter at *path*: a GGUF file, or a folder with ``adapter_config.json``.
-
-    Raises:
-        NotFound: there is none.
-        InvalidFormat: it is damaged.
-        Unsupported: it is more than low-rank products.
-    """
+    """The adapter at *path*: a GGUF file, or a folder with ``adapter_config.json``."""
     if path.is_dir():
         if not (path / CONFIG).is_file():
             raise NotFound(f"{path} has no {CONFIG}", hint="name a folder that PEFT saved")

@@ -48,11 +48,7 @@ class BitLinear:
         return cls(online, multiplies, None if kept is None else tuple(map(str, kept)))
 
     def converts(self, module: str) -> bool:
-        """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary.
-
-        Raises:
-            InvalidFormat: a pattern is not a regular expression.
-        """
+        """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary."""
         patterns = ("lm_head",) if self.kept is None else self.kept
         try:
             return not any(
@@ -65,12 +61,7 @@ class BitLinear:
             ) from error
 
     def weight(self, name: str, plain: Weight, scale: Tensor | None) -> Weight:
-        """The ternary weight of a layer from its stored form.
-
-        Raises:
-            InvalidFormat: packed weights without a scale.
-            Unsupported: stored in a form other than the configured one.
-        """
+        """The ternary weight of a layer from its stored form."""
         packed = plain.quant.name == "U8"
         if packed == self.online or len(plain.shape) != 2:
             kind = "packed" if packed else "plain"
@@ -92,11 +83,7 @@ class BitLinear:
         return self.multiplies and not self.online
 
     def factor(self, name: str, scale: Tensor) -> float:
-        """Factor that the *scale* next to the tensor *name* stands for.
-
-        Raises:
-            InvalidFormat: it is not a positive number.
-        """
+        """Factor that the *scale* next to the tensor *name* stands for."""
         factor = _number(f"{name.rpartition('.')[0]}.scale", scale)
         return factor if self.multiplies else 1 / factor
 

@@ -93,11 +93,7 @@ class Checkpoint:
         return (self.architecture, *(name for name in more if name != self.architecture))
 
     def value(self, key: str, default: Any = _MISSING) -> Any:
-        """The architecture's own *key*, such as ``attention.head_count``; arrays as lists.
-
-        Raises:
-            InvalidFormat: the key is missing and there is no *default*.
-        """
+        """The architecture's own *key*, such as ``attention.head_count``; arrays as lists."""
         for prefix in self.prefixes:
             found = self.metadata.get(f"{prefix}.{key}")
             if found is not None:
@@ -110,22 +106,14 @@ class Checkpoint:
         )
 
     def integer(self, key: str, default: Any = _MISSING) -> int:
-        """The integer *key*, an unsigned 32-bit number, GGUF's type for these.
-
-        Raises:
-            InvalidFormat: it is missing, or not such an integer.
-        """
+        """The integer *key*, an unsigned 32-bit number, GGUF's type for these."""
         found = self.value(key, default)
         if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _LARGEST:
             raise self._wrong_value(key, found, f"an integer from 0 to {_LARGEST:,}")
         return found
 
     def number(self, key: str, default: Any = _MISSING) -> float:
-        """The finite number *key*.
-
-        Raises:
-            InvalidFormat: it is missing, or not finite.
-        """
+        """The finite number *key*."""
         found = self.value(key, default)
         is_number = isinstance(found, int | float) and not isinstance(found, bool)
         if not is_number or not abs(found) <= sys.float_info.max:  # also false for NaN
@@ -133,11 +121,7 @@ class Checkpoint:
         return float(found)
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-        """The tensor *name* decoded; ``None`` if it does not exist.
-
-        Raises:
-            InvalidFormat: its shape is not *shape*.
-        """
+        """The tensor *name* decoded; ``None`` if it does not exist."""
         weight = self.weights.get(name)
         if weight is not None and weight.shape != shape:
             raise InvalidFormat(

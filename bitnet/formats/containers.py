@@ -66,12 +66,6 @@ def open_checkpoint(
         path: identified by its first bytes, not by its name.
         i2_s_layout: the processor that wrote I2_S weights; no file records it.
         ignore_keys: metadata keys to ignore.
-
-    Raises:
-        NotFound: the path does not exist, or the folder contains no model.
-        InvalidFormat: the file is damaged.
-        Unsupported: the container is not supported.
-        UsageError: the layout is unknown.
     """
     if i2_s_layout not in get_args(I2SLayout):
         raise UsageError(f"i2_s_layout is {i2_s_layout!r}, expected x86 or arm")
@@ -88,12 +82,7 @@ def open_checkpoint(
 
 
 def container_of(path: Path) -> Container:
-    """The container at *path*, by its first bytes; the file may still be damaged.
-
-    Raises:
-        NotFound: the path does not exist, or the folder contains no model.
-        InvalidFormat: the file is empty, or not a model.
-    """
+    """The container at *path*, by its first bytes; the file may still be damaged."""
     try:
         if not path.exists():
             raise not_a_model.missing(path)

@@ -35,11 +35,7 @@ _NOTHING = np.empty(0, dtype=np.uint8)
 
 
 def stack_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
-    """*tensors*, with ``experts.0.up_proj.weight`` and the like as one ``experts.up_proj``.
-
-    Raises:
-        InvalidFormat: an expert is missing, or unlike the others.
-    """
+    """*tensors*, with ``experts.0.up_proj.weight`` and the like as one ``experts.up_proj``."""
     stacked: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -62,11 +58,7 @@ def stack_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor
 
 
 def split_gates(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
-    """*tensors* by GGUF name, with ``ffn_gate_up_exps`` as ``ffn_gate_exps`` and ``ffn_up_exps``.
-
-    Raises:
-        InvalidFormat: it has no two halves.
-    """
+    """*tensors* by GGUF name; ``ffn_gate_up_exps`` is ``ffn_gate_exps`` and ``ffn_up_exps``."""
     split: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = _FUSED.fullmatch(name)
@@ -96,9 +88,6 @@ def split_heads(
         heads: matrices of either.
         key_dim: rows of a head that belong to its keys.
         model: name of the model in errors.
-
-    Raises:
-        InvalidFormat: there are not as many rows, or they are not floats.
     """
     split: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -150,11 +139,7 @@ def _matrices(tensor: Tensor) -> tuple[np.ndarray, ...]:
 
 
 def turn_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
-    """*tensors* with the experts of gpt-oss as ``gate_proj``, ``up_proj`` and ``down_proj``.
-
-    Raises:
-        InvalidFormat: blocks have no scales, or a shape is impossible.
-    """
+    """*tensors* with the experts of gpt-oss as ``gate_proj``, ``up_proj`` and ``down_proj``."""
     turned: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = _TURNED.fullmatch(name)

@@ -118,13 +118,6 @@ class GGUF:
         Args:
             path: the file, or any part of a split model.
             check_layout: refuse tensors that are cut off, misaligned, or overlap.
-
-        Raises:
-            InvalidFormat: not a GGUF file, or a damaged or truncated one.
-            Unsupported: GGUF version 1, big-endian, or a newer version.
-            NotFound: the file does not exist, or a part of the model is missing.
-            PermissionDenied: the file is not readable.
-            IntegrityError: the file changed while its header was being read.
         """
         paths = _part_paths(Path(path))
         maps: list[MappedFile] = []
@@ -165,11 +158,6 @@ class GGUF:
             buffer: the first bytes of the file.
             size: bytes of the whole file, if known.
             label: name of the file in messages.
-
-        Raises:
-            NeedMoreBytes: the header continues after the end of *buffer*.
-            InvalidFormat: not a GGUF file, or a damaged or truncated one.
-            Unsupported: GGUF version 1, big-endian, or a newer version.
         """
         view = memoryview(buffer).cast("B")
         total = _UNKNOWN_SIZE if size is None else max(size, len(view))
@@ -185,11 +173,7 @@ class GGUF:
         return f"<GGUF {self.path.name}: {self.architecture or '?'}, {len(self.tensors)} tensors>"
 
     def close(self) -> None:
-        """Unmap the file, or leave that to the last view in use.
-
-        Raises:
-            IntegrityError: a part of the file was gone when it was read.
-        """
+        """Unmap the file, or leave that to the last view in use."""
         self._views = []
         maps, self._maps = self._maps, []
         try:
@@ -220,12 +204,7 @@ class GGUF:
         return self._views[part]
 
     def tensor_bytes(self, name: str) -> memoryview:
-        """Bytes of tensor *name* as stored in the file, without a copy.
-
-        Raises:
-            NotFound: the tensor does not exist.
-            InvalidFormat: the file ends before the tensor, or only its header is available.
-        """
+        """Bytes of tensor *name* as stored in the file, without a copy."""
         info = self.tensors.get(name)
         if info is None:
             raise NotFound(f"{self.path.name} has no tensor {name!r}")
@@ -245,11 +224,7 @@ class GGUF:
         return view[info.offset : end]
 
     def check_layout(self) -> None:
-        """Check that every tensor lies inside its file, aligned and apart from all others.
-
-        Raises:
-            InvalidFormat: one does not; the message names the tensor and its bytes.
-        """
+        """Check that every tensor lies inside its file, aligned and apart from all others."""
         for _, fault in layout_faults(self.tensors.values(), self.part_sizes, self.alignment):
             raise InvalidFormat(fault, hint=_REFETCH)
 
@@ -355,11 +330,7 @@ def _room(part: _Part) -> dict[int, int | None]:
 def _directory(
     parts: list[_Part], dialect: Dialect, q2_0: types.QuantType
 ) -> dict[str, TensorInfo]:
-    """All tensors by name; *q2_0* is the type that the file means by the id of Q2_0.
-
-    Raises:
-        InvalidFormat: a name occurs twice, or a shape does not fit its quantization type.
-    """
+    """All tensors by name; *q2_0* is the type that the file means by the id of Q2_0."""
     tensors: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
         room = _room(part)
@@ -382,11 +353,7 @@ def _directory(
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """All files of the model to which *path* belongs.
-
-    Raises:
-        NotFound: parts are missing.
-    """
+    """All files of the model to which *path* belongs."""
     match = _PART.fullmatch(path.name)
     count = int(match["count"]) if match else 1
     if match is None or not 1 <= int(match["number"]) <= count or count == 1:

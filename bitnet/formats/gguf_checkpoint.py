@@ -42,10 +42,6 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     Args:
         path: the file.
         ignore_keys: keys to ignore, with or without the architecture prefix.
-
-    Raises:
-        InvalidFormat: the file is damaged.
-        Unsupported: the version is not supported.
     """
     gguf = GGUF.open(path)
     family = of_gguf(gguf.architecture)
@@ -109,9 +105,6 @@ def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | Non
 
     That follows from its architecture, norms before every projection, a quantization type that
     only BitNet models have, or the key that ``convert`` writes into such files.
-
-    Raises:
-        Unsupported: the key has another value.
     """
     key, per_token = INPUTS
     if metadata.get(key, per_token) != per_token:

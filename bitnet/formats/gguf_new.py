@@ -52,11 +52,7 @@ class NewTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes it takes.
-
-        Raises:
-            Unsupported: the shape does not fill whole blocks.
-        """
+        """Bytes it takes."""
         size = self.type.size_bytes(self.shape)
         if size is None:
             raise Unsupported(
@@ -101,11 +97,6 @@ def write_new(
         tensors: in the order of the file.
         check: called with the finished file before it gets its name; raises to discard it.
         on_progress: called with the bytes written so far and in total.
-
-    Raises:
-        UsageError: *output* exists.
-        Unsupported: a shape does not fill whole blocks.
-        BitnetError: the disk failed, or *check* raised it.
     """
     refuse_existing(output)
     header = _header(metadata, tensors)
@@ -127,11 +118,7 @@ def write_new(
 
 
 def file_size(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> int:
-    """Number of bytes that :func:`write_new` writes.
-
-    Raises:
-        Unsupported: a shape does not fill whole blocks.
-    """
+    """Number of bytes that :func:`write_new` writes."""
     return len(_header(metadata, tensors)) + sum(_round_up(one.size_bytes) for one in tensors)
 
 

@@ -100,9 +100,6 @@ class Array:
         """Offsets into :attr:`raw`, unsigned 64-bit, ``length + 1`` of them; for arrays of strings.
 
         String *i* is ``raw[starts[i] + 8 : starts[i + 1]]``.
-
-        Raises:
-            InvalidFormat: the file was changed after it was opened.
         """
         if self._starts is None:
             self._expect_strings()
@@ -123,11 +120,7 @@ class Array:
         return bytes(self.raw[starts[at] + 8 : starts[at + 1]])
 
     def strings(self) -> list[str]:
-        """All strings; bytes that are not UTF-8 become surrogates.
-
-        Raises:
-            InvalidFormat: the array holds other values, or the file was changed.
-        """
+        """All strings; bytes that are not UTF-8 become surrogates."""
         self._expect_strings()
         module = native.module()
         if module is not None:
@@ -143,11 +136,7 @@ class Array:
         ]
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The numbers, shape ``(length,)``: a read-only view of the file (booleans are copied).
-
-        Raises:
-            InvalidFormat: the array holds strings.
-        """
+        """The numbers, shape ``(length,)``: a read-only view of the file (booleans are copied)."""
         import numpy as np
 
         if self._type == STRING:

@@ -76,10 +76,6 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
         text: the user's text.
         metadata: the file's values.
         types: the names of their types.
-
-    Raises:
-        UsageError: ``=`` is missing, the type is unknown, the value does not fit it, or the key
-            must not be changed.
     """
     name, equals, value = text.partition("=")
     key, _, kind = name.partition(":")
@@ -150,12 +146,6 @@ def write_copy(
         output: the copy, which must not exist.
         changes: in the form of :func:`parse_change`.
         on_progress: called with the bytes written so far and in total.
-
-    Raises:
-        UsageError: there is nothing to change, *output* exists, or a change is invalid.
-        Unsupported: *source* is split.
-        InvalidFormat: *source* is not a GGUF file, or damaged.
-        IntegrityError: the copy read back differs.
     """
     refuse_existing(output)
     with GGUF.open(source) as gguf:
@@ -250,11 +240,7 @@ def _write(
 def _verify(
     path: Path, source: GGUF, changes: list[KeyChange], *, data_offset: int, digest: bytes
 ) -> None:
-    """Read the copy back and compare it.
-
-    Raises:
-        IntegrityError: its data or metadata differs from what was written.
-    """
+    """Read the copy back and compare it."""
     with path.open("rb") as file:
         file.seek(data_offset)
         if _hash(file) != digest:
@@ -295,12 +281,7 @@ def raw_values(gguf: GGUF) -> dict[str, bytes]:
 
 @contextmanager
 def new_file(output: Path) -> Iterator[Path]:
-    """A file to write and check that becomes *output* when the block ends without an error.
-
-    Raises:
-        UsageError: *output* was created meanwhile.
-        BitnetError: the disk failed.
-    """
+    """A file to write and check that becomes *output* when the block ends without an error."""
     draft = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         yield draft
@@ -313,11 +294,7 @@ def new_file(output: Path) -> Iterator[Path]:
 
 
 def _publish(partial: Path, output: Path) -> None:
-    """Rename the copy, never replacing a file that was created meanwhile.
-
-    Raises:
-        UsageError: there is such a file.
-    """
+    """Rename the copy, never replacing a file that was created meanwhile."""
     try:
         os.link(partial, output)
     except FileExistsError:
@@ -329,11 +306,7 @@ def _publish(partial: Path, output: Path) -> None:
 
 
 def refuse_existing(output: Path) -> None:
-    """Refuse to replace *output*.
-
-    Raises:
-        UsageError: it exists.
-    """
+    """Refuse to replace *output*."""
     if output.exists():
         raise _exists(output)
 

@@ -53,11 +53,6 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     Args:
         path: the folder, or a file in it.
         ignore_keys: keys of ``config.json`` to ignore.
-
-    Raises:
-        NotFound: ``config.json`` or a tensor file is missing.
-        InvalidFormat: a file is damaged, or its tensors do not fit ``config.json``.
-        Unsupported: an architecture, a key or a data type is not supported.
     """
     folder = path if path.is_dir() else path.parent
     files = Inventory(folder)

@@ -60,11 +60,7 @@ class Inventory:
         return sorted(self._opened)
 
     def path(self, name: str) -> Path:
-        """Path of the file *name*.
-
-        Raises:
-            InvalidFormat: it is outside of the folder.
-        """
+        """Path of the file *name*."""
         parts = name.replace("\\", "/").split("/")
         if Path(name).is_absolute() or {"", ".", ".."} & set(parts):
             raise InvalidFormat(f"{self.root.name}: {name!r} is outside of the folder")
@@ -81,13 +77,7 @@ class Inventory:
         return True
 
     def read(self, name: str) -> bytes:
-        """Content of the file *name*.
-
-        Raises:
-            NotFound: it does not exist.
-            InvalidFormat: it is not a regular file.
-            PermissionDenied: it is not readable.
-        """
+        """Content of the file *name*."""
         if name not in self._opened:
             path = self.path(name)
             try:
@@ -103,25 +93,16 @@ class Inventory:
         return bytes(self._opened[name].content)
 
     def json(self, name: str, kind: type[T]) -> T:
-        """The JSON object or array in the file *name*.
-
-        Raises:
-            NotFound: it does not exist.
-            InvalidFormat: it is not JSON, or JSON of another kind.
-        """
+        """The JSON object or array in the file *name*."""
         return parse_json(self.read(name), self.path(name), kind)
 
     def value(self, name: str) -> dict[str, Any] | list[Any]:
-        """The JSON object or array in the file *name*, whichever it is; errors as :meth:`json`."""
+        """The JSON object or array in the file *name*, whichever it is."""
         first = self.read(name).lstrip()[:1]
         return self.json(name, list) if first == b"[" else self.json(name, dict)
 
     def map(self, name: str) -> MappedFile:
-        """The file *name*, mapped once.
-
-        Raises:
-            BitnetError: as :meth:`MappedFile.open`.
-        """
+        """The file *name*, mapped once."""
         opened = self._opened.get(name)
         if opened is not None and isinstance(opened.content, MappedFile):
             return opened.content
@@ -157,19 +138,11 @@ class Inventory:
         )
 
     def unread_sha256(self, names: Iterable[str]) -> dict[str, str]:
-        """SHA-256 of each of *names*, files that no reader asked for.
-
-        Raises:
-            BitnetError: one cannot be read.
-        """
+        """SHA-256 of each of *names*, files that no reader asked for."""
         return {name: digest_of(self.path(name)) for name in names}
 
     def check(self) -> None:
-        """Check that each name still belongs to the file that was read.
-
-        Raises:
-            IntegrityError: a file was modified, replaced or removed.
-        """
+        """Check that each name still belongs to the file that was read."""
         for name, opened in self._opened.items():
             if isinstance(opened.content, MappedFile):
                 opened.content.check()

@@ -24,9 +24,6 @@ def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -
         kind: ``dict`` or ``list``.
         unique: refuse a key that is there twice; otherwise the last one counts, as in
             transformers: a published ``config.json`` has one.
-
-    Raises:
-        InvalidFormat: it is not JSON, or JSON of another kind.
     """
     try:
         content = json.loads(raw)

@@ -46,13 +46,7 @@ class MappedFile(mmap.mmap):
 
     @classmethod
     def open(cls, path: Path) -> MappedFile:
-        """Map the file *path*.
-
-        Raises:
-            InvalidFormat: it is not a regular file, or empty.
-            NotFound: it does not exist, or is a folder.
-            PermissionDenied: it is not readable.
-        """
+        """Map the file *path*."""
         try:
             status = path.stat()  # before opening: a pipe would block
             if stat.S_ISDIR(status.st_mode):
@@ -92,21 +86,13 @@ class MappedFile(mmap.mmap):
             self._guard[0].watch_mappings()
 
     def close(self) -> None:
-        """Unmap the file.
-
-        Raises:
-            BufferError: it is still in use.
-        """
+        """Unmap the file."""
         super().close()
         for let_go in self._let_go:
             let_go()
 
     def check(self) -> None:
-        """Check that the file is the one that was mapped, and :meth:`watch` later reads.
-
-        Raises:
-            IntegrityError: it was truncated or modified.
-        """
+        """Check that the file is the one that was mapped, and :meth:`watch` later reads."""
         self.watch()
         try:
             now = os.fstat(self._file)
@@ -122,11 +108,7 @@ class MappedFile(mmap.mmap):
         self.check_reads()
 
     def check_reads(self) -> None:
-        """Check that everything read so far existed.
-
-        Raises:
-            IntegrityError: a part of the file was gone when it was read.
-        """
+        """Check that everything read so far existed."""
         if self._guard and self._guard[0].is_torn(self._guard[1]):
             raise self._change_error("a part of it could not be read")
 
@@ -160,11 +142,7 @@ def files_behind(arrays: Iterable[NDArray[np.uint8]]) -> list[MappedFile]:
 
 @contextmanager
 def expect_unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
-    """Check the files of *arrays* at the end of the block that reads them.
-
-    Raises:
-        IntegrityError: one of them changed; results computed from it are invalid.
-    """
+    """Check the files of *arrays* at the end of the block that reads them."""
     files = files_behind(arrays)
     for file in files:
         file.watch()

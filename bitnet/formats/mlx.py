@@ -34,11 +34,7 @@ _HINT = "fetch the model's GGUF file, or its folder of plain weights"
 
 
 def mlx_quantization(config: Mapping[str, Any], model: str) -> int | None:
-    """Bits of the weights of MLX in a folder with *config*; ``None`` if there are none.
-
-    Raises:
-        Unsupported: they are packed in another way than the one that is read.
-    """
+    """Bits of the weights of MLX in a folder with *config*; ``None`` if there are none."""
     packing = config.get("quantization")
     if not isinstance(packing, dict):
         return None
@@ -55,12 +51,7 @@ def mlx_quantization(config: Mapping[str, Any], model: str) -> int | None:
 
 
 def repack(tensors: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
-    """*tensors* with packed matrices as tensors of the type ``TYPES[bits]``.
-
-    Raises:
-        InvalidFormat: codes without scales or biases, or of another shape.
-        Unsupported: the type cannot hold a matrix exactly.
-    """
+    """*tensors* with packed matrices as tensors of the type ``TYPES[bits]``."""
     matrices = {}
     for name, tensor in tensors.items():
         stem, _, kind = name.rpartition(".")

@@ -32,11 +32,7 @@ def model_name(path: Path) -> str:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """True if *folder* is itself a model: safetensors files with ``config.json``.
-
-    Raises:
-        PermissionDenied: what is in it cannot be told.
-    """
+    """True if *folder* is itself a model: safetensors files with ``config.json``."""
     try:
         return _is_file(folder / "config.json") and safetensors.recognises(folder)
     except OSError as error:
@@ -49,9 +45,6 @@ def models_below(folder: Path) -> Iterator[Path]:
     Those of a folder come by name, before those of the folders in it. Hidden files and folders are
     left out, and so are the further parts of a split file and the files that llama.cpp calls
     ``mmproj``, which are not models by themselves.
-
-    Raises:
-        PermissionDenied: a folder cannot be read.
     """
 
     def fail(error: OSError) -> None:
@@ -74,9 +67,6 @@ def candidates_below(folder: Path) -> Iterator[Path]:
     Unlike :func:`models_below` also what cannot be opened (links to nothing, folders with only a
     configuration or only weights, a split file without its first part), and what is hidden or
     linked. The folders inside of a model, such as ``1_Pooling``, belong to it.
-
-    Raises:
-        PermissionDenied: a folder cannot be read.
     """
 
     def fail(error: OSError) -> None:
@@ -150,10 +140,6 @@ def find_models(
     Args:
         folder: to look through.
         among: what counts as one.
-
-    Raises:
-        NotFound: *folder* does not exist, or contains no model.
-        PermissionDenied: it or a folder in it is not readable.
     """
     try:
         if not folder.is_dir():

@@ -79,12 +79,7 @@ def recognises(path: Path) -> bool:
 
 
 def read_folder(files: Inventory) -> dict[str, Tensor]:
-    """All tensors of the model of *files*, by name.
-
-    Raises:
-        NotFound: the folder contains no safetensors file, or a shard of the index is missing.
-        InvalidFormat: a file is damaged, or several do not say together what the model is.
-    """
+    """All tensors of the model of *files*, by name."""
     tensors: dict[str, Tensor] = {}
     places: dict[str, str] = {}
     names, index = _names(files)
@@ -101,13 +96,7 @@ def read_folder(files: Inventory) -> dict[str, Tensor]:
 
 
 def read_file(files: Inventory, name: str) -> dict[str, Tensor]:
-    """The tensors of the file *name*, by name.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidFormat: it is damaged or truncated.
-        IntegrityError: it changed while its header was being read.
-    """
+    """The tensors of the file *name*, by name."""
     mapped, path = files.map(name), files.path(name)
     view = memoryview(mapped)
     if len(view) < 8:

@@ -62,12 +62,7 @@ class Prompts:
 
 
 def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
-    """GGUF's number of the pooling method in *files*; ``None`` if none gives it.
-
-    Raises:
-        Unsupported: a module or a pooling method is not supported.
-        InvalidFormat: a file is damaged.
-    """
+    """GGUF's number of the pooling method in *files*; ``None`` if none gives it."""
     name = "modules.json"
     if name not in files:
         return None
@@ -95,11 +90,7 @@ def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
 
 
 def prompts(files: Inventory) -> Prompts:
-    """Prompts of the model of *files*; empty if none has any.
-
-    Raises:
-        InvalidFormat: the file is damaged.
-    """
+    """Prompts of the model of *files*; empty if none has any."""
     name = "config_sentence_transformers.json"
     if name not in files:
         return Prompts()

@@ -58,12 +58,7 @@ class Collection:
     _models: list[dict[str, Any]] = field(default_factory=list)
 
     def add_model(self, text: str, fits: Fits) -> Path:
-        """Add the model *text* with its notices; return its path.
-
-        Raises:
-            NotFound: it is not on this machine.
-            UsageError: *text* is a path, or matches several models.
-        """
+        """Add the model *text* with its notices; return its path."""
         model = parse(text)
         if model.path is not None or model.url:
             raise UsageError(
@@ -90,11 +85,7 @@ class Collection:
         return provide(model, self.project, fetch=False, announce=logger.info, fits=fits)
 
     def add_tokenizer(self, repo: str, file: str, key: str, revision: str = "main") -> None:
-        """Add the tokenizer *file* of *repo*, which the cache keeps under *key*.
-
-        Raises:
-            NotFound: it is not on this machine.
-        """
+        """Add the tokenizer *file* of *repo*, which the cache keeps under *key*."""
         store = self.project.store
         entry = self.project.cache / "tokenizers" / key / path_of(file).name
         known = store.index.find(repo, revision, file)
@@ -121,11 +112,7 @@ class Collection:
         logger.warning("%s is not in the bundle: where it is from is not known", path)
 
     def add_locked(self, entries: Iterable[Artifact]) -> list[Path]:
-        """Add the files that a lock file pins; return the project's paths of its models.
-
-        Raises:
-            NotFound: one of them is not on this machine.
-        """
+        """Add the files that a lock file pins; return the project's paths of its models."""
         folders: dict[tuple[str, str], list[str]] = {}
         models: list[Path] = []
         for entry in entries:
@@ -222,11 +209,6 @@ def import_bundle(
     Returns:
         The bundle, the digests of the files that were not in the store before, and the paths of
         the models that are now available, by name.
-
-    Raises:
-        IntegrityError: the bundle is damaged or inconsistent; nothing of it is kept.
-        UsageError: *into* has another lock file, or the bundle has none.
-        BitnetError: as :func:`bitnet.store.bundle.unpack`.
     """
     bundle = read_bundle(path)
     models = _check_names(bundle)
@@ -267,11 +249,7 @@ def _usable(bundle: Bundle, project: Project, fits: Fits) -> dict[str, Path]:
 
 
 def _check_names(bundle: Bundle) -> list[tuple[Ref, list[str]]]:
-    """Model names of *bundle* and their files; every name is checked, as paths are made of it.
-
-    Raises:
-        InvalidFormat: a name is invalid.
-    """
+    """Model names of *bundle* and their files; every name is checked, as paths are made of it."""
     try:
         for file in bundle.files:
             if file.kind == "version":

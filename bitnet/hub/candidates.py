@@ -174,10 +174,6 @@ def choose(
     """The only candidate.
 
     *fits* tells whether so many bytes can run here; *files* are all of the repository.
-
-    Raises:
-        NotFound: there is none.
-        UsageError: there are several; the message lists them with size, encoding and memory.
     """
     if len(found) == 1:
         return found[0]

@@ -101,18 +101,6 @@ def fetch(
         changed_hint: hint for the case that the server has another file than expected.
         beside: a local file that may be the expected one; then nothing is transferred.
         mirrors: further addresses, which are used if its digest is known.
-
-    Raises:
-        Offline: it is not in the store and the network is switched off.
-        UpstreamChanged: the server has another file than the pinned one.
-        HashMismatch: the received bytes are wrong.
-        InvalidFormat: the file is empty.
-        NetworkError: the server cannot be reached, or the transfer keeps failing.
-        AuthError: access is refused.
-        NotFound: the file does not exist.
-        NoSpace: the disk is full; received bytes are kept.
-        PermissionDenied: the store is not writable.
-        CacheBusy: another process has been fetching it for too long.
     """
     request = _Request(url, name, sha256, size, check, force, changed_hint, mirrors)
     try:
@@ -144,11 +132,7 @@ def fetch(
 
 
 def require_folder(folder: Path) -> None:
-    """Create *folder*, and check that it is writable, before anything is fetched.
-
-    Raises:
-        PermissionDenied: it cannot be created or written.
-    """
+    """Create *folder*, and check that it is writable, before anything is fetched."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -287,11 +271,7 @@ def _transfer(
 
 
 def _facts(request: _Request, session: HubSession) -> Version:
-    """The server's description of the file, if it is the expected one.
-
-    Raises:
-        UpstreamChanged: it is a different file.
-    """
+    """The server's description of the file, if it is the expected one."""
     facts = _ask_servers(request, session)
     for name, expected, actual in (
         ("SHA-256", request.sha256, facts.sha256),
@@ -323,13 +303,7 @@ def _ask_servers(request: _Request, session: HubSession) -> Version:
 def _verify(
     request: _Request, facts: Version, digest: str, partial: Partial, *, mixed: bool
 ) -> None:
-    """Refuse bytes that are not the expected file.
-
-    Raises:
-        _Damaged: they differ, and some come from an earlier run or a mirror.
-        HashMismatch: they differ.
-        InvalidFormat: the file is empty, or only points at the file.
-    """
+    """Refuse bytes that are not the expected file."""
     expected, size = facts.sha256, partial.done.total
     wrong = ""
     if request.size is not None and size != request.size:

@@ -143,9 +143,6 @@ def parse_faults(text: str) -> tuple[list[NetworkFault], bool]:
         503, 429 ...   a reply with that status     html       a login page instead of the file
         reset@1MB      the body breaks off there    timeout@1MB  the body stops there
         timeout:2      the same twice
-
-    Raises:
-        UsageError: *text* does not follow the grammar.
     """
     text = text.strip()
     if text.lower() in ("", "0", "false", "no", "off"):
@@ -243,12 +240,7 @@ def call_back(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says.
-
-    Raises:
-        Offline: the network is switched off.
-        NetworkError: no attempt succeeded.
-    """
+    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says."""
     if options.is_offline:
         raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
     problem = ""
@@ -380,11 +372,7 @@ def _page(url: str, endpoint: str) -> str:
 
 
 def refuse_pages(response: requests.Response, url: str) -> None:
-    """Refuse a web page, or an encoded body, in place of a file.
-
-    Raises:
-        NetworkError: *response* is one of them.
-    """
+    """Refuse a web page, or an encoded body, in place of a file."""
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind in ("text/html", "application/xhtml+xml") and not url.endswith((".html", ".htm")):
         raise not_expected(response, url, "a file")

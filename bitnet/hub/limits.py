@@ -88,11 +88,7 @@ class Limits:
         return self._stopped.is_set()
 
     def sleep(self, duration_s: float) -> None:
-        """Wait *duration_s* seconds.
-
-        Raises:
-            Stopped: transfers are cancelled.
-        """
+        """Wait *duration_s* seconds."""
         if self._stopped.wait(duration_s):
             raise Stopped
 
@@ -103,9 +99,6 @@ class Limits:
         """Take one of the connections; yields true if it had to wait for one.
 
         *ended* is true if the transfer that asks does not need it any more.
-
-        Raises:
-            Stopped: transfers are cancelled, or that transfer has ended.
         """
         waited = not self._slots.acquire(blocking=False)
         if waited:
@@ -127,9 +120,6 @@ class Limits:
         """Wait until *count* received bytes are within the rate; the seconds waited.
 
         Idle time is not credited: after a pause the rate is the same.
-
-        Raises:
-            Stopped: transfers are cancelled.
         """
         if not self.rate:
             return 0.0
@@ -210,11 +200,7 @@ class Patience:
     def report_failure(
         self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
     ) -> None:
-        """Report a failure of *what* and wait before the next attempt, or until *stopped*.
-
-        Raises:
-            BitnetError: there is no further attempt.
-        """
+        """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
         session, options = self._session, self._session.options
         with self._lock:
             self._failures += 1
@@ -278,9 +264,6 @@ def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
     """Results of *calls*, in their order; several of them run at a time.
 
     When one fails, or the user interrupts, the others end soon; fetched bytes are kept.
-
-    Raises:
-        BitnetError: the first failure.
     """
     if len(calls) < 2:
         return [call() for call in calls]

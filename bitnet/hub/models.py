@@ -96,13 +96,7 @@ def _hub_name(source: sources.Source) -> str:
 
 
 def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
-    """A finding for each file of the repository *ref* in the cache, which is read whole.
-
-    Raises:
-        UsageError: *ref* is not a repository on the hub.
-        NotFound: the cache has none of its files.
-        BitnetError: the hub does not answer, or refuses.
-    """
+    """A finding for each file of the repository *ref* in the cache, which is read whole."""
     if not ref.repo:
         owner = sources.PACKAGED.get(ref.packaged)
         why = f"; it is pinned to SHA-256 {owner.sha256}" if owner is not None else ""
@@ -178,12 +172,7 @@ class ModelRemoval:
         return sum(blob.size for blob in self.blobs if not self.holders[blob.sha256])
 
     def apply(self) -> None:
-        """Remove the files, their links in the cache, and their names.
-
-        Raises:
-            CacheBusy: another process is using the store.
-            BitnetError: a file cannot be removed.
-        """
+        """Remove the files, their links in the cache, and their names."""
         try:
             with locks.hold(self.store.in_use, timeout_s=0, what="the cache"):
                 digests = {blob.sha256 for blob in self.blobs}
@@ -224,12 +213,7 @@ class ModelRemoval:
 
 
 def removal_of(ref: Ref, project: Project) -> ModelRemoval:
-    """Plan to remove the model *ref* from the cache.
-
-    Raises:
-        UsageError: it is a path, or part of this program.
-        NotFound: the cache does not have it.
-    """
+    """Plan to remove the model *ref* from the cache."""
     if ref.path is not None or ref.shipped:
         raise UsageError(
             f"{ref.text} is not a model in the cache",

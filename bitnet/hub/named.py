@@ -66,12 +66,6 @@ def provide(
         announce: called with the files to fetch and their size before the transfer.
         fits: returns whether a model of this many bytes can run here.
         pick: asked to choose among several models of a repository; ``None`` if it cannot.
-
-    Raises:
-        NotFound: it is not here and must not be fetched, or it does not exist.
-        Offline: it is not here, and the network is switched off.
-        UsageError: the name matches several models; lists them.
-        BitnetError: it cannot be fetched.
     """
     if model.shipped:
         return SHIPPED[model.shipped].path
@@ -95,12 +89,7 @@ def provide(
 
 
 def provide_here(model: Ref, project: Project, fits: Fits) -> list[Artifact]:
-    """The files of *model*, below ``<cache>/models``, without a connection.
-
-    Raises:
-        Offline: one of them is missing.
-        UsageError: several local models match; lists them.
-    """
+    """The files of *model*, below ``<cache>/models``, without a connection."""
     options = replace(project.options, offline=True)
     project = replace(project, records=False, options=options)
     if model.path is not None:
@@ -175,11 +164,7 @@ def _path_to_open(files: list[Artifact]) -> Path:
 
 
 def _files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
-    """Files of *model* on the hub, as far as this machine knows; empty if it is new.
-
-    Raises:
-        UsageError: several local models match; lists them.
-    """
+    """Files of *model* on the hub, as far as this machine knows; empty if it is new."""
     if remembered := _records(model, project).get(model.file):
         return remembered
     is_known = project.store.index.find(model.repo, model.revision, model.file) is not None
@@ -281,11 +266,6 @@ def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], 
     of its address, ETag and digest; while that file exists, no connection is opened for it again.
 
     *check* reads the file or raises; then it is not kept.
-
-    Raises:
-        Offline: it is not in the cache, and the network is switched off.
-        NotFound: the file does not exist, or the repository has no tokenizer.
-        BitnetError: it cannot be fetched, or *check* refuses it.
     """
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(

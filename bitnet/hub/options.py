@@ -39,11 +39,7 @@ class FetchOptions:
     user_endpoint: str = ""  # not an option: set where a project's file gives another address
 
     def __post_init__(self) -> None:
-        """Check value ranges.
-
-        Raises:
-            UsageError: a number is out of range, or the base URL is not an HTTP address.
-        """
+        """Check value ranges."""
         if self.retries is not None and self.retries < 1:
             raise UsageError(f"--retries expects 1 or more, got {self.retries}")
         if self.connections is not None and not 0 <= self.connections <= settings.MAX_CONNECTIONS:
@@ -112,11 +108,7 @@ class FetchOptions:
 
     @property
     def endpoint(self) -> str:
-        """Address of the hub, without a trailing slash; the first one if there are several.
-
-        Raises:
-            UsageError: ``HF_ENDPOINT`` is not an HTTP address.
-        """
+        """Address of the hub, without a trailing slash; the first one if there are several."""
         return self._addresses[0]
 
     @property

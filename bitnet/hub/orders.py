@@ -97,10 +97,6 @@ def order_of(
     """The order for *source*, a tokenizer if it has a vocabulary, after checks for conflicts.
 
     *check* reads a tokenizer's file, given its number of ids, or raises.
-
-    Raises:
-        UsageError: *source* and the lock file have different digests, or *target* belongs to
-            another file.
     """
     if source.parts:
         return package_order(source, target, project)
@@ -263,11 +259,7 @@ def package_order(source: Source, target: Path | None, project: Project) -> File
 
 
 def order_from_lock(entry: Artifact, project: Project, *, check: VocabularyCheck) -> FileOrder:
-    """The order for the file that a lock file's *entry* names.
-
-    Raises:
-        Unsupported: the entry names a tokenizer or package unknown to this version.
-    """
+    """The order for the file that a lock file's *entry* names."""
     target = project.folder / path_of(entry.place) if entry.place is not None else None
     if entry.kind == "model":
         source = sources.model_source(entry.repo) or Source(entry.repo, entry.repo)

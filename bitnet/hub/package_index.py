@@ -161,12 +161,6 @@ def resolve(
     """Addresses at which pip finds the wheels of *requirements*, each ``name==version``.
 
     *folder* is an empty one for pip's temporary files.
-
-    Raises:
-        NotFound: pip is missing, or the index does not have the package.
-        NetworkError: the index cannot be reached.
-        NoSpace: the disk is full.
-        AuthError: the index requires a login.
     """
     report = folder / "report.json"
     command = _pip(report, options or FetchOptions())

@@ -139,9 +139,6 @@ class Project:
         """Raise if the network is switched off.
 
         *path* is the file that would be fetched, by *command*.
-
-        Raises:
-            Offline: the network is switched off.
         """
         if self.options.is_offline:
             state = "does not exist"
@@ -173,11 +170,7 @@ def find_pin(pins: Iterable[Artifact], identity: tuple[str, str, str, str]) -> A
 
 
 def mirrors(folder: Path) -> dict[str, str]:
-    """The table in *folder*'s ``bitnet.toml``, several addresses with commas between them.
-
-    Raises:
-        UsageError: the file is not TOML, or an address is invalid.
-    """
+    """The table in *folder*'s ``bitnet.toml``, several addresses with commas between them."""
     path = folder / MIRRORS
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -74,12 +74,6 @@ def place_all(
     A missing folder is created next to its place and renamed, so that it appears complete or not at
     all. In an existing one, the file that makes it a model is removed first and added last. No
     place may leave *root*, by default the project's folder, through a link.
-
-    Raises:
-        UsageError: another file is in one of the places, which this program did not put there; or
-            a place leaves *root*.
-        NoSpace: there is not enough room for a copy.
-        PermissionDenied: a folder is not writable.
     """
     store, todo = project.store, []
     root = (root if root is not None else project.folder).absolute()
@@ -161,13 +155,7 @@ def provide(
     target: Path | None = None,
     check: Callable[[Path, int], None] | None = None,
 ) -> Artifact:
-    """The file of *source*, at *target* or where such files go, as :func:`provide_all`.
-
-    Raises:
-        TokenMissing: the source requires a token and there is none; no connection was opened.
-        VocabMismatch: the server's file has another vocabulary.
-        BitnetError: as :func:`provide_all`.
-    """
+    """The file of *source*, at *target* or where such files go, as :func:`provide_all`."""
     order = order_of(source, project, target=target, check=check)
     root = target.parent if target is not None and order.kind != "model" else None
     return provide_all([order], project, root=root)[0]
@@ -189,12 +177,6 @@ def provide_all(
         root: a folder that no place may leave through a link; the project's by default.
         skip_gated: leave out the files of a repository that refuses access.
         obtain: brings files into the store together, as a bundle does, before each is looked for.
-
-    Raises:
-        Offline: a file is not here, and the network is switched off.
-        UpstreamChanged: the server has another file than the pinned one.
-        UsageError: a place belongs to another file, or the lock file could not name it.
-        BitnetError: the first failure; fetched files stay in the store.
     """
     for order in orders:
         if project.records:

@@ -106,11 +106,7 @@ def names() -> list[str]:
 
 
 def parse(text: str) -> Ref:
-    """The model or tokenizer that *text* means; a path if it is nothing else.
-
-    Raises:
-        UsageError: it begins like an address or a repository but is not one.
-    """
+    """The model or tokenizer that *text* means; a path if it is nothing else."""
     path = Path(text)
     with suppress(OSError, ValueError):
         if path.exists():

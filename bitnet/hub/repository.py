@@ -49,11 +49,7 @@ class RepoFacts:
 
 
 def file_url(repo: str, revision: str, file: str, options: FetchOptions | None = None) -> str:
-    """Address of *file* of *repo* at *revision* on the hub.
-
-    Raises:
-        UsageError: *repo* is not a repository's name, or *file* leaves the repository.
-    """
+    """Address of *file* of *repo* at *revision* on the hub."""
     options = options if options is not None else FetchOptions()
     parts = file.split("/")
     if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(file):
@@ -72,12 +68,6 @@ def head(
     """The server's description of the file at *url*, without its content.
 
     *attempts* bounds the attempts, where another server can be asked.
-
-    Raises:
-        Offline: the network is switched off.
-        NotFound: the file, revision or repository does not exist; says what exists.
-        AuthError: access is refused.
-        NetworkError: the server does not answer, or answers with a web page.
     """
 
     def ask(session: HubSession) -> Version:
@@ -119,13 +109,7 @@ def list_files(
     *,
     session: HubSession | None = None,
 ) -> list[Source]:
-    """Every file of *repo* at *revision*, sorted by path.
-
-    Raises:
-        NotFound: the repository or revision does not exist.
-        AuthError: access is refused.
-        NetworkError: the hub does not answer, or not with a listing.
-    """
+    """Every file of *repo* at *revision*, sorted by path."""
 
     def ask(session: HubSession) -> list[Source]:
         path = f"{_check_repo(repo)}/tree/{quote(revision, safe='')}"
@@ -156,13 +140,7 @@ def model_facts(
     revision: str = "main",
     options: FetchOptions | None = None,
 ) -> RepoFacts:
-    """Commit, gated access and licence of *repo* at *revision*.
-
-    Raises:
-        NotFound: the repository or revision does not exist.
-        AuthError: access is refused.
-        NetworkError: the hub does not answer, or not with this information.
-    """
+    """Commit, gated access and licence of *repo* at *revision*."""
 
     def ask(session: HubSession) -> dict[str, Any]:
         path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
@@ -186,14 +164,7 @@ def model_facts(
 
 
 def read_range(url: str, start: int, stop: int, options: FetchOptions | None = None) -> bytes:
-    """Bytes *start* to *stop* (exclusive) of the file at *url*; fewer if the file ends before.
-
-    Raises:
-        Offline: the network is switched off.
-        NotFound: the file does not exist.
-        AuthError: access is refused.
-        NetworkError: the server does not answer, or does not support range requests.
-    """
+    """Bytes *start* to *stop* (exclusive) of the file at *url*; fewer if the file ends before."""
 
     def ask(session: HubSession) -> bytes:
         wanted = {"Range": f"bytes={start}-{stop - 1}"}
@@ -298,11 +269,7 @@ def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
 
 
 def _size(value: object) -> int:
-    """Number of bytes in a listing.
-
-    Raises:
-        ValueError: it is invalid.
-    """
+    """Number of bytes in a listing."""
     count = as_count(str(value)) if type(value) in (int, str) else None
     if count is None:
         raise ValueError("not a number of bytes")

@@ -51,9 +51,6 @@ def refs_of(
     """The downloads that *text* means, one for each of *files*, names or patterns.
 
     Without *files* a repository means its model; with *whole* all of it.
-
-    Raises:
-        UsageError: *text* is neither a repository nor a known name.
     """
     if REPOSITORY.fullmatch(text):
         ref = parse(f"hf:{text}")  # also where a folder has the same name
@@ -111,11 +108,6 @@ def resolve(
         pick: asked to choose among several models of a repository; ``None`` if it cannot.
         select: which files, instead of a model.
         models_only: list the files in any case, and choose a whole model.
-
-    Raises:
-        UsageError: several models match; lists them.
-        NotFound: no file matches.
-        Offline: the list is needed and the network is switched off.
     """
     if ref.packaged:
         return [sources.PACKAGED[ref.packaged]]
@@ -185,11 +177,7 @@ def resolve_all(
     pick: Pick = lambda _repo, _models: None,
     select: FileSelection = _NONE,
 ) -> list[Source]:
-    """The files that *refs* mean, each once, as :func:`resolve`.
-
-    Raises:
-        UsageError: *select* would choose among files that are named.
-    """
+    """The files that *refs* mean, each once, as :func:`resolve`."""
     if select.is_given and any(ref.file and not sources.model_source(ref.repo) for ref in refs):
         raise UsageError(
             "--include and --exclude choose files of a repository, without --file",
@@ -219,12 +207,7 @@ def download(
     sha256: str = "",
     select: FileSelection = _NONE,
 ) -> list[Artifact]:
-    """Provide the files of *refs* in the project: below ``models``, or in *output*.
-
-    Raises:
-        UsageError: a ref matches several models, or the options contradict each other.
-        BitnetError: as :func:`~bitnet.hub.provision.provide_all`.
-    """
+    """Provide the files of *refs* in the project: below ``models``, or in *output*."""
     digest = sha256.lower() or None
     if digest and not SHA256.fullmatch(digest):
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {sha256!r}")
@@ -294,11 +277,7 @@ class Header:
 
 
 def header_of(source: Source, project: Project) -> Header:
-    """The model *source*, local or on the server.
-
-    Raises:
-        BitnetError: the file is not here, and the server does not answer or refuses.
-    """
+    """The model *source*, local or on the server."""
     if source.parts:
         folder = project.folder / "models" / source.repo
         places = (folder / source.file, project.store.path_of(str(source.sha256)))

@@ -140,11 +140,6 @@ class HubSession:
             leave_origin: follow redirects to other hosts; otherwise such a redirect is the reply.
             token: send the access token to the hub.
             accept: the statuses that bring what was asked for; every other one is an error.
-
-        Raises:
-            Offline: the network is switched off; nothing was opened.
-            Transient: a temporary failure.
-            BitnetError: a permanent one.
         """
         if self.options.is_offline:
             raise Offline(
@@ -292,11 +287,7 @@ class HubSession:
             return None
 
     def retrying(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
-        """Result of *attempt*, retried up to *attempts* times where that may help.
-
-        Raises:
-            BitnetError: the last failure, after too many.
-        """
+        """Result of *attempt*, retried up to *attempts* times where that may help."""
         patience = Patience(self)
         while True:
             try:
@@ -311,11 +302,6 @@ class HubSession:
         """The JSON document at *url*, the reply's headers, and the document's size in bytes.
 
         *what* is its name in messages, *longest* the most bytes that it may have.
-
-        Raises:
-            NetworkError: the connection failed, or the reply is not JSON, or too long.
-            NotFound: the document does not exist.
-            AuthError: access is refused.
         """
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
@@ -348,11 +334,7 @@ class HubSession:
 
 
 def _target(here: str, redirect: requests.Response) -> str:
-    """The address that *redirect*, the reply from *here*, leads to.
-
-    Raises:
-        NetworkError: it is not an address, or drops encryption.
-    """
+    """The address that *redirect*, the reply from *here*, leads to."""
     text = redirect.headers["Location"]
     try:
         target = trust.address(text, here)

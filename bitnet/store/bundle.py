@@ -105,12 +105,6 @@ def write_bundle(
 
     Returns:
         The SHA-256 of the file.
-
-    Raises:
-        UsageError: *path* exists.
-        HashMismatch: a file has changed.
-        NoSpace: the disk is full.
-        PermissionDenied: the folder is not writable.
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
@@ -231,14 +225,7 @@ def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The bundle at *path*, with its list and texts checked; its files are not read yet.
-
-    Raises:
-        InvalidFormat: it is not a bundle, or is damaged or incomplete.
-        HashMismatch: a text differs from the list.
-        Unsupported: the version of the format is unknown.
-        NotFound: the file does not exist.
-    """
+    """The bundle at *path*, with its list and texts checked; its files are not read yet."""
     try:
         with path.open("rb") as file:
             block = file.read(_BLOCK)
@@ -327,11 +314,6 @@ def unpack(
     A file is moved into place when it is complete and verified. If one is wrong, nothing of the
     bundle stays; if the process is killed, finished files stay, and the next run continues.
     *lock_s* bounds the wait for a process that fetches one of the files.
-
-    Raises:
-        IntegrityError: a file differs from the list.
-        NoSpace: the files do not fit on the disk.
-        CacheBusy: another process fetched one of them for too long.
     """
     make_cache(store.root)
     _need_space(bundle, store)

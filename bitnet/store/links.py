@@ -135,12 +135,7 @@ class Prepared:
 
 
 def link(source: Path, target: Path, root: Path | None = None) -> str:
-    """Make *target* the same file as *source* in one step; how, as :attr:`Prepared.how` says.
-
-    Raises:
-        OSError: that is not possible.
-        UsageError: *target* leaves *root*.
-    """
+    """Make *target* the same file as *source* in one step; how, as :attr:`Prepared.how` says."""
     with open_folder(root if root is not None else target.parent, target.parent) as folder:
         prepared = Prepared(source, target, folder)
         try:
@@ -162,11 +157,7 @@ def short_name(name: str) -> str:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Rename *source* to *target*, even if *target* is read-only.
-
-    Raises:
-        OSError: that is not possible.
-    """
+    """Rename *source* to *target*, even if *target* is read-only."""
     try:
         source.replace(target)
     except PermissionError:
@@ -177,11 +168,7 @@ def replace_file(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete *path*, even if it is read-only; nothing happens if it does not exist.
-
-    Raises:
-        OSError: it cannot be deleted.
-    """
+    """Delete *path*, even if it is read-only; nothing happens if it does not exist."""
     try:
         path.unlink(missing_ok=True)
     except PermissionError:

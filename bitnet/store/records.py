@@ -135,11 +135,7 @@ _FIELDS = {
 
 
 def from_record(record: Any, where: str) -> Artifact:
-    """The artifact that *record*, JSON values from outside, describes; *where* is for messages.
-
-    Raises:
-        InvalidFormat: a value is missing, unknown or not valid; says which.
-    """
+    """The artifact that *record*, JSON values from outside, describes; *where* is for messages."""
     if not isinstance(record, dict) or not set(record) <= set(_FIELDS):
         extra = sorted(set(record) - set(_FIELDS)) if isinstance(record, dict) else record
         raise InvalidFormat(f"{where}: unexpected {printable(repr(extra))}")
@@ -163,13 +159,7 @@ def to_subject(name: str, files: Iterable[Artifact]) -> tuple[list[Any], list[An
 
 
 def from_subject(subject: Any, resources: Any) -> list[Artifact]:
-    """The files that :func:`to_subject` made this of; only their paths and digests are known.
-
-    Raises:
-        ValueError: the digests do not fit, or a path is there twice.
-        KeyError: a value is missing.
-        TypeError: a value is of another kind.
-    """
+    """The files that :func:`to_subject` made this of; only their paths and digests are known."""
     (whole,), files = (
         subject,
         [Artifact(file=one["name"], sha256=one["digest"]) for one in resources],
@@ -188,11 +178,7 @@ def _root_digest(resources: list[dict[str, str]]) -> str:
 
 
 def refuse_unreadable(artifact: Artifact) -> None:
-    """Refuse an *artifact* that a lock file could not name.
-
-    Raises:
-        UsageError: it is one; says which of its values.
-    """
+    """Refuse an *artifact* that a lock file could not name."""
     problem = _problem(to_record(artifact))
     if artifact.kind not in _LOCKED_KINDS:
         problem = f"kind = {artifact.kind}"
@@ -299,12 +285,7 @@ class StoreIndex(RecordFolder[Artifact]):
 
 
 def read_lock(path: Path) -> list[Artifact]:
-    """Entries of the lock file at *path*; empty if the file does not exist.
-
-    Raises:
-        InvalidFormat: it is damaged; the message says where.
-        Unsupported: it has another schema version.
-    """
+    """Entries of the lock file at *path*; empty if the file does not exist."""
     try:
         with path.open("rb") as file:
             raw = file.read(_LARGEST_FILE + 1)
@@ -316,12 +297,7 @@ def read_lock(path: Path) -> list[Artifact]:
 
 
 def parse_lock(raw: bytes, path: Path) -> list[Artifact]:
-    """Entries of a lock file with this content; *path* is its name in messages.
-
-    Raises:
-        InvalidFormat: it is damaged; the message says where.
-        Unsupported: it has another schema version.
-    """
+    """Entries of a lock file with this content; *path* is its name in messages."""
     remedy = f"restore it from version control, or delete it and lock again: rm {path}"
     if len(raw) > _LARGEST_FILE:
         raise InvalidFormat(f"{path} is larger than a lock file", hint=remedy)
@@ -350,11 +326,7 @@ def parse_lock(raw: bytes, path: Path) -> list[Artifact]:
 
 
 def write_lock(path: Path, entries: Iterable[Artifact]) -> None:
-    """Write *entries* to *path*, sorted, atomically: a reader sees the old or the new file.
-
-    Raises:
-        UsageError: :func:`read_lock` would refuse one of them.
-    """
+    """Write *entries* to *path*, sorted, atomically: a reader sees the old or the new file."""
     write_text(path, lock_text(entries))
 
 

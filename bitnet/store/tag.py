@@ -40,10 +40,6 @@ def make_cache(root: Path) -> None:
 
     A folder that holds other files is not marked: it may be a project's, and backups would leave
     it out. Its ``store`` is always marked.
-
-    Raises:
-        PermissionDenied: the folder cannot be created.
-        NoSpace: the disk is full.
     """
     try:
         for folder in (root, root / "store"):
@@ -101,11 +97,7 @@ def is_marked(root: Path, path: Path) -> bool:
 
 
 def strange_names(root: Path) -> list[str]:
-    """Names in *root* that do not belong to a cache, sorted.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Names in *root* that do not belong to a cache, sorted."""
     return sorted({item.name for item in root.iterdir()} - _BESIDE)
 
 

@@ -133,11 +133,6 @@ def verify_model(
         ignore_keys: metadata keys to ignore.
 
     A damaged model gets verdicts; a file that is not a model is refused.
-
-    Raises:
-        NotFound: *path* does not exist, or is a folder without a model.
-        InvalidFormat: the file is empty, or not a model.
-        PermissionDenied: the file is not readable.
     """
     path = Path(path)
     container_of(path)

@@ -82,9 +82,6 @@ def attest(
         files: names under which it is published and which no other content may have.
         tokenizer: the model's own, for the trace.
         trace: run both backends over a few tokens; otherwise only content is hashed.
-
-    Raises:
-        BitnetError: a file is damaged, or the model cannot be run.
     """
     from bitnet.verify.trace import record
 
@@ -115,12 +112,7 @@ def attestations_by_name() -> Mapping[str, Attestation]:
 
 
 def attestation_of(against: str) -> Attestation:
-    """Attestation that *against* means: a file, an original model, or the name of a known model.
-
-    Raises:
-        NotFound: neither a file nor a known name.
-        InvalidFormat: the file is neither an attestation nor a model.
-    """
+    """Attestation that *against* means: a file, an original model, or the name of a known model."""
     path = Path(against)
     if path.is_file():
         with path.open("rb") as file:
@@ -157,9 +149,6 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
 
     Its bytes are read only if names, shapes and types of its tensors are those of a known model,
     or its file has the name of one.
-
-    Raises:
-        InvalidFormat: a file next to the weights is damaged.
     """
     content: Content | None = None
     for attestation in attestations_by_name().values():

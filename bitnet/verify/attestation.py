@@ -141,13 +141,7 @@ class Attestation:
 
     @classmethod
     def read(cls, path: Path) -> Attestation:
-        """Attestation in the file *path*.
-
-        Raises:
-            NotFound: the file does not exist.
-            InvalidFormat: it is not an attestation, or its digests are inconsistent.
-            Unsupported: its version is unknown.
-        """
+        """Attestation in the file *path*."""
         try:
             text = path.read_bytes()
         except OSError as error:
@@ -156,7 +150,7 @@ class Attestation:
 
     @classmethod
     def parse(cls, text: bytes | str, label: str) -> Attestation:
-        """Attestation in *text*; errors as for :meth:`read`."""
+        """Attestation in *text*; *label* is its name in errors."""
         hint = "make it again: bitnet attest ORIGINAL --output FILE"
         try:
             facts = json.loads(text)

@@ -65,12 +65,7 @@ def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, 
 
 
 def sign(statement: dict[str, Any], key: Path) -> dict[str, Any]:
-    """Sigstore bundle with *statement*, signed with the private elliptic-curve *key* (PEM).
-
-    Raises:
-        UsageError: the file is not such a key, or has a password.
-        Unsupported: the package ``cryptography`` is missing.
-    """
+    """Sigstore bundle with *statement*, signed with the private elliptic-curve *key* (PEM)."""
     crypto = _crypto()
     try:
         private = crypto.serialization.load_pem_private_key(_read(key), password=None)
@@ -99,11 +94,6 @@ def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[
     """Attestation by content in the file *path*, ``None`` if it has none, and SHA-256 of files.
 
     *key* is the public key (PEM) of the signature.
-
-    Raises:
-        UsageError: it is signed and there is no *key*, or not signed and there is one.
-        IntegrityError: the signature is not of this key, or of another statement.
-        InvalidFormat: it is not of the known form, or inconsistent.
     """
     document = parse_json(_read(path), path, dict)
     signed = "dsseEnvelope" in document

@@ -144,11 +144,7 @@ def section_of(key: str) -> str:
 
 
 def content_of(checkpoint: Checkpoint) -> Content:
-    """Content of *checkpoint*; tensors are views into the mapped files.
-
-    Raises:
-        InvalidFormat: a file next to the weights is damaged.
-    """
+    """Content of *checkpoint*; tensors are views into the mapped files."""
     if checkpoint.path.is_dir():
         try:
             return _of_folder(read_files(checkpoint))

@@ -33,11 +33,7 @@ class Grid:
 
     @classmethod
     def parse(cls, length: int, rows: str, columns: str) -> Grid:
-        """A grid read from a file.
-
-        Raises:
-            ValueError: the number of digests does not fit *length*.
-        """
+        """A grid read from a file."""
         side = _side(int(length))
         counts = math.ceil(int(length) / side), min(side, int(length))
         if (len(rows), len(columns)) != tuple(_SHORT * count for count in counts):

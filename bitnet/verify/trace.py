@@ -44,11 +44,7 @@ def ids_for(tokenizer: Tokenizer | None, vocab_size: int, limit: int) -> list[in
 def logits_of(
     checkpoint: Checkpoint, prompts: Iterable[Sequence[int]], ops: Ops
 ) -> list[NDArray[np.floating]]:
-    """Logits at each id of each of *prompts*, ``(len(ids), vocab_size)`` per prompt.
-
-    Raises:
-        InferenceError: not enough memory.
-    """
+    """Logits at each id of each of *prompts*, ``(len(ids), vocab_size)`` per prompt."""
     try:
         model = load_model(checkpoint, ops=ops)
         return [Scheduler(model, context=len(ids)).logits(ids) for ids in prompts]
@@ -70,10 +66,6 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
     """Trace of *checkpoint*: ids, and per backend the best token and its log-probability.
 
     A vocabulary without tensors has none.
-
-    Raises:
-        BitnetError: the model cannot be run.
-        InferenceError: a result is not finite.
     """
     if not checkpoint.weights:
         return {}
@@ -136,9 +128,6 @@ def forward_verdict(
 
     Without a tokenizer the first ids of the vocabulary are run, and the predictions are not judged;
     nor are those of an embedding model.
-
-    Raises:
-        InferenceError: not enough memory.
     """
     config = config_from(checkpoint)
     ids = ids_for(tokenizer, config.vocab_size, min(TOKENS, config.context_length))
