@@ -110,3 +110,17 @@ def test_a_text_that_costs_too_much_is_stopped_in_every_thread(gpt2):
     with pytest.raises(native.module().OverBudget):
         engine.encode_many(["a", "x" * LONG, "b"], True, 3)
     assert engine.encode_many(["a", "b"], True, 3) == [engine.encode(one, True) for one in "ab"]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_together_cost_what_one_text_may(threads):
+    tokens = ["[UNK]", "a", "##a", "b" * 100]  # every length up to 100 is looked up
+    words = TokenizerSpec(
+        model="wordpiece", tokens=tokens, pre_tokenizer=(Step("WhitespaceSplit"),), unknown_id=0,
+        continuing_prefix="##", max_chars_per_word=200, source="costly",
+    )  # fmt: skip
+    engine = Tokenizer.from_spec(words)._engine._engine
+    with pytest.raises(native.module().OverBudget):  # about twice what its bytes may cost
+        engine.encode_many([f"{'a' * 100} " * 1300], False, threads)
+    ids = engine.encode_many([f"{'a' * 60} " * 2150], False, threads)
+    assert ids == [[1, *[2] * 59] * 2150]
