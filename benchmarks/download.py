@@ -35,7 +35,7 @@ REPO, FILE = "bench/model", "model.gguf"
 
 def bitnet(hub, target, *, connections):
     """Our download: seconds and processor seconds, as of the others."""
-    from bitnet.hub.download import fetch
+    from bitnet.hub.download import Download, fetch
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.repository import file_url
     from bitnet.hub.session import HubSession
@@ -46,7 +46,7 @@ def bitnet(hub, target, *, connections):
     begun = _clocks()
     url = file_url(REPO, "main", FILE, options)
     with HubSession(options) as session:
-        got = fetch(url, store, session=session, name=target.name, progress="none")
+        got = fetch(Download(url, target.name), store, session=session, progress="none")
     store.place(got, target)
     return _since(begun)
 

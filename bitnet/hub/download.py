@@ -56,77 +56,65 @@ _LARGEST_POINTER = 1024  # bytes, by the specification
 
 
 @dataclass(frozen=True)
-class _Request:
-    """The file to fetch; *sha256* and *size* are the expected values, if known."""
+class Download:
+    """A file to fetch.
 
-    url: str
-    name: str
-    sha256: str | None
-    size: int | None
-    check: Callable[[Path], None] | None
-    force: bool
-    changed_hint: str
-    mirrors: tuple[str, ...] = ()
-
-
-def fetch(
-    url: str,
-    store: Store,
-    *,
-    session: HubSession,
-    name: str,
-    sha256: str | None = None,
-    size: int | None = None,
-    check: Callable[[Path], None] | None = None,
-    force: bool = False,
-    progress: Mode = "auto",
-    changed_hint: str = "",
-    beside: Path | None = None,
-    mirrors: tuple[str, ...] = (),
-) -> Artifact:
-    """The file at *url*, in *store*; transferred only if the store does not have its digest.
-
-    Its revision is the ETag, if the server was asked and sent a strong one.
-
-    Args:
-        url: address of the file.
-        store: destination.
-        session: connections to use.
-        name: name in messages and of the partial file.
+    Attributes:
+        url: its address.
+        name: its name in messages and of the partial file.
         sha256: expected digest, hexadecimal; ``None`` accepts what the server announces.
         size: expected bytes.
         check: called with the finished file before it gets its name; raises to refuse it.
         force: transfer it even if the store has it.
-        progress: how to show progress, see :class:`bitnet.base.progress.Progress`.
         changed_hint: hint for the case that the server has another file than expected.
         beside: a local file that may be the expected one; then nothing is transferred.
         mirrors: further addresses, which are used if its digest is known.
     """
-    request = _Request(url, name, sha256, size, check, force, changed_hint, mirrors)
+
+    url: str
+    name: str
+    sha256: str | None = None
+    size: int | None = None
+    check: Callable[[Path], None] | None = None
+    force: bool = False
+    changed_hint: str = ""
+    beside: Path | None = None
+    mirrors: tuple[str, ...] = ()
+
+
+def fetch(
+    request: Download, store: Store, *, session: HubSession, progress: Mode = "auto"
+) -> Artifact:
+    """The file of *request*, in *store*; transferred only if the store does not have its digest.
+
+    Its revision is the ETag, if the server was asked and sent a strong one.
+    """
+    sha256 = request.sha256
     try:
         fresh = False
-        if sha256 is not None and not force and (blob := store.find(sha256)) is not None:
+        if sha256 is not None and not request.force and (blob := store.find(sha256)) is not None:
             _tidy(store, sha256)
             return _as_cached(blob, None)
         for _ in range(ROUNDS):
             facts = _facts(request, session)
             before = _state(store, facts)
-            blob = None if force or fresh else _find_version(store, facts, beside)
+            again = request.force or fresh
+            blob = None if again else _find_version(store, facts, request.beside)
             if blob is not None:
                 _tidy(store, facts.key)
                 return _as_cached(blob, facts)
             try:
                 return _lock_entry(request, facts, store, session, before, progress, fresh=fresh)
             except Replaced:
-                logger.warning("%s changed on the server, starting over", name)
+                logger.warning("%s changed on the server, starting over", request.name)
             except _Damaged as damage:
-                logger.warning("%s: %s, starting over", name, damage)
+                logger.warning("%s: %s, starting over", request.name, damage)
                 request = replace(request, mirrors=())
             fresh = True
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
     raise NetworkError(
-        f"{redact_url(url)}: the server announces one file and sends another",
+        f"{redact_url(request.url)}: the server announces one file and sends another",
         hint="try again later, or another mirror with --base-url=URL",
     )
 
@@ -189,7 +177,7 @@ def _state(store: Store, facts: Version) -> tuple[int, int] | None:
 
 
 def _lock_entry(
-    request: _Request,
+    request: Download,
     facts: Version,
     store: Store,
     session: HubSession,
@@ -217,7 +205,7 @@ def _lock_entry(
 
 
 def _transfer(
-    request: _Request,
+    request: Download,
     facts: Version,
     store: Store,
     session: HubSession,
@@ -270,7 +258,7 @@ def _transfer(
     return replace(_as_cached(blob, facts), cached=False)
 
 
-def _facts(request: _Request, session: HubSession) -> Version:
+def _facts(request: Download, session: HubSession) -> Version:
     """The server's description of the file, if it is the expected one."""
     facts = _ask_servers(request, session)
     for name, expected, actual in (
@@ -290,7 +278,7 @@ def _facts(request: _Request, session: HubSession) -> Version:
     )
 
 
-def _ask_servers(request: _Request, session: HubSession) -> Version:
+def _ask_servers(request: Download, session: HubSession) -> Version:
     """Description of a file by the first server that answers."""
     *others, last = (request.url, *request.mirrors)
     for url in others:
@@ -301,7 +289,7 @@ def _ask_servers(request: _Request, session: HubSession) -> Version:
 
 
 def _verify(
-    request: _Request, facts: Version, digest: str, partial: Partial, *, mixed: bool
+    request: Download, facts: Version, digest: str, partial: Partial, *, mixed: bool
 ) -> None:
     """Refuse bytes that are not the expected file."""
     expected, size = facts.sha256, partial.done.total
@@ -337,7 +325,7 @@ class _Damaged(Exception):
     """The fetched bytes are unusable; fetching from the beginning may help."""
 
 
-def _need_space(request: _Request, facts: Version, partial: Partial, store: Store) -> None:
+def _need_space(request: Download, facts: Version, partial: Partial, store: Store) -> None:
     """Refuse a file whose missing bytes do not fit on the disk."""
     if facts.size is None:
         return

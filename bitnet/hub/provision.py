@@ -37,7 +37,7 @@ from bitnet.base.errors import (
     from_os_error,
 )
 from bitnet.base.trust import open_folder, place_problem, redact_url, refuse_links
-from bitnet.hub.download import fetch, require_folder
+from bitnet.hub.download import Download, fetch, require_folder
 from bitnet.hub.limits import at_once
 from bitnet.hub.orders import order_of
 from bitnet.hub.repository import file_url, model_facts
@@ -322,22 +322,20 @@ def _fetch(order: FileOrder, project: Project) -> Artifact:
         url = file_url(*where, options)
         others = (replace(options, base_url=address) for address in options.mirrors)
         mirrors = [file_url(*where, other) for other in others]
+    request = Download(
+        url,
+        source.file,
+        sha256=source.sha256,
+        size=source.size,
+        check=order.check,
+        force=project.force,
+        changed_hint=order.update_hint,
+        beside=order.target,
+        mirrors=tuple(mirrors),
+    )
     with HubSession(options, limits=project.limits, sleep=project.limits.sleep) as session:
         try:
-            blob = fetch(
-                url,
-                project.store,
-                session=session,
-                name=source.file,
-                sha256=source.sha256,
-                size=source.size,
-                check=order.check,
-                force=project.force,
-                progress=project.progress,
-                changed_hint=order.update_hint,
-                beside=order.target,
-                mirrors=tuple(mirrors),
-            )
+            blob = fetch(request, project.store, session=session, progress=project.progress)
         except (HashMismatch, NotFound) as error:
             raise _about_pin(error, order) from error
     artifact = _name_as_ordered(order, blob)

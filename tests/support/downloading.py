@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bitnet.base import settings
 from bitnet.base.errors import Offline
-from bitnet.hub.download import fetch, require_folder
+from bitnet.hub.download import Download, fetch, require_folder
 from bitnet.hub.session import HubSession
 from bitnet.store import Artifact, Store
 
@@ -46,16 +46,7 @@ def download(
     if session.options.is_offline and (digest is None or store.find(digest) is None):
         raise Offline(f"offline: {destination} is not there")
     require_folder(destination.parent)
-    got = fetch(
-        url,
-        store,
-        session=session,
-        name=destination.name,
-        sha256=digest,
-        size=size,
-        check=check,
-        force=force,
-        progress=progress,
-    )
+    request = Download(url, destination.name, sha256=digest, size=size, check=check, force=force)
+    got = fetch(request, store, session=session, progress=progress)
     store.place(got, destination)
     return replace(got, path=destination)
