@@ -22,16 +22,20 @@ ROOT = Path(__file__).parent
         "fast": "on every core, without the slow tests, untraced: what it does by itself, too",
         "slow": "run the slow tests instead: documented commands, workflows, whole models",
         "coverage": "trace branches of all tests, which takes long; below 90 % fails",
+        "record": "write the processor time of each folder's tests to tests/durations.json",
     }
 )
-def test(c, args="", fast=False, slow=False, coverage=False):
+def test(c, args="", fast=False, slow=False, coverage=False, record=False):
     """Run the tests on every core; those marked slow only when they are asked for."""
     if fast and (slow or coverage):
         raise UsageError("--fast leaves out what --slow and --coverage ask for")
     chosen = "" if coverage else "-m slow" if slow else "-m 'not slow'"
     traced = "--cov=bitnet --cov-fail-under=90" if coverage else ""
     shown = "--durations=15 --durations-min=3"  # what may have to be marked slow
-    c.run(f"{sys.executable} -m pytest -n auto {chosen} {traced} {shown} {args}", pty=False)
+    shown += " --record-durations" * record
+    # A worker gets tests that follow each other, which share what they load.
+    spread = "-n auto --dist worksteal"
+    c.run(f"{sys.executable} -m pytest {spread} {chosen} {traced} {shown} {args}", pty=False)
 
 
 @task(help={"since": "commit from which on files count as changed"})
