@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet.families.blocks import KVType
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.containers import I2SLayout
     from bitnet.hub.options import FetchOptions
@@ -50,6 +52,7 @@ def load(
     threads: int = 0,
     allow_mock: bool = False,
     exact_head: HeadMode = "auto",
+    kv_type: KVType = "f16",
     i2_s_layout: I2SLayout = "x86",
     ignore_keys: Collection[str] = (),
     draft_model: str | os.PathLike[str] | None = None,
@@ -69,6 +72,8 @@ def load(
         allow_mock: without a tokenizer, treat bytes as tokens.
         exact_head: choose tokens without computing the whole output head, with identical
             results: on, off, or ``auto`` where it saves time.
+        kv_type: form of keys and values: ``f16``, 16 bits, or ``q8``, 8 bits with a step for each
+            32 numbers, for half the memory; ignored for an open checkpoint.
         i2_s_layout: processor that wrote the I2_S weights, which no file records; ignored for
             an open checkpoint.
         ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.
@@ -90,6 +95,7 @@ def load(
         InferenceError: not enough memory, or the limit of locked memory forbids *lock_memory*.
         BitnetError: the model cannot be downloaded.
     """
+    from bitnet.families.blocks import KVType
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.containers import open_checkpoint
     from bitnet.models.adapted import parse_adapter, with_adapters
@@ -113,11 +119,14 @@ def load(
         raise wrong_type("lora", lora, "a list of paths")
     if exact_head not in get_args(HeadMode):
         raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
+    if kv_type not in get_args(KVType):
+        raise UsageError(f"kv_type is {kv_type!r}, expected f16 or q8")
 
     def open_named(named: str | os.PathLike[str]) -> Checkpoint:
         path = Path(_locate(named, fetch=fetch) if isinstance(named, str) else named)
         with memory_errors(path):
-            return open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
+            found = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
+            return replace(found, kv_type=kv_type)
 
     checkpoint = model if isinstance(model, Checkpoint) else open_named(model)
     if lora:

@@ -233,6 +233,7 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     checkpoint = open_checkpoint(
         path, i2_s_layout=options.i2_s_layout, ignore_keys=options.ignore_key
     )
+    checkpoint = replace(checkpoint, kv_type=options.kv_type)
     if not options.lora:
         return checkpoint
     from bitnet.models.adapted import split_adapters, with_adapters

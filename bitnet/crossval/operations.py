@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 ROWS = 16  # positions whose operations are computed again; ik_llama.cpp computes as many at a time
 
 # What an operation rounds, from the least to the most.
-Kind = Literal["sum", "gate", "attention", "product", "half product", "int8 product"]
+Kind = Literal[
+    "sum", "gate", "attention", "q8 attention", "product", "half product", "int8 product"
+]
 
 # Largest accepted relative error of an operation, with the largest that llama.cpp, ik_llama.cpp or
 # our engine has with SmolLM2 (Q4_1) and Gemma 3 (Q4_K_M).
@@ -43,6 +45,7 @@ BOUNDS: dict[Kind, float] = {
     "sum": 1e-6,  # norms and sums in float32: 1.7e-7
     "gate": 2e-3,  # softmax of a router; GELU from a table in float16: 7.1e-4
     "attention": 8e-3,  # keys and values in 16 bits: 2.2e-3
+    "q8 attention": 8e-2,  # in 8 bits: 2.0e-2
     "product": 1e-4,  # float32 throughout
     "half product": 2e-2,  # weights, and in llama.cpp activations, of 16 bits
     "int8 product": 0.16,  # activations of 8 bits: 0.12, through a norm that follows
@@ -143,7 +146,8 @@ def check_operations(
                 return ()
             cache.append(number, *(_round_to_cache(it[:stop], half_cache) for it in whole))
         cache.advance(stop)
-    kinds = _kinds(exact, checkpoint, theirs, arithmetic)
+    is_q8 = checkpoint.kv_type == "q8" and not half_cache
+    kinds = _kinds(exact, checkpoint, theirs, arithmetic, "q8 attention" if is_q8 else "attention")
     steps: list[Operation] = []
     trace = exact.trace(ids[stop:], cache)
     name, value = next(trace)
@@ -201,7 +205,11 @@ def _gain(theirs: NDArray[np.float64], ours: NDArray[Any]) -> float:
 
 
 def _kinds(
-    exact: Model, checkpoint: Checkpoint, theirs: Container[str], arithmetic: Arithmetic
+    exact: Model,
+    checkpoint: Checkpoint,
+    theirs: Container[str],
+    arithmetic: Arithmetic,
+    attention: Kind,
 ) -> dict[str, Kind]:
     """Kind of every marked value, by what was rounded since the values that *theirs* replaces."""
     kinds: dict[Register, Kind] = {}
@@ -223,7 +231,7 @@ def _kinds(
                 return most(iter((kinds[step.x], *map(product, step.weights))))
             case instructions.Attend():
                 read = (it for it in (step.q, step.k, step.v) if it is not None)
-                return most(iter(("attention", *(kinds[it] for it in read))))
+                return most(iter((attention, *(kinds[it] for it in read))))
             case instructions.Gate():
                 return most(iter(("gate", kinds[step.gate], kinds[step.up])))
             case instructions.Add():

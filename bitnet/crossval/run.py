@@ -154,10 +154,16 @@ def _plan(
             layers=0 if model is None else model.config.n_layers,
         ),
         ours=ours,
-        backend="none" if model is None else model.engine.model.ops.name,
+        backend="none" if model is None else _backend(model),
         reference=EngineFacts(reference.name),
         prompts=question.prompts,
     )
+
+
+def _backend(model: LanguageModel) -> str:
+    """Compute backend of *model*, with the form of its keys and values if it is not the default."""
+    kind = model.config.kv_type
+    return model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"
 
 
 def _without_folders(source: str) -> str:

@@ -8,7 +8,7 @@ mixer computes; tensors, program, registers and cache follow from these values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -36,6 +36,7 @@ __all__ = [
     "CacheKind",
     "DeltaNet",
     "FeedForward",
+    "KVType",
     "KeysValues",
     "LatentAttention",
     "LayerInput",
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 Pooling = Literal["none", "mean", "cls", "last"]
+KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
 
 MAX_SCALE = 200.0  # of scores: those of the longest queries and keys stay within float32
 CAPS = 1e-3, 1e3  # soft caps; a larger one takes digits from what it caps
@@ -62,11 +64,13 @@ class KeysValues:
         kv_heads: heads of keys, and of values.
         head_dim: width of each.
         window: positions a query attends to, itself included; 0: all.
+        kv_type: form of its keys and values.
     """
 
     kv_heads: int
     head_dim: int
     window: int = 0
+    kv_type: KVType = "f16"
 
 
 CacheKind: TypeAlias = KeysValues | State
@@ -304,6 +308,7 @@ class ModelConfig:
         drafter: its own block that predicts one more token, as a decoder; ``None``: it has none.
         basis: of matrices that are rotated; ``None``: none is.
         adapted: ranks of low-rank adapters, by the name of the matrix that they change.
+        kv_type: form of its keys and values.
     """
 
     architecture: str
@@ -328,6 +333,7 @@ class ModelConfig:
     drafter: ModelConfig | None = None
     basis: HadamardBasis | None = None
     adapted: Mapping[str, int] = field(default_factory=dict)
+    kv_type: KVType = "f16"
 
     @property
     def n_layers(self) -> int:
@@ -358,7 +364,11 @@ class ModelConfig:
     @cached_property
     def caches(self) -> tuple[CacheKind, ...]:
         """Kind of cache of each mixer that has one, in the order in which they run."""
-        return tuple(mixer.cache for mixer in self.mixers() if mixer.cache is not None)
+        return tuple(
+            replace(its, kv_type=self.kv_type) if isinstance(its, KeysValues) else its
+            for mixer in self.mixers()
+            if (its := mixer.cache) is not None
+        )
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet.families.blocks import KVType
     from bitnet.families.keys import RopeStyle
     from bitnet.formats.gguf import GGUF
     from bitnet.quants.weight import Weight
@@ -70,6 +71,7 @@ class Checkpoint:
         inventory: the files that were read.
         adapted: names of matrices that adapters change; ``NAME.lora_a`` and ``NAME.lora_b`` are
             among the weights.
+        kv_type: form of the keys and values that it is run with.
     """
 
     path: Path
@@ -85,6 +87,7 @@ class Checkpoint:
     rounds_inputs: bool = False
     inventory: Inventory = field(default_factory=lambda: Inventory(Path()))
     adapted: frozenset[str] = frozenset()
+    kv_type: KVType = "f16"
 
     @property
     def prefixes(self) -> tuple[str, ...]:

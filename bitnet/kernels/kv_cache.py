@@ -51,7 +51,8 @@ class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
     Layers of one shape and attention window share pages (:class:`_Pages`). A page holds the
-    keys and then the values of every layer and head, as codes (:mod:`bitnet.kernels.kv_codes`) or
+    keys and then the values of every layer and head, as codes of the kind's ``kv_type``
+    (:mod:`bitnet.kernels.kv_codes`) or
     as floats, ``(layers, 2, kv_heads, 64, head_dim)``. Memory grows with use, one page at a time,
     and for layers with a window only up to its size. Full pages are shared by caches copied from
     each other, until one of them writes to the page. Layers with a state of fixed size have it in
@@ -91,14 +92,13 @@ class KVCache:
         if not self._coded and self._dtype.kind != "f":
             raise UsageError(f"keys and values are int16 codes or floats, not {self._dtype}")
         self._tables: list[_Pages] = []
-        self._places: dict[int, tuple[_Pages, int, int]] = {}  # and head_dim of each number
+        self._places: dict[int, tuple[_Pages, int, KeysValues]] = {}
         for kind, numbers in page_tables(config.caches).items():
-            of_head = (
-                (kv_codes.page_words(kind.head_dim),) if self._coded else (PAGE, kind.head_dim)
-            )
+            words = kv_codes.page_words(kind.head_dim, kind.kv_type)
+            of_head = (words,) if self._coded else (PAGE, kind.head_dim)
             table = _Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
-            self._places |= {it: (table, place, kind.head_dim) for place, it in enumerate(numbers)}
+            self._places |= {it: (table, place, kind) for place, it in enumerate(numbers)}
         ranges = self._ranges = state_ranges(config.caches)
         floats = self._dtype if self._dtype == np.float64 else np.float32
         self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
@@ -139,7 +139,7 @@ class KVCache:
         """
         start, stop = self.length, self.length + len(keys)
         self._make_room(stop)
-        table, place, _ = self._places[number]
+        table, place, kind = self._places[number]
         for at in range(start // PAGE, pages_for(stop)):
             held = table.pages[at]
             assert held is not None, "there is room"
@@ -147,7 +147,7 @@ class KVCache:
             slots = slice(max(0, start - base), min(PAGE, stop - base))
             new = slice(base + slots.start - start, base + slots.stop - start)
             if self._coded:
-                kv_codes.store(page, slots, keys[new], values[new])
+                kv_codes.store(page, slots, keys[new], values[new], kind.kv_type)
             else:
                 for to, rows in zip(page, (keys, values), strict=True):
                     to[:, slots] = rows[new].transpose(1, 0, 2)
@@ -155,15 +155,15 @@ class KVCache:
 
     def view(self, number: int, count: int) -> Seen:
         """Copies of the last positions of one cache with *count* new ones, those they attend to."""
-        table, place, head_dim = self._places[number]
+        table, place, kind = self._places[number]
         start, stop = self.length, self.length + count
         # Start at a split, so that the partial sums equal those of the native module.
         first = table.first_place(start) * PAGE // SPLIT * SPLIT // PAGE
         stored, held = table.stack(place, first, pages_for(stop)), stop - first * PAGE
         if self._coded:
-            all_keys, all_values = kv_codes.load(stored, head_dim)
+            all_keys, all_values = kv_codes.load(stored, kind.head_dim, kind.kv_type)
             return Seen(all_keys[:, :held], all_values[:, :held], stored)
-        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, stored.shape[2], -1, head_dim)
+        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, kind.kv_heads, -1, kind.head_dim)
         return Seen(together[0, :, :held], together[1, :, :held], None)
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:

@@ -42,7 +42,8 @@ class CompiledProgram:
         tables = page_tables(program.caches)
         self._graph = module.Graph()
         for kind, numbers in tables.items():
-            self._graph.add_table(len(numbers), kind.kv_heads, kind.head_dim, kind.window)
+            q8 = kind.kv_type == "q8"
+            self._graph.add_table(len(numbers), kind.kv_heads, kind.head_dim, kind.window, q8)
         places = {
             number: (table, place)
             for table, numbers in enumerate(tables.values())

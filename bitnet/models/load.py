@@ -58,6 +58,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
         "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
         "input_norms": has_input_norms(checkpoint.weights),
         "basis": hadamard_basis(checkpoint),
+        "kv_type": checkpoint.kv_type,
         "adapted": {
             name: checkpoint.weights[f"{name}.lora_a"].shape[0] for name in checkpoint.adapted
         },

@@ -11,6 +11,7 @@ from bitnet.base.options import check_bounds, option
 from bitnet.runtime.request import MAX_LOGPROBS
 
 if TYPE_CHECKING:
+    from bitnet.families.blocks import KVType
     from bitnet.formats.containers import I2SLayout
     from bitnet.models.exact_head.head import HeadMode
 
@@ -113,6 +114,12 @@ class ModelOptions:
         "factor on it; with a name, serve runs the requests with it that name it as their model; "
         "may be repeated",
         metavar="[NAME=]PATH[:SCALE]",
+    )
+    kv_type: KVType = option(
+        "f16",
+        "form of keys and values: 16 bits, as exact as float16, or q8, 8 bits with a step for each "
+        "32 numbers, for half the memory",
+        choices=("f16", "q8"),
     )
     i2_s_layout: I2SLayout = option(
         "x86", "processor that wrote the I2_S weights; no file says it", choices=("x86", "arm")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.blocks import KVType, ModelConfig
     from bitnet.formats.gguf import TensorInfo
     from bitnet.tokenizer.fingerprints import KnownVocabulary
 
@@ -383,14 +383,14 @@ def memory(gguf: GGUF) -> Memory:
     return Memory(weights, states, per_token, context, cache, total)
 
 
-def cache_bytes(gguf: GGUF, positions: int) -> int | None:
+def cache_bytes(gguf: GGUF, positions: int, kv_type: KVType = "f16") -> int | None:
     """Bytes that the cache of *positions* tokens takes at most, in whole pages.
 
     Layers with a window keep at most the window and some positions before it; this requires a
     known family. ``None`` if the metadata does not describe the attention.
     """
-    config = _config(gguf)
-    per_token = _kv_per_token(gguf, config)
+    config = _config(gguf, kv_type)
+    per_token = _kv_per_token(gguf, config, kv_type)
     if per_token is None or positions < 1:
         return None
     if config is None:
@@ -398,7 +398,7 @@ def cache_bytes(gguf: GGUF, positions: int) -> int | None:
     return KVCache(config, positions).cost(positions, PREFILL_CHUNK)
 
 
-def _config(gguf: GGUF) -> ModelConfig | None:
+def _config(gguf: GGUF, kv_type: KVType = "f16") -> ModelConfig | None:
     """Configuration from the header alone; ``None``: the model would be refused."""
     weights = {  # RoPE's tensors would be read
         info.name: Weight(info.name, info.shape, info.type, np.empty(0, np.uint8))
@@ -407,15 +407,18 @@ def _config(gguf: GGUF) -> ModelConfig | None:
     }
     keys = effective_keys(gguf.metadata, gguf.architecture)
     try:
-        return config_from(Checkpoint(gguf.path, gguf.architecture, keys, weights, "half"))
+        its = Checkpoint(gguf.path, gguf.architecture, keys, weights, "half", kv_type=kv_type)
+        return config_from(its)
     except BitnetError:
         return None
 
 
-def _kv_per_token(gguf: GGUF, config: ModelConfig | None) -> int | None:
+def _kv_per_token(gguf: GGUF, config: ModelConfig | None, kv_type: KVType = "f16") -> int | None:
     if config is not None:
         kinds = [its for its in config.caches if isinstance(its, KeysValues)]
-        words = sum(2 * its.kv_heads * kv_codes.page_words(its.head_dim) for its in kinds)
+        words = sum(
+            2 * its.kv_heads * kv_codes.page_words(its.head_dim, its.kv_type) for its in kinds
+        )
         return words * 2 // kv_codes.PAGE
     metadata, name = gguf.metadata, gguf.architecture
     layers = _number(metadata, f"{name}.block_count")
@@ -435,7 +438,7 @@ def _kv_per_token(gguf: GGUF, config: ModelConfig | None) -> int | None:
     value = _number(metadata, f"{name}.attention.value_length") or head_dim
     if key is None or value is None or total_heads < 0:
         return None
-    words = kv_codes.page_words(key) + kv_codes.page_words(value)
+    words = sum(kv_codes.page_words(width, kv_type) for width in (key, value))
     return total_heads * words * 2 // kv_codes.PAGE
 
 

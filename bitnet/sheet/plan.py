@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, from_os_
 from bitnet.base.findings import Finding, render
 from bitnet.base.memory import free_memory
 from bitnet.base.progress import human_size
+from bitnet.families.blocks import KVType
 from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
@@ -61,7 +62,7 @@ class MemoryParts:
         weights: all of them.
         experts: those that can stay in the mapped file and leave memory again.
         touched: weights that one token reads.
-        cache: keys, values and states.
+        cache, cache_q8: keys, values and states, in 16 bits and with ``--kv-type q8``.
         rest: activations, logits and the interpreter.
     """
 
@@ -69,11 +70,12 @@ class MemoryParts:
     experts: int
     touched: int
     cache: int
+    cache_q8: int
     rest: int = OVERHEAD_BYTES
 
     @classmethod
-    def of(cls, tensors: Collection[Weight], used: int, cache: int) -> MemoryParts:
-        """Parts of a model with these *tensors*, *used* experts a token and a *cache*."""
+    def of(cls, tensors: Collection[Weight], used: int, caches: tuple[int, int]) -> MemoryParts:
+        """Parts of a model with these *tensors*, *used* experts a token, *caches* of both forms."""
         sizes = {it.name: it.quant.size_bytes(it.shape) or it.size_bytes for it in tensors}
         read = dict(sizes)
         experts = [it for it in tensors if len(it.shape) == 3]
@@ -82,7 +84,7 @@ class MemoryParts:
         if "output.weight" in sizes and "token_embd.weight" in sizes:
             del read["token_embd.weight"]  # one row
         mapped = sum(sizes[it.name] for it in experts if multiplies_in_rows(it))
-        return cls(sum(sizes.values()), mapped, sum(read.values()), cache)
+        return cls(sum(sizes.values()), mapped, sum(read.values()), *caches)
 
     @property
     def total(self) -> int:
@@ -202,8 +204,8 @@ class ModelPlan:
 
     def _memory_lines(self, memory: MemoryParts) -> Iterator[str]:
         token = f"{_size(memory.weights)} of weights ({_size(memory.touched)} read per token)"
-        rest = f"{_size(memory.cache)} of cache, {_size(memory.rest)} of activations and the like"
-        yield f"{'':17}{token}, {rest}"
+        cache = f"{_size(memory.cache)} of cache ({_size(memory.cache_q8)} with --kv-type q8)"
+        yield f"{'':17}{token}, {cache}, {_size(memory.rest)} of activations and the like"
         if memory.experts and memory.least <= (self.machine.free_memory or 0) < memory.total:
             mapped = f"{_size(memory.experts)} of experts stay in the file"
             yield f"{'':17}{mapped}, slower, most of all where it is read again"
@@ -301,12 +303,7 @@ def plan_model(
 
 
 def plan_file(path: Path, origin: ModelOrigin, *, machine: Resources) -> ModelPlan:
-    """:func:`plan_model` for a local file.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidFormat: not a GGUF file, or a damaged one.
-    """
+    """:func:`plan_model` for a local file."""
     try:
         with path.open("rb") as file:
 
@@ -371,13 +368,13 @@ def _tokenizer(gguf: GGUF) -> tuple[str, bool]:
 
 
 def _memory_parts(gguf: GGUF) -> MemoryParts | None:
-    cache = cache_bytes(gguf, _context(gguf))
-    if cache is None:
+    cache, cache_q8 = (cache_bytes(gguf, _context(gguf), it) for it in get_args(KVType))
+    if cache is None or cache_q8 is None:
         return None
     empty = np.empty(0, np.uint8)
     tensors = [Weight(it.name, it.shape, it.type, empty) for it in gguf.tensors.values()]
     used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
-    return MemoryParts.of(tensors, used if isinstance(used, int) else 0, cache)
+    return MemoryParts.of(tensors, used if isinstance(used, int) else 0, (cache, cache_q8))
 
 
 def _context(gguf: GGUF) -> int:
@@ -456,9 +453,12 @@ def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Resources) -> Mo
         sizes[weight.quant.name] = sizes.get(weight.quant.name, 0) + weight.size_bytes
     total = sum(sizes.values())
     shares = sorted(sizes.items(), key=lambda entry: -entry[1])
-    cache = KVCache(config, context).cost(context, PREFILL_CHUNK)
+    cache, cache_q8 = (
+        KVCache(replace(config, kv_type=it), context).cost(context, PREFILL_CHUNK)
+        for it in get_args(KVType)
+    )
     used = checkpoint.integer("expert_used_count", 0)
-    parts = MemoryParts.of(checkpoint.weights.values(), used, cache)
+    parts = MemoryParts.of(checkpoint.weights.values(), used, (cache, cache_q8))
     tokenizer = _tokenizer_of(checkpoint)
     findings = list(room_findings(origin, None, parts.least, machine))
     if isinstance(tokenizer, BitnetError):

@@ -31,10 +31,10 @@ public:
         return graph_.add_register(checked(width), size_t(place));
     }
 
-    int64_t add_table(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t window) {
+    int64_t add_table(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t window, bool q8) {
         require(window >= 0, "a window is a number of positions, or 0");
         layers_.push_back(checked(layers));
-        tables_.push_back({checked(kv_heads), checked(head_dim), window});
+        tables_.push_back({checked(kv_heads), checked(head_dim), window, q8 ? KvType::q8 : KvType::f16});
         return int64_t(graph_.add_table(tables_.back()));
     }
 
@@ -351,7 +351,7 @@ void bind_graph(nb::module_& m) {
     nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")
         .def(nb::init<>())
         .def("add_register", &BoundGraph::add_register, "width"_a, "place"_a)
-        .def("add_table", &BoundGraph::add_table, "layers"_a, "kv_heads"_a, "head_dim"_a, "window"_a)
+        .def("add_table", &BoundGraph::add_table, "layers"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "q8"_a = false)
         .def("add_context", &BoundGraph::add_context, "rotations"_a)
         .def("add_rotation", &BoundGraph::add_rotation, "pairs"_a, "half"_a)
         .def("embed", &BoundGraph::embed, "out"_a, "table"_a, "scale"_a)

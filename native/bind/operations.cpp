@@ -112,9 +112,11 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
     a.kv_heads = int64_t(pages.shape(2));
     require(q.size() > 0, "there are no queries");
-    require(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
-                int64_t(pages.shape(3)) == head_words(a.head_dim),
-            "pages must be (pages, 2, kv_heads, page_words(head_dim)) as in kernels/kv_codes.py");
+    // No width of a head has both.
+    const auto words = int64_t(pages.shape(3));
+    a.kv_type = words == head_words(a.head_dim, KvType::q8) ? KvType::q8 : KvType::f16;
+    require(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 && words == head_words(a.head_dim, a.kv_type),
+            "pages must be (pages, 2, kv_heads, page_words(head_dim, type)) as in kernels/kv_codes.py");
     require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock - a.tokens >= start,
             "the pages must hold every position up to the last query");
     check_scores(scale, softcap);
@@ -211,7 +213,7 @@ void bind_operations(nb::module_& m) {
           "(kernels/ops.py), 7 identity");
     m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
           "window"_a, "softcap"_a, "out"_a.noconvert(), "sinks"_a.noconvert().none() = nb::none(),
-          "Causal attention over int16 codes of keys and values (kernels/kv_codes.py).");
+          "Causal attention over codes of keys and values (kernels/kv_codes.py).");
     m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
     m.def("convolve", &bind_convolve, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert().none(), "silu"_a,

@@ -79,3 +79,39 @@ def test_pages_are_those_that_positions_fill_one_by_one():
         slot = slice(at % 64, at % 64 + 1)
         kv_codes.store(one_by_one[at // 64], slot, keys[None, :, at], values[None, :, at])
     np.testing.assert_array_equal(pages, one_by_one)
+
+
+@given(VECTORS)
+def test_a_group_comes_back_within_half_a_step_of_8_bits(x):
+    codes, steps = kv_codes.encode_groups(x)
+    assert codes.shape == (-(-len(x) // 32), 32)
+    assert abs(codes).max() <= 127
+    assert not (steps.view(np.uint32) & 0xFFFF).any()
+    wide = np.pad(x.astype(np.float64), (0, -len(x) % 32)).reshape(-1, 32)
+    error = abs(codes * steps[:, None].astype(np.float64) - wide)
+    assert (error <= 0.5 * steps[:, None] + 1e-6 * abs(wide) + 1.001e-18).all()
+    assert (steps <= 1.008 * abs(wide).max(axis=1) / 127).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1.1e16])
+def test_only_the_group_of_what_is_not_finite_has_no_step(bad):
+    x = np.ones((2, 40), dtype=np.float32)
+    x[1, 33] = bad
+    codes, steps = kv_codes.encode_groups(x)
+    np.testing.assert_array_equal(np.isnan(steps), [[False, False], [False, True]])
+    assert not codes[1, 1].any()
+
+
+@pytest.mark.parametrize("head_dim", [1, 21, 64])
+def test_pages_of_bytes_keep_what_is_stored_in_any_order(head_dim):
+    rng = np.random.default_rng(2)
+    page = np.full((2, 3, kv_codes.page_words(head_dim, "q8")), -1, dtype=np.int16)
+    expected = np.zeros((2, 3, kv_codes.PAGE, head_dim), dtype=np.float32)
+    for start, stop in ((10, 64), (0, 7), (7, 10), (30, 33)):
+        rows = rng.standard_normal((2, stop - start, 3, head_dim)).astype(np.float32)
+        kv_codes.store(page, slice(start, stop), *rows, "q8")
+        for to, x in zip(expected, rows, strict=True):
+            codes, steps = kv_codes.encode_groups(x)
+            numbers = (codes * steps[..., None]).reshape(*x.shape[:2], -1)[..., :head_dim]
+            to[:, start:stop] = numbers.transpose(1, 0, 2)
+    np.testing.assert_array_equal(kv_codes.load(page[None], head_dim, "q8"), expected)

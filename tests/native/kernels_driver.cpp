@@ -165,24 +165,26 @@ struct Pages {
     }
 
     // Keys and values of the first *positions*, in the pages of one layer.
-    void fill(int64_t positions, int64_t kv_heads, int64_t head_dim) {
+    void fill(int64_t positions, bitnet::KvType type, int64_t kv_heads, int64_t head_dim) {
         const int64_t width = kv_heads * head_dim;
         Buffer<float> k = wave(positions * width + 7);
         for (int64_t p = 0; p < positions; ++p)
-            bitnet::detail::active().store_position(k.get() + p * width, k.get() + p * width + 7, kv_heads, head_dim,
+            bitnet::detail::active().store_position(k.get() + p * width, k.get() + p * width + 7, type, kv_heads, head_dim,
                                                     p % bitnet::kKeyBlock, at[size_t(p / bitnet::kKeyBlock)]);
     }
 };
 
-void run_attention(Results& results, int64_t head_dim, int64_t tokens, int64_t start, int64_t window) {
+constexpr bitnet::KvType kF16 = bitnet::KvType::f16;
+
+void run_attention(Results& results, bitnet::KvType type, int64_t head_dim, int64_t tokens, int64_t start, int64_t window) {
     bitnet::AttentionArgs a;
     a.tokens = tokens, a.heads = 6, a.kv_heads = 2, a.head_dim = head_dim, a.start = start, a.window = window;
-    a.softcap = 30.0f;
+    a.softcap = 30.0f, a.kv_type = type;
     Buffer<float> sinks = wave(a.heads);
     if (tokens % 2) a.sinks = sinks.get();
     Buffer<float> q = wave(tokens * a.heads * a.head_dim), out(tokens * a.heads * a.head_dim);
-    Pages pages(start + tokens, 2 * a.kv_heads * bitnet::head_words(a.head_dim));
-    pages.fill(start + tokens, a.kv_heads, a.head_dim);
+    Pages pages(start + tokens, 2 * a.kv_heads * bitnet::head_words(a.head_dim, type));
+    pages.fill(start + tokens, type, a.kv_heads, a.head_dim);
     const std::vector<const int16_t*> at(pages.at.begin(), pages.at.end());
     Buffer<float> second(tokens * a.heads * a.head_dim);
     a.q = q.get(), a.pages = at.data(), a.out = out.get();
@@ -349,10 +351,10 @@ void run_level(Results& results) {
         for (const int64_t cols : {20, 64, 128, 768})
             for (const Type type : {Type::Ternary, Type::TernaryDense}) run_ternary_packing(results, type, rows, cols);
     for (const int64_t window : {0, 1, 50}) {
-        run_attention(results, 20, 1, 130, window);
-        run_attention(results, 37, 70, 3, window);
+        run_attention(results, kF16, 20, 1, 130, window);
+        run_attention(results, kF16, 37, 70, 3, window);
     }
-    run_attention(results, 64, 1, 700, 0);
+    run_attention(results, kF16, 64, 1, 700, 0);
     for (const int64_t tokens : {1, 3, 70}) run_graph(results, tokens);
     for (const int64_t dim : {32, 75}) run_states(results, 5, dim);
     run_rows(results, 1, 5);
@@ -371,8 +373,10 @@ void run_batches(Results& results) {
     }
     run_linear(results, Type::Q4_1, 18, 96 * 32, 200);  // more than the second cache holds: several passes
     run_linear(results, Type::Ternary, 18, 6928, 200);
-    for (const int64_t head_dim : {20, 37, 64, 80, 128, 256}) run_attention(results, head_dim, 39, 60, 0);
-    for (int64_t tokens = 1; tokens <= 24; ++tokens) run_attention(results, 80, tokens, 250, tokens % 2 * 70);
+    for (const bitnet::KvType type : {kF16, bitnet::KvType::q8}) {
+        for (const int64_t head_dim : {20, 37, 64, 80, 128, 256}) run_attention(results, type, head_dim, 39, 60, 0);
+        for (int64_t tokens = 1; tokens <= 24; ++tokens) run_attention(results, type, 80, tokens, 250, tokens % 2 * 70);
+    }
 }
 
 // Two models at once that share the threads, whose number changes meanwhile: each pass is right.
@@ -492,7 +496,7 @@ void check_broken_tiles(const Results& expected) {
     for (const int64_t head_dim : {20, 37, 64, 80, 128, 256}) {
         const int64_t before = amx_traps::products;
         Results any;
-        run_attention(any, head_dim, 6, 60, 0);  // 18 rows that share keys
+        run_attention(any, kF16, head_dim, 6, 60, 0);  // 18 rows that share keys
         if (amx_traps::products != before) continue;
         std::fprintf(stderr, "attention with heads of %d does not use tiles\n", int(head_dim));
         std::exit(1);

@@ -172,3 +172,17 @@ def test_the_machine_is_measured_where_the_folder_would_be(tmp_path):
     machine = plan.this_machine(tmp_path / "not" / "yet")
     assert machine.free_disk > 0
     assert machine.free_memory is None or machine.free_memory > 0
+
+
+def test_8_bit_keys_and_values_take_about_half(tmp_path):
+    keys = metadata(
+        **{
+            "llama.embedding_length": 256,
+            "llama.attention.head_count": 2,
+            "llama.attention.head_count_kv": 2,
+            "llama.rope.dimension_count": 128,
+        }
+    )
+    path = write_gguf(tmp_path / "m.gguf", keys, [f32("token_embd.weight", (40, 256))])
+    parts = plan_file(path, ModelOrigin(), machine=ROOMY).memory
+    assert 0.5 < parts.cache_q8 / parts.cache < 0.53

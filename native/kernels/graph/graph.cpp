@@ -193,7 +193,8 @@ void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, fl
         add_row([=](int64_t row) {
             const Row& it = pass_->of_row[size_t(row)];
             int16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
-            active().store_position(at(k, row), at(v, row), its.kv_heads, its.head_dim, it.position % kKeyBlock, page + offset);
+            active().store_position(at(k, row), at(v, row), its.type, its.kv_heads, its.head_dim, it.position % kKeyBlock,
+                                    page + offset);
         });
         // Keys of neighbouring positions share cache lines, which threads should not take from each other.
         stages_.back().multiple = kKeyBlock / 2;
@@ -206,7 +207,7 @@ void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, fl
             if (rows == 0) continue;
             AttentionArgs a;
             a.q = at(q, row), a.out = at(out, row);
-            a.pages = segment.pages[table].data(), a.layer_offset = offset;
+            a.pages = segment.pages[table].data(), a.layer_offset = offset, a.kv_type = its.type;
             a.tokens = rows, a.start = segment.start + segment.count - rows;
             a.heads = width(q) / its.head_dim, a.kv_heads = its.kv_heads, a.head_dim = its.head_dim;
             a.scale = scale, a.window = its.window, a.softcap = softcap, a.sinks = sinks;

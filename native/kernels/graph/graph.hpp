@@ -37,7 +37,8 @@ public:
     // Number of a table of pages, with keys and values of heads of one shape that see as far.
     struct Table {
         int64_t kv_heads, head_dim, window;
-        int64_t layer_words() const { return 2 * kv_heads * head_words(head_dim); }  // int16 of one layer in a page
+        KvType type = KvType::f16;
+        int64_t layer_words() const { return 2 * kv_heads * head_words(head_dim, type); }  // int16 of one layer in a page
     };
     size_t add_table(const Table& table);
 

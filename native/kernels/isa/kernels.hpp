@@ -25,6 +25,13 @@
 //            be larger, with 32,767 at most (all 0 where a unit is below 1e-30). So a sum of values is an exact
 //            integer too. Sums of pages are added online in float32, in splits of kSplitPages pages that begin
 //            at fixed positions and are merged in order; behind them the score of a sink, whose value is 0.
+// Attention, q8: queries, keys and values are int8 codes with a step for each 32 elements: the smallest float32 with 16 zero
+//            bits at its end that is not below the largest magnitude / 127; code = round_half_even(x * (1 / step)).
+//            The step is 0 where that magnitude is below 1e-18, NaN where it is above 1e16 or none. A score is the sum
+//            over the groups, first to last, of the exact product of codes * (step of the query * scale) * step of the
+//            key. For each group of values a unit is the largest step that is seen in the page / 16,383, and the code of
+//            a weight round_half_even(weight * (step * (16,383 / largest step))): their sum is exact, times unit, and
+//            NaN where a step that is seen is. The rest is as above.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
 // which does not fuse. Block and float encodings in rows become tiles when they are multiplied (ops/matrix_rows.hpp).
@@ -93,13 +100,22 @@ constexpr int kKeyBlock = 64;     // positions of a cache page, and keys per ste
 constexpr int kSplitPages = 4;    // pages whose keys are seen in one go; then partial results are merged
 constexpr int kQueryBlock = 16;   // tokens per unit of work, at least
 constexpr float kCodeRange = 32767.0f, kValueRange = 16383.0f, kWeightSum = 131000.0f;
+constexpr int kByteGroup = 32;            // elements of a head with one step, in a q8 cache
+constexpr float kByteWeights = 16383.0f;  // the largest code of a weight there
+
+enum class KvType : int { f16, q8 };  // form of keys and values: codes of 16 bits, or of 8
 
 constexpr int64_t even(int64_t dim) { return (dim + 1) / 2 * 2; }
 constexpr int64_t whole_tiles(int64_t dim) { return (dim + 63) / 64 * 64; }
 
+constexpr int64_t byte_groups(int64_t dim) { return (dim + kByteGroup - 1) / kByteGroup; }
+
 // int16 of a page that one head's keys, or values, of one layer take: the codes, (even(dim) / 2, 64, 2) of keys and
-// (32, even(dim), 2) of values, and behind them 64 steps, float32.
-constexpr int64_t head_words(int64_t dim) { return kKeyBlock * (even(dim) + 2); }
+// (32, even(dim), 2) of values, and behind them 64 steps, float32. Of q8, bytes, with w a whole number of groups: codes
+// (w / 4, 64, 4) of keys, plus 128, and (16, w, 4) of values, then the upper halves of the steps, (groups, 64).
+constexpr int64_t head_words(int64_t dim, KvType type) {
+    return type == KvType::q8 ? kKeyBlock * byte_groups(dim) * (kByteGroup / 2 + 1) : kKeyBlock * (even(dim) + 2);
+}
 
 // Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. Those of
 // positions 64i .. 64i+63 are in page i: at layer_offset the keys of all heads, then their values.
@@ -107,6 +123,7 @@ struct AttentionArgs {
     const float* q = nullptr;  // (tokens, heads, head_dim)
     const int16_t* const* pages = nullptr;
     int64_t layer_offset = 0;
+    KvType kv_type = KvType::f16;
     int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
     int64_t window = 0;                  // keys a query sees, itself included; 0: all
     float scale = 1.0f, softcap = 0.0f;  // softcap 0: none
@@ -179,7 +196,7 @@ struct Kernels {
     void (*attend)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last,
                    float* partial, float* scratch);
     // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
-    void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
+    void (*store_position)(const float* k, const float* v, KvType type, int64_t kv_heads, int64_t head_dim, int64_t slot,
                            int16_t* page);
     // pack_tile of encodings/tiles.hpp: 16 rows, each where its pointer says, as a tile.
     void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);

@@ -391,11 +391,12 @@ bool rounding_agrees(const Kernels& k) {
            same(sum);
 }
 
-bool attention_agrees(const Kernels& k) {
+bool attention_agrees_on(KvType type, const Kernels& k) {
     AttentionArgs a;
+    a.kv_type = type;
     a.tokens = 11, a.heads = 4, a.kv_heads = 2, a.head_dim = 72, a.start = 70, a.window = 68, a.scale = 0.2f;
     const int64_t rows = a.tokens * a.heads / a.kv_heads, positions = a.start + a.tokens;
-    const size_t page = size_t(2 * a.kv_heads * head_words(a.head_dim));
+    const size_t page = size_t(2 * a.kv_heads * head_words(a.head_dim, type));
     Random random;
     std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)), kv(size_t(a.kv_heads * a.head_dim));
     for (float& f : q) f = random.unit();
@@ -404,7 +405,7 @@ bool attention_agrees(const Kernels& k) {
     for (int64_t p = 0; p < positions; ++p) {
         for (float& f : kv) f = random.unit();
         for (int i = 0; i < 2; ++i)
-            both[i]->store_position(kv.data(), kv.data(), a.kv_heads, a.head_dim, p % kKeyBlock,
+            both[i]->store_position(kv.data(), kv.data(), type, a.kv_heads, a.head_dim, p % kKeyBlock,
                                     &pages[i][size_t(p / kKeyBlock) * page]);
     }
     if (pages[0] != pages[1]) return false;
@@ -420,6 +421,10 @@ bool attention_agrees(const Kernels& k) {
             if (!close(got, expected, true)) return false;
         }
     return true;
+}
+
+bool attention_agrees(const Kernels& k) {
+    return attention_agrees_on(KvType::f16, k) && attention_agrees_on(KvType::q8, k);
 }
 
 }  // namespace

@@ -14,6 +14,11 @@ struct Lanes {
     __m512 v;
     static Lanes set(float f) { return {_mm512_set1_ps(f)}; }
     static Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    // Floats of their upper 16 bits.
+    static Lanes upper(const uint16_t* p) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+    }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     // Nearest integers, halves to even, of numbers that int16 holds.
     void round_to(int16_t* p) const {
@@ -42,6 +47,10 @@ struct Lanes {
     __m256 v;
     static Lanes set(float f) { return {_mm256_set1_ps(f)}; }
     static Lanes load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static Lanes upper(const uint16_t* p) {
+        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+    }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
     void round_to(int16_t* p) const {
         const __m256i whole = _mm256_cvtps_epi32(v);
@@ -66,6 +75,10 @@ struct Lanes {
     float32x4_t low, high;
     static Lanes set(float f) { return {vdupq_n_f32(f), vdupq_n_f32(f)}; }
     static Lanes load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+    static Lanes upper(const uint16_t* p) {
+        const uint16x8_t bits = vld1q_u16(p);
+        return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(bits, 16))};
+    }
     void store(float* p) const { vst1q_f32(p, low), vst1q_f32(p + 4, high); }
     void round_to(int16_t* p) const {
         vst1q_s16(p, vcombine_s16(vmovn_s32(vcvtnq_s32_f32(low)), vmovn_s32(vcvtnq_s32_f32(high))));
@@ -105,6 +118,9 @@ struct Lanes {
     }
     static Lanes load(const float* p) {
         return of([&](int i) { return p[i]; });
+    }
+    static Lanes upper(const uint16_t* p) {
+        return of([&](int i) { return bits_to_float(uint32_t(p[i]) << 16); });
     }
     void store(float* p) const {
         for (int i = 0; i < 8; ++i) p[i] = v[i];

@@ -87,6 +87,8 @@ struct ByteProducts {
 class TileProducts : ManyProducts {
 public:
     static constexpr int kRows = 16;
+    using ManyProducts::kRest, ManyProducts::weigh;
+    using typename ManyProducts::Page, typename ManyProducts::Weight, typename ManyProducts::Weights;
     static int64_t row_words(int64_t dim) { return whole_tiles(dim); }
     static int64_t page_floats(int64_t dim) { return kKeyBlock * whole_tiles(dim); }
 
@@ -96,6 +98,12 @@ public:
     void take_page(CachePage keys, CachePage values) const {
         split_page(keys.codes, even(dim) / 2, kKeyBlock, kKeyBlock / 16, keys_);
         split_page(values.codes, kKeyBlock / 2, even(dim), dim / 16, values_);
+    }
+
+    template <int N>
+    void take(const float* x, float scale, int i, int16_t* codes, int16_t* tile, float* step) const {
+        *step = encode_query(x, dim, scale, codes);
+        pack<N>(codes, i, tile);
     }
 
     template <int N>
@@ -129,9 +137,9 @@ public:
     }
 
     template <int N>
-    void add(const QueryRow* rows, const int16_t* values, const int16_t* soon, int first, int last,
-             const int16_t (*codes)[kKeyBlock], float* acc) const {
-        if constexpr (N < kRows) return ManyProducts::add<N>(rows, values, soon, first, last, codes, acc);
+    void add(const QueryRow* rows, CachePage page, const int16_t* soon, int first, int last, const Weights* codes,
+             float* acc) const {
+        if constexpr (N < kRows) return ManyProducts::add<N>(rows, page, soon, first, last, codes, acc);
         alignas(64) uint8_t left[kBoth];
         for (int n = 0; n < N; ++n) split(kRow, _mm512_load_si512(codes[n]), _mm512_load_si512(codes[n] + 32), left + 64 * n);
         ByteProducts products;
@@ -142,9 +150,9 @@ public:
             products.multiply(values_ + d / 16 * kBoth);
             products.finish();
             for (int n = 0; n < N; ++n)
-                if (rows[n].sees()) rows[n].add(products.row(n), acc + n * dim + d);
+                if (rows[n].sees()) rows[n].add(products.row(n), rows[n].factor, acc + n * dim + d);
         }
-        add_rest<N>(rows, values, dim, d, codes, acc);
+        add_rest<N>(rows, page.codes, dim, d, codes, acc);
     }
 
 private:
@@ -154,7 +162,7 @@ private:
 
 void attend_by_tiles(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last,
                      float* partial, float* scratch) {
-    const bool many = (t1 - t0) * (a.heads / a.kv_heads) >= TileProducts::kRows;
+    const bool many = a.kv_type == KvType::f16 && (t1 - t0) * (a.heads / a.kv_heads) >= TileProducts::kRows;
     (many ? attend_with<TileProducts> : avx512_vnni_kernels().attend)(a, kv_head, t0, t1, first, last, partial, scratch);
 }
 

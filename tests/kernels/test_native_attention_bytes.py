@@ -1,0 +1,230 @@
+"""Attention over a q8 cache: its error, and every bit as it is defined."""
+
+import numpy as np
+import pytest
+from arithmetic import exponential, in_lanes, power, power_or_zero
+
+from bitnet import native
+from bitnet.kernels import kv_codes
+
+NATIVE = native.module()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+
+PAGE = kv_codes.PAGE
+SPLIT = 4 * PAGE
+NMSE = 3e-4  # of normal numbers: of 8 bits of queries, keys and values
+
+
+def random(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def paged(k, v):
+    """``(positions, kv_heads, dim)`` in pages of 64, with NaN where there is no position."""
+    positions, heads, dim = k.shape
+    shape = (-(-positions // 64), 2, heads, kv_codes.page_words(dim, "q8"))
+    pages = np.full(shape, 0x7FC0, dtype=np.int16)  # a step without a number
+    for number, page in enumerate(pages):
+        held = slice(64 * number, min(64 * number + 64, positions))
+        kv_codes.store(page, slice(0, held.stop - held.start), k[held], v[held], "q8")
+    return pages
+
+
+def attend(q, k, v, start, *, scale, window=0, softcap=0.0, sinks=None):
+    out = np.full_like(q, np.nan)
+    NATIVE.attention(q, paged(k, v), start, scale, window, softcap, out, sinks)
+    return out
+
+
+def exact(q, k, v, start, *, scale, window=0, softcap=0.0):
+    """Attention in float64, of numbers as they are."""
+    t, heads, _ = q.shape
+    k, v = (np.repeat(x.astype(np.float64), heads // k.shape[1], axis=1) for x in (k, v))
+    scores = np.einsum("thd,shd->hts", q.astype(np.float64), k[: start + t]) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    distance = np.arange(start, start + t)[:, None] - np.arange(start + t)
+    hidden = (distance < 0) | (distance >= window) if window else distance < 0
+    scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    weights /= weights.sum(axis=2, keepdims=True)
+    return np.einsum("hts,shd->thd", weights, v[: start + t])
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 600), (35, 100), (130, 0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 40), (9, 3, 64), (4, 1, 256)])
+def test_its_error_to_float64_is_bounded(heads, kv_heads, dim, tokens, start, window, softcap):
+    q = random(tokens, heads, dim)
+    k, v = (random(start + tokens + 7, kv_heads, dim, seed=s) for s in (2, 3))
+    how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
+    expected = exact(q, k, v, start, **how)
+    error = attend(q, k, v, start, **how) - expected
+    assert np.sum(error**2) / np.sum(expected**2) < NMSE
+
+
+def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
+    """One query of one head over the keys up to its own, operation by operation."""
+    f, last = np.float32, len(k)
+    first = max(0, last - window) if window else 0
+    query, keys, values = (kv_codes.encode_groups(x) for x in (q, k, v))
+    steps = query.steps * (f(scale) if softcap else f(scale) * f(1.44269504))
+    products = np.einsum("gi,sgi->sg", query.codes.astype(np.int64), keys.codes.astype(np.int64))
+    whole = None
+    for split in range(first // SPLIT * SPLIT, last, SPLIT):
+        acc, top, total = np.zeros(values.codes.shape[1:], f), f(-np.inf), f(0)
+        for base in range(split, min(split + SPLIT, last), PAGE):
+            seen = slice(max(first, base), min(base + PAGE, last))
+            if seen.start >= seen.stop:
+                continue
+            here = slice(seen.start - base, seen.stop - base)
+            scores, weights = (np.full(PAGE, x, f) for x in (-np.inf, 2.0**-100))
+            found = np.zeros(seen.stop - seen.start, f)
+            for g, step in enumerate(steps):
+                found = found + products[seen, g].astype(f) * step * keys.steps[seen, g]
+            if softcap:
+                capped = 1 - 2 / (exponential(2 * found / f(softcap)) + 1)
+                found = f(softcap) * capped * f(1.44269504)
+            scores[here] = found
+            of_page = scores.max()
+            weights[here] = power(found - of_page)
+            counts = np.where(scores[here] - of_page >= -100, weights[here], f(0))
+            most = max(top, of_page)
+            before, now = power_or_zero(np.array([top - most, of_page - most]))
+            for g, its in enumerate(values.steps[seen].T):
+                largest = its.max()
+                scale_of = f(16383) / largest if largest > 0 else f(0)
+                codes = np.rint(counts * (its * scale_of)).astype(np.int64)
+                assert 0 <= codes.min() <= codes.max() < 2**14
+                sums = codes @ values.codes[seen, g].astype(np.int64)
+                unit = now * (largest / f(16383))
+                acc[g] = acc[g] * before + sums.astype(f) * unit
+            total, top = total * before + in_lanes(weights) * now, most
+        if whole is None:
+            whole = acc, top, total
+        elif total:
+            most = max(top, whole[1])
+            a, b = power_or_zero(np.array([whole[1] - most, top - most]))
+            whole = whole[0] * a + acc * b, most, whole[2] * a + total * b
+    flat = whole[0].reshape(-1)[: len(q)]
+    if sink is None:
+        return flat * (f(1) / whole[2])
+    sink *= f(1.44269504)
+    most = max(sink, whole[1])
+    before, now = power_or_zero(np.array([whole[1] - most, sink - most]))
+    return flat * (before / (whole[2] * before + now))
+
+
+@pytest.mark.parametrize("sinks", [None, random(8, seed=4)], ids=["", "sinks"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "tokens", "start", "window", "softcap"),
+    [
+        (3, 1, 64, 9, 250, 0, 0.0),
+        (3, 1, 20, 5, 60, 0, 3.0),
+        (8, 2, 80, 7, 61, 50, 0.0),
+        (1, 1, 40, 20, 500, 300, 9.0),
+        (4, 1, 96, 3, 700, 0, 0.0),
+    ],
+)
+def test_it_is_what_is_written(heads, kv_heads, dim, tokens, start, window, softcap, sinks, level):
+    q = random(tokens, heads, dim) * 2
+    k, v = (random(start + tokens, kv_heads, dim, seed=s) for s in (2, 3))
+    v[::3] = 0.0  # groups without a step
+    how = {"scale": 0.11, "window": window, "softcap": softcap}
+    got = attend(q, k, v, start, **how, sinks=None if sinks is None else sinks[:heads].copy())
+    for t in range(tokens):
+        for h in range(heads):
+            keys, values = (x[: start + t + 1, h * kv_heads // heads] for x in (k, v))
+            sink = None if sinks is None else sinks[h]
+            expected = row_by_definition(q[t, h], keys, values, **how, sink=sink)
+            np.testing.assert_array_equal(got[t, h], expected, err_msg=f"query {t}, head {h}")
+
+
+HEADS = ((2, 2), (3, 1), (8, 2), (8, 1))
+SHAPES = [
+    (dim, *HEADS[(i + j) % 4], window, 7.0 * ((i + j) % 3 == 0))
+    for i, dim in enumerate((64, 80, 128, 256, 21))
+    for j, window in enumerate((0, 30, 64, 129))
+]
+
+
+@pytest.mark.parametrize(("dim", "heads", "kv_heads", "window", "softcap"), SHAPES)
+def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, level, threads):
+    """In a batch of any size, cut anywhere, beside other heads and on any number of threads."""
+    tokens, start = 40, 231
+    q = random(tokens, heads, dim)
+    k, v = (random(start + tokens, kv_heads, dim, seed=s) for s in (2, 3))
+    how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
+    threads(1)
+    alone = np.empty_like(q)
+    for t in range(tokens):
+        for h in range(heads):
+            own = slice(h * kv_heads // heads, h * kv_heads // heads + 1)
+            query = q[t : t + 1, h : h + 1].copy()
+            alone[t, h] = attend(query, k[:, own], v[:, own], start + t, **how)[0, 0]
+    np.testing.assert_array_equal(attend(q, k, v, start, **how), alone)
+    for cuts in ((1, 4, 9, 11, 40), (17, 33, 40)):
+        at = 0
+        for cut in cuts:
+            part = attend(q[at:cut].copy(), k[: start + cut], v[: start + cut], start + at, **how)
+            np.testing.assert_array_equal(part, alone[at:cut], err_msg=f"{at}:{cut} of {cuts}")
+            at = cut
+    threads(3)
+    np.testing.assert_array_equal(attend(q, k, v, start, **how), alone)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("which", ["keys", "values"])
+def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
+    """Not for the head beside it, and not before it is seen."""
+    q, (k, v) = random(8, 4, 21), (random(70, 2, 21, seed=s) for s in (2, 3))
+    {"keys": k, "values": v}[which][66, 0, 5] = bad
+    got = attend(q, k, v, 62, scale=1.0, softcap=9.0)
+    assert np.isfinite(got[:, 2:]).all()
+    assert np.isfinite(got[:4]).all()
+    assert np.isnan(got[4:, :2]).all()
+
+
+@pytest.mark.parametrize("best", [9, 100])
+def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
+    """In its group, in the page of the best key as in another one."""
+    q = np.ones((1, 1, 48), dtype=np.float32)
+    k, v = np.zeros((128, 1, 48), dtype=np.float32), np.ones((128, 1, 48), dtype=np.float32)
+    k[best, 0, 0] = 200.0  # 2^288 times the weight of the others
+    v[5, 0, 33] = np.nan
+    got = attend(q, k, v, 127, scale=1.0)[0, 0]
+    np.testing.assert_array_equal(np.isnan(got), np.arange(48) >= 32)
+
+
+def test_small_weights_of_a_page_count(level):
+    """A page's weights are shares of its own largest, however small that is beside another's."""
+    q = np.ones((1, 1, 16), dtype=np.float32)
+    k, v = np.zeros((2, 128, 1, 16), dtype=np.float32)
+    k[:64, 0, 0] = 14.0  # 1.2 million times the weight of the second page
+    v[64:] = 1.0
+    got = attend(q, k, v, 127, scale=1.0)
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(14.0)), rtol=0.02)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_the_size_of_numbers_does_not_matter(scale, level):
+    q, (k, v) = random(3, 2, 64), (random(70, 2, 64, seed=s) for s in (2, 3))
+    expected = exact(q, k, v, 60, scale=0.125)
+    found = attend(q, k * np.float32(scale), v, 60, scale=0.125 / scale)
+    assert np.sum((found - expected) ** 2) / np.sum(expected**2) < NMSE
+    found = attend(q, k, v * np.float32(scale), 60, scale=0.125) / scale
+    assert np.sum((found - expected) ** 2) / np.sum(expected**2) < NMSE
+
+
+def test_what_is_out_of_sight_does_not_count(level):
+    """Not even in the page that other queries of the block see it in."""
+    q = random(40, 3, 64)
+    k, v = (random(340, 1, 64, seed=s) for s in (2, 3))
+    how = {"scale": 0.125, "window": 70}
+    expected = attend(q, k, v, 300, **how)
+    late = v.copy()
+    late[320:] = np.nan
+    k[:231], v[:231] = np.nan, np.nan
+    np.testing.assert_array_equal(attend(q, k, v, 300, **how), expected)
+    np.testing.assert_array_equal(attend(q, k, late, 300, **how)[:20], expected[:20])

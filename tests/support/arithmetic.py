@@ -1,0 +1,44 @@
+"""Float operations of the compiled module in NumPy, bit for bit."""
+
+import numpy as np
+
+
+def exponential(x):
+    """The polynomial of elementary.hpp, for softcaps."""
+    f = np.float32
+    clamped = np.clip(x, f(-87), f(87))
+    n = (clamped * f(1.44269504) + f(12582912)) - f(12582912)
+    r = (clamped - n * f(0.693359375)) + n * f(2.12194440e-4)
+    p = f(1.9875691500e-4)
+    for term in (
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    ):
+        p = p * r + f(term)
+    return np.ldexp(p * r * r + r + f(1), n.astype(np.int32))
+
+
+def power(x):
+    """2^x of elementary.hpp, at least 2^-100."""
+    f = np.float32
+    clamped = np.maximum(x, f(-100))
+    n = np.rint(clamped)
+    r, p = clamped - n, f(1.326472731e-3)
+    for term in (9.671512991e-3, 5.550733581e-2, 2.402224243e-1, 6.931470037e-1, 1.0):
+        p = p * r + f(term)
+    return np.ldexp(p, n.astype(np.int32))
+
+
+def power_or_zero(x):
+    return np.where(x < -100, np.float32(0), power(x))
+
+
+def in_lanes(x):
+    """The sum of 64 numbers in the order of `Sixteen`."""
+    lanes = ((x[:16] + x[16:32]) + x[32:48]) + x[48:]
+    for n in (8, 4, 2, 1):
+        lanes = lanes[:n] + lanes[n:]
+    return lanes[0]
