@@ -292,11 +292,7 @@ def model_source(name: str) -> Source | None:
 
 
 def require_token(source: Source) -> None:
-    """Stop before any connection when *source* is gated and there is no access token.
-
-    Raises:
-        TokenMissing: with the steps that lead to a token.
-    """
+    """Stop before any connection when *source* is gated and there is no access token."""
     if not source.gated or settings.access_token():
         return
     which = "official source" if source.name == "official" else f"source {source.name}"

@@ -52,10 +52,6 @@ def ray_answers(
         path: the model; it must exist at this path on every node.
         options: address of the cluster, and number of actors.
         threads: compute threads per actor; 0: the cores of a node, divided among them.
-
-    Raises:
-        Unsupported: Ray is not installed.
-        InferenceError: the cluster cannot be reached, or the job failed as a whole.
     """
     try:
         import ray

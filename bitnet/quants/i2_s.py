@@ -39,10 +39,6 @@ def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = 
         packed: the tensor's bytes, codes and scale; padding after them is ignored.
         shape: ``(rows, columns)``.
         arm: the file was written on ARM.
-
-    Raises:
-        InvalidFormat: too few bytes, incomplete blocks, a code 3, or a scale that is not
-            finite.
     """
     n, block = math.prod(shape), _ARM_BLOCK if arm else _X86_BLOCK
     scales = _scale(packed, shape, block)
@@ -73,11 +69,7 @@ def _scale(packed: NDArray[np.uint8], shape: Sequence[int], block: int) -> NDArr
 
 
 def pack_i2_s(ternary: Ternary, *, arm: bool = False) -> NDArray[np.uint8]:
-    """Bytes of an I2_S tensor, ``n / 4 + 32`` of them.
-
-    Raises:
-        InvalidFormat: more than one scale, or incomplete blocks.
-    """
+    """Bytes of an I2_S tensor, ``n / 4 + 32`` of them."""
     block = _ARM_BLOCK if arm else _X86_BLOCK
     n = ternary.codes.size
     if n % block or ternary.scales.size != 1:

@@ -55,11 +55,7 @@ def iq2_bn_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np
 
 
 def pack_iq2_bn(ternary: Ternary) -> NDArray[np.uint8]:
-    """The bytes of an IQ2_BN tensor; a single scale is that of every row.
-
-    Raises:
-        InvalidFormat: rows without whole blocks, or several scales in one.
-    """
+    """The bytes of an IQ2_BN tensor; a single scale is that of every row."""
     rows, columns = ternary.codes.shape
     if columns % _BLOCK or ternary.scales.shape[1] != 1:
         raise InvalidFormat(

@@ -37,11 +37,7 @@ def u8_scale(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.floa
 
 
 def pack_u8(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Bytes, shape ``(rows / 4, columns)``, that hold *codes*, shape ``(rows, columns)``.
-
-    Raises:
-        InvalidFormat: the number of rows is not a multiple of four.
-    """
+    """Bytes, shape ``(rows / 4, columns)``, that hold *codes*, shape ``(rows, columns)``."""
     rows, columns = codes.shape
     if rows % 4:
         raise InvalidFormat(

@@ -99,9 +99,6 @@ def with_kernels(weight: Weight) -> Weight:
     TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become PQ2_0: as many
     bits, and a scale per 128 weights where they have one per 256. Q3_K becomes Q6_K, which has
     the same scales and longer codes. Other weights are unchanged.
-
-    Raises:
-        InvalidFormat: the bytes are invalid for the type.
     """
     name, size = weight.quant.name, weight.quant.type_size
     whole = not weight.data.size % max(size, 1)
@@ -158,12 +155,7 @@ def _q3_k_with_six_bits(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def unpack_ternary(weight: Weight) -> Ternary:
-    """Codes and scales of a ternary *weight*, with its own ``scale`` folded in.
-
-    Raises:
-        InvalidFormat: the bytes are invalid for the type.
-        Unsupported: the type is not ternary, or has no decoder.
-    """
+    """Codes and scales of a ternary *weight*, with its own ``scale`` folded in."""
     codec = _ternary_codec(weight)
     try:
         ternary = codec.unpack(weight.data, weight.shape)
@@ -175,12 +167,7 @@ def unpack_ternary(weight: Weight) -> Ternary:
 
 
 def ternary_scales(weight: Weight) -> NDArray[np.float32]:
-    """Only the scales of :func:`unpack_ternary`, without unpacking codes if possible.
-
-    Raises:
-        InvalidFormat: the bytes are invalid for the type.
-        Unsupported: the type is not ternary, or has no decoder.
-    """
+    """Only the scales of :func:`unpack_ternary`, without unpacking codes if possible."""
     codec = _ternary_codec(weight)
     if codec.scales is None:
         return unpack_ternary(weight).scales
@@ -206,12 +193,7 @@ def _fold_scale(scales: NDArray[np.float32], weight: Weight) -> NDArray[np.float
 
 
 def dequantize(weight: Weight) -> NDArray[np.float32]:
-    """*weight* as float32, in its shape.
-
-    Raises:
-        InvalidFormat: the bytes are invalid for the type.
-        Unsupported: the type has no decoder.
-    """
+    """*weight* as float32, in its shape."""
     name = weight.quant.name
     if weight.pieces or (name in _TERNARY and len(weight.shape) == 3):
         return np.stack([dequantize(matrix) for matrix in weight.matrices()])
@@ -246,9 +228,6 @@ def quantize(
         values: its numbers.
         quant: its new type.
         importance: a weight for the squared errors of each column; types of floats ignore it.
-
-    Raises:
-        Unsupported: there is no encoder, or the columns do not fill whole blocks.
     """
     codec = _TERNARY.get(quant.name)
     if codec is not None:

@@ -112,11 +112,7 @@ class ScaledBlocks:
     double: bool = False
 
     def unpack(self, packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
-        """Codes and scales of a tensor of *shape* ``(rows, columns)``.
-
-        Raises:
-            InvalidFormat: a code is 3 and the type has no such weights.
-        """
+        """Codes and scales of a tensor of *shape* ``(rows, columns)``."""
         blocks = packed.reshape(-1, self.size)
         codes = np.concatenate([part.codes(blocks) for part in self.parts], axis=1)
         signed = codes_from_unsigned(codes, self.name, largest=3 if self.double else 2)
@@ -140,11 +136,7 @@ class ScaledBlocks:
         return ""
 
     def pack(self, ternary: Ternary) -> NDArray[np.uint8]:
-        """Bytes of a tensor; scales are rounded to float16.
-
-        Raises:
-            InvalidFormat: the type has no code for a weight.
-        """
+        """Bytes of a tensor; scales are rounded to float16."""
         reason = self.refusal(ternary)
         if reason:
             raise InvalidFormat(f"there are {reason}", hint="choose PQ2_0 or Q2_0")

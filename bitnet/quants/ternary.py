@@ -51,11 +51,7 @@ def ternarize(weights: NDArray[np.floating]) -> Ternary:
 def codes_from_unsigned(
     fields: NDArray[np.uint8], encoding: str, *, largest: int = 2
 ) -> NDArray[np.int8]:
-    """Codes -1, 0, +1 (and 2) from the stored 0 to *largest*.
-
-    Raises:
-        InvalidFormat: a stored code is larger.
-    """
+    """Codes -1, 0, +1 (and 2) from the stored 0 to *largest*."""
     if fields.size and int(fields.max()) > largest:
         raise InvalidFormat(
             f"{encoding}: code 3 where only 0, 1 and 2 are weights",

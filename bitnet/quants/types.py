@@ -300,10 +300,6 @@ def resolve_q2_0(
     """The layout of a file's tensors with the id of Q2_0: blocks of 64, or of 128 (older files).
 
     Every such tensor must fill its room up to the next one in the same layout.
-
-    Raises:
-        Unsupported: both layouts fit; or tensors with the id 40 are not NVFP4, but what early
-            builds of PrismML's fork meant by it.
     """
     seen = list(tensors)
     early = [entry for entry in seen if entry.ggml_id == _EARLY_Q1_0]

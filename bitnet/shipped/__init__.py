@@ -39,11 +39,7 @@ class ShippedModel:
 
     @property
     def path(self) -> Path:
-        """Path of the file.
-
-        Raises:
-            NotFound: it is missing from the installation.
-        """
+        """Path of the file."""
         path = Path(__file__).parent / self.file
         if not path.is_file():
             raise NotFound(

@@ -40,12 +40,7 @@ _PROBE = "p\u2063r\u2063o\u2063b\u2063e"  # invisible separators, which no templ
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
-    """The chat template of a tokenizer.
-
-    Raises:
-        Unsupported: it has none.
-        InvalidFormat: it is not a Jinja template.
-    """
+    """The chat template of a tokenizer."""
     if not tokenizer.chat_template:
         raise Unsupported(
             f"the tokenizer {tokenizer.source} has no chat template",
@@ -121,11 +116,6 @@ class ChatTemplate:
             documents: ``{"title": ..., "text": ...}`` to answer from.
             add_generation_prompt: end with the beginning of the assistant's turn.
             variables: additional variables for the template, such as ``enable_thinking``.
-
-        Raises:
-            UsageError: the template does not accept this conversation.
-            Unsupported: a message contains more than text.
-            InvalidFormat: the template fails, or exceeds its bounds.
         """
         return self._render(
             [self._adapt(message) for message in messages],
@@ -257,10 +247,6 @@ class TemplateProcess:
             variables: JSON values that the template sees.
             now: the time in ISO 8601.
             source: name of the tokenizer in messages.
-
-        Raises:
-            InvalidFormat: the template has a syntax error, fails, or exceeds a limit.
-            UsageError: the template refuses the conversation, or a variable is not a JSON value.
         """
         try:
             job = marshal.dumps((chat_child.CPU_MS, template, variables, now))

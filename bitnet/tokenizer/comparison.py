@@ -160,11 +160,7 @@ def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
 
 
 def compare(one: TokenizerSpec, other: TokenizerSpec, texts: Sequence[str]) -> Agreement:
-    """Compare two specifications, the ids of *texts*, and the text of every id.
-
-    Raises:
-        BitnetError: one of them cannot be run.
-    """
+    """Compare two specifications, the ids of *texts*, and the text of every id."""
     first, second = Tokenizer.from_spec(one), Tokenizer.from_spec(other)
     unknown = {one.unknown_id} & {other.unknown_id}  # it has no text of its own
 
@@ -437,11 +433,7 @@ class Approximation:
 
 
 def approximate(name: str, path: Path, *, exact: Tokenizer | None = None) -> Approximation:
-    """The tokenizer at *path* as a stand-in named *name*, measured against *exact*.
-
-    Raises:
-        BitnetError: as for :func:`bitnet.tokenizer.load.load_tokenizer`.
-    """
+    """The tokenizer at *path* as a stand-in named *name*, measured against *exact*."""
     stand_in = load_tokenizer(path)
     stand_in.source = f"approximate: {name}"
     if exact is None:

@@ -181,13 +181,7 @@ def _key(fingerprint: str) -> bytes:
 
 
 def compile_spec(spec: TokenizerSpec) -> bytes:
-    """Content of the compiled file for *spec*.
-
-    Raises:
-        NotNative: the native module is missing, or cannot run a step exactly.
-        InvalidFormat: *spec* is inconsistent.
-        Unsupported: *spec* exceeds the bounds of :mod:`bitnet.tokenizer.limits`.
-    """
+    """Content of the compiled file for *spec*."""
     module = native.module()
     if module is None:
         raise NotNative("the native module is not in use")
@@ -228,11 +222,7 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
 
 
 def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
-    """Facts that :func:`meta_of` stored in a compiled file.
-
-    Raises:
-        ValueError: the content is invalid.
-    """
+    """Facts that :func:`meta_of` stored in a compiled file."""
     meta = json.loads(engine.meta)
     size = len(engine)
 
@@ -263,13 +253,7 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
 
 
 def load_compiled(path: Path) -> TokenizerEngine:
-    """The native engine over the mapped file at *path*.
-
-    Raises:
-        NotNative: the native module is missing.
-        OSError: the file cannot be opened or mapped.
-        ValueError: it is damaged, truncated or of another version.
-    """
+    """The native engine over the mapped file at *path*."""
     module = native.module()
     if module is None:
         raise NotNative("the native module is not in use")
@@ -310,9 +294,6 @@ def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]
     """Native engine of *spec*, and its facts, as :func:`find_compiled`.
 
     If it is cached, only ``spec.fingerprint`` is read; lazy sequences stay unloaded.
-
-    Raises:
-        NotNative: the native module is missing, or cannot run a step exactly.
     """
     found = find_compiled(spec.fingerprint)
     if found is not None:

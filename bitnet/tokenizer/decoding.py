@@ -209,12 +209,7 @@ def start_decoding(
 
 
 def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
-    """Steps of the ``decoder`` of a ``tokenizer.json``, with every option explicit.
-
-    Raises:
-        InvalidFormat: the ``tokenizers`` library does not accept it.
-        Unsupported: the decoder is not for text.
-    """
+    """Steps of the ``decoder`` of a ``tokenizer.json``, with every option explicit."""
     from tokenizers import Tokenizer, models
 
     if entry is None:

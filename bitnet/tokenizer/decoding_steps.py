@@ -76,11 +76,7 @@ class DecodingStep:
 
 
 def check_pattern(pattern: dict[str, str]) -> None:
-    """Refuse a decoder's pattern that only an engine without a bound on its time could match.
-
-    Raises:
-        Unsupported: it is an expression, and the compiled module is missing or does not know it.
-    """
+    """Refuse a decoder's pattern that only an engine without a bound on its time could match."""
     (kind, text), *_ = pattern.items()
     if kind == "String" and text:
         return

@@ -157,9 +157,6 @@ def search(
         pre: name of the pre-tokenizer, overriding the GGUF file's.
         exhaustive: look at every place, even after one has won.
         places: names of the places to look at; every place of :data:`CHAIN` when empty.
-
-    Raises:
-        BitnetError: the explicit tokenizer cannot be read or does not fit.
     """
     logger.info(
         "Discovering tokenizer strategy for %s model (vocab_size: %d)",
@@ -216,12 +213,7 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
 
 
 def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
-    """The reason why *tokenizer* fits *model*, in words.
-
-    Raises:
-        VocabMismatch: its ids differ from the model's (except padded embedding rows), and
-            ``BITNET_STRICT_TOKENIZERS=0`` does not turn that into a warning.
-    """
+    """The reason why *tokenizer* fits *model*, in words."""
     needed, has = model.token_count or model.vocab_size, tokenizer.vocab_size
     spare = model.padding(has)
     counted = (0, has, has + model.filler_tokens)

@@ -53,10 +53,6 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
 
     Returns:
         The files written.
-
-    Raises:
-        Unsupported: the ``tokenizers`` library would give different ids.
-        UsageError: a file is there already and *force* is off.
     """
     document = tokenizer_json(spec)
     _prove_document(document, spec)
@@ -123,11 +119,7 @@ def _prove_same(
     form: str,
     hint: str,
 ) -> None:
-    """Compare *encode*, of a text and ``parse_special``, on *texts* and the probe texts.
-
-    Raises:
-        Unsupported: they differ; the message names the first text.
-    """
+    """Compare *encode*, of a text and ``parse_special``, on *texts* and the probe texts."""
     engine, _ = open_engine(spec)
     for text, special in product([*probe_texts(), *texts], specials):
         expected, ids = engine.encode(text, parse_special=special), encode(text, special)
@@ -153,10 +145,6 @@ def gguf_keys(
         rows: of the model's embedding; ids without a token become unused ones.
         pre: name of the pre-tokenizer, if it does not follow from *spec*.
         more: keys of the same file that affect its interpretation, such as ``general.name``.
-
-    Raises:
-        Unsupported: GGUF cannot express *spec*, or the keys read back as something else.
-        VocabMismatch: *spec* has more ids than the model.
     """
     if spec.vocab_size > rows:
         raise VocabMismatch(
@@ -177,11 +165,7 @@ def gguf_keys(
 
 
 def pre_name(spec: TokenizerSpec) -> str:
-    """GGUF's name of the pre-tokenizer of *spec*.
-
-    Raises:
-        Unsupported: there is none.
-    """
+    """GGUF's name of the pre-tokenizer of *spec*."""
     if spec.pre:
         return spec.pre
     known = fingerprints.identify(
@@ -274,11 +258,7 @@ def _read_back(keys: Mapping[str, Any], spec: TokenizerSpec) -> TokenizerSpec:
 
 
 def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
-    """Compare *found*, read back, with *spec*.
-
-    Raises:
-        Unsupported: they differ; the message names the first difference.
-    """
+    """Compare *found*, read back, with *spec*."""
     for what, expected, got in (
         ("what goes around a text", spec.affixes, found.affixes),
         ("BOS", spec.bos_id, found.bos_id),

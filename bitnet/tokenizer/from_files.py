@@ -50,10 +50,6 @@ def spec_from_file(
             ``vocab.json`` (next to ``merges.txt``) or ``vocab.txt``.
         pre: overrides the pre-tokenizer of a byte-level vocabulary, if the file has none.
         files: of its folder, if some have been read already.
-
-    Raises:
-        InvalidFormat: none of these formats.
-        TokenizerNotFound: too little information to rebuild it exactly.
     """
     path = Path(path)
     files = files or Inventory(path.parent)
@@ -77,10 +73,6 @@ def spec_from_folder(
 
     Originals take precedence over conversions: ``tokenizer.model`` and ``tekken.json`` before
     ``tokenizer.json``; then ``vocab.json`` with ``merges.txt``, then ``vocab.txt``.
-
-    Raises:
-        TokenizerNotFound: none of them exists.
-        Unsupported: the files do not say how text becomes tokens.
     """
     folder = Path(path)
     files = files or Inventory(folder)
@@ -116,12 +108,7 @@ def spec_from_folder(
 def spec_from_tokenizer_model(
     path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
-    """The tokenizer in a ``tokenizer.model``: SentencePiece or tiktoken ranks, by its content.
-
-    Raises:
-        InvalidFormat: neither of the two.
-        TokenizerNotFound: tiktoken ranks of a vocabulary that is not known, without *pre*.
-    """
+    """The tokenizer in a ``tokenizer.model``: SentencePiece or tiktoken ranks, by its content."""
     path = Path(path)
     files = files or Inventory(path.parent)
     data = read_bytes(files, path.name)
@@ -189,12 +176,7 @@ def _sentencepiece(path: Path, data: bytes, side: SideFiles) -> TokenizerSpec:
 def spec_from_vocab_merges(
     folder: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
-    """The byte-level BPE in ``vocab.json`` and ``merges.txt``.
-
-    Raises:
-        TokenizerNotFound: the files do not define the pre-tokenizer, and *pre* is not given.
-        Unsupported: tokens hold the ends of words, as CLIP's.
-    """
+    """The byte-level BPE in ``vocab.json`` and ``merges.txt``."""
     folder = Path(folder)
     files = files or Inventory(folder)
     path = folder / "vocab.json"

@@ -41,11 +41,6 @@ def spec_from_gguf(gguf: GGUF, *, pre: str | None = None) -> TokenizerSpec:
     Args:
         gguf: an open file; the specification keeps views into it.
         pre: overrides ``tokenizer.ggml.pre`` and the recognition of known vocabularies.
-
-    Raises:
-        TokenizerNotFound: the file has no tokenizer, or too little information to rebuild it.
-        Unsupported: the kind of tokenizer, or the pre-tokenizer, is unknown.
-        InvalidFormat: the keys are inconsistent.
     """
     return spec_from_metadata(gguf.metadata, pre=pre, source=f"embedded in {gguf.path.name}")
 

@@ -72,11 +72,7 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def library_for(source: str, normalizer: Iterable[Step]) -> Tokenizer:
-    """A ``tokenizers.Tokenizer`` of these steps, with an empty model.
-
-    Raises:
-        InvalidFormat: the library does not support a step, or one is damaged.
-    """
+    """A ``tokenizers.Tokenizer`` of these steps, with an empty model."""
     steps = [{"type": step.type, **step.options} for step in normalizer]
     model = {"type": "BPE", "vocab": {}, "merges": []}
     return _load({"normalizer": {"type": "Sequence", "normalizers": steps}, "model": model}, source)
@@ -92,12 +88,7 @@ def _load(document: dict[str, Any], source: str) -> Tokenizer:
 
 
 def library_engine(spec: TokenizerSpec) -> LibraryEngine:
-    """The engine of a library that runs *spec* exactly.
-
-    Raises:
-        InvalidFormat: the specification's steps or vocabulary are unusable.
-        Unsupported: no library runs it exactly, or its expressions could take too long.
-    """
+    """The engine of a library that runs *spec* exactly."""
     check_spec(spec)
     for charsmap in charsmaps_of(spec):
         check_charsmap(charsmap)
@@ -327,12 +318,7 @@ Engine: TypeAlias = NativeEngine | LibraryEngine  # both give the same ids
 
 
 def open_engine(spec: TokenizerSpec) -> tuple[Engine, dict[str, Any]]:
-    """The engine of *spec*, compiled tables if they are exact, else a library; and its facts.
-
-    Raises:
-        InvalidFormat: the specification's steps or vocabulary are unusable.
-        Unsupported: neither runs it exactly within the bounds of :mod:`bitnet.tokenizer.limits`.
-    """
+    """The engine of *spec*, compiled tables if they are exact, else a library; and its facts."""
     try:
         engine, meta = open_compiled(spec)
     except NotNative as reason:

@@ -62,11 +62,6 @@ def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
     Args:
         spec: the specification.
         merges: also check the ids of the merges; otherwise a later step does.
-
-    Raises:
-        InvalidFormat: a value has the wrong type, an id is outside of the vocabulary, or a
-            score is not finite.
-        Unsupported: a bound is exceeded; says which.
     """
     try:
         _check_tokens(spec)

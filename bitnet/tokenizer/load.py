@@ -46,11 +46,7 @@ TOKENIZER_FILES = (
 
 
 def read_files(checkpoint: Checkpoint) -> Inventory:
-    """Files of *checkpoint*, with those of a folder from which its tokenizer may be read.
-
-    Raises:
-        BitnetError: one cannot be read.
-    """
+    """Files of *checkpoint*, with those of a folder from which its tokenizer may be read."""
     files = checkpoint.inventory
     names = (*TOKENIZER_FILES, "merges.txt", *SIDE_FILES) if checkpoint.path.is_dir() else ()
     for name in names:
@@ -115,12 +111,6 @@ def load_spec(
             folder with one of these or with a single GGUF file.
         pre: pre-tokenizer name, if the file has none or a wrong one.
         files: of the folder *path* or of that of the file, if some have been read already.
-
-    Raises:
-        NotFound: the path does not exist.
-        TokenizerNotFound: too little information to rebuild a tokenizer exactly.
-        InvalidFormat: the file is damaged.
-        Unsupported: the kind of tokenizer is unknown.
     """
     path = Path(path)
     if not path.exists():

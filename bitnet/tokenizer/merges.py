@@ -57,11 +57,7 @@ class LazySequence(Sequence[T]):
 def parse_merges(
     lines: Sequence[str], tokens: Sequence[str], prefix: str = ""
 ) -> list[tuple[int, int]]:
-    """Ids of the left and right half of every merge; a right one loses *prefix* when it is joined.
-
-    Raises:
-        InvalidFormat: a half, or their concatenation, is not a token.
-    """
+    """Ids of the left and right half of every merge; joining drops *prefix* of a right one."""
     return pair_merges(map(split_merge, lines), tokens, prefix)
 
 
@@ -117,9 +113,6 @@ def merges_from_ranks(
         tokens: texts by id, byte-level spelling.
         ids: ids of the ordinary tokens, in order of rank.
         source: their name in messages.
-
-    Raises:
-        Unsupported: finding them would exceed the bound, or there are too many.
     """
     id_by_text = {tokens[id]: id for id in ids}
     work = sum(len(text) * len(text) for text in id_by_text)

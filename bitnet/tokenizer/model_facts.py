@@ -52,11 +52,7 @@ class ModelFacts:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids: the embedded list, else the metadata, else the embedding rows.
-
-        Raises:
-            InvalidFormat: the model does not tell.
-        """
+        """Number of ids: the embedded list, else the metadata, else the embedding rows."""
         size = self.token_count or self.declared or self.embedding_rows
         if not size:
             raise InvalidFormat(
@@ -79,12 +75,7 @@ class ModelFacts:
 
 
 def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
-    """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open.
-
-    Raises:
-        NotFound: the path does not exist, or is a folder without ``config.json``.
-        InvalidFormat: the file is damaged, or not a model.
-    """
+    """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open."""
     if isinstance(model, Checkpoint):
         if model.gguf is not None:
             return _gguf_facts(model.gguf)

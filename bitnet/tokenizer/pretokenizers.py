@@ -78,11 +78,7 @@ PRE_TOKENIZERS = _read_table()
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The pre-tokenizer named *name* in ``tokenizer.ggml.pre``.
-
-    Raises:
-        Unsupported: the name is unknown.
-    """
+    """The pre-tokenizer named *name* in ``tokenizer.ggml.pre``."""
     try:
         return PRE_TOKENIZERS[name]
     except KeyError:

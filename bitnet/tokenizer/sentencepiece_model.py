@@ -61,12 +61,7 @@ class SentencePieceModel:
 
 
 def parse_model(data: bytes, *, source: str = "tokenizer.model") -> SentencePieceModel:
-    """Read a SentencePiece model.
-
-    Raises:
-        InvalidFormat: damaged, truncated, or not a SentencePiece model.
-        Unsupported: a word or character model, or options that no language model uses.
-    """
+    """Read a SentencePiece model."""
     try:
         return _parse(data, source)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
@@ -176,11 +171,7 @@ def _as_id(value: int | bytes) -> int:
 
 
 def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:
-    """SentencePiece's character maps of *spec*, its own and those of steps.
-
-    Raises:
-        InvalidFormat: one is not base64.
-    """
+    """SentencePiece's character maps of *spec*, its own and those of steps."""
     charsmaps = [spec.charsmap] if spec.charsmap else []
     for step in spec.normalizer:
         if step.type == "Precompiled":
@@ -200,10 +191,6 @@ def check_charsmap(blob: bytes) -> None:
 
     It is four bytes with the size of a double-array trie, the trie in units of 32 bits, and the
     texts that its values point to, each ended by a zero byte.
-
-    Raises:
-        InvalidFormat: sizes are inconsistent, entries point outside, or texts are not UTF-8.
-        Unsupported: a replacement makes the text too long.
     """
     size = int.from_bytes(blob[:4], "little")
     good = size % 4 == 0 and 4 <= size < len(blob) - 4 and blob[-1] == 0

@@ -96,11 +96,7 @@ class SideFiles:
 
 
 def read_side_files(files: Inventory) -> SideFiles:
-    """Read the files next to a tokenizer among *files*.
-
-    Raises:
-        InvalidFormat: one of them is not valid JSON.
-    """
+    """Read the files next to a tokenizer among *files*."""
     raw = bytearray()
 
     def load(name: str) -> dict[str, Any]:
@@ -175,12 +171,7 @@ def _template(files: Inventory, config: dict[str, Any], raw: bytearray) -> str |
 
 
 def read_bytes(files: Inventory, name: str) -> bytes:
-    """Content of the file *name*.
-
-    Raises:
-        BitnetError: it cannot be read.
-        InvalidFormat: it is empty.
-    """
+    """Content of the file *name*."""
     data = files.read(name)
     if not data:
         raise InvalidFormat(f"{files.path(name)} is empty", hint="fetch the file again")
@@ -188,11 +179,7 @@ def read_bytes(files: Inventory, name: str) -> bytes:
 
 
 def read_json(files: Inventory, name: str) -> Any:
-    """JSON value in the file *name*.
-
-    Raises:
-        InvalidFormat: not UTF-8 or not JSON; says where.
-    """
+    """JSON value in the file *name*."""
     data, path = read_bytes(files, name), files.path(name)
     try:
         return json.loads(data)

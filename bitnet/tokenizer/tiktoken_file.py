@@ -82,10 +82,6 @@ def spec_from_ranks(
         path: the file, whatever its name.
         pre: pre-tokenizer of an unknown vocabulary; overrides a known one's.
         files: of its folder, if some have been read already.
-
-    Raises:
-        InvalidFormat: a line is damaged, or ranks are missing.
-        TokenizerNotFound: no known vocabulary has this many ranks, and *pre* is not given.
     """
     path = Path(path)
     files = files or Inventory(path.parent)
@@ -189,10 +185,6 @@ def spec_from_tekken(
         document: its content.
         files: of its folder.
         pre: name of the pre-tokenizer, instead of the file's pattern.
-
-    Raises:
-        InvalidFormat: a value has the wrong type, or tokens are missing or out of order.
-        Unsupported: the version or the pattern is unknown.
     """
     try:
         spec = _spec(path, document, pre)

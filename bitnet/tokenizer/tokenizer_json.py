@@ -42,11 +42,6 @@ def spec_from_tokenizer_json(
         path: the file.
         document: its content, if it has been read already.
         files: of its folder, if some have been read already.
-
-    Raises:
-        InvalidFormat: not JSON, or not a tokenizer.
-        Unsupported: a model or option that cannot be run exactly.
-        BitnetError: the file cannot be read.
     """
     path = Path(path)
     files = files or Inventory(path.parent)
@@ -98,11 +93,7 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
 
 
 def _check_outline(data: dict[str, Any], source: str) -> None:
-    """Refuse values that the ``tokenizers`` library does not accept, besides the vocabulary.
-
-    Raises:
-        InvalidFormat: the library's reason.
-    """
+    """Refuse values that the ``tokenizers`` library does not accept, besides the vocabulary."""
     from tokenizers import Tokenizer
 
     empty: dict[str, Any] = {"vocab": {}, "merges": []}
@@ -117,11 +108,7 @@ def _check_outline(data: dict[str, Any], source: str) -> None:
 
 
 def _ids(entries: Any, source: str) -> tuple[dict[str, int], int]:
-    """Id by token, the last one of equal ones, and the size of the model's vocabulary.
-
-    Raises:
-        InvalidFormat: an entry is not a token with its id or score.
-    """
+    """Id by token, the last one of equal ones, and the size of the model's vocabulary."""
     if isinstance(entries, list):
         for entry in entries:
             if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not str:
@@ -138,11 +125,7 @@ def _ids(entries: Any, source: str) -> tuple[dict[str, int], int]:
 def _outside(
     added: Sequence[AddedToken], vocabulary: dict[str, int], size: int, source: str
 ) -> frozenset[int]:
-    """Ids of the added tokens that are not in the model's vocabulary of *size* entries.
-
-    Raises:
-        Unsupported: the ``tokenizers`` library would assign ids differently from the file.
-    """
+    """Ids of the added tokens that are not in the model's vocabulary of *size* entries."""
     last, own_ids = size - 1, set(vocabulary.values())
     outside: dict[str, int] = {}
     for token in added:
@@ -376,12 +359,7 @@ def _odd_template(what: str) -> Unsupported:
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """The JSON object in *path*.
-
-    Raises:
-        InvalidFormat: the file is empty, is not JSON (names line and column) or is not a
-            tokenizer.
-    """
+    """The JSON object in *path*."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -401,11 +379,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
 
 
 def vocabulary(document: dict[str, Any]) -> dict[int, str]:
-    """Text of every id, including added tokens; a later definition of an id wins.
-
-    Raises:
-        InvalidFormat: an id is not a whole number that fits 32 bits.
-    """
+    """Text of every id, including added tokens; a later definition of an id wins."""
     table: dict[int, str] = {}
     entries = document["model"].get("vocab") or {}
     if isinstance(entries, dict):
@@ -421,12 +395,7 @@ def vocabulary(document: dict[str, Any]) -> dict[int, str]:
 
 
 def check_vocabulary(path: Path, vocab_size: int) -> None:
-    """Check that the ids in *path* are exactly 0 to ``vocab_size - 1``.
-
-    Raises:
-        VocabMismatch: an id is missing or too many.
-        InvalidFormat: as for :func:`read_tokenizer_json`.
-    """
+    """Check that the ids in *path* are exactly 0 to ``vocab_size - 1``."""
     table = vocabulary(read_tokenizer_json(path))
     if table.keys() == set(range(vocab_size)):
         return
