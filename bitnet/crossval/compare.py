@@ -55,6 +55,8 @@ class Row:
         theirs_kl: from the float64 pass to the reference.
         theirs_scale: slope of its log-probabilities.
         drift: KL from a recorded float64 pass to today's; None without a recorded one.
+        rerouted: ``ours`` and ``theirs``, the engines that choose other experts than the float64
+            pass there, in a near-tie.
     """
 
     prompt: int
@@ -72,6 +74,7 @@ class Row:
     theirs_kl: float | None = None
     theirs_scale: float | None = None
     drift: float | None = None
+    rerouted: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:

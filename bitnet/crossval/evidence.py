@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer import Tokenizer
 
-SCHEMA_VERSION = 6  # of a report
+SCHEMA_VERSION = 7  # of a report
 
 # real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
 # none: nothing was counted.

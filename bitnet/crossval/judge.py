@@ -20,7 +20,7 @@ Engines that round activations to 8 bit (``int8``) differ by that much, so no bo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -71,6 +71,11 @@ SAME_FLOAT64 = 1e-8
 CLEARLY_BETTER = 0.5
 
 
+# Largest share of positions that may be left out because engines choose other experts there: where
+# more do, all are judged.
+MOST_REROUTED = 0.5
+
+
 def near_tie(evidence: Evidence) -> float:
     """Gap in logits below which the two engines may order two tokens either way."""
     return FLIPPED[evidence.ours.arithmetic] + FLIPPED[evidence.reference.arithmetic]
@@ -111,7 +116,8 @@ def kl_between(
     return max(min(most, largest), most / LEAST)
 
 
-# same: both prefer one token. tie: the reference barely prefers its own. excused: it does, but the
+# same: both prefer one token. tie: the reference barely prefers its own, or one of them chose other
+# experts in a near-tie. excused: it does, but the
 # float64 pass agrees with us. wrong: anything else.
 Kind = Literal["same", "tie", "excused", "wrong"]
 
@@ -179,6 +185,7 @@ def checks_of(evidence: Evidence) -> tuple[str, ...]:
 def judge(evidence: Evidence) -> Verdict:
     """The verdict that follows from *evidence*."""
     names = checks_of(evidence)
+    evidence = replace(evidence, rows=rows_to_judge(evidence))
     if evidence.no_answer is not None:
         findings = tuple(_findings_without_answer(evidence, evidence.no_answer, names))
         return Verdict(status_of(findings), findings)
@@ -190,6 +197,22 @@ def judge(evidence: Evidence) -> Verdict:
     findings = tuple(by_name.values())
     kinds = [kind_of(row, near_tie(evidence)) for row in (*evidence.rows, *evidence.greedy)]
     return Verdict(status_of(findings), findings, kinds.count("excused"), rejected)
+
+
+def rows_to_judge(evidence: Evidence) -> tuple[Row, ...]:
+    """The positions, as rerouted ones only if these are no more than :data:`MOST_REROUTED`."""
+    rows = evidence.rows
+    if sum(bool(row.rerouted) for row in rows) <= MOST_REROUTED * len(rows):
+        return rows
+    return tuple(replace(row, rerouted=()) for row in rows)
+
+
+def _select(rows: Sequence[Row], *engines: str) -> tuple[list[Row], str]:
+    """*rows* at which *engines* choose as the float64 pass does; and the number of others."""
+    kept = [row for row in rows if not set(engines) & set(row.rerouted)]
+    left_out = len(rows) - len(kept)
+    text = f"; without {left_out} positions where a near-tie decides among experts"
+    return kept, text if left_out else ""
 
 
 def _findings_without_answer(
@@ -212,7 +235,7 @@ def kind_of(row: Row, tie: float) -> Kind:
         return "same"
     if row.ours is None or row.theirs is None or row.gap is None:
         return "wrong"
-    if row.gap < tie:
+    if row.gap < tie or row.rerouted:
         return "tie"
     return "excused" if row.exact == row.ours else "wrong"
 
@@ -324,9 +347,11 @@ def _nearness(
 
 def _reference(evidence: Evidence) -> Finding:
     """Check that the reference is within the bounds that apply to us, so that it may judge."""
-    rows, theirs = evidence.rows, evidence.reference.arithmetic
+    theirs = evidence.reference.arithmetic
+    rows, left_out = _select(evidence.rows, "theirs")
     kls, slopes = [row.theirs_kl for row in rows], [row.theirs_scale for row in rows]
     near, summary = _nearness(kls, slopes, kl_of_reference(theirs), SCALE[theirs])
+    summary += left_out
     if near:
         return Finding("ok", "reference", f"beside the float64 pass: {summary}")
     pairs = [(row.exact_nll, row.theirs_nll) for row in rows]
@@ -343,11 +368,13 @@ def _reference(evidence: Evidence) -> Finding:
 
 
 def _logits(evidence: Evidence) -> Finding:
-    rows, ours, theirs = evidence.rows, evidence.ours.arithmetic, evidence.reference.arithmetic
+    ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
+    rows, left_out = _select(evidence.rows, "ours", "theirs")
     most = kl_between(
         ours, theirs, mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
     )
-    return Finding.from_check("logits", *_distance([row.kl for row in rows], most))
+    near, text = _distance([row.kl for row in rows], most)
+    return Finding.from_check("logits", near, text + left_out)
 
 
 def _agreement(rows: Sequence[Row], tie: float) -> tuple[bool, str]:
@@ -372,13 +399,15 @@ def _order(evidence: Evidence) -> Finding:
 
 
 def _exact(evidence: Evidence) -> Finding:
-    rows, ours, theirs = evidence.rows, evidence.ours.arithmetic, evidence.reference.arithmetic
-    theirs_kl = mean(row.theirs_kl for row in rows)
+    ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
+    theirs_kl = mean(row.theirs_kl for row in _select(evidence.rows, "theirs")[0])
+    rows, left_out = _select(evidence.rows, "ours")
     most = kl_of_ours(ours, theirs, theirs_kl)
     kls, slopes = [row.ours_kl for row in rows], [row.ours_scale for row in rows]
     near, summary = _nearness(kls, slopes, most, SCALE[ours])
+    summary += left_out
     if not evidence.plan.live:
-        drift = [row.drift for row in rows]
+        drift = [row.drift for row in evidence.rows]
         worst = max((distance for distance in drift if distance is not None), default=0.0)
         near = near and None not in drift and worst <= SAME_FLOAT64
         summary += f"; the recorded one is {worst:.1e} from today's (at most {SAME_FLOAT64:.0e})"

@@ -11,7 +11,7 @@ from bitnet.base.errors import VerificationFailed
 from bitnet.crossval.trace import read_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -80,6 +80,10 @@ class Reference(ABC):
         Keys and values (``Kcur-3``, ``Vcur-3``) have a row for each id, all others for the last
         :data:`bitnet.crossval.operations.ROWS`.
         """
+        return None
+
+    def routers(self, _question: Question) -> Sequence[Mapping[str, NDArray[Any]]] | None:
+        """Logits of the routers of each prompt, by layer, ``(T, experts)``; None if it has none."""
         return None
 
 

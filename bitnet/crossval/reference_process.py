@@ -6,8 +6,8 @@ A separate process, because a foreign engine may crash, print, keep threads or b
 OpenMP. The request names ``engine``, ``model``, ``prompts`` (text, ids, first compared position and
 steps of the continuation of each), ``texts`` to tokenize (each with whether special tokens are
 added), ``threads``, its ``arithmetic``, the ``library`` of an engine that is not a Python package,
-and, to dump intermediates of a pass, ``tensors`` (a folder). The answer is a trace
-(:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
+and, to dump intermediates of a pass, ``tensors`` (a folder), or of routers in all, ``routers``. The
+answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     prompts = [Prompt(text, tuple(ids), *rest) for text, ids, *rest in request["prompts"]]
     if request.get("tensors"):
         _dump(engine, prompts.pop().ids, Path(request["tensors"]))
+    if request.get("routers"):
+        _dump_routers(engine, prompts, Path(request["routers"]))
+        prompts = []
     tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
     encoded = [tuple(ids) for ids in tokenized if ids is not None]
     facts = EngineFacts(
@@ -120,6 +123,26 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
             parts.setdefault(name, []).append(values.reshape(rows, -1))
     tensors = {name: np.concatenate(values) for name, values in parts.items()}
     np.savez(folder / "tensors.npz", **tensors)  # type: ignore[arg-type]
+
+
+def _dump_routers(engine: Any, prompts: Sequence[Prompt], folder: Path) -> None:
+    """Write logits of the routers, for every id of *prompts*, to ``routers.npz``."""
+    if not isinstance(engine, Llama):
+        raise EngineFailed("this engine gives no intermediates")
+    parts: dict[str, list[NDArray[np.float32]]] = {}
+    for number, prompt in enumerate(prompts):
+
+        def watch(name: str, values: NDArray[np.float32], number: int = number) -> None:
+            if name.startswith("ffn_moe_logits") and " " not in name:
+                rows = values.reshape(-1, values.shape[-1])
+                parts.setdefault(f"{number} {name}", []).append(rows)
+
+        size = engine.batch or len(prompt.ids)
+        with engine.context(max(len(prompt.ids), 1), watch=watch) as forward:
+            for at in range(0, len(prompt.ids), max(size, 1)):
+                forward(prompt.ids[at : at + size])
+    arrays = {name: np.concatenate(rows) for name, rows in parts.items()}
+    np.savez(folder / "routers.npz", **arrays)  # type: ignore[arg-type]
 
 
 class _TransformersEngine:

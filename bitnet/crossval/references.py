@@ -255,6 +255,20 @@ class LlamaCpp(_InProcess):
             names = names | _POST_NORMS
         return _rename(found, names)
 
+    def routers(self, question: Question) -> Sequence[Mapping[str, NDArray[Any]]] | None:
+        import numpy as np
+
+        alone = replace(question, texts=())
+        with tempfile.TemporaryDirectory() as name, self._file(alone, Path(name)) as model:
+            self._ask(alone, model, Path(name), routers=name)
+            with np.load(Path(name) / "routers.npz") as arrays:
+                found = {key: arrays[key] for key in arrays.files}
+        logits: list[dict[str, NDArray[Any]]] = [{} for _ in question.prompts]
+        for key in sorted(found):  # with a bias comes after the same without
+            number, layer = key.split(" ")[0], key.rpartition("-")[2]
+            logits[int(number)][layer] = found[key]
+        return logits
+
 
 class IkLlamaCpp(LlamaCpp):
     """ik_llama.cpp from the wheel ``ik-llama-cpp-python``.
@@ -376,6 +390,7 @@ _NAMES = {
     "ffn_swiglu": "ffn_act",
     "ffn_geglu": "ffn_act",
     "ffn_up_gate": "ffn_act",
+    "ffn_moe_logits_biased": "ffn_moe_logits",
 }
 # Where a norm follows, these are taken before it.
 _POST_NORMS = {

@@ -24,7 +24,7 @@ from bitnet.base.errors import InvalidFormat, from_os_error
 from bitnet.base.files import write_text
 from bitnet.base.findings import Finding
 from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence, mean
-from bitnet.crossval.judge import judge, kind_of, near_tie
+from bitnet.crossval.judge import judge, kind_of, near_tie, rows_to_judge
 from bitnet.crossval.operations import describe
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
@@ -208,7 +208,7 @@ def as_html(evidence: Evidence) -> str:
 
     text = files("bitnet.crossval").joinpath("report.html.j2").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    rows, operations = evidence.rows, evidence.operations
+    rows, operations = rows_to_judge(evidence), evidence.operations
     return page.from_string(text).render(
         verdict=judge(evidence),
         evidence=evidence,
@@ -234,7 +234,7 @@ def _summary(evidence: Evidence) -> dict[str, Any]:
     rows = evidence.rows
     if not rows:
         return {}
-    kinds = [kind_of(row, near_tie(evidence)) for row in rows]
+    kinds = [kind_of(row, near_tie(evidence)) for row in rows_to_judge(evidence)]
     ours, theirs = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
     closer = None if ours is None or theirs is None else "ours" if ours < theirs else "reference"
     klds = sorted(row.kl for row in rows if row.kl is not None)
@@ -254,6 +254,7 @@ def _summary(evidence: Evidence) -> dict[str, Any]:
         "rms_dp": None if squared is None else math.sqrt(squared),
         "same_top": kinds.count("same") / len(rows),
         "near_ties": sum(row.gap is not None and row.gap < near_tie(evidence) for row in rows),
+        "rerouted": sum(bool(row.rerouted) for row in rows),
         "excused": kinds.count("excused"),
         "wrong": kinds.count("wrong"),
         "exact_to_ours": ours,

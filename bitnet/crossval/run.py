@@ -30,6 +30,7 @@ from bitnet.crossval.operations import check_operations, our_intermediates
 from bitnet.crossval.reference import EngineFailed, Question
 from bitnet.crossval.references import Float64
 from bitnet.crossval.report import round_numbers
+from bitnet.crossval.routing import has_routers, mark_reroutes
 from bitnet.crossval.trace import EngineFacts, Prompt, positions_from
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.tokenizer.load import read_files
@@ -202,6 +203,10 @@ def _run_model(
     if exact is not None:
         faults["float64"] = faults_of(exact, alone.prompts, vocabulary=size)
     rows, greedy = compare(ours, theirs, exact=exact, today=today)
+    if live and question.prompts and has_routers(graph):
+        question.notify("comparing choices of experts")
+        right = float64.model(question.checkpoint)
+        rows = mark_reroutes(rows, question, graph, right, reference)
     evidence = replace(
         evidence,
         ours=replace(evidence.ours, arithmetic=ours.engine.arithmetic),
@@ -213,7 +218,7 @@ def _run_model(
         spellings=_spellings(model.tokenizer, rows),
     )
     if live and question.prompts:
-        greedy = _arbitrate(evidence, ours, float64, question)
+        greedy = _arbitrate(evidence, ours, model, float64, reference, question)
         question.notify("comparing operations")
         operations, fault = _operations(model, reference, float64, question, ours)
         if fault:
@@ -230,7 +235,12 @@ def _spellings(tokenizer: Tokenizer, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _arbitrate(
-    evidence: Evidence, ours: Trace, float64: Float64, question: Question
+    evidence: Evidence,
+    ours: Trace,
+    model: LanguageModel,
+    float64: Float64,
+    reference: Reference,
+    question: Question,
 ) -> tuple[Row, ...]:
     """The continuations, with the float64 pass asked where they part for good."""
     rows = []
@@ -239,8 +249,14 @@ def _arbitrate(
             answer = ours.prompts[row.prompt]
             ids = (*answer.ids, *answer.greedy[: row.position])
             prompt = Prompt(answer.prompt, ids, len(ids) - 1)
-            (truth,) = float64.trace(replace(question, prompts=(prompt,))).prompts
+            alone = replace(question, prompts=(prompt,))
+            (truth,) = float64.trace(alone).prompts
             row = replace(row, exact=truth.positions[-1].ids[0])
+            if has_routers(model.engine.model):
+                last = replace(row, prompt=0, position=len(ids) - 1)
+                exact = float64.model(question.checkpoint)
+                (last,) = mark_reroutes((last,), alone, model.engine.model, exact, reference)
+                row = replace(row, rerouted=last.rerouted)
         rows.append(row)
     return tuple(rows)
 

@@ -178,6 +178,10 @@ class Model:
         """
         return self.run([Segment(tokens, cache, "all" if all_positions else "last")])[0]
 
+    def weight(self, name: str) -> Prepared:
+        """The tensor *name*, as its backend prepared it."""
+        return self._weights[name]
+
     @property
     def program(self) -> Program:
         """The forward pass as a program, without the head."""

@@ -16,6 +16,7 @@ from hf_models import (
     say,
     torch,
 )
+from mixed_models import MIXED
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
@@ -211,6 +212,15 @@ REFUSED = {
     ),
     "activation": ("Llama", {}, {"hidden_act": "gelu"}),
     "experts": ("Llama", {}, {"num_local_experts": 8}),
+    "experts-before-others": (
+        *MIXED["glm4.7-flash"],
+        {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "halves-that-rotate": (*MIXED["glm4.7-flash"], {"rope_interleave": False}),
+    "networks-with-and-without-experts": (
+        *MIXED["nemotron-h"],
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]},
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """Keys of GGUF files: what llama.cpp makes of them, or refused by name."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from tiny_models import metadata, tiny, tiny_gguf
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.models.load import config_from, load_model
+
+DEEPSEEK = tiny("deepseek2")
 
 
 def rope(**keys):
@@ -129,3 +132,17 @@ def test_an_unknown_architecture_is_named_with_what_it_is(name):
     other = type(checkpoint)(checkpoint.path, name, metadata("llama"), checkpoint.weights, "half")
     with pytest.raises(Unsupported, match=f"{name} is a"):
         config_from(other)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"attention.key_length_mla": None}, "a file of before May 2025"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "mscale_all_dim"),
+        ({"attention.scale": 0.1}, "deepseek2.attention.scale"),
+        ({"attention.temperature_scale": 0.1}, "deepseek2.attention.temperature_scale"),
+    ],
+)
+def test_latent_attention_of_another_kind_is_refused_by_name(keys, why):
+    with pytest.raises(Unsupported, match=why):
+        config_from(replace(DEEPSEEK, metadata=metadata("deepseek2", **keys)))

@@ -28,7 +28,7 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
     rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
     count = len(rows)
     made = Evidence(
-        schema_version=6,
+        schema_version=7,
         created="2026-01-01T00:00:00+00:00",
         plan=Plan("llama.cpp", True, True, True, ("p",), 256, 8 if greedy else 0, 3),
         machine={"system": "Linux", "processor": "x86_64"},
