@@ -63,20 +63,20 @@ def find_reroutes(exact: Model, right: Routers, engine: Routers) -> NDArray[np.b
         right: its own logits.
         engine: those of an engine for the same ids.
     """
-    (count,) = {len(rows) for rows in right.values()}
+    (count,) = {len(logits) for logits in right.values()}
     is_open = np.ones(count, dtype=bool)  # no choice differs so far
-    found = np.zeros(count, dtype=bool)
+    reroutes = np.zeros(count, dtype=bool)
     for layer, route in _routes(exact):
-        rows, others = right[layer], engine.get(layer)
-        if others is None or others.shape != rows.shape:
+        exact_logits, logits = right[layer], engine.get(layer)
+        if logits is None or logits.shape != exact_logits.shape:
             return np.zeros(count, dtype=bool)
-        chosen = _chosen(exact, route, others)
-        differs = is_open & (chosen != _chosen(exact, route, rows)).any(axis=1)
-        change = TIE * rows.std(axis=1, keepdims=True)
-        pushed = np.where(chosen, rows + change, rows - change)
-        found |= differs & (_chosen(exact, route, pushed) == chosen).all(axis=1)
+        chosen = _choose(exact, route, logits)
+        differs = is_open & (chosen != _choose(exact, route, exact_logits)).any(axis=1)
+        change = TIE * exact_logits.std(axis=1, keepdims=True)
+        pushed = np.where(chosen, exact_logits + change, exact_logits - change)
+        reroutes |= differs & (_choose(exact, route, pushed) == chosen).all(axis=1)
         is_open &= ~differs
-    return found
+    return reroutes
 
 
 def mark_reroutes(
@@ -91,25 +91,25 @@ def mark_reroutes(
         exact: the float64 pass of it.
         reference: the reference, which is asked for the logits of its routers.
     """
-    found: dict[tuple[int, str], NDArray[np.bool_]] = {}
+    flags: dict[tuple[int, str], NDArray[np.bool_]] = {}
     theirs = reference.routers(question) if reference.independent else None
     for number, prompt in enumerate(question.prompts):
         if not prompt.ids or prompt.error:
             continue
-        right = routers(exact, prompt.ids, dtype=np.float64)
-        found[number, "ours"] = find_reroutes(exact, right, routers(ours, prompt.ids))
+        exact_logits = routers(exact, prompt.ids, dtype=np.float64)
+        flags[number, "ours"] = find_reroutes(exact, exact_logits, routers(ours, prompt.ids))
         if theirs is not None:
-            found[number, "theirs"] = find_reroutes(exact, right, theirs[number])
+            flags[number, "theirs"] = find_reroutes(exact, exact_logits, theirs[number])
 
     def engines(row: Row) -> tuple[str, ...]:
         sides = ("ours", "theirs")
-        return tuple(it for it in sides if _at(found.get((row.prompt, it)), row.position))
+        return tuple(it for it in sides if _at(flags.get((row.prompt, it)), row.position))
 
     return tuple(replace(row, rerouted=engines(row)) for row in rows)
 
 
-def _at(flags: NDArray[np.bool_] | None, position: int) -> bool:
-    return flags is not None and position < len(flags) and bool(flags[position])
+def _at(its_flags: NDArray[np.bool_] | None, position: int) -> bool:
+    return its_flags is not None and position < len(its_flags) and bool(its_flags[position])
 
 
 def _routes(model: Model) -> Iterator[tuple[str, Route]]:
@@ -123,7 +123,7 @@ def _routes(model: Model) -> Iterator[tuple[str, Route]]:
             yield layer, step
 
 
-def _chosen(model: Model, route: Route, logits: Array) -> NDArray[np.bool_]:
+def _choose(model: Model, route: Route, logits: Array) -> NDArray[np.bool_]:
     """Experts that *logits* choose, ``(T, experts)``."""
     bias = model.weight(route.bias) if route.bias else None
     experts, _ = model.ops.route(logits, bias, route.routing)
