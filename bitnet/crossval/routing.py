@@ -68,7 +68,7 @@ def find_reroutes(exact: Model, right: Routers, engine: Routers) -> NDArray[np.b
     reroutes = np.zeros(count, dtype=bool)
     for layer, route in _routes(exact):
         exact_logits, logits = right[layer], engine.get(layer)
-        if logits is None or logits.shape != exact_logits.shape:
+        if logits is None or logits.shape != exact_logits.shape or not np.isfinite(logits).all():
             return np.zeros(count, dtype=bool)
         chosen = _choose(exact, route, logits)
         differs = is_open & (chosen != _choose(exact, route, exact_logits)).any(axis=1)
