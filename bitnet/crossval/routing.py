@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.kernels.expert_instructions import Route
-from bitnet.runtime.kv_cache import KVCache
+from bitnet.kernels.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
