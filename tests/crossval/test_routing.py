@@ -61,7 +61,7 @@ def test_two_right_engines_agree_where_they_choose_the_same_experts(path):
     assert 0 < len(left_out) < len(found.rows) / 5
     assert "positions where a near-tie decides among experts" in str(judge(found).findings)
     everything = tuple(replace(row, rerouted=()) for row in found.rows)
-    assert judge(replace(found, rows=everything)).status == "failed"
+    assert judge(replace(found, rows=everything)).status != "passed"
 
 
 def _experts(config, change):
