@@ -1,8 +1,10 @@
-"""Speed of attention: GMAC/s of 512 queries behind a cache, and one query's time at depth.
+"""Speed of attention with each form of keys and values.
 
     python benchmarks/attention.py [--level avx2] [--threads 1]
 
-Processor time, best of several runs, so that other work on the machine shows as little as possible.
+GMAC/s of 512 queries behind a cache, and one token's time behind 4,032 positions beside a plain sum
+over as many bytes. Processor time of runs in turns, the lower decile, so that other work on the
+machine shows as little as possible.
 """
 
 from __future__ import annotations
@@ -11,20 +13,68 @@ import argparse
 import time
 
 import numpy as np
-from kernels import best_s
 
 from bitnet import native
 from bitnet.kernels.kv_codes import PAGE, pages_of
 
-QUERIES = 512
+QUERIES, DEPTH = 512, 4032
+FORMS = ("f16", "q8")
 SHAPES = ((64, 9, 3, 3584), (128, 8, 2, 1536), (256, 4, 1, 1536))  # head, heads, of keys, cached
-LAYERS = 30  # of the decoded token; together more than a cache of the processor holds
+# Heads, those of keys, their width and layers: SmolLM2, the ternary 2B shape, Gemma 3 270M.
+MODELS = {"smollm2": (9, 3, 64, 30), "ternary": (20, 5, 128, 30), "gemma3": (4, 1, 256, 18)}
 
 
-def random_pages(rng, count, kv_heads, head_dim):
+def lower_deciles(works, turns):
+    """Seconds of processor time of each of *works*, which take turns."""
+    times = [[] for _ in works]
+    for _ in range(turns):
+        for work, seconds in zip(works, times, strict=True):
+            start = time.process_time()
+            work()
+            seconds.append(time.process_time() - start)
+    return [sorted(seconds)[len(seconds) // 10] for seconds in times]
+
+
+def random_pages(rng, count, kv_heads, head_dim, kv_type):
     """*count* pages of one layer."""
     keys, values = rng.standard_normal((2, kv_heads, count * PAGE, head_dim)).astype(np.float32)
-    return pages_of(keys, values)
+    return pages_of(keys, values, kv_type)
+
+
+def show_prefill(module, rng):
+    """GMAC/s of many queries, of each form."""
+    for head_dim, heads, kv_heads, cached in SHAPES:
+        q = rng.standard_normal((QUERIES, heads, head_dim)).astype(np.float32)
+        out, works = np.empty_like(q), []
+        for form in FORMS:
+            pages = random_pages(rng, (cached + QUERIES) // PAGE, kv_heads, head_dim, form)
+            how = (q, pages, cached, head_dim**-0.5, 0, 0.0, out)
+            works.append(lambda how=how: module.attention(*how))
+        products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
+        rates = [products / seconds / 1e9 for seconds in lower_deciles(works, 11)]
+        print(f"heads of {head_dim:3}: {rates[0]:6.1f} GMAC/s, q8 {rates[1]:6.1f}")
+
+
+def show_decode(module, rng, name):
+    """Milliseconds of a token's attention in all layers, of each form, beside reading the bytes."""
+    heads, kv_heads, head_dim, layers = MODELS[name]
+    q = rng.standard_normal((1, heads, head_dim)).astype(np.float32)
+    out, works = np.empty_like(q), []
+    for form in FORMS:
+        one = random_pages(rng, DEPTH // PAGE, kv_heads, head_dim, form)
+        every = np.empty((layers, *one.shape), dtype=one.dtype)
+        every[:] = one
+
+        def decode(every=every):
+            for pages in every:
+                module.attention(q, pages, DEPTH - 1, head_dim**-0.5, 0, 0.0, out)
+
+        works += [decode, lambda every=every: module.sum_bytes(every.view(np.uint8).reshape(-1))]
+    its = [seconds * 1e3 for seconds in lower_deciles(works, 15)]
+    print(
+        f"{name}, a token behind {DEPTH:,}: {its[0]:.2f} ms (bytes alone {its[1]:.2f}), "
+        f"q8 {its[2]:.2f} ms ({its[3]:.2f}): {its[0] / its[2]:.2f} times as fast"
+    )
 
 
 def main():
@@ -41,28 +91,9 @@ def main():
     module.set_threads(chosen.threads)
     rng = np.random.default_rng(1)
     print(f"{module.kernel_level()}, {chosen.threads} threads")
-    for head_dim, heads, kv_heads, cached in SHAPES:
-        pages = random_pages(rng, (cached + QUERIES) // PAGE, kv_heads, head_dim)
-        q = rng.standard_normal((QUERIES, heads, head_dim)).astype(np.float32)
-        out = np.empty_like(q)
-
-        def prefill(q=q, pages=pages, cached=cached, head_dim=head_dim, out=out):
-            module.attention(q, pages, cached, head_dim**-0.5, 0, 0.0, out)
-
-        products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
-        rate = products / best_s(prefill, 5, time.process_time)
-        print(f"heads of {head_dim:3}: {rate / 1e9:6.1f} GMAC/s")
-    depth, (head_dim, heads, kv_heads, _) = 4096, SHAPES[0]
-    layers = [random_pages(rng, depth // PAGE, kv_heads, head_dim) for _ in range(LAYERS)]
-    q = rng.standard_normal((1, heads, head_dim)).astype(np.float32)
-    out = np.empty_like(q)
-
-    def decode():
-        for pages in layers:
-            module.attention(q, pages, depth - 1, head_dim**-0.5, 0, 0.0, out)
-
-    seconds = best_s(decode, 9, time.process_time)
-    print(f"one token behind {depth:,}, {LAYERS} layers: {seconds * 1e3:5.2f} ms")
+    show_prefill(module, rng)
+    for name in MODELS:
+        show_decode(module, rng, name)
 
 
 if __name__ == "__main__":

@@ -275,7 +275,7 @@ void run_graph(Results& results, int64_t tokens) {
     graph.linear(act, {h}, {matrix(from_ffn, kDim, kFfn)}, {nullptr});
     graph.add(x, h);
     Pages first(300 + tokens, seen.layer_words()), second(tokens, seen.layer_words());
-    first.fill(300, kHeads, kHead);
+    first.fill(300, kF16, kHeads, kHead);
     first.at[0] = first.at[1] = first.at[2] = nullptr;  // the window of the first query begins behind them
     Buffer<int64_t> ids(2 * tokens);
     for (int64_t i = 0; i < 2 * tokens; ++i) ids.get()[i] = i % kVocabulary;

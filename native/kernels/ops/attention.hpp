@@ -96,25 +96,26 @@ void score_keys(const int16_t* q, const float* step, CachePage keys, const int16
         }
 }
 
-// Codes of one row's weights times the steps of the values. Their sum, or the largest where it says less, keeps every sum
-// of values below 2^31.
-inline Weighed weigh(float top, const float* steps, const float* score, int16_t* codes) {
+// What is known of one row's weights: their sum; of the weights times the steps of the values, which *score* becomes, the
+// sum and the largest.
+struct Weighed {
+    float sum, of_parts, largest;
+};
+inline Weighed weigh_row(float top, const float* steps, float* score) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth, kCount = kKeyBlock / kWidth;
-    Lanes part[kCount], weights[kParts], parts[kParts], most[kParts];
+    Lanes weights[kParts], parts[kParts], most[kParts];
     for (int i = 0; i < kCount; ++i) {
         const Lanes its = Lanes::load(score + i * kWidth), x = its - Lanes::set(top), weight = power(x);
         // Of what is hidden the step may be anything. One that is seen and NaN counts, however small its weight is.
         const Lanes seen = Lanes::load(steps + i * kWidth).unless_below(its, -FLT_MAX);
-        part[i] = weight.unless_below(x, kLeastPower) * seen;
+        const Lanes part = weight.unless_below(x, kLeastPower) * seen;
+        part.store(score + i * kWidth);
         const int lane = i % kParts;
         weights[lane] = i < kParts ? weight : weights[lane] + weight;
-        parts[lane] = i < kParts ? part[i] : parts[lane] + part[i];
-        most[lane] = i < kParts ? part[i] : Lanes::larger(part[i], most[lane]);
+        parts[lane] = i < kParts ? part : parts[lane] + part;
+        most[lane] = i < kParts ? part : Lanes::larger(part, most[lane]);
     }
-    const float by_sum = Sixteen(parts).sum() / kWeightSum, by_largest = Sixteen(most).largest() / kCodeRange;
-    const float step = by_largest > by_sum ? by_largest : by_sum, scale = step > 1e-30f ? 1.0f / step : 0.0f;
-    for (int i = 0; i < kCount; ++i) (part[i] * Lanes::set(scale)).round_to(codes + i * kWidth);
-    return {Sixteen(weights).sum(), step};
+    return {Sixteen(weights).sum(), Sixteen(parts).sum(), Sixteen(most).largest()};
 }
 
 // acc = acc * before + sum of codes * factor, of kCount registers of elements from *d* on and keys [first, last), even.
@@ -196,8 +197,29 @@ struct VectorProducts {
             else score_keys<N, kVectors, false>(tile, step, keys, nullptr, dim, at, score);
     }
 
-    static Weighed weigh(float top, CachePage values, const float* score, int16_t* codes) {
-        return bitnet::weigh(top, values.steps, score, codes);
+    // Codes of the weights times the steps of the values. Their sum, or the largest where it says less, keeps every sum of
+    // values below 2^31.
+    template <int N>
+    static void weigh(const QueryRow* rows, const float* of_page, CachePage values, float (*score)[kKeyBlock], Weights* codes,
+                      float* sums, float* steps) {
+        constexpr int kWholeRows = (N + 7) / 8 * 8;
+        alignas(64) float of_parts[kWholeRows] = {}, largest[kWholeRows] = {}, scales[kWholeRows];
+        for (int n = 0; n < N; ++n) {
+            if (!rows[n].sees()) continue;
+            const Weighed its = weigh_row(of_page[n], values.steps, score[n]);
+            sums[n] = its.sum, of_parts[n] = its.of_parts, largest[n] = its.largest;
+        }
+        for (int n = 0; n < kWholeRows; ++n) {
+            const float by_sum = of_parts[n] / kWeightSum, by_largest = largest[n] / kCodeRange;
+            steps[n] = by_largest > by_sum ? by_largest : by_sum;
+            scales[n] = steps[n] > 1e-30f ? 1.0f / steps[n] : 0.0f;
+        }
+        for (int n = 0; n < N; ++n) {
+            if (!rows[n].sees()) std::fill_n(codes[n], kKeyBlock, int16_t(0));
+            else
+                for (int i = 0; i < kKeyBlock; i += Lanes::kWidth)
+                    (Lanes::load(score[n] + i) * Lanes::set(scales[n])).round_to(codes[n] + i);
+        }
     }
 
     // acc = acc * before + sum of codes * factor, over keys [first, last).

@@ -61,6 +61,18 @@ struct ValueScale {
     }
 };
 
+// Weights of one row; returns their sum.
+inline float weights_of(float top, const float* score, float* weights) {
+    constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
+    Lanes sums[kParts];
+    for (int i = 0; i < kKeyBlock / kWidth; ++i) {
+        const Lanes x = Lanes::load(score + i * kWidth) - Lanes::set(top), weight = power(x);
+        weight.unless_below(x, kLeastPower).store(weights + i * kWidth);
+        sums[i % kParts] = i < kParts ? weight : sums[i % kParts] + weight;
+    }
+    return Sixteen(sums).sum();
+}
+
 template <bool kFetch>
 struct QuadProducts {
     static constexpr int kRows = kByteRows, kRest = kByteRows;
@@ -114,15 +126,13 @@ struct QuadProducts {
             score_keys<N, kCount>(Tile<N>(memory, groups), keys, soon + at * kByteGroup * groups, at, score);
     }
 
-    static Weighed weigh(float top, BytePage, const float* score, float* weights) {
-        constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
-        Lanes sums[kParts];
-        for (int i = 0; i < kKeyBlock / kWidth; ++i) {
-            const Lanes x = Lanes::load(score + i * kWidth) - Lanes::set(top), weight = power(x);
-            weight.unless_below(x, kLeastPower).store(weights + i * kWidth);
-            sums[i % kParts] = i < kParts ? weight : sums[i % kParts] + weight;
+    template <int N>
+    static void weigh(const QueryRow* rows, const float* of_page, BytePage, float (*score)[kKeyBlock], Weights* weights,
+                      float* sums, float* steps) {
+        for (int n = 0; n < N; ++n) {
+            if (rows[n].sees()) sums[n] = weights_of(of_page[n], score[n], weights[n]), steps[n] = 1.0f;
+            else std::fill_n(weights[n], kKeyBlock, 0.0f);
         }
-        return {Sixteen(sums).sum(), 1.0f};
     }
 
     template <int N>

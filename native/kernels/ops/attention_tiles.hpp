@@ -35,11 +35,6 @@ struct QueryRow {
     }
 };
 
-// The sum of a row's weights, and what a code of one stands for.
-struct Weighed {
-    float sum, step;
-};
-
 // Scores of one row without those of keys it does not see; returns the largest.
 inline float look(const AttentionArgs& a, const QueryRow& row, float* score) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
@@ -58,23 +53,26 @@ inline float look(const AttentionArgs& a, const QueryRow& row, float* score) {
     return Sixteen(part).largest();
 }
 
-// The softmax of a tile's rows, step by step, so that none waits for what another one does last.
+// The softmax of a tile's rows, step by step, so that none waits for what another one does last. What is one number of
+// a row is computed for all of them at once.
 template <class Products, int N>
 void weigh_rows(const AttentionArgs& a, QueryRow* rows, typename Products::Page values, float* top, float* sum,
                 float (*score)[kKeyBlock], typename Products::Weights* weights) {
-    float of_page[N];
-    Weighed found[N];
+    constexpr int kRows = (N + 7) / 8 * 8;  // whole registers
+    alignas(64) float of_page[kRows] = {}, sums[kRows] = {}, steps[kRows] = {};
     for (int n = 0; n < N; ++n)
         if (rows[n].sees()) of_page[n] = look(a, rows[n], score[n]);
-    for (int n = 0; n < N; ++n)
-        if (rows[n].sees()) found[n] = Products::weigh(of_page[n], values, score[n], weights[n]);
-        else std::fill_n(weights[n], kKeyBlock, typename Products::Weight(0));
+    Products::template weigh<N>(rows, of_page, values, score, weights, sums, steps);
+    alignas(64) float most[kRows] = {}, before[kRows] = {}, now[kRows] = {};
+    for (int n = 0; n < N; ++n) before[n] = top[n];
+    for (int n = 0; n < kRows; ++n) {
+        most[n] = of_page[n] > before[n] ? of_page[n] : before[n];
+        before[n] = power_or_zero(before[n] - most[n]), now[n] = power_or_zero(of_page[n] - most[n]);
+    }
     for (int n = 0; n < N; ++n) {
         if (!rows[n].sees()) continue;
-        const float most = of_page[n] > top[n] ? of_page[n] : top[n];
-        const float before = power_or_zero(top[n] - most), now = power_or_zero(of_page[n] - most);
-        top[n] = most, sum[n] = sum[n] * before + found[n].sum * now;
-        rows[n].before = before, rows[n].factor = found[n].step * now;
+        top[n] = most[n], sum[n] = sum[n] * before[n] + sums[n] * now[n];
+        rows[n].before = before[n], rows[n].factor = steps[n] * now[n];
     }
 }
 
