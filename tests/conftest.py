@@ -17,8 +17,9 @@ from hub_server import HubServer
 from bitnet.base import settings
 
 # The same examples in every run, and no limit to the time one takes: a busy machine is not a bug.
-# HYPOTHESIS_PROFILE=default looks for new ones.
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+# HYPOTHESIS_PROFILE=ci draws more of them, as the slow job does, and default looks for new ones.
+hypothesis.settings.register_profile("fast", hypothesis.settings.get_profile("ci"), max_examples=30)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 # What a script starts with `&` ignores SIGINT, and what `nohup` starts SIGHUP; so would every
 # process that a test starts.
