@@ -78,7 +78,7 @@ class BlockReader:
         keep = 0 if final else len(self._held) if opened else overlap(self._held, marker)
         ready = self._held[: len(self._held) - keep]
         if not final:
-            ready = ready.rstrip() if keep else ready
+            ready = ready.rstrip()  # a call may follow, and the space before it is not text
         self._held = self._held[len(ready) :]
         texts.append(ready)
         return "" if self._rules.guided else "".join(texts), deltas
