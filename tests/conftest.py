@@ -85,7 +85,8 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    node.config.stash[SECONDS].update(node.workeroutput["seconds"])
+    finished = getattr(node, "workeroutput", {})  # a worker that crashed has none
+    node.config.stash[SECONDS].update(finished.get("seconds", {}))
 
 
 def pytest_addoption(parser):
