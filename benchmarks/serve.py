@@ -1,7 +1,8 @@
 """A worker under load: answers, latency, throughput and memory, beside llama.cpp's server.
 
     python benchmarks/serve.py MODEL [--clients 50 --requests 200] [--peers FOLDER]
-        [--peer-python PYTHON] [--turns 5] [--threads N] [--json FILE] [--table FILE]
+        [--peer-python PYTHON] [--turns 5] [--mixed 1500] [--threads N] [--json FILE]
+        [--table FILE]
 
 FOLDER is what peers.py built for this machine. Without it PYTHON is the interpreter of an
 environment with the package ``xllamacpp``, which has llama.cpp's server, too; without either ours
@@ -9,8 +10,10 @@ runs alone. Each server is a process of its own with the model, context, threads
 of the other, and gets the same requests: streamed completions, the likeliest tokens. Load: CLIENTS
 clients with REQUESTS requests each, every text compared with what the model writes alone, and the
 worker's memory read as they go. Rates: 1 and 8 clients at a time; the servers take turns, and the
-first turn does not count. A server that has to wait is stopped (SIGSTOP), so that it takes no time
-from the other.
+first turn does not count. Mixed, with --mixed TOKENS: eight clients at a time, every fourth prompt
+of about so many tokens; seconds to the first token by kind of prompt, and the longest time between
+two parts of a stream. A server that has to wait is stopped (SIGSTOP), so that it takes no time from
+the other.
 """
 
 from __future__ import annotations
@@ -54,13 +57,14 @@ PROMPTS = tuple(
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer as a client saw it: its text, tokens, and seconds to the first and the last."""
+    """One answer as a client saw it, with the seconds that its parts took."""
 
     prompt: str
     text: str
     tokens: int
     first_s: float
     total_s: float
+    gap_s: float
 
 
 class Server:
@@ -110,9 +114,10 @@ class Server:
 def started(options, work):
     """Our worker and, where there is one, llama.cpp's server, both loaded and paused."""
     port, other = free_port(), free_port()
+    context = CONTEXT + options.mixed
     ours = [
         sys.executable, "-m", "bitnet", "serve", "--model", options.model, "--port", port,
-        "--threads", options.threads, "--context", CONTEXT, "--max-batch", SLOTS,
+        "--threads", options.threads, "--context", context, "--max-batch", SLOTS,
         "--queue", max(64, options.clients),
     ]  # fmt: skip
     servers = [Server("bitnet", [str(word) for word in ours], port, work)]
@@ -120,11 +125,11 @@ def started(options, work):
     if built:
         peer = [
             built, "-m", options.model, "--host", "127.0.0.1", "--port", other, "-t",
-            options.threads, "-c", CONTEXT * SLOTS, "-np", SLOTS,
+            options.threads, "-c", context * SLOTS, "-np", SLOTS,
         ]  # fmt: skip
     elif options.peer_python:
         peer = [
-            options.peer_python, PEER, options.model, other, options.threads, CONTEXT, SLOTS,
+            options.peer_python, PEER, options.model, other, options.threads, context, SLOTS,
         ]  # fmt: skip
     if built or options.peer_python:
         servers.append(Server("llama.cpp", [str(word) for word in peer], other, work))
@@ -162,19 +167,20 @@ async def ask(port, prompt, max_tokens):
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head.partition(b"\r\n")[0]:
             raise ValueError(head.decode() + (await reader.read()).decode())
-        text, tokens, first = [], None, 0.0
+        text, tokens, first, last, gap = [], None, 0.0, 0.0, 0.0
         async for facts in events(reader):
             if facts.get("usage"):
                 tokens = facts["usage"]["completion_tokens"]
             for choice in facts.get("choices", ()):
                 if choice["text"]:
-                    first = first or time.perf_counter() - begin
+                    now = time.perf_counter() - begin
+                    first, gap, last = first or now, max(gap, now - last if last else 0.0), now
                     text.append(choice["text"])
     finally:
         writer.close()
     if tokens is None:
         raise ValueError("the stream ended without its counts")
-    return Reply(prompt, "".join(text), tokens, first, time.perf_counter() - begin)
+    return Reply(prompt, "".join(text), tokens, first, time.perf_counter() - begin, gap)
 
 
 async def events(reader):
@@ -283,6 +289,61 @@ def rates(servers, options):
     }
 
 
+def mixed(servers, options):
+    """Waits of each server with long and short prompts at a time, turn by turn."""
+    replies = {server.name: {"short": [], "long": []} for server in servers}
+    seconds = {server.name: 0.0 for server in servers}
+    words = " ".join(TOPICS).replace(",", "").split()
+    for turn in range(options.turns + 1):
+        count = options.turn_requests * SLOTS
+        prompts = []
+        for at in range(count):
+            begin = f"{turn}.{at}. "
+            many = itertools.islice(itertools.cycle(words[at:] + words[:at]), options.mixed)
+            prompts.append(begin + (PROMPTS[at % len(PROMPTS)] if at % 4 else " ".join(many)))
+        longest = max(map(len, PROMPTS)) + 10
+        for server in servers:
+            server.awake()
+            begin = time.perf_counter()
+            found = asyncio.run(load_of(server.port, SLOTS, prompts, options.max_tokens))
+            passed = time.perf_counter() - begin
+            server.pause()
+            print(f"{turn} {server.name} mixed: {passed:.1f} s", file=sys.stderr, flush=True)
+            if turn:
+                seconds[server.name] += passed
+                for reply in found:
+                    kind = "long" if len(reply.prompt) > longest else "short"
+                    replies[server.name][kind].append(reply)
+    return {
+        name: {
+            "tokens_per_s": sum(its.tokens for kind in found.values() for its in kind)
+            / seconds[name],
+            "worst_gap_s": max(its.gap_s for kind in found.values() for its in kind),
+            "first_token_s": {
+                kind: quantiles([its.first_s for its in found[kind]]) for kind in found
+            },
+        }
+        for name, found in replies.items()
+    }
+
+
+def mixed_table(by_name):
+    """The waits in Markdown."""
+    lines = [
+        "",
+        "| server, mixed | tok/s | first token of short ones p50 / p95 (s) | of long ones | "
+        "longest gap (s) |",
+        "|---|---|---|---|---|",
+    ]
+    for name, one in by_name.items():
+        short, long = (one["first_token_s"][kind] for kind in ("short", "long"))
+        lines.append(
+            f"| {name} | {one['tokens_per_s']:.0f} | {short['p50']:.2f} / {short['p95']:.2f} | "
+            f"{long['p50']:.2f} / {long['p95']:.2f} | {one['worst_gap_s']:.2f} |"
+        )
+    return lines
+
+
 def table(facts):
     """The results in Markdown."""
     lines = []
@@ -298,6 +359,8 @@ def table(facts):
             + ", ".join(f"{count:,}: {size:.0f}" for count, size in memory),
             "",
         ]
+    if by_name := facts.get("mixed"):
+        lines += mixed_table(by_name)
     if not (by_name := facts.get("rates")):
         return "\n".join(lines)
     head = [
@@ -334,6 +397,7 @@ def main():
     parser.add_argument("--load-tokens", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer when rates count")
     parser.add_argument("--turns", type=int, default=5, help="0: no rates")
+    parser.add_argument("--mixed", type=int, default=0, help="tokens of a long prompt; 0: not run")
     parser.add_argument("--turn-requests", type=int, default=4, help="of each client in a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
@@ -350,7 +414,9 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         servers = started(options, Path(work))
         try:
-            if options.turns:
+            if options.turns and options.mixed:
+                facts["mixed"] = mixed(servers, options)
+            elif options.turns:
                 facts["rates"] = rates(servers, options)
             if options.requests:
                 facts["load"] = under_load(servers[0], options, expected)
