@@ -22,7 +22,7 @@ from bitnet.server.refusals import GONE, Refused, from_error
 from bitnet.server.worker import Order, Worker, stopping
 from bitnet.wire import ollama, responses
 from bitnet.wire.openai_reply import reply_head
-from bitnet.wire.routes import dialect_of
+from bitnet.wire.routes import ROUTES, dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 DEFAULT_TOKENS = 128
 #: Forms of the bodies that a route takes, by name.
-FORMS: dict[str, Form] = {}
+FORMS: dict[str, Form] = {route.form.name: route.form for route in ROUTES.values()}
 
 
 def taking(form: Form) -> dict[str, Any]:
