@@ -175,7 +175,7 @@ class Tokenizer:
         if not add_special:
             return spans
         ids = [span.id for span in spans]
-        whole = self._within_affixes(ids)
+        whole = self._within_affixes(list(ids))
         before = len(self._prefix) if self._adds_prefix(ids) else 0
         first = [TokenSpan(id, 0, 0) for id in whole[:before]]
         end = len(text)
