@@ -69,6 +69,14 @@ def _attention(keys: Keys, layers: int) -> LatentAttention:
     )
     rope = rope_from(keys, turning)
     scale = max(width, 1) ** -0.5
+    if rope.scaling == "linear":
+        raise refusal(
+            "rope.scaling.type",
+            "linear",
+            model=keys.path.name,
+            kind="DeepSeek",
+            why="llama.cpp scales scores with it as for `yarn`",
+        )
     if rope.scaling == "yarn":
         divided_by = keys.number("rope.scaling.yarn_log_multiplier", 0.0) * 10
         if not divided_by or keys.number("rope.scaling.attn_factor", 1.0) != 1:
