@@ -89,7 +89,7 @@ def experts_stay(weights: Collection[Weight]) -> bool:
         raise InferenceError(
             f"weights of {human_size(total - stay * staying)} must be in memory, "
             f"{human_size(free)} are free",
-            hint="choose a file with fewer bits per weight, or see `bitnet plan`",
+            hint="choose a file with fewer bits per weight",
         )
     if stay and staying:
         logger.info("%s of experts stay in the file (mapped)", human_size(staying))

@@ -210,9 +210,9 @@ def passed(monkeypatch, model):
     counts = []
     hidden = model.hidden
 
-    def counting(parts):
+    def counting(parts, *adapters):
         counts.append(sum(len(part.tokens) for part in parts))
-        return hidden(parts)
+        return hidden(parts, *adapters)
 
     monkeypatch.setattr(model, "hidden", counting)
     return counts
@@ -339,7 +339,7 @@ def test_without_memory_caches_go_first_and_the_latest_sequence_next(reference, 
     first = scheduler.submit(prompt(3, seed=1), params(4))
     second = scheduler.submit(prompt(4, seed=2), params(4))
 
-    def failing(parts):
+    def failing(parts, *adapters):
         raise MemoryError("no room")
 
     monkeypatch.setattr(reference, "hidden", failing)
@@ -355,8 +355,8 @@ def test_a_pass_that_breaks_off_leaves_the_caches_as_they_were(reference, monkey
     sequence = scheduler.submit(prompt(6), params(4))
     hidden = reference.hidden
 
-    def interrupted(parts):
-        hidden(parts)
+    def interrupted(parts, *adapters):
+        hidden(parts, *adapters)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reference, "hidden", interrupted)

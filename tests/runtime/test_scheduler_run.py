@@ -110,9 +110,12 @@ def test_a_continued_prompt_reuses_what_is_cached(model, monkeypatch):
     longer = [*PROMPT, *answer, 7]
     passed = []
     hidden = model.hidden
-    monkeypatch.setattr(
-        model, "hidden", lambda parts: passed.append(len(parts[0].tokens)) or hidden(parts)
-    )
+
+    def counting(parts, *adapters):
+        passed.append(len(parts[0].tokens))
+        return hidden(parts, *adapters)
+
+    monkeypatch.setattr(model, "hidden", counting)
     continued = tokens(engine.generate(longer, Request(max_tokens=3)))
     monkeypatch.undo()
     assert passed == [2, 1, 1]  # the last token of the answer was never run

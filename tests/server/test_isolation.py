@@ -143,10 +143,10 @@ def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow,
     hidden = type(model).hidden
     poison = worker.worker.model.tokenizer.encode("zzz", add_special=False)
 
-    def breaks(self, segments):
+    def breaks(self, segments, *adapters):
         if any(list(segment.tokens)[-3:] == poison for segment in segments):
             raise RuntimeError("a bad weight")
-        return hidden(self, segments)
+        return hidden(self, segments, *adapters)
 
     monkeypatch.setattr(type(model), "hidden", breaks)
     with ThreadPoolExecutor(3) as pool:
