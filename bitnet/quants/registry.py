@@ -74,7 +74,7 @@ _TERNARY = {
 #: Ternary encodings that hold models of every kind; the others are BitNet's own.
 OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 
-_PQ2_0, _Q6_K = types.by_id(142), types.by_id(14)
+_Q4_0, _Q6_K = types.by_id(2), types.by_id(14)
 # Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
 _IN_PYTHON = 5
 _BLOCKS = (
@@ -96,9 +96,10 @@ def rounds_activations(weight: Weight) -> bool:
 def with_kernels(weight: Weight) -> Weight:
     """*weight*, if its type has no products, in one of the same numbers that has.
 
-    TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become PQ2_0: as many
-    bits, and a scale per 128 weights where they have one per 256. Q3_K becomes Q6_K, which has
-    the same scales and longer codes. Other weights are unchanged.
+    TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become Q4_0: its blocks
+    have a float16 scale as theirs do, for fewer weights. (PQ2_0 would take half the memory, but
+    rounds inputs in longer runs: an outlier costs three times as much.) Q3_K becomes Q6_K, which
+    has the same scales and longer codes. Other weights are unchanged.
     """
     name, size = weight.quant.name, weight.quant.type_size
     whole = not weight.data.size % max(size, 1)
@@ -107,31 +108,13 @@ def with_kernels(weight: Weight) -> Weight:
         return replace(weight, quant=_Q6_K, data=data)
     if weight.rounds_input or name not in ("TQ1_0", "TQ2_0"):
         return weight
-    blocks = None
-    if name == "TQ2_0" and whole:
-        blocks = _tq2_0_in_turn(weight.data.reshape(-1, size))
-    if blocks is None:
-        blocks = SCALED_BLOCKS["PQ2_0"].pack(unpack_ternary(replace(weight, scale=1.0)))
-    return replace(weight, quant=_PQ2_0, data=blocks)
-
-
-def _tq2_0_in_turn(blocks: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-    """*blocks* of TQ2_0 as those of PQ2_0, word by word; ``None`` if a code is 3.
-
-    Fields of the same place in 32 bytes of TQ2_0 are neighbouring weights; in PQ2_0 the four of a
-    byte are.
-    """
-    words = np.ascontiguousarray(blocks[:, :64]).view("<u4").reshape(-1, 8)  # 128 weights each
-    if (words & (words >> 1) & 0x55555555).any():
-        return None
-    out = np.empty((len(words), 34), dtype=np.uint8)
-    out.reshape(-1, 2, 34)[:, :, :2] = blocks[:, None, 64:]
-    for field in range(4):
-        fields = words >> (2 * field) & 0x03030303
-        fields |= fields >> 6
-        fields |= fields >> 12
-        out[:, 2 + 8 * field : 10 + 8 * field] = fields.astype(np.uint8)
-    return out.reshape(-1)
+    ternary = unpack_ternary(replace(weight, scale=1.0))
+    codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)
+    rows, groups = ternary.scales.shape
+    scales = np.repeat(ternary.scales, ternary.codes.size // 32 // (rows * groups)).astype("<f2")
+    nibbles = codes[:, 0] | codes[:, 1] << 4
+    data = np.concatenate([scales.view(np.uint8).reshape(-1, 2), nibbles], axis=1)
+    return replace(weight, quant=_Q4_0, data=data.reshape(-1))
 
 
 def _q3_k_with_six_bits(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:

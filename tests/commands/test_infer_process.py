@@ -53,7 +53,18 @@ def answer_of(model, *words):
 # What an answer from a local model may load besides Invoke, NumPy and what these load, and the
 # rooms of the package: each module is a millisecond before the first token.
 STANDARD = {
-    *("concurrent", "gc", "hashlib", "hmac", "mmap", "queue", "resource", "secrets", "sysconfig"),
+    *(
+        "concurrent",
+        "encodings",
+        "gc",
+        "hashlib",
+        "hmac",
+        "mmap",
+        "queue",
+        "resource",
+        "secrets",
+        "sysconfig",
+    ),
     *("tomllib", "uuid"),
 }
 ROOMS = {

@@ -107,7 +107,7 @@ def test_ternary_weights_with_float_inputs_keep_every_number(encoding):
     data = SCALED_BLOCKS[encoding].pack(ternary)
     weight = Weight("w", (6, 512), types.by_name(encoding), data, 3.0, rounds_input=False)
     blocks = with_kernels(weight)
-    assert blocks.quant.name == "PQ2_0"
+    assert blocks.quant.name == "Q4_0"
     np.testing.assert_array_equal(dequantize(blocks), dequantize(weight))
     assert with_kernels(replace(weight, rounds_input=True)).data is data
 
