@@ -257,6 +257,16 @@ def quantiles(values):
     return {"p50": statistics.median(values), "p95": cuts[18]}
 
 
+def timed_load(server, clients, prompts, options):
+    """Replies of *server*, which runs for them alone, and the seconds until the last one."""
+    server.awake()
+    begin = time.perf_counter()
+    replies = asyncio.run(load_of(server.port, clients, prompts, options.max_tokens))
+    passed = time.perf_counter() - begin
+    server.pause()
+    return replies, passed
+
+
 def rates(servers, options):
     """Tokens per second of each server with 1 and with 8 clients, turn by turn."""
     found = {server.name: {1: [], SLOTS: []} for server in servers}
@@ -267,11 +277,7 @@ def rates(servers, options):
         start = turn * len(PROMPTS) + clients
         prompts = [f"{start + at}. {PROMPTS[at % len(PROMPTS)]}" for at in range(count)]
         for server in servers:
-            server.awake()
-            begin = time.perf_counter()
-            replies = asyncio.run(load_of(server.port, clients, prompts, options.max_tokens))
-            passed = time.perf_counter() - begin
-            server.pause()
+            replies, passed = timed_load(server, clients, prompts, options)
             print(f"{turn} {server.name} {clients}: {passed:.1f} s", file=sys.stderr, flush=True)
             if turn:
                 tokens = sum(reply.tokens for reply in replies)
@@ -303,11 +309,7 @@ def mixed(servers, options):
             prompts.append(begin + (PROMPTS[at % len(PROMPTS)] if at % 4 else " ".join(many)))
         longest = max(map(len, PROMPTS)) + 10
         for server in servers:
-            server.awake()
-            begin = time.perf_counter()
-            found = asyncio.run(load_of(server.port, SLOTS, prompts, options.max_tokens))
-            passed = time.perf_counter() - begin
-            server.pause()
+            found, passed = timed_load(server, SLOTS, prompts, options)
             print(f"{turn} {server.name} mixed: {passed:.1f} s", file=sys.stderr, flush=True)
             if turn:
                 seconds[server.name] += passed

@@ -1,15 +1,15 @@
 """Mutants: small errors of our graph fail against each reference, and the right graph passes."""
 
 import importlib.util
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
+from mutants import mutated
 from tiny_models import LAYERS, TOKENS, in_encoding, tiny, write_model
 
-import bitnet.models.load as loading
 from bitnet import load
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
@@ -103,26 +103,6 @@ WEIGHTS = {
 MUTANTS = (*CONFIGURATIONS, *WEIGHTS)
 
 
-@contextmanager
-def mutated(name):
-    """Our graph with the mistake *name*, in every backend, for models that are loaded within."""
-    with pytest.MonkeyPatch.context() as patch:
-        if name in CONFIGURATIONS:
-            right = loading.config_from
-            patch.setattr(loading, "config_from", lambda *it: CONFIGURATIONS[name](right(*it)))
-        elif name:
-            tensor, change = WEIGHTS[name]
-            model = loading.Model
-
-            def wrong(checkpoint, *rest, **more):
-                weights = dict(checkpoint.weights)
-                weights[tensor] = change(weights[tensor])
-                return model(replace(checkpoint, weights=weights), *rest, **more)
-
-            patch.setattr(loading, "Model", wrong)
-        yield
-
-
 # bitnet.cpp reads ternary models alone: tests/crossval/test_bitnet_cpp.py
 @pytest.fixture(scope="module", params=FAMILIES)
 def compared(request, tmp_path_factory):
@@ -149,10 +129,10 @@ def compared(request, tmp_path_factory):
     def run(mutant):
         reference = REFERENCES[name]()
         with ExitStack() as stack:
-            with mutated(mutant):
+            with mutated(mutant, CONFIGURATIONS, WEIGHTS):
                 model = stack.enter_context(load(path))
             if reference.independent:  # else the float64 pass is the one with the right graph
-                stack.enter_context(mutated(mutant))
+                stack.enter_context(mutated(mutant, CONFIGURATIONS, WEIGHTS))
             evidence, _ = cross_validate(model, checkpoint, reference, OPTIONS, texts=TEXTS)
         verdict = judge(evidence)
         return verdict.status, {one.subject: one for one in verdict.findings}

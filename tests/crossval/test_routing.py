@@ -1,12 +1,12 @@
 """Positions at which a rounding decides among experts are left out, and only these."""
 
 import importlib.util
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from crossval_evidence import ROW, evidence
+from mutants import mutated
 from tiny_models import DIM, VOCAB, in_encoding, tiny, write_model
 
 from bitnet import load
@@ -18,7 +18,6 @@ from bitnet.crossval.run import cross_validate
 from bitnet.families.networks import Experts
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models import load as loading
 from bitnet.models.load import load_model
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
@@ -106,31 +105,11 @@ WEIGHTS = {
 }
 
 
-@contextmanager
-def mutated(name):
-    """Our graph with the mistake *name*, in the float64 pass as well."""
-    with pytest.MonkeyPatch.context() as patch:
-        if name in CONFIGURATIONS:
-            right = loading.config_from
-            patch.setattr(loading, "config_from", lambda *it: CONFIGURATIONS[name](right(*it)))
-        else:
-            tensor, change = WEIGHTS[name]
-            model = loading.Model
-
-            def wrong(checkpoint, *rest, **more):
-                weights = dict(checkpoint.weights)
-                weights[tensor] = change(weights[tensor])
-                return model(replace(checkpoint, weights=weights), *rest, **more)
-
-            patch.setattr(loading, "Model", wrong)
-        yield
-
-
 @needs_llama_cpp
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [*CONFIGURATIONS, *WEIGHTS])
 def test_a_mistake_among_experts_does_not_pass(path, mutant):
-    with mutated(mutant):
+    with mutated(mutant, CONFIGURATIONS, WEIGHTS):
         verdict = judge(compared(path))
     assert verdict.status == "failed", str(verdict.findings)
 
