@@ -19,7 +19,7 @@ from pathlib import Path
 RESULTS = Path(__file__).with_name("results")
 RECORDS, TABLE = RESULTS / "machines.json", RESULTS / "machines.md"
 OURS = "bitnet"
-TESTS = ("pp128", "pp512", "pp4096", "tg128", "tg32@4096")
+TESTS = ("pp128", "pp512", "pp4096", "tg32", "tg128", "tg32@4096")
 HEAD = """# Every machine beside other engines
 
 Written by `benchmarks/machines.py` from `machines.json`. `inv bench-peers MODEL... --peers FOLDER`
@@ -76,7 +76,7 @@ def measured(runs, date, builds):
         for threads, by_engine in by_threads.items()
         for engine, found in by_engine.items()
     ]
-    name = f"{machine['cpu']}, {machine['cores']} cores"
+    name = f"{machine['cpu']} ({', '.join(machine['features'])}), {machine['cores']} cores"
     return {"machine": name, "date": date, "builds": builds, "rows": rows}
 
 
