@@ -1,21 +1,32 @@
-"""Memory of this machine and of this process, as the system counts it."""
+"""Memory of this machine, of this process and of its container, as the system counts it."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from bitnet.base.control_groups import group_folders
 from bitnet.base.errors import InferenceError, Unsupported
 from bitnet.base.progress import human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
+
+
+_NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
+# By "is it version 2": limit, use, limit and use of swap, prefix of names in memory.stat.
+_FILES = {
+    False: (
+        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        *("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_"),
+    ),
+    True: ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current", ""),
+}
 
 
 class PageReads(NamedTuple):
@@ -25,14 +36,59 @@ class PageReads(NamedTuple):
     read_bytes: int
 
 
-def free_memory() -> int | None:
-    """Bytes of memory available without swapping; ``None`` if the system does not say."""
-    return _memory("MemAvailable")
+def total_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process may use: the machine's or its container's; ``None``: unknown."""
+    try:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
+        return None
+    return min([machine, *(group.limit for group in _groups(root))])
 
 
-def free_swap() -> int:
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes available without swapping, here and in the container; ``None``: unknown.
+
+    *root* is the parent of the system's ``proc`` and ``sys``.
+    """
+    available = _meminfo(root, "MemAvailable")
+    if available is None:
+        return None
+    return max(0, min([available, *(group.free for group in _groups(root))]))
+
+
+def free_swap(root: Path = Path("/")) -> int:
     """Bytes of memory that can still be swapped out; 0 if the system does not say."""
-    return _memory("SwapFree") or 0
+    left = [group.swap for group in _groups(root) if group.swap is not None]
+    return max(0, min([_meminfo(root, "SwapFree") or 0, *left]))
+
+
+class _Group(NamedTuple):
+    """Bytes of a control group; pages of files make room, so they are free."""
+
+    limit: int
+    free: int
+    swap: int | None  # left; None: no limit
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """Control groups of this process whose memory has a limit."""
+    for folder, version_2 in group_folders("memory", root):
+        limit_file, used_file, swap_limit, swap_used, prefix = _FILES[version_2]
+        try:
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / used_file).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            files = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+        except (OSError, ValueError, KeyError):  # "max", or another controller's group
+            continue
+        if limit >= _NO_LIMIT:
+            continue
+        try:
+            swap = int((folder / swap_limit).read_text()) - int((folder / swap_used).read_text())
+        except (OSError, ValueError):
+            yield _Group(limit, limit - used + files, None)
+        else:  # version 1 counts memory and swap together
+            yield _Group(limit, limit - used + files, swap if version_2 else swap - limit + used)
 
 
 def peak_memory() -> int:
@@ -63,6 +119,8 @@ def page_reads(before: PageReads | None = None) -> PageReads:
 
 def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
     """Keep the pages of *arrays* in memory until they are freed; the number of their bytes."""
+    import ctypes
+
     total = 0
     for array in arrays:
         try:
@@ -100,10 +158,10 @@ def _read_bytes() -> int:
     return int(lines.get("read_bytes", 0))
 
 
-def _memory(name: str) -> int | None:
+def _meminfo(root: Path, name: str) -> int | None:
     """A number of ``/proc/meminfo``, in bytes."""
     try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        text = (root / "proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return None
     for line in text.splitlines():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import statistics
 import time
@@ -16,6 +15,7 @@ import numpy as np
 from bitnet import __version__, native
 from bitnet.base.cores import thread_count
 from bitnet.base.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
+from bitnet.base.memory import total_memory
 from bitnet.base.progress import human_size
 from bitnet.base.tables import quantity, table
 
@@ -59,18 +59,11 @@ def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> Machi
     return Machine(
         cpu=native.processor(),
         cores=thread_count(),
-        memory_bytes=_memory(),
+        memory_bytes=total_memory() or 0,
         features=tuple(native.cpu_features()),
         backend=backend or native.backend_name(),
         read_bytes_per_s={count: _read_rate(count) for count in threads if count},
     )
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not every system defines these names
-        return 0
 
 
 def _read_rate(threads: int) -> float:

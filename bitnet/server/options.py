@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base.memory import total_memory
 from bitnet.base.options import check_bounds, option, parse_duration
 from bitnet.base.trust import is_loopback
 
@@ -23,12 +24,8 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _machine_bytes() -> int:
-    """The memory of this machine."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
-        return 8 * 10**9
+def _memory() -> int:
+    return total_memory() or 8 * 10**9
 
 
 @dataclass(frozen=True)
@@ -164,12 +161,12 @@ class ServeOptions:
     @property
     def kv_budget_bytes(self) -> int:
         """Memory budget of the KV caches in bytes."""
-        return self.kv_memory * 10**6 or _machine_bytes() // 4
+        return self.kv_memory * 10**6 or _memory() // 4
 
     @property
     def memory_bytes(self) -> int:
         """Bytes that loaded models may take."""
-        return self.memory_budget * 10**6 or _machine_bytes() // 4 * 3
+        return self.memory_budget * 10**6 or _memory() // 4 * 3
 
     @property
     def idle_s(self) -> float:

@@ -17,23 +17,6 @@ def big_host(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
 
 
-@pytest.fixture
-def system(tmp_path):
-    """Writes the files of a system below a folder of its own."""
-
-    def write(membership, mounts, files):
-        for name, text in {
-            "proc/self/cgroup": membership,
-            "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/root rw\n" + mounts,
-            **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
-        }.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-        return tmp_path
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("quota", "expected"),
     [
