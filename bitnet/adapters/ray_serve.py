@@ -67,10 +67,10 @@ class Replica:
         from bitnet.runtime.language_model import load_checkpoint
         from bitnet.server.app import create_app
         from bitnet.server.metrics import Metrics
-        from bitnet.server.models import Models, Slot
+        from bitnet.server.models import Models
         from bitnet.server.narration import Narrator
         from bitnet.server.options import ServeOptions
-        from bitnet.server.worker import WorkerLimits
+        from bitnet.server.slot import Slot
 
         path, threads = Context().model(model), options["threads"]
         slot = Slot(
@@ -80,15 +80,11 @@ class Replica:
             lambda checkpoint: load_checkpoint(checkpoint, threads=threads),
             aliases=(model,),
         )
-        limits = WorkerLimits(
-            max_batch=options["max_batch"],
-            queue=options["queue"],
-            max_output_tokens=options["max_output_tokens"],
-        )
         worker_id = ray.get_runtime_context().get_actor_id() or "worker"
         narrate = Narrator(_write, worker_id=worker_id, as_json=True)
         metrics = Metrics()
-        self._models = Models([slot], metrics, narrate, limits)
+        limits = {name: options[name] for name in ("max_batch", "queue", "max_output_tokens")}
+        self._models = Models([slot], metrics, narrate, **limits)
         self._models.load_first()
         self._models.start()
         # The doors of other nodes send here, with any name of the host.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from bitnet.formats.model_files import model_name
 from bitnet.runtime.request import Request, check_messages
 from bitnet.wire.fields import OBJECT, ROW, Form
 from bitnet.wire.openai import (
-    COMPLETION,
     EMBEDDING,
     completion_requests,
     embedding_requests,
@@ -34,7 +33,7 @@ from bitnet.wire.openai_reply import (
 from bitnet.wire.routes import ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
@@ -115,14 +114,15 @@ class BatchRow:
         """Fields for :meth:`output`: the ``body`` of a reply, or those of the answer."""
         if self.is_openais:
             path, name = self.facts["url"], model_name(model.path)
-            body = URLS[path][0].read(self.facts["body"])
+            form = URLS[path]
+            body = form.read(self.facts["body"])
             if path == EMBEDDINGS:
                 rows = vectors_of(body, answers, vector_precision(body, model.config.dim))
                 tokens = sum(answer.stats.prompt_tokens for answer in answers)
                 return {"body": embeddings_reply(body, rows, name, tokens)}
-            route, created = ROUTES[path], int(time.time())
-            head = {"id": f"{route.prefix}{self.digest}", "created": created, "model": name}
-            return {"body": route.reply(body, head).whole(answers)}
+            row_id, created = f"{form.id_prefix}{self.digest}", int(time.time())
+            head = {"id": row_id, "created": created, "model": name}
+            return {"body": form.reply(body, head, answers)}
         (answer,) = answers
         more: dict[str, Any] = {}
         if answer.calls:
@@ -163,13 +163,13 @@ class BatchRow:
             raise UsageError(f"{min(unknown)} is not a field of a line", field=min(unknown))
         if not isinstance(facts.get("body"), dict):
             raise UsageError("body: expected a JSON object", field="body")
-        form, requests_of = URLS[path]
+        form = URLS[path]
         try:
             body = form.read(facts["body"])
             if body.get("stream"):
                 raise UsageError("stream is not for a batch", field="stream")
-            requests = requests_of(body, default)
-            if model is not None and form is EMBEDDING:
+            requests = form.requests(body, default)
+            if model is not None and path == EMBEDDINGS:
                 vector_precision(body, model.config.dim)
             for request in requests:
                 request.check()
@@ -194,10 +194,13 @@ def _in_body(error: UsageError) -> UsageError:
 
 
 EMBEDDINGS = "/v1/embeddings"
-_OPENAIS = [path for path, route in ROUTES.items() if route.tag == "OpenAI"]
-#: Addresses that a line may name, with the form and the requests of bodies.
-URLS: dict[str, tuple[Form, Callable[[Mapping[str, Any], Request], list[Request]]]] = {
-    **{path: (ROUTES[path].form, ROUTES[path].requests) for path in _OPENAIS},
-    "/v1/completions": (COMPLETION, partial(completion_requests, at_most=MAX_TEXTS)),
-    EMBEDDINGS: (EMBEDDING, lambda body, _: embedding_requests(body, at_most=MAX_TEXTS)),
+#: The forms of the addresses that a line may name.
+URLS: dict[str, Form] = {
+    **{path: form for path, form in ROUTES.items() if form.tag == "OpenAI"},
+    EMBEDDINGS: replace(
+        EMBEDDING, requests=lambda body, _: embedding_requests(body, at_most=MAX_TEXTS)
+    ),
 }
+URLS["/v1/completions"] = replace(
+    URLS["/v1/completions"], requests=partial(completion_requests, at_most=MAX_TEXTS)
+)

@@ -72,7 +72,6 @@ def _prepare_models(options, model, common, narrate):
     from bitnet.server.loading import failures
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
-    from bitnet.server.worker import WorkerLimits
 
     metrics = Metrics()
     with failures(narrate) if not options.models else nullcontext():
@@ -82,13 +81,11 @@ def _prepare_models(options, model, common, narrate):
         slots,
         metrics,
         narrate,
-        WorkerLimits(
-            options.max_batch,
-            options.queue,
-            options.deadline,
-            options.kv_budget_bytes,
-            options.max_output_tokens,
-        ),
+        max_batch=options.max_batch,
+        queue=options.queue,
+        deadline_s=options.deadline,
+        max_output_tokens=options.max_output_tokens,
+        kv_budget_bytes=options.kv_budget_bytes,
         **(many if options.models else {}),
     )
     if options.models:
@@ -105,7 +102,7 @@ def _slots(options, model, common):
     """A slot for each model to serve."""
     from bitnet.formats.model_files import model_name
     from bitnet.models.adapted import split_adapters
-    from bitnet.server.models import Slot
+    from bitnet.server.slot import Slot
 
     slots: dict[str, Slot] = {}
     _, adapters = split_adapters(model.lora)

@@ -2,15 +2,16 @@
 
 A sequence is waiting, then running, then finished. :meth:`Scheduler.step` is the policy:
 
-1. *admit*: waiting sequences start in order of arrival, while fewer than ``max_batch`` run and the
+1. *expire*: sequences that are cancelled, or whose time is over, end.
+2. *admit*: waiting sequences start in order of arrival, while fewer than ``max_batch`` run and the
    memory budget has room for their KV caches (**bounds**); what another sequence computed of their
    prompt is copied (**prefix reuse**).
-2. *schedule*: each decoding sequence contributes its last token and its **drafts**; prompts share
+3. *schedule*: each decoding sequence contributes its last token and its **drafts**; prompts share
    one prefill chunk, the one with the fewest tokens left first, and a quarter of it for the oldest
    prompt (**fairness**): a long prompt delays the others for a bounded time only, and never stands
    still behind them.
-3. *run*: one forward pass.
-4. *postprocess*: each sequence samples from its own logits and may finish.
+4. *run*: one forward pass.
+5. *postprocess*: each sequence samples from its own logits and may finish.
 
 The text of a sequence depends on nothing but itself: it has its own sampler, and the model's
 results for a token do not depend on the rest of the batch.
@@ -36,6 +37,7 @@ from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.locks import renew_in_child
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.runtime.drafts import Pace, drafter_of
+from bitnet.runtime.piece import Piece
 from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import Sequence, cache_of, no_memory, plan_decoding, run_together
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.models.transformer import Model
-    from bitnet.runtime.piece import Piece
+    from bitnet.runtime.piece import FinishReason
 
     Pieces = list[tuple[Sequence, Piece]]
 
@@ -152,7 +154,7 @@ class Scheduler:
         A sequence that fails ends with a piece that reports it; the others continue.
         """
         started = time.perf_counter()
-        pieces = self._admit()
+        pieces = self._expire() + self._admit()
         steady = not any(its.foresight and its.foresight.is_behind for its in self.running)
         if batch := self._schedule():
             answering = all(sequence.tokens for sequence in batch)
@@ -163,6 +165,15 @@ class Scheduler:
             if self._drafter:
                 sequence.stats.draft_gain = self._pace.gain
             self._leave(sequence)
+        return pieces
+
+    def _expire(self) -> Pieces:
+        """End sequences that are cancelled or past their deadline."""
+        now, pieces = time.monotonic(), []
+        for sequence in [*self.running, *self.waiting]:
+            if sequence.cancelled or now > sequence.deadline:
+                self.cancel(sequence, "cancelled" if sequence.cancelled else "deadline")
+                pieces.append((sequence, Piece(None, finish_reason=sequence.finish_reason)))
         return pieces
 
     def _admit(self) -> Pieces:
@@ -310,11 +321,11 @@ class Scheduler:
         """Run *sequence*, from :meth:`prepare`, as soon as there is room."""
         self.waiting.append(sequence)
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence, reason: FinishReason = "cancelled") -> None:
         """End *sequence* in any state; a finished one is unchanged."""
         if sequence.finish_reason:
             return
-        sequence.finish_reason = "cancelled"
+        sequence.finish_reason = reason
         if sequence in self.running:
             self._leave(sequence)
         elif sequence in self.waiting:

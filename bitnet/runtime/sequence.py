@@ -49,6 +49,8 @@ class Sequence:
         stats: metrics of its answer; the scheduler counts passes, drafts and reused ids.
         admitted_at: ``time.perf_counter`` when the scheduler admitted it; ``None`` while it waits.
         finish_reason: ``None`` until it has ended.
+        cancelled: nothing needs it any more; set from any thread, it ends before the next pass.
+        deadline: ``time.monotonic`` after which it ends.
         error: what went wrong if the reason is ``error``.
         pieces: written and not read yet, for :meth:`bitnet.runtime.scheduler.Scheduler.run`.
         foresight: the drafter's view of it; ``None``: it has no drafts.
@@ -68,6 +70,8 @@ class Sequence:
         self.stats: Stats = Stats(prompt_tokens=self.prompt_tokens)
         self.admitted_at: float | None = None
         self.finish_reason: FinishReason | None = None
+        self.cancelled = False
+        self.deadline = float("inf")
         self.error: Exception | None = None
         self.foresight: Foresight | None = None
         self.hidden: tuple[int, Array] | None = None

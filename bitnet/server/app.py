@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from bitnet.server.metrics import Metrics
-    from bitnet.server.models import Models, Slot
+    from bitnet.server.models import Models
     from bitnet.server.narration import Narrator
     from bitnet.server.options import ServeOptions
+    from bitnet.server.slot import Slot
     from bitnet.server.tracing import Tracing
-    from bitnet.wire.routes import Address
+    from bitnet.wire.fields import Form
 
 __all__ = ["create_app"]
 
@@ -74,8 +75,8 @@ def create_app(
     app.openapi = partial(_describe, app)  # type: ignore[method-assign]
     for routes in (openai, worker, pages, anthropic, llama_server, ollama):
         app.include_router(routes.router)
-    for path, route in ROUTES.items():
-        _add_answering_route(app, path, route)
+    for path, form in ROUTES.items():
+        _add_answering_route(app, path, form)
     _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
     app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate, tracing=tracing)
@@ -102,14 +103,14 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _add_answering_route(app: FastAPI, path: str, route: Address) -> None:
+def _add_answering_route(app: FastAPI, path: str, form: Form) -> None:
     async def handle(request: Request) -> Response:
-        return await answer(request, route)
+        return await answer(request, form)
 
-    for each in (path, *route.aliases):
+    for each in (path, *form.aliases):
         app.add_api_route(
-            each, handle, methods=["POST"], tags=[route.tag], summary=route.summary,
-            description=route.about, openapi_extra=taking(route.form),
+            each, handle, methods=["POST"], tags=[form.tag], summary=form.summary,
+            description=form.about, openapi_extra=taking(form),
             include_in_schema=each == path,
         )  # fmt: skip
 
@@ -156,8 +157,8 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
         }
         with suppress(BitnetError):  # a broken one is said to be so when it is asked
             facts["context_length"] = (await slot.header())["context"]
-        if slot.worker is not None:
-            model = slot.worker.model
+        if slot.loaded:
+            model = slot.model
             ignored = list(model.ignored_keys)
             facts |= {"backend": model.backend} | ({"ignored_keys": ignored} if ignored else {})
         return facts

@@ -1,4 +1,4 @@
-"""The order of one HTTP request: its body, its answers, and the reply, whole or as a stream.
+"""One HTTP request: its body, its answers, and the reply, whole or as a stream.
 
 Generation ends when the client disconnects.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,25 +16,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
+from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import EVERYTHING
 from bitnet.runtime.request import Request as ModelRequest
-from bitnet.server.refusals import GONE, Refused, from_error
-from bitnet.server.worker import Order, Worker, stopping
+from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
 from bitnet.wire import ollama, responses
 from bitnet.wire.openai_reply import reply_head
 from bitnet.wire.routes import ROUTES, dialect_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 
     from fastapi import Request
 
-    from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.models import Models, Slot
+    from bitnet.server.models import Models
+    from bitnet.server.slot import Slot
     from bitnet.wire.fields import Form
-    from bitnet.wire.routes import Address, Reply
+
+    Body = dict[str, Any]
+    Requests = Callable[[], list[ModelRequest]]
 
 __all__ = [
     "DEFAULT_TOKENS",
@@ -44,7 +46,8 @@ __all__ = [
     "collect",
     "compute",
     "last_event",
-    "open_order",
+    "name_of",
+    "open_slot",
     "prepare",
     "respond",
     "slot_of",
@@ -55,7 +58,7 @@ T = TypeVar("T")
 
 DEFAULT_TOKENS = 128
 #: Forms of the bodies that a route takes, by name.
-FORMS: dict[str, Form] = {route.form.name: route.form for route in ROUTES.values()}
+FORMS: dict[str, Form] = {form.name: form for form in ROUTES.values()}
 
 
 def taking(form: Form) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def taking(form: Form) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def body_of(request: Request, form: Form) -> dict[str, Any]:
+async def body_of(request: Request, form: Form) -> Body:
     """The fields of the body of *request*, read in a thread so that no stream waits for it."""
     return await asyncio.to_thread(form.parse, await request.body())
 
@@ -76,24 +79,31 @@ def slot_of(request: Request, name: str | None) -> Slot:
     return models.find(name)
 
 
-async def worker_of(request: Request, name: str | None) -> Worker:
-    """Worker for a request to the model *name*, which stays loaded until the request has ended."""
+async def open_slot(request: Request, name: str | None) -> Slot:
+    """Slot of the model *name*, which is loaded, and stays so until *request* has ended."""
     models: Models = request.app.state.models
     slot = models.find(name)
     state = request.scope["state"]
-    state["deadline"] = time.monotonic() + models.limits.deadline_s
+    state["deadline"] = time.monotonic() + models.deadline_s
     models.hold(slot)
-    state["ends"].append(partial(models.release, slot))
-    worker = models.worker(slot, state["deadline"])
-    return await (worker if slot.worker else unless_gone(request, worker))
+    state["ends"].callback(models.release, slot)
+    loaded = models.wait_until_loaded(slot, state["deadline"])
+    await (loaded if slot.loaded else unless_gone(request, loaded))
+    return slot
+
+
+def name_of(slot: Slot, body: Body) -> str:
+    """Name of the model or the adapter that answers *body*."""
+    return slot.adapter(body["model"]) or slot.name
 
 
 # --- sequences -----------------------------------------------------------------------------------
 
 
-def prepare(request: ModelRequest, worker: Worker) -> tuple[list[int], ModelRequest]:
+def prepare(request: ModelRequest, slot: Slot) -> tuple[list[int], ModelRequest]:
     """Prompt ids, and *request* prepared for the model."""
-    size, context = worker.model.config.vocab_size, worker.model.context
+    model = slot.model
+    size, context = model.config.vocab_size, model.context
     ids = None if isinstance(request.prompt, str) or request.embed else request.prompt
     if ids is not None and (not ids or max(ids) >= size):
         raise UsageError(f"token ids must be below {size:,}, one at least", field="prompt")
@@ -101,7 +111,7 @@ def prepare(request: ModelRequest, worker: Worker) -> tuple[list[int], ModelRequ
     if outside:
         raise UsageError(f"'{outside[0]}' is not a token id below {size:,}", field="logit_bias")
     try:
-        prompt, ready = worker.model.prepare(request)
+        prompt, ready = model.prepare(request)
     except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
         raise Refused(400, error.message, param="messages") from error
     if request.embed and (not 0 < len(prompt) <= context or max(prompt) >= size):
@@ -109,21 +119,23 @@ def prepare(request: ModelRequest, worker: Worker) -> tuple[list[int], ModelRequ
     return prompt, ready
 
 
-def prepare_sequences(request: ModelRequest, worker: Worker, choices: int) -> list[Sequence]:
+def prepare_sequences(
+    request: ModelRequest, slot: Slot, choices: int, limit: int
+) -> list[Sequence]:
     """Sequences for the prompt or the messages of *request*, one for each choice.
 
-    Each choice has its own seed. An answer without a length limit reserves at most its share of
-    the memory, so that others fit as well.
+    Each choice has its own seed, and *limit* tokens at most. An answer without a length limit
+    reserves at most its share of the memory, so that others fit as well.
 
     Raises:
         Refused: too many tokens are requested, or the cache cannot hold them.
         BitnetError: as :func:`prepare`.
     """
-    ids, ready = prepare(request, worker)
-    limit, context = worker.limits.max_output_tokens, worker.model.context
+    ids, ready = prepare(request, slot)
+    context = slot.model.context
     tokens = request.max_tokens
     if tokens == EVERYTHING:
-        share = max(DEFAULT_TOKENS, worker.fair_positions - len(ids))
+        share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
         tokens = min(max(1, context - len(ids)), limit, share)
     if tokens > limit:
         raise Refused(
@@ -137,7 +149,7 @@ def prepare_sequences(request: ModelRequest, worker: Worker, choices: int) -> li
         )  # fmt: skip
     ready = replace(ready, max_tokens=tokens)
     try:
-        return [worker.prepare(ids, ready.choice(number)) for number in range(choices)]
+        return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]
     except InferenceError as error:  # it would never fit the memory
         raise Refused(400, error.message, code="context_length_exceeded") from error
 
@@ -165,191 +177,191 @@ def last_event(path: str, refusal: Refused, sent: int) -> str:
     return event_text(path, facts)
 
 
-async def open_order(request: Request, form: Form, body: dict[str, Any] | None = None) -> Order:
-    """The order of *request*, with a *body* of *form*; read here if not given."""
-    body = body or await body_of(request, form)
-    return Order(request, form, body, await worker_of(request, body["model"]))
-
-
-async def compute(order: Order, make: Callable[[], T]) -> T:
+async def compute(request: Request, slot: Slot, form: Form, make: Callable[[], T]) -> T:
     """Result of *make*, called in a thread, for which a place in the queue is taken."""
-    with order.worker.place(), _rename_fields(order):
-        return await order.worker.run_in_thread(make)
+    models: Models = request.app.state.models
+    with slot.place(), _rename_fields(form):
+        return await models.run_in_thread(make)
 
 
-async def collect(order: Order, make: Callable[[], list[ModelRequest]]) -> list[Answer]:
-    """The whole answers to the requests that *make* returns in a thread."""
-
-    async def take_all() -> None:
-        await _submit(order, make)
-        async for index, piece in order:
-            _check(order.answers[index], piece)
-        _narrate_end(order)
-
-    try:
-        await unless_gone(order.request, take_all())
-    except BaseException as error:
-        _narrate_failure(order, error)
-        raise
-    finally:
-        order.worker.cancel(order)
-    return order.answers
-
-
-async def answer(request: Request, route: Address) -> JSONResponse | StreamingResponse:
-    """The response to *request* as *route* makes it."""
-    order = await open_order(request, route.form)
-    worker = order.worker
-    is_open, limit = route.tokens == EVERYTHING, worker.limits.max_output_tokens
-    default = ModelRequest(max_tokens=EVERYTHING if is_open else min(route.tokens, limit))
-    reply = route.reply(order.body, reply_head(route.prefix, order.name))
-    return await respond(order, partial(route.requests, order.body, default), reply)
+async def answer(request: Request, form: Form) -> JSONResponse | StreamingResponse:
+    """The response to *request*, whose body is of *form*, as its address makes it."""
+    body = await body_of(request, form)
+    slot = await open_slot(request, body["model"])
+    models: Models = request.app.state.models
+    is_open, limit = form.tokens == EVERYTHING, models.max_output_tokens
+    default = ModelRequest(max_tokens=EVERYTHING if is_open else min(form.tokens, limit))
+    head = reply_head(form.id_prefix, name_of(slot, body))
+    return await respond(request, slot, form, body, partial(form.requests, body, default), head)
 
 
 async def respond(
-    order: Order, make: Callable[[], list[ModelRequest]], reply: Reply
+    request: Request, slot: Slot, form: Form, body: Body, make: Requests, head: Body
 ) -> JSONResponse | StreamingResponse:
-    """The response: *reply* whole, or as events if the body wants a stream.
+    """The response to the requests that *make* returns, whole or as events if *body* wants them.
 
-    A failure before anything has been sent is raised.
+    Each part begins with *head*. A failure before anything has been sent is raised.
     """
-    is_lines, streams = dialect_of(order.path) is ollama, order.body["stream"]
+    path = request.url.path
+    is_lines, streams = dialect_of(path) is ollama, body["stream"]
     if streams is False or (streams is None and not is_lines):  # Ollama's default
-        return JSONResponse(reply.whole(await collect(order, make)))
-    try:
-        # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
-        pieces, first = await unless_gone(order.request, _first(order, make))
-    except BaseException as error:
-        _narrate_failure(order, error)
-        order.worker.cancel(order)
-        raise
-    state = order.request.scope["state"]
-    if order.request.scope["http_version"] == "1.1":  # events come as chunks
+        return JSONResponse(form.reply(body, head, await collect(request, slot, form, body, make)))
+    pieces, state = generate(request, slot, form, body, make), request.scope["state"]
+    state["ends"].push_async_callback(pieces.aclose)  # also if nothing of it is sent
+    # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
+    first = await unless_gone(request, anext(pieces))
+    if request.scope["http_version"] == "1.1":  # events come as chunks
         state["sends_events"] = True
-    # Also after a stream of which nothing was sent.
-    state["ends"].append(partial(_disconnect, order))
     return StreamingResponse(
-        _events(order, reply, first, pieces),
+        _event_texts(path, form.events(body, head, _with_first(first, pieces))),
         media_type="application/x-ndjson" if is_lines else "text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _events(
-    order: Order, reply: Reply, first: tuple[int, Piece], pieces: AsyncIterator[tuple[int, Piece]]
-) -> AsyncIterator[str]:
-    sent = 0
-    try:
-        async for index, piece in _with_first(first, pieces):
-            _check(order.answers[index], piece)
-            for facts in reply.of(index, piece, order.answers[index]):
-                yield event_text(order.path, facts)
-                sent += 1
-        for facts in reply.end(order.answers):
-            yield event_text(order.path, facts)
-        _narrate_end(order)
-        if dialect_of(order.path).STREAM == "openai":
-            yield "data: [DONE]\n\n"
-    except Exception as error:  # noqa: BLE001 - the status is sent already
-        _narrate_failure(order, error)
-        yield last_event(order.path, from_error(error), sent)
+async def collect(
+    request: Request, slot: Slot, form: Form, body: Body, make: Requests
+) -> list[Answer]:
+    """The whole answers to the requests that *make* returns in a thread."""
+
+    async def take_all() -> list[Answer]:
+        pieces = generate(request, slot, form, body, make)
+        answers = {index: each async for index, _, each in pieces}
+        return [answers[index] for index in sorted(answers)]
+
+    return await unless_gone(request, take_all())
 
 
-async def _first(
-    order: Order, make: Callable[[], list[ModelRequest]]
-) -> tuple[AsyncIterator[tuple[int, Piece]], tuple[int, Piece]]:
-    await _submit(order, make)
-    pieces = order.__aiter__()
-    index, piece = await anext(pieces)
-    _check(order.answers[index], piece)
-    return pieces, (index, piece)
+async def generate(
+    request: Request, slot: Slot, form: Form, body: Body, make: Requests
+) -> AsyncGenerator[tuple[int, Piece, Answer]]:
+    """Pieces of the answers to the requests that *make* returns in a thread, as they come.
 
-
-async def _submit(order: Order, make: Callable[[], list[ModelRequest]]) -> None:
-    order.began_at = time.perf_counter()
-    worker, choices = order.worker, order.choices
-    with _rename_fields(order):
-        requests = [replace(its, lora=order.lora) for its in await worker.run_in_thread(make)]
-        await worker.submit(
-            order,
-            lambda: [
-                sequence
-                for each in requests
-                for sequence in prepare_sequences(each, worker, choices)
-            ],
-            len(requests) * choices,
-            compiles=any(each.needs_grammar for each in requests),
-        )
-    count = len(order.answers)
-    order.writes = True
-    worker.narrate(
+    Each comes with the number of its answer and with the answer itself, which may be further.
+    """
+    began_at, state = time.perf_counter(), request.scope["state"]
+    pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+    answers = await _submit(request, slot, form, body, make, pieces)
+    left, count = len(answers), len(answers)
+    narrate = partial(slot.narrate, request_id=state["request_id"])
+    narrate(
         "inference_start",
         f"Writing {count} answer{'s'[: count > 1]}",
         "Here we go! Thinking of something nice to say! 💭",
-        request_id=order.request.state.request_id,
-        prompt_tokens=sum(answer.stats.prompt_tokens for answer in order.answers),
+        prompt_tokens=sum(each.stats.prompt_tokens for each in answers),
     )
+    failure = ""
+    try:
+        while left:
+            index, piece = await pieces.get()
+            _check(answers[index], piece, request)
+            left -= piece.finish_reason is not None
+            yield index, piece, answers[index]
+        _narrate_end(narrate, answers)
+    except BaseException as error:
+        state["told"] = True
+        failure = _narrate_failure(narrate, error)
+        raise
+    finally:
+        slot.cancel(answers)
+        if span := state.get("span"):
+            span.record(answers, name_of(slot, body), body, began_at, failure)
+
+
+async def _submit(
+    request: Request,
+    slot: Slot,
+    form: Form,
+    body: Body,
+    make: Requests,
+    pieces: asyncio.Queue[tuple[int, Piece]],
+) -> list[Answer]:
+    """Submit the answers to the requests that *make* returns, all or none; *pieces* gets theirs.
+
+    Raises:
+        Refused: the worker stops (503), the queue is full (429), there are more than it can ever
+            hold (400), or a request is refused.
+    """
+    models: Models = request.app.state.models
+    choices, lora = body.get("n") or 1, slot.adapter(body["model"])
+    loop, limit = asyncio.get_running_loop(), models.max_output_tokens
+
+    def put(index: int, piece: Piece) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(pieces.put_nowait, (index, piece))
+
+    with _rename_fields(form):
+        asked = [replace(its, lora=lora) for its in await models.run_in_thread(make)]
+
+        def prepare_answers() -> list[Answer]:
+            sequences: list[Sequence] = []
+            for its in asked:
+                sequences += prepare_sequences(its, slot, choices, limit)
+            for sequence in sequences:
+                sequence.deadline = request.state.deadline
+            return [Answer(slot.model.tokenizer, sequence) for sequence in sequences]
+
+        with slot.place(len(asked) * choices) as reservation:
+            answers = await models.run_in_thread(
+                prepare_answers, compiles=any(its.needs_grammar for its in asked)
+            )
+            slot.submit(answers, [partial(put, index) for index in range(len(answers))])
+            reservation.clear()  # the answers have them now
+    return answers
+
+
+async def _event_texts(path: str, events: AsyncIterator[Any]) -> AsyncIterator[str]:
+    """*events* as the stream of *path* has them; an error becomes the last one."""
+    sent = 0
+    try:
+        async for facts in events:
+            yield event_text(path, facts)
+            sent += 1
+        if dialect_of(path).STREAM == "openai":
+            yield "data: [DONE]\n\n"
+    except Exception as error:  # noqa: BLE001 - the status is sent already
+        yield last_event(path, from_error(error), sent)
 
 
 @contextmanager
-def _rename_fields(order: Order) -> Iterator[None]:
-    """Errors about a field name it as the client did."""
+def _rename_fields(form: Form) -> Iterator[None]:
+    """Errors about a field name it as clients of *form* do."""
     try:
         yield
     except UsageError as error:
-        raise order.form.rename(error) from error
+        raise form.rename(error) from error
 
 
-def _disconnect(order: Order) -> None:
-    """End unfinished answers: the client has disconnected."""
-    _narrate_failure(order, asyncio.CancelledError())
-    order.worker.cancel(order)
-
-
-def _narrate_end(order: Order) -> None:
-    tokens = sum(answer.stats.tokens for answer in order.answers)
-    order.writes = False
-    _trace(order)
-    order.worker.narrate(
+def _narrate_end(narrate: Callable[..., None], answers: list[Answer]) -> None:
+    tokens = sum(each.stats.tokens for each in answers)
+    narrate(
         "inference_complete",
         f"Wrote {tokens} tokens",
         "All done! Hope you like it! 🎀",
-        request_id=order.request.state.request_id,
         tokens=tokens,
-        finish=",".join(sorted({str(answer.finish_reason) for answer in order.answers})),
+        finish=",".join(sorted({str(each.finish_reason) for each in answers})),
     )
 
 
-def _narrate_failure(order: Order, error: BaseException) -> None:
-    """Narrate the end of answers; refusals before they begin are narrated elsewhere."""
-    if not order.writes:
-        return
-    order.writes = False
-    order.request.scope["state"]["told"] = True
-    narrate = partial(order.worker.narrate, request_id=order.request.state.request_id)
-    if not isinstance(error, Exception) or getattr(error, "status", 0) == GONE:
-        _trace(order, "cancelled")
-        message = "The client has gone; its answer is given up"
-        narrate("inference_cancelled", message, "Bye bye! 👋")
-        return
+def _narrate_failure(narrate: Callable[..., None], error: BaseException) -> str:
+    """Narrate the end of answers by *error*; a word for it."""
+    if not isinstance(error, Exception):
+        narrate("inference_cancelled", "The client has gone; its answer is given up", "Bye bye! 👋")
+        return "cancelled"
     problem = from_error(error)
-    _trace(order, str(problem.status))
     message = f"Inference failed: {problem.message}"
     cute = "Oh no, that did not work! 😿"
     narrate("inference_failed", message, cute, level="ERROR", code=problem.code)
+    return str(problem.status)
 
 
-def _trace(order: Order, error: str = "") -> None:
-    """Tell the request's span, if it has one, what was asked and answered."""
-    if span := order.request.scope["state"].get("span"):
-        span.record(order, error)
-
-
-def _check(answer: Answer, piece: Piece) -> None:
-    """Raise the error that ended *answer* with *piece*."""
-    if piece.finish_reason in ("error", "deadline"):
-        raise from_error(answer.error or RuntimeError("no reason given"))
-    if piece.finish_reason == "cancelled" and not answer.stats.tokens:
+def _check(its: Answer, piece: Piece, request: Request) -> None:
+    """Raise the error that ended an answer with *piece*."""
+    if piece.finish_reason == "deadline":
+        raise too_late(request.app.state.models.deadline_s)
+    if piece.finish_reason == "error":
+        raise from_error(its.error or RuntimeError("no reason given"))
+    if piece.finish_reason == "cancelled" and not its.stats.tokens:
         raise stopping()  # an answer that has not begun is not an empty one
 
 
@@ -376,3 +388,4 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         watching.cancel()
+        await asyncio.wait({working, watching})

@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -71,7 +72,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        ends: list[Callable[[], None]] = []  # to call when the request has ended, last first
+        ends = AsyncExitStack()  # callbacks for when the request has ended, last first
         scope.setdefault("state", {}).update(request_id=request_id, ends=ends)
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
@@ -95,8 +96,7 @@ class Guard:
                 raise
             await _refuse(refusal, scope["path"], send_counted)
         finally:
-            for end in reversed(ends):
-                end()
+            await ends.aclose()
             path = getattr(scope.get("route"), "path", "")
             if span:
                 span.end(path, scope["method"], status or GONE)

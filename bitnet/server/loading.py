@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import GGUF
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrator
-    from bitnet.server.worker import WorkerLimits
 
 __all__ = [
     "digest_of",
@@ -171,11 +170,13 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def memory_of(checkpoint: Checkpoint, context: int | None, limits: WorkerLimits) -> int:
+def memory_of(
+    checkpoint: Checkpoint, context: int | None, max_batch: int, kv_budget_bytes: int | None
+) -> int:
     """Bytes that the model takes at most once it is loaded: weights, and keys and values."""
     config = config_from(checkpoint)
     positions = context or config.context_length
-    kv_bytes = limits.max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
-    if limits.kv_budget_bytes is not None:
-        kv_bytes = min(kv_bytes, limits.kv_budget_bytes)
+    kv_bytes = max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
+    if kv_budget_bytes is not None:
+        kv_bytes = min(kv_bytes, kv_budget_bytes)
     return sum(weight.size_bytes for weight in checkpoint.weights.values()) + kv_bytes

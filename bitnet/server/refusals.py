@@ -7,7 +7,7 @@ from typing import Any
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.wire.routes import dialect_of
 
-__all__ = ["GONE", "Refused", "from_error"]
+__all__ = ["GONE", "Refused", "from_error", "stopping", "too_late"]
 
 GONE = 499  # nginx's status for a client that closed the connection
 
@@ -58,3 +58,15 @@ def from_error(error: Exception) -> Refused:
     if isinstance(error, BitnetError):
         return Refused(500, error.message, kind="server_error")
     return Refused(500, f"internal error: {type(error).__name__}", kind="server_error")
+
+
+def stopping() -> Refused:
+    """No more requests are taken."""
+    return Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
+
+
+def too_late(limit_s: float) -> Refused:
+    """The answer took longer than *limit_s* seconds."""
+    return Refused(
+        504, f"the answer was not ready after {limit_s:g} s", kind="server_error", code="deadline"
+    )

@@ -16,9 +16,9 @@ from bitnet.base.invocation import extra_command
 from bitnet.wire.openai_reply import chat_finish
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from bitnet.server.worker import Order
+    from bitnet.runtime.answer import Answer
 
 __all__ = ["RequestSpan", "Tracing", "tracing_from_environment"]
 
@@ -106,22 +106,32 @@ class RequestSpan:
         # Clocks of answers count from some moment of their own.
         self._epoch_ns = time.time_ns() - int(time.perf_counter() * NANO)
 
-    def record(self, order: Order, error: str = "") -> None:
-        """Record the answers of *order* with their steps; *error* is a word for what went wrong."""
+    def record(
+        self,
+        answers: Sequence[Answer],
+        model: str,
+        body: Mapping[str, Any],
+        began_at: float,
+        error: str = "",
+    ) -> None:
+        """Record the *answers* of *model* to *body*, work on which began at ``perf_counter``.
+
+        *error* is a word for what went wrong.
+        """
         if not self._span.is_recording():
             return
-        facts = _facts(order)
+        facts = _facts(answers, model, body)
         self._span.set_attributes(facts)
         self._span.update_name(f"{facts['gen_ai.operation.name']} {facts['gen_ai.request.model']}")
         self._is_named = True
         if error:
             self._record_error(error)
         parent = self._trace.set_span_in_context(self._span)
-        for index, answer in enumerate(order.answers):
+        for index, answer in enumerate(answers):
             first = answer.begun_at + answer.stats.prefill_s
             admitted = answer.sequence.admitted_at or first
             steps = [
-                ("prepare", order.began_at, answer.begun_at),
+                ("prepare", began_at, answer.begun_at),
                 ("queue", answer.begun_at, admitted),
                 ("prefill", admitted, first),
             ]
@@ -155,14 +165,16 @@ class RequestSpan:
         return self._epoch_ns + int(moment_s * NANO)
 
 
-def _facts(order: Order) -> dict[str, str | int | float | list[str]]:
-    answers, model = order.answers, order.name
-    request, firsts = answers[0].sequence.request, answers[:: order.choices]
+def _facts(
+    answers: Sequence[Answer], model: str, body: Mapping[str, Any]
+) -> dict[str, str | int | float | list[str]]:
+    choices = body.get("n") or 1
+    request, firsts = answers[0].sequence.request, answers[::choices]
     operation = "embeddings" if request.embed else "chat" if request.messages else "text_completion"
     facts: dict[str, str | int | float | list[str]] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "bitnet",
-        "gen_ai.request.model": order.body.get("model") or model,
+        "gen_ai.request.model": body["model"] or model,
         "gen_ai.response.model": model,
         "gen_ai.usage.input_tokens": sum(answer.stats.prompt_tokens for answer in firsts),
     }
@@ -174,7 +186,7 @@ def _facts(order: Order) -> dict[str, str | int | float | list[str]]:
     return facts | {
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.stop_sequences": list(request.stop),
-        "gen_ai.request.choice.count": order.choices,
+        "gen_ai.request.choice.count": choices,
         "gen_ai.usage.output_tokens": sum(answer.stats.tokens for answer in answers),
         "gen_ai.usage.cache_read.input_tokens": sum(
             answer.stats.reused_tokens for answer in firsts

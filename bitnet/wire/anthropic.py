@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
+    from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = ["COUNT", "MESSAGE", "MessageReply", "message_requests"]
+__all__ = ["COUNT", "MESSAGE", "message_events", "message_reply", "message_requests"]
 
 PREFIX = "/v1/messages"  # of the addresses
 STREAM = "named"  # events
@@ -213,74 +214,61 @@ def _usage(answer: Answer) -> dict[str, int]:
     }
 
 
-class MessageReply:
-    """The reply of ``/v1/messages``; its events are blocks of text and calls, one by one."""
+def message_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/messages``, with the id and the model of *head*."""
+    (answer,) = answers
+    content: list[dict[str, Any]] = []
+    if answer.reasoning:
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.text or not answer.calls:
+        content.append({"type": "text", "text": answer.text})
+    content += [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+        for call in answer.calls
+        if (arguments := call.parse_arguments()) is not None
+    ]
+    return _message(head) | {"content": content, **_stop_facts(answer), "usage": _usage(answer)}
 
-    def __init__(self, _body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
-        """A reply with the id and the model of *head*."""
-        own = {"type": "message", "role": "assistant"}
-        self._head = {"id": head["id"], **own, "model": head["model"]}
-        self._begun = False
-        self._index = -1
-        self._kind = ""  # of the open block
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The reply of a finished answer."""
-        (answer,) = answers
-        content: list[dict[str, Any]] = []
-        if answer.reasoning:
-            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-        if answer.text or not answer.calls:
-            content.append({"type": "text", "text": answer.text})
-        content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-            for call in answer.calls
-            if (arguments := call.parse_arguments()) is not None
-        ]
-        return self._head | {"content": content, **_stop_facts(answer), "usage": _usage(answer)}
-
-    def of(self, _index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
-        """Events of one piece."""
-        if not self._begun:
-            self._begun = True
+async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/v1/messages`` as events: blocks of text and calls, one by one."""
+    index, kind = -1, ""  # of the open block
+    begun = False
+    async for _, piece, answer in pieces:
+        if not begun:
+            begun = True
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
             usage = _usage(answer) | {"output_tokens": 0}
-            yield {"type": "message_start", "message": self._head | empty | {"usage": usage}}
-        if piece.reasoning:
-            if self._kind != "thinking":
-                yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
-        if piece.text:
-            if self._kind != "text":
-                yield from self._open({"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": piece.text})
-        for call in piece.calls:
-            if call.id:
-                block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-                yield from self._open(block)
-            if call.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            yield {"type": "message_start", "message": _message(head) | empty | {"usage": usage}}
+        for block, delta in _parts(piece):
+            if block and (block["type"] != kind or kind == "tool_use"):
+                if kind:
+                    yield {"type": "content_block_stop", "index": index}
+                index, kind = index + 1, block["type"]
+                yield {"type": "content_block_start", "index": index, "content_block": block}
+            if delta:
+                yield {"type": "content_block_delta", "index": index, "delta": delta}
+    if kind:
+        yield {"type": "content_block_stop", "index": index}
+    yield {"type": "message_delta", "delta": _stop_facts(answer), "usage": _usage(answer)}
+    yield {"type": "message_stop"}
 
-    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Events after the last piece."""
-        (answer,) = answers
-        yield from self._close()
-        yield {"type": "message_delta", "delta": _stop_facts(answer), "usage": _usage(answer)}
-        yield {"type": "message_stop"}
 
-    def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._close()
-        self._index += 1
-        self._kind = block["type"]
-        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+def _message(head: Body) -> dict[str, Any]:
+    return {"id": head["id"], "type": "message", "role": "assistant", "model": head["model"]}
 
-    def _close(self) -> Iterator[dict[str, Any]]:
-        if self._kind:
-            self._kind = ""
-            yield {"type": "content_block_stop", "index": self._index}
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+def _parts(piece: Piece) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Parts of *piece*, each as the block that it opens or continues, and a delta of that."""
+    if piece.reasoning:
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        yield block, {"type": "thinking_delta", "thinking": piece.reasoning}
+    if piece.text:
+        yield {"type": "text", "text": ""}, {"type": "text_delta", "text": piece.text}
+    for call in piece.calls:
+        opens = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        yield opens if call.id else {}, delta if call.arguments else {}
 
 
 def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:

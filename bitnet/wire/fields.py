@@ -25,7 +25,15 @@ from bitnet.runtime.request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import Piece
+
+    #: Pieces of the answers to one body, each with the number of its answer, and that answer.
+    Pieces = AsyncIterator[tuple[int, Piece, Answer]]
+    Events = AsyncIterator[dict[str, Any]]
+    Body = Mapping[str, Any]
 
 __all__ = [
     "DIALECTS",
@@ -189,9 +197,14 @@ ROW: dict[str, Schema] = {
 }
 
 
+def _unanswered(*_: Any) -> Any:
+    """Of a form whose address does not generate answers."""
+    raise AssertionError
+
+
 @dataclass(frozen=True)
 class Form:
-    """The JSON object that an address takes.
+    """The JSON object that an address takes, and what it is answered.
 
     Attributes:
         name: of the form, on the OpenAPI page.
@@ -201,6 +214,16 @@ class Form:
         unserved: fields that are refused by name unless they are empty.
         dialect: whose names its fields have.
         prefix: that stands before those names in errors.
+        requests: the requests of a body, one for each prompt, and of the values of fields that it
+            leaves out.
+        reply: the whole reply to a body by its answers; each part begins with given fields.
+        events: the same as events.
+        id_prefix: that the id of a reply begins with.
+        tokens: most tokens of an answer whose body does not say it.
+        tag: API that the address belongs to.
+        summary: what comes back, for the OpenAPI page.
+        about: the same at length.
+        aliases: other addresses for it.
     """
 
     name: str
@@ -210,6 +233,15 @@ class Form:
     unserved: tuple[str, ...] = ()
     dialect: str = "openai"
     prefix: str = ""
+    requests: Callable[[Body, Request], list[Request]] = _unanswered
+    reply: Callable[[Body, Body, Sequence[Answer]], dict[str, Any]] = _unanswered
+    events: Callable[[Body, Body, Pieces], Events] = _unanswered
+    id_prefix: str = ""
+    tokens: int = EVERYTHING
+    tag: str = ""
+    summary: str = ""
+    about: str = ""
+    aliases: tuple[str, ...] = ()
 
     def parse(self, raw: bytes) -> dict[str, Any]:
         """The fields of the body *raw*.

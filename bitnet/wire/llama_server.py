@@ -30,15 +30,16 @@ from bitnet.wire.fields import (
 from bitnet.wire.openai_reply import token_facts, with_top
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import Piece, TokenLogprob
+    from bitnet.runtime.piece import TokenLogprob
     from bitnet.tokenizer import Tokenizer
+    from bitnet.wire.fields import Body, Events, Pieces
 
 __all__ = [
-    "COMPLETION", "DEFAULTS", "EMBED", "INFILL", "PATHS", "TEMPLATE", "CompletionLines",
-    "completion_requests", "error_reply", "infill_requests",
+    "COMPLETION", "DEFAULTS", "EMBED", "INFILL", "PATHS", "TEMPLATE", "completion_events",
+    "completion_reply", "completion_requests", "error_reply", "infill_requests",
 ]  # fmt: skip
 
 #: Addresses whose errors have this form.
@@ -77,28 +78,6 @@ COMPLETION = Form(
     },
     required=("prompt",),
     idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
-    dialect=_DIALECT,
-)
-INFILL = Form(
-    "LlamaInfill",
-    {
-        **COMPLETION.fields,
-        "prompt": TEXT | {"description": "text after the prefix, where the cursor stands"},
-        "input_prefix": TEXT | {"description": "text before the gap"},
-        "input_suffix": TEXT | {"description": "text after the gap"},
-        "input_extra": {
-            "type": "array",
-            "maxItems": MAX_FILES,
-            "items": {
-                "type": "object",
-                "properties": {"filename": TEXT, "text": TEXT},
-                "required": ["text"],
-            },
-            "description": "other files of the project",
-        },
-    },
-    required=("input_prefix", "input_suffix"),
-    idle={**(COMPLETION.idle or {}), "n_indent": WHOLE, "samplers": TEXTS},
     dialect=_DIALECT,
 )
 EMBED = Form(
@@ -174,29 +153,16 @@ def infill_requests(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[Reque
     return [replace(request, prompt=prompt, stop_ids=tokenizer.stop_ids | ends)]
 
 
-class CompletionLines:
-    """The reply of ``/completion``, whole and as events."""
-
-    def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
-        """A reply to *body* of the model in *head*."""
-        self._body, self._model = body, head["model"]
-
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The reply of a finished answer."""
-        return completion_reply(self._body, answers[0], self._model, whole=True)
-
-    def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
-        """Events of one piece."""
+async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/completion`` as events."""
+    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
         if piece.text or piece.described:
-            ids = _ids(self._body, [piece.token])
+            ids = _ids(body, [piece.token])
             facts = {"content": piece.text, "tokens": ids, "stop": False}
             if piece.described:
                 facts["completion_probabilities"] = [_probability(piece.described)]
             yield facts
-
-    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Events after the last piece."""
-        yield completion_reply(self._body, answers[0], self._model, whole=False)
+    yield _end_facts(body, head, answer) | {"content": "", "tokens": []}
 
 
 def _bias(entry: list[Any]) -> tuple[str, float]:
@@ -215,21 +181,28 @@ def _ids(body: Mapping[str, Any], ids: list[int | None]) -> list[int]:
     return [one for one in ids if one is not None] if body["return_tokens"] else []
 
 
-def completion_reply(
-    body: Mapping[str, Any], answer: Answer, model: str, *, whole: bool
-) -> dict[str, Any]:
-    """The reply at the end of *answer*, with its text and tokens if it is *whole*."""
+def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/completion``."""
+    (answer,) = answers
+    facts = _end_facts(body, head, answer)
+    if answer.logprobs:
+        facts["completion_probabilities"] = [_probability(one) for one in answer.logprobs]
+    return facts
+
+
+def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
+    """The reply at the end of *answer*, with its text and tokens."""
     stats, reason = answer.stats, answer.finish_reason
     stopped = "word" if answer.stop_text else "eos"
     kind = {"stop": stopped, "length": "limit", "context": "limit"}.get(str(reason), str(reason))
     run = stats.prompt_tokens - stats.reused_tokens
-    facts = {
-        "content": answer.text if whole else "",
-        "tokens": _ids(body, [*answer.ids]) if whole else [],
+    return {
+        "content": answer.text,
+        "tokens": _ids(body, [*answer.ids]),
         "stop": True,
         "stop_type": kind,
         "stopping_word": answer.stop_text,
-        "model": model,
+        "model": head["model"],
         "tokens_predicted": stats.tokens,
         "tokens_evaluated": stats.prompt_tokens,
         "tokens_cached": stats.reused_tokens,
@@ -243,9 +216,6 @@ def completion_reply(
             "predicted_per_second": stats.decode_tokens_per_s,
         },
     }
-    if answer.logprobs and whole:
-        facts["completion_probabilities"] = [_probability(one) for one in answer.logprobs]
-    return facts
 
 
 def _probability(token: TokenLogprob) -> dict[str, Any]:
@@ -255,3 +225,29 @@ def _probability(token: TokenLogprob) -> dict[str, Any]:
 def error_reply(message: str, status: int, kind: str, *_: object) -> dict[str, Any]:
     """The body of a reply with an error *status*."""
     return {"error": {"code": status, "message": message, "type": kind}}
+
+
+INFILL = Form(
+    "LlamaInfill",
+    {
+        **COMPLETION.fields,
+        "prompt": TEXT | {"description": "text after the prefix, where the cursor stands"},
+        "input_prefix": TEXT | {"description": "text before the gap"},
+        "input_suffix": TEXT | {"description": "text after the gap"},
+        "input_extra": {
+            "type": "array",
+            "maxItems": MAX_FILES,
+            "items": {
+                "type": "object",
+                "properties": {"filename": TEXT, "text": TEXT},
+                "required": ["text"],
+            },
+            "description": "other files of the project",
+        },
+    },
+    required=("input_prefix", "input_suffix"),
+    idle={**(COMPLETION.idle or {}), "n_indent": WHOLE, "samplers": TEXTS},
+    dialect=_DIALECT,
+    reply=completion_reply,
+    events=completion_events,
+)

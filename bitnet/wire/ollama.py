@@ -33,14 +33,15 @@ from bitnet.wire.fields import (
 from bitnet.wire.openai_reply import finish_of, with_top
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import Piece
+    from bitnet.wire.fields import Body, Events, Pieces
 
 __all__ = [
-    "CHAT", "EMBED", "GENERATE", "SHOW", "AnswerLines", "chat_requests", "check_options",
-    "generate_requests", "parameter_size", "seconds_of", "timestamp",
+    "CHAT", "EMBED", "GENERATE", "SHOW", "answer_lines", "answer_reply", "chat_requests",
+    "check_options", "empty_reply", "generate_requests", "parameter_size", "seconds_of",
+    "timestamp",
 ]  # fmt: skip
 
 PREFIX = "/api/"  # of the addresses
@@ -79,26 +80,6 @@ _ASKED = {
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
     "keep_alive": optional(NUMBER, TEXT),
 }
-CHAT = Form(
-    "OllamaChat",
-    {**_ASKED, "messages": MESSAGES | {"minItems": 0, "maxItems": MAX_MESSAGES}, "tools": OBJECTS},
-    required=("model",),
-    dialect="ollama",
-    prefix="options.",
-)
-GENERATE = Form(
-    "OllamaGenerate",
-    {
-        **_ASKED,
-        "prompt": TEXT,
-        "system": TEXT,
-        "raw": FLAG | {"description": "continue the prompt as it is"},
-    },
-    required=("model",),
-    unserved=("suffix", "template", "context", "images"),
-    dialect="ollama",
-    prefix="options.",
-)
 EMBED = Form(
     "OllamaEmbed",
     {
@@ -207,48 +188,43 @@ def _schema(form: str | dict[str, Any] | None) -> Any:
     return {"type": "object"} if form else None
 
 
-class AnswerLines:
-    """The reply of ``/api/chat`` or ``/api/generate``, whole and as lines."""
+def answer_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/api/chat`` or ``/api/generate``."""
+    (answer,) = answers
+    facts = _line(body, answer.text, _calls(answer), answer.reasoning) | _end_facts(answer)
+    if body["logprobs"]:
+        facts["logprobs"] = [with_top(one) for one in answer.logprobs]
+    return facts
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        """A reply to *body*."""
-        self._body = body
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The reply of a finished answer."""
-        (answer,) = answers
-        logprobs = {"logprobs": [with_top(one) for one in answer.logprobs]}
-        facts = self._line(answer.text, _calls(answer), answer.reasoning) | _end_facts(answer)
-        return facts | (logprobs if self._body["logprobs"] else {})
-
-    def empty(self, reason: str) -> dict[str, Any]:
-        """The reply to a body without a prompt, which has a model loaded or unloaded."""
-        return self._line("") | {"done": True, "done_reason": reason}
-
-    def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
-        """Lines of one piece."""
+async def answer_lines(body: Body, _head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/api/chat`` or ``/api/generate`` as lines."""
+    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
         if piece.text or piece.reasoning or piece.described:
             logprobs = {"logprobs": [with_top(piece.described)]} if piece.described else {}
-            part = self._line(piece.text, thinking=piece.reasoning)
+            part = _line(body, piece.text, thinking=piece.reasoning)
             yield part | {"done": False} | logprobs
+    # Calls are sent complete: Ollama's are objects, and part of one is not an object.
+    for call in _calls(answer):
+        yield _line(body, "", [call]) | {"done": False}
+    yield _line(body, "") | _end_facts(answer)
 
-    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Lines after the last piece."""
-        # Calls are sent complete: Ollama's are objects, and part of one is not an object.
-        for call in _calls(answers[0]):
-            yield self._line("", [call]) | {"done": False}
-        yield self._line("") | _end_facts(answers[0])
 
-    def _line(
-        self, text: str, calls: Sequence[dict[str, Any]] = (), thinking: str = ""
-    ) -> dict[str, Any]:
-        now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-        head = {"model": self._body["model"], "created_at": now}
-        thoughts = {"thinking": thinking} if thinking else {}
-        if "messages" not in self._body:
-            return head | {"response": text} | thoughts
-        message = {"role": "assistant", "content": text} | thoughts
-        return head | {"message": message | ({"tool_calls": [*calls]} if calls else {})}
+def empty_reply(body: Body, reason: str) -> dict[str, Any]:
+    """The reply to a body without a prompt, which has a model loaded or unloaded."""
+    return _line(body, "") | {"done": True, "done_reason": reason}
+
+
+def _line(
+    body: Body, text: str, calls: Sequence[dict[str, Any]] = (), thinking: str = ""
+) -> dict[str, Any]:
+    now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+    head = {"model": body["model"], "created_at": now}
+    thoughts = {"thinking": thinking} if thinking else {}
+    if "messages" not in body:
+        return head | {"response": text} | thoughts
+    message = {"role": "assistant", "content": text} | thoughts
+    return head | {"message": message | ({"tool_calls": [*calls]} if calls else {})}
 
 
 def seconds_of(keep_alive: float | str | None) -> float | None:
@@ -314,3 +290,29 @@ def parameter_size(count: int) -> str:
 def error_reply(message: str, *_: object) -> dict[str, str]:
     """The body of a reply with an error status."""
     return {"error": message}
+
+
+CHAT = Form(
+    "OllamaChat",
+    {**_ASKED, "messages": MESSAGES | {"minItems": 0, "maxItems": MAX_MESSAGES}, "tools": OBJECTS},
+    required=("model",),
+    dialect="ollama",
+    prefix="options.",
+    reply=answer_reply,
+    events=answer_lines,
+)
+GENERATE = Form(
+    "OllamaGenerate",
+    {
+        **_ASKED,
+        "prompt": TEXT,
+        "system": TEXT,
+        "raw": FLAG | {"description": "continue the prompt as it is"},
+    },
+    required=("model",),
+    unserved=("suffix", "template", "context", "images"),
+    dialect="ollama",
+    prefix="options.",
+    reply=answer_reply,
+    events=answer_lines,
+)

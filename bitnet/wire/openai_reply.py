@@ -12,19 +12,22 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.vectors import check_vectors, round_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.options import Precision
-    from bitnet.runtime.piece import CallDelta, FinishReason, Piece, TokenLogprob
+    from bitnet.runtime.piece import CallDelta, FinishReason, TokenLogprob
+    from bitnet.wire.fields import Body, Events, Pieces
 
 __all__ = [
     "STREAM",
-    "ChatReply",
-    "CompletionReply",
+    "chat_events",
     "chat_finish",
+    "chat_reply",
+    "completion_events",
+    "completion_reply",
     "embeddings_reply",
     "error_reply",
     "finish_of",
@@ -47,98 +50,85 @@ def reply_head(prefix: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}{secrets.token_hex(12)}", "created": created, "model": model}
 
 
-class ChatReply:
-    """The reply of ``/v1/chat/completions``, whole and as events."""
+def chat_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/chat/completions``; *answers* has one for each choice."""
+    choices = [
+        {
+            "index": index,
+            "message": message_of(answer),
+            "logprobs": chat_logprobs(answer.logprobs) if body["logprobs"] else None,
+            "finish_reason": chat_finish(answer),
+        }
+        for index, answer in enumerate(answers)
+    ]
+    counts = usage(answers, choices=len(answers))
+    return {**head, "object": "chat.completion", "choices": choices, "usage": counts}
 
-    def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
-        """The reply to *body*, each part of which begins with *head*."""
-        self._whole = {**head, "object": "chat.completion"}
-        self._head = {**head, "object": "chat.completion.chunk"}
-        self._has_logprobs = bool(body["logprobs"])
-        self._counts = bool((body["stream_options"] or {}).get("include_usage"))
-        self._begun: set[int] = set()
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The whole reply; *answers* has one for each choice."""
-        choices = [
-            {
-                "index": index,
-                "message": message_of(answer),
-                "logprobs": chat_logprobs(answer.logprobs) if self._has_logprobs else None,
-                "finish_reason": chat_finish(answer),
-            }
-            for index, answer in enumerate(answers)
-        ]
-        return self._whole | {"choices": choices, "usage": usage(answers, choices=len(answers))}
-
-    def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
-        """Events of one piece."""
-        if index not in self._begun:
-            self._begun.add(index)
-            yield self._event(index, {"role": "assistant", "content": ""})
-        logprobs = chat_logprobs([piece.described]) if piece.described else None
+async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/v1/chat/completions`` as events."""
+    head, answers = {**head, "object": "chat.completion.chunk"}, {}
+    async for index, piece, answer in pieces:
+        deltas: list[dict[str, Any]] = []
+        if index not in answers:
+            answers[index] = answer
+            deltas.append({"role": "assistant", "content": ""})
         if piece.reasoning:
-            yield self._event(index, {"reasoning_content": piece.reasoning})
+            deltas.append({"reasoning_content": piece.reasoning})
+        logprobs = chat_logprobs([piece.described]) if piece.described else None
+        for delta in deltas:
+            yield {**head, "choices": [_choice(index, delta)]}
         if piece.text or logprobs:
-            yield self._event(index, {"content": piece.text}, logprobs=logprobs)
+            yield {**head, "choices": [_choice(index, {"content": piece.text}, logprobs)]}
         for call in piece.calls:
-            yield self._event(index, {"tool_calls": [_call_delta(call)]})
+            yield {**head, "choices": [_choice(index, {"tool_calls": [_call_delta(call)]})]}
         if piece.finish_reason:
-            yield self._event(index, {}, finish=chat_finish(answer))
-
-    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Events after the last answer."""
-        if self._counts:
-            yield self._head | {"usage": usage(answers, choices=len(answers)), "choices": []}
-
-    def _event(
-        self, index: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._head | {"choices": [choice]}
+            yield {**head, "choices": [_choice(index, {}, finish=chat_finish(answer))]}
+    if counts_tokens(body):
+        in_order = [answers[index] for index in sorted(answers)]
+        yield {**head, "usage": usage(in_order, choices=len(answers)), "choices": []}
 
 
-class CompletionReply:
-    """The reply of ``/v1/completions``, whole and as events."""
+def _choice(
+    index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
-        """The reply to *body*, each part of which begins with *head*."""
-        self._head = {**head, "object": "text_completion"}
-        self._has_logprobs = body["logprobs"] is not None
-        self._choices = body["n"] or 1
-        self._echoes = bool(body["echo"])
-        self._counts = bool((body["stream_options"] or {}).get("include_usage"))
-        self._begun: set[int] = set()
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The whole reply; *answers* has those of a prompt together."""
-        choices = [
-            completion_choice(
-                index,
-                (answer.prompt_text if self._echoes else "") + answer.text,
-                finish_of(answer.finish_reason),
-                text_logprobs(answer.logprobs) if self._has_logprobs else None,
-            )
-            for index, answer in enumerate(answers)
-        ]
-        return self._head | {"choices": choices, "usage": usage(answers, choices=self._choices)}
+def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/completions``; *answers* has those of a prompt together."""
+    choices = [
+        completion_choice(
+            index,
+            (answer.prompt_text if body["echo"] else "") + answer.text,
+            finish_of(answer.finish_reason),
+            text_logprobs(answer.logprobs) if body["logprobs"] is not None else None,
+        )
+        for index, answer in enumerate(answers)
+    ]
+    counts = usage(answers, choices=body["n"] or 1)
+    return {**head, "object": "text_completion", "choices": choices, "usage": counts}
 
-    def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
-        """Events of one piece."""
+
+async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/v1/completions`` as events."""
+    head, answers = {**head, "object": "text_completion"}, {}
+    async for index, piece, answer in pieces:
         logprobs = text_logprobs([piece.described]) if piece.described else None
-        text = piece.text
-        if self._echoes and index not in self._begun:
-            text = answer.prompt_text + text
-        self._begun.add(index)
+        echoes = body["echo"] and index not in answers
+        text = (answer.prompt_text if echoes else "") + piece.text
+        answers[index] = answer
         if text or logprobs or piece.finish_reason:
             finish = finish_of(piece.finish_reason)
-            yield self._head | {"choices": [completion_choice(index, text, finish, logprobs)]}
+            yield {**head, "choices": [completion_choice(index, text, finish, logprobs)]}
+    if counts_tokens(body):
+        in_order = [answers[index] for index in sorted(answers)]
+        yield {**head, "usage": usage(in_order, choices=body["n"] or 1), "choices": []}
 
-    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Events after the last answer."""
-        if self._counts:
-            counts = usage(answers, choices=self._choices)
-            yield self._head | {"usage": counts, "choices": []}
+
+def counts_tokens(body: Body) -> bool:
+    """True if the last event of the reply to *body* has its usage."""
+    return bool((body["stream_options"] or {}).get("include_usage"))
 
 
 def _call_delta(delta: CallDelta) -> dict[str, Any]:

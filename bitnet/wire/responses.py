@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = ["RESPONSE", "ResponseItems", "error_reply", "response_requests", "response_schema"]
+__all__ = [
+    "RESPONSE", "error_reply", "response_events", "response_reply", "response_requests",
+    "response_schema",
+]  # fmt: skip
 
 PATH = "/v1/responses"
 STREAM = "named"  # events
@@ -164,7 +168,7 @@ def error_event(number: int, message: str, code: str, field: str | None = None) 
     return {"type": "error", "sequence_number": number, **facts}
 
 
-class ResponseItems:
+class _Items:
     """The items of one response, and the events that tell of them."""
 
     def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
@@ -205,25 +209,12 @@ class ResponseItems:
             "user": fields.get("user"),
         }
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The response when its answer has ended."""
-        (answer,) = answers
-        calls = tuple(
-            CallDelta(index, call.arguments, call.id, call.name)
-            for index, call in enumerate(answer.calls)
-        )
-        piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
-        for _ in self.of(0, piece, answer):
-            pass
-        *_, ended = self.end(answers)
-        return dict(ended["response"])
-
     def event(self, kind: str, **facts: Any) -> dict[str, Any]:
         """One event, with its number."""
         self._count += 1
         return {"type": kind, "sequence_number": self._count, **facts}
 
-    def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
+    def of(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
         if self._count < 0:
             begun = self._response | {"status": "in_progress", "output": []}
@@ -249,9 +240,8 @@ class ResponseItems:
                 self._output[-1]["arguments"] += call.arguments
                 yield self._item_event("function_call_arguments.delta", delta=call.arguments)
 
-    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Events after the last piece."""
-        (answer,) = answers
+    def end(self, answer: Answer) -> Iterator[dict[str, Any]]:
+        """Events after the last piece of *answer*."""
         if not self._output:
             yield from self._open_text("message", role="assistant")
         reason = answer.finish_reason
@@ -325,3 +315,26 @@ class ResponseItems:
 
     def _part_event(self, kind: str, **facts: Any) -> dict[str, Any]:
         return self._item_event(kind, content_index=0, **facts)
+
+
+def response_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/responses``."""
+    (answer,) = answers
+    items = _Items(body, head)
+    calls = tuple(
+        CallDelta(index, call.arguments, call.id, call.name)
+        for index, call in enumerate(answer.calls)
+    )
+    piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
+    *_, ended = (*items.of(piece), *items.end(answer))
+    return dict(ended["response"])
+
+
+async def response_events(body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/v1/responses`` as events."""
+    items = _Items(body, head)
+    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
+        for event in items.of(piece):
+            yield event
+    for event in items.end(answer):
+        yield event

@@ -5,91 +5,56 @@ The server and a batch read the same rows: how a body becomes requests, and answ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from bitnet.runtime.request import EVERYTHING
 from bitnet.wire import anthropic, llama_server, ollama, openai, openai_reply, responses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import Piece
-    from bitnet.runtime.request import Request
     from bitnet.wire.fields import Form
 
-__all__ = ["ROUTES", "Address", "Reply", "dialect_of"]
+__all__ = ["ROUTES", "dialect_of"]
 
 
-class Reply(Protocol):
-    """The reply to a body in its dialect, whole or as events."""
-
-    def whole(self, answers: Sequence[Answer]) -> Any:
-        """The whole reply, when all answers have ended."""
-
-    def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[Any]:
-        """Events of one piece of one answer."""
-
-    def end(self, answers: Sequence[Answer]) -> Iterator[Any]:
-        """Events after the last answer."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """An address that takes a POST and answers it.
-
-    Attributes:
-        tag: its API.
-        summary: what comes back, for the OpenAPI page.
-        about: the same at length.
-        form: of its bodies.
-        prefix: that the id of a reply begins with.
-        requests: the requests of a body, one for each prompt, and of the values of fields that it
-            leaves out.
-        reply: the reply to a body, whose id, time and model it is given.
-        tokens: most tokens of an answer whose body does not say it.
-        aliases: other addresses for it.
-    """
-
-    tag: str
-    summary: str
-    about: str
-    form: Form
-    prefix: str
-    requests: Callable[[Mapping[str, Any], Request], list[Request]]
-    reply: Callable[[Mapping[str, Any], Mapping[str, Any]], Reply]
-    tokens: int = EVERYTHING
-    aliases: tuple[str, ...] = ()
-
-
-ROUTES = {
-    "/v1/chat/completions": Address(
-        "OpenAI", "The next message of a conversation",
-        "Answer in the model's own chat template; ``stream`` sends server-sent events.",
-        openai.CHAT, "chatcmpl-", openai.chat_requests, openai_reply.ChatReply,
+#: The form of each address.
+ROUTES: dict[str, Form] = {
+    "/v1/chat/completions": replace(
+        openai.CHAT,
+        tag="OpenAI", summary="The next message of a conversation",
+        about="Answer in the model's own chat template; ``stream`` sends server-sent events.",
+        id_prefix="chatcmpl-", requests=openai.chat_requests,
+        reply=openai_reply.chat_reply, events=openai_reply.chat_events,
         aliases=("/chat/completions",),  # as llama.cpp's server has it
     ),
-    "/v1/completions": Address(
-        "OpenAI", "The continuation of texts",
-        "Continue ``prompt``; ``stream`` sends server-sent events.",
-        openai.COMPLETION, "cmpl-", openai.completion_requests, openai_reply.CompletionReply,
+    "/v1/completions": replace(
+        openai.COMPLETION,
+        tag="OpenAI", summary="The continuation of texts",
+        about="Continue ``prompt``; ``stream`` sends server-sent events.",
+        id_prefix="cmpl-", requests=openai.completion_requests,
+        reply=openai_reply.completion_reply, events=openai_reply.completion_events,
         tokens=openai.DEFAULT_COMPLETION_TOKENS, aliases=("/completions",),
     ),
-    "/v1/responses": Address(
-        "OpenAI", "The next items of a conversation",
-        "Answer in the model's own chat template; ``stream`` sends OpenAI's events of responses.",
-        responses.RESPONSE, "resp_", responses.response_requests, responses.ResponseItems,
+    "/v1/responses": replace(
+        responses.RESPONSE,
+        tag="OpenAI", summary="The next items of a conversation",
+        about="Answer in the model's own chat template; ``stream`` sends OpenAI's events of "
+        "responses.",
+        id_prefix="resp_", requests=responses.response_requests,
+        reply=responses.response_reply, events=responses.response_events,
     ),
-    "/v1/messages": Address(
-        "Anthropic", "The next message of a conversation, as Anthropic has it",
-        "Answer in the model's own chat template; ``stream`` sends Anthropic's events.",
-        anthropic.MESSAGE, "msg_", anthropic.message_requests, anthropic.MessageReply,
+    "/v1/messages": replace(
+        anthropic.MESSAGE,
+        tag="Anthropic", summary="The next message of a conversation, as Anthropic has it",
+        about="Answer in the model's own chat template; ``stream`` sends Anthropic's events.",
+        id_prefix="msg_", requests=anthropic.message_requests,
+        reply=anthropic.message_reply, events=anthropic.message_events,
     ),
-    "/completion": Address(
-        "llama-server", "The continuation of a text, as llama.cpp's server has it",
-        "Continue ``prompt``; ``stream`` sends events without a last word.",
-        llama_server.COMPLETION, "", llama_server.completion_requests, llama_server.CompletionLines,
+    "/completion": replace(
+        llama_server.COMPLETION,
+        tag="llama-server", summary="The continuation of a text, as llama.cpp's server has it",
+        about="Continue ``prompt``; ``stream`` sends events without a last word.",
+        requests=llama_server.completion_requests,
+        reply=llama_server.completion_reply, events=llama_server.completion_events,
     ),
 }  # fmt: skip
 

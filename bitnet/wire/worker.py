@@ -10,20 +10,14 @@ from bitnet.wire.openai import ANSWER, UNSERVED, continuation
 from bitnet.wire.openai_reply import finish_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import Piece
     from bitnet.runtime.request import Request
+    from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = ["DETOKENIZE", "INFERENCE", "TOKENIZE", "InferenceReply", "inference_requests"]
+__all__ = ["DETOKENIZE", "INFERENCE", "TOKENIZE", "inference_requests"]
 
-INFERENCE = Form(
-    "InferenceRequest",
-    {**ANSWER, "prompt": TEXT, "stream": FLAG},
-    required=("prompt",),
-    unserved=UNSERVED,
-)
 TOKENIZE = Form(
     "TokenizeRequest",
     {"content": TEXT, "model": TEXT, "add_special": FLAG, "with_pieces": FLAG},
@@ -45,31 +39,33 @@ def inference_requests(body: Mapping[str, Any], default: Request) -> list[Reques
     return [replace(continuation(body, default), prompt=body["prompt"])]
 
 
-class InferenceReply:
-    """The reply of ``/v1/inference``, whole and as events."""
+def inference_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/inference``."""
+    (answer,) = answers
+    return {
+        **head,
+        "text": answer.text,
+        "tokens": answer.ids,
+        "tokens_generated": answer.stats.tokens,
+        "prompt_tokens": answer.stats.prompt_tokens,
+        "cached_tokens": answer.stats.reused_tokens,
+        "finish_reason": finish_of(answer.finish_reason),
+    }
 
-    def __init__(self, head: Mapping[str, Any]) -> None:
-        """A reply that begins with *head*."""
-        self._head = head
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The reply of a finished answer."""
-        (answer,) = answers
-        return {
-            **self._head,
-            "text": answer.text,
-            "tokens": answer.ids,
-            "tokens_generated": answer.stats.tokens,
-            "prompt_tokens": answer.stats.prompt_tokens,
-            "cached_tokens": answer.stats.reused_tokens,
-            "finish_reason": finish_of(answer.finish_reason),
-        }
-
-    def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
-        """Events of one piece."""
+async def inference_events(body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/v1/inference`` as events."""
+    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
         if piece.text:
             yield {"text": piece.text}
+    yield inference_reply(body, head, [answer]) | {"done": True}
 
-    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Events after the last piece."""
-        yield self.whole(answers) | {"done": True}
+
+INFERENCE = Form(
+    "InferenceRequest",
+    {**ANSWER, "prompt": TEXT, "stream": FLAG},
+    required=("prompt",),
+    unserved=UNSERVED,
+    reply=inference_reply,
+    events=inference_events,
+)

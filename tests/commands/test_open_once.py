@@ -43,7 +43,7 @@ def test_serve_opens_the_file_once(bitnet, model, opened, monkeypatch):
     served = []
     monkeypatch.setattr(
         "bitnet.server.run.run",
-        lambda models, *_rest, **_more: served.append(models.default.worker.model.path),
+        lambda models, *_rest, **_more: served.append(models.default.model.path),
     )
     assert bitnet("serve", "--model", model, "--port", 0).code == 0
     assert served == opened == [model]

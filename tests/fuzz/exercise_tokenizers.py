@@ -17,9 +17,7 @@ from bitnet import load
 from bitnet.base.errors import BitnetError
 from bitnet.runtime.request import Request
 from bitnet.server import exchange, refusals
-from bitnet.server.metrics import Metrics
-from bitnet.server.narration import Narrator
-from bitnet.server.worker import Worker, WorkerLimits
+from bitnet.server.slot import Slot
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
@@ -96,19 +94,19 @@ def server_body(data):
     for form, requests_of in requests:
         with suppress(BitnetError, refusals.Refused):
             for request in requests_of(form.parse(data)):
-                exchange.prepare_sequences(request, inner, 1)
+                exchange.prepare_sequences(request, inner, 1, 64)
 
 
 @cache
 def _served():
-    """A model behind a worker that never runs: what a body asks for is prepared, and left."""
+    """A model in a slot that never runs: what a body asks for is prepared, and left."""
     template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% endfor %}"
     with tempfile.TemporaryDirectory() as folder:
         path = tiny_gguf(Path(folder) / "tiny.gguf", **{"tokenizer.chat_template": template})
         model = load(path)
-    narrate = Narrator(lambda line: None, worker_id="w1")
-    limits = WorkerLimits(max_output_tokens=64)
-    return Worker("tiny", model, Metrics().of("tiny"), limits, narrate)
+    slot = Slot("tiny", path, None, None)
+    slot.fill(model, max_batch=8)
+    return slot
 
 
 def _opened(data, name, read):

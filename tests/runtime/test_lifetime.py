@@ -12,8 +12,7 @@ from bitnet.formats.mapped_file import MappedFile
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.server.metrics import Metrics
-from bitnet.server.worker import Worker, WorkerLimits
+from bitnet.server.slot import Slot
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -65,9 +64,10 @@ def a_scheduler(model):
 
 
 def a_worker(model):
-    worker = Worker("tiny", model, Metrics().of("tiny"), WorkerLimits(), lambda *_: None)
-    worker.start()
-    worker.stop()
+    slot = Slot("tiny", model.path, None, None)
+    slot.fill(model, max_batch=8)
+    slot.start()
+    slot.stop()
 
 
 USES = (

@@ -233,36 +233,38 @@ def test_a_daemon_thread_inside_a_pass_does_not_disturb_the_exit(run, count):
 @needs_fork
 def test_a_server_worker_refuses_jobs_in_a_child_that_has_not_its_thread(run):
     script = """
-    import asyncio, os, sys, time
-    from starlette.requests import Request as HttpRequest
+    import os, sys
     import bitnet
+    from bitnet.runtime.answer import Answer
     from bitnet.runtime.request import Request
     from bitnet.server.refusals import Refused
     from bitnet.server.metrics import Metrics
-    from bitnet.server.worker import Order, Worker, WorkerLimits
+    from bitnet.server.slot import Slot
 
     model = bitnet.load(sys.argv[1])
-    limits = WorkerLimits(max_batch=1, queue=1, deadline_s=9)
-    worker = Worker("tiny", model, Metrics().of("tiny"), limits, lambda *_: None)
+    slot = Slot("tiny", model.path, None, None)
+    slot.watch(Metrics().of("tiny"))
+    slot.places = 2
+    slot.fill(model, max_batch=1)
 
-    async def one_answer():
-        asked = HttpRequest({"type": "http", "state": {"deadline": time.monotonic() + 9}})
-        order = Order(asked, None, {}, worker)
-        await worker.submit(order, lambda: [worker.prepare([5, 9], Request(max_tokens=1))], 1)
-        worker.cancel(order)
+    def one_answer():
+        with slot.place() as reservation:
+            sequence = slot.prepare([5, 9], Request(max_tokens=1))
+            slot.submit([Answer(model.tokenizer, sequence)], [lambda piece: None])
+            reservation.clear()
 
-    worker.start()
-    asyncio.run(one_answer())
+    slot.start()
+    one_answer()
     if not (pid := os.fork()):
         try:
-            asyncio.run(one_answer())
+            one_answer()
         except Refused as refused:
             print(refused.status, refused, flush=True)
-        worker.stop()
+        slot.stop()
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    worker.stop()
+    slot.stop()
     """
     said = succeeded(run(script))
     assert said.startswith("503 this process was forked")

@@ -9,7 +9,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.server import connection, guard
-from bitnet.server.worker import Worker
+from bitnet.server.slot import Slot
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}"
@@ -99,11 +99,11 @@ def slow(monkeypatch):
 def cancelled(monkeypatch):
     """Set once the worker has been told that a client has gone."""
     told = threading.Event()
-    cancel = Worker.cancel
+    cancel = Slot.cancel
 
-    def tell(self, order):
-        cancel(self, order)
+    def tell(self, answers):
+        cancel(self, answers)
         told.set()
 
-    monkeypatch.setattr(Worker, "cancel", tell)
+    monkeypatch.setattr(Slot, "cancel", tell)
     return told

@@ -70,7 +70,7 @@ def test_half_a_request_behind_a_whole_one_does_not_cost_its_answer(serving, slo
     content = json.dumps(BODY).encode()
     with connected(worker) as one:
         one.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content + b"GET / HT")
-        until(lambda: worker.worker.open_jobs == 1)
+        until(lambda: worker.slot.open_jobs == 1)
         monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 0.1)
         slow()
         assert answer(one).startswith(b"HTTP/1.1 200")
@@ -81,7 +81,7 @@ def test_a_body_that_does_not_end_is_given_up(worker, monkeypatch):
     with connected(worker) as one:
         one.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
         assert b" 408 " in everything(one).partition(b"\r\n")[0]
-    assert worker.worker.open_jobs == 0
+    assert worker.slot.open_jobs == 0
 
 
 def test_who_never_reads_is_cut_off(serving, monkeypatch):
@@ -174,7 +174,7 @@ def test_an_event_stays_on_its_line_whatever_is_in_it(as_json):
 def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
     monkeypatch.setattr(exchange, "DEFAULT_TOKENS", 8)
     body = CHAT.read({"messages": [{"role": "user", "content": "a"}]})
-    inner = worker.worker
+    inner = worker.slot
     monkeypatch.setattr(inner, "limits", replace(inner.limits, max_output_tokens=1000))
     monkeypatch.setattr(inner, "fair_positions", share)
     (sequence,) = exchange.prepare_sequences(*chat_requests(body), inner, 1)
@@ -183,14 +183,14 @@ def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatc
 
 
 def test_the_share_of_an_answer_is_what_fits_as_often_as_answers_are_written(serving):
-    assert serving(max_batch=2).worker.fair_positions == 64
-    page = serving().worker._scheduler.new_cache().cost(64, 1)
-    assert serving(max_batch=2, kv_budget_bytes=2 * page).worker.fair_positions == 64
-    assert serving(max_batch=2, kv_budget_bytes=2 * page - 1).worker.fair_positions == 0
+    assert serving(max_batch=2).slot.fair_positions == 64
+    page = serving().slot._scheduler.new_cache().cost(64, 1)
+    assert serving(max_batch=2, kv_budget_bytes=2 * page).slot.fair_positions == 64
+    assert serving(max_batch=2, kv_budget_bytes=2 * page - 1).slot.fair_positions == 0
 
 
 def test_an_answer_that_never_fits_the_memory_is_refused_as_such(serving, tmp_path):
-    page = serving().worker._scheduler.new_cache().cost(64, 1)
+    page = serving().slot._scheduler.new_cache().cost(64, 1)
     long = tiny_gguf(tmp_path / "long.gguf", **{"llama.context_length": 256})
     with listening(long, kv_budget_bytes=page) as worker:
         assert worker.post("/v1/inference", {"prompt": "a", "max_tokens": 48}).status_code == 200
@@ -212,14 +212,14 @@ def test_vectors_are_computed_part_by_part(worker):
         return [one["embedding"] for one in worker.post("/v1/embeddings", body).json()["data"]]
 
     whole = vectors()
-    worker.worker._scheduler.prefill_chunk = 4
+    worker.slot._scheduler.prefill_chunk = 4
     for part, expected in zip(vectors(), whole, strict=True):
         assert part == pytest.approx(expected, abs=1e-4)
 
 
 def test_vectors_wait_in_the_queue_like_answers(serving):
     worker = serving(max_batch=1, queue=1)
-    inner = worker.worker
+    inner = worker.slot
     with inner.place(), inner.place():
         assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 429
     assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 200

@@ -14,7 +14,8 @@ from waiting import PATIENCE_S, until
 from bitnet.runtime import request
 from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.structured import Grammars
-from bitnet.server import worker as server_worker
+from bitnet.server import models as server_models
+from bitnet.server.slot import Slot
 
 LONG = {"prompt": "ab", "max_tokens": 40}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
@@ -68,7 +69,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(work
     go_on = threading.Event()
     monkeypatch.setattr(Grammars, "_compile", lambda *_: go_on.wait(PATIENCE_S))
     with monkeypatch.context() as hasty:
-        hasty.setattr(server_worker, "COMPILE_S", 0.1)
+        hasty.setattr(server_models, "COMPILE_S", 0.1)
         reply = worker.post("/v1/chat/completions", ANY)
     go_on.set()
     assert reply.status_code == 400
@@ -87,13 +88,13 @@ def test_an_innocent_schema_behind_slow_ones_is_asked_to_come_again(worker, monk
         raise MemoryError
 
     monkeypatch.setattr(Grammars, "_compile", slow)
-    with ThreadPoolExecutor(server_worker.COMPILING) as pool:
+    with ThreadPoolExecutor(server_models.COMPILING) as pool:
         blocking = [
             pool.submit(worker.post, "/v1/chat/completions", ANY)
-            for _ in range(server_worker.COMPILING)
+            for _ in range(server_models.COMPILING)
         ]
         assert all(begun.acquire(timeout=PATIENCE_S) for _ in blocking)
-        monkeypatch.setattr(server_worker, "TURN_S", 0.1)
+        monkeypatch.setattr(server_models, "TURN_S", 0.1)
         reply = worker.post("/v1/chat/completions", ANY)
         go_on.set()
         assert {one.result().status_code for one in blocking} == {500}
@@ -106,7 +107,7 @@ def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
     reply = worker.post("/v1/chat/completions", schema(3000))
     assert reply.status_code == 400
     assert "grammar" in reply.json()["error"]["message"]
-    assert worker.worker.open_jobs == 0
+    assert worker.slot.open_jobs == 0
     assert worker.post("/v1/inference", LONG).status_code == 200
 
 
@@ -128,7 +129,7 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         bad = pool.submit(worker.post, "/v1/inference", LONG | {"temperature": 7.0, "top_k": 0})
-        until(lambda: worker.worker.open_jobs == 3)
+        until(lambda: worker.slot.open_jobs == 3)
         slow()
         assert bad.result().status_code == 500
         assert "secret" not in bad.result().text
@@ -139,9 +140,9 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
 
 def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow, monkeypatch):
     worker = serving(max_batch=4)
-    model = worker.worker.model.model
+    model = worker.slot.model.model
     hidden = type(model).hidden
-    poison = worker.worker.model.tokenizer.encode("zzz", add_special=False)
+    poison = worker.slot.model.tokenizer.encode("zzz", add_special=False)
 
     def breaks(self, segments, *adapters):
         if any(list(segment.tokens)[-3:] == poison for segment in segments):
@@ -152,7 +153,7 @@ def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow,
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         bad = pool.submit(worker.post, "/v1/inference", LONG | {"prompt": "zzz"})
-        until(lambda: worker.worker.open_jobs == 3)
+        until(lambda: worker.slot.open_jobs == 3)
         slow()
         assert bad.result().status_code == 500
         assert [one.result().json()["tokens_generated"] for one in good] == [40, 40]
@@ -162,11 +163,11 @@ def test_a_dead_thread_fails_everything_and_says_so(serving, slow, monkeypatch):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.post, "/v1/inference", LONG)
-        until(lambda: worker.worker.open_jobs == 1)
-        monkeypatch.setattr(server_worker.Worker, "_step", lambda self: 1 / 0)
+        until(lambda: worker.slot.open_jobs == 1)
+        monkeypatch.setattr(Slot, "_step", lambda self: 1 / 0)
         slow()
         assert waiting.result().status_code == 503
-    until(lambda: not worker.worker.alive)
+    until(lambda: not worker.slot.alive)
     live = worker.http.get("/health/live")
     assert (live.status_code, live.json()["status"]) == (503, "dead")
     assert worker.http.get("/health/ready").status_code == 503
@@ -175,8 +176,8 @@ def test_a_dead_thread_fails_everything_and_says_so(serving, slow, monkeypatch):
 
 DIES = """
 import sys
-from bitnet.server.worker import Worker
-Worker._step = lambda self: 1 / 0
+from bitnet.server.slot import Slot
+Slot._step = lambda self: 1 / 0
 from bitnet.__main__ import main
 sys.argv[1:] = ["serve", "--model", sys.argv[1], "--port", "0"]
 main()
@@ -212,8 +213,8 @@ def test_a_worker_that_drains_says_so_on_new_connections(serving, slow):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(worker.post, "/v1/inference", LONG)
-        until(lambda: worker.worker.open_jobs == 1)
-        worker.worker.drain()
+        until(lambda: worker.slot.open_jobs == 1)
+        worker.slot.drain()
         assert worker.http.get("/health/ready").json()["status"] == "draining"
         slow()
         assert running.result().status_code == 200
@@ -221,7 +222,7 @@ def test_a_worker_that_drains_says_so_on_new_connections(serving, slow):
 
 def test_texts_are_prepared_in_threads_of_their_own(worker, monkeypatch):
     names = []
-    tokenizer = type(worker.worker.model.tokenizer)
+    tokenizer = type(worker.slot.model.tokenizer)
     encode = tokenizer.encode
 
     def noted(self, *args, **more):
@@ -244,10 +245,10 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
     passes = []
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(worker.post, "/v1/inference", LONG)
-        until(lambda: worker.worker._running)
+        until(lambda: worker.slot._running)
         vectors = pool.submit(worker.post, "/v1/embeddings", {"input": inputs})
-        until(lambda: worker.worker._inbox)
-        scheduler = worker.worker._scheduler
+        until(lambda: worker.slot._inbox)
+        scheduler = worker.slot._scheduler
         run = scheduler._run
         scheduler._run = lambda parts: passes.append(len(parts)) or run(parts)
         slow()
@@ -258,10 +259,10 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
 
 
 def test_vectors_keep_to_the_memory_for_keys_and_values(serving, tmp_path):
-    page = serving().worker._scheduler.new_cache().cost(64, 1)
+    page = serving().slot._scheduler.new_cache().cost(64, 1)
     worker = serving(max_batch=2, kv_budget_bytes=page)
     seen = []
-    scheduler = worker.worker._scheduler
+    scheduler = worker.slot._scheduler
     step = scheduler.step
     scheduler.step = lambda: (step(), seen.append(scheduler.kv_bytes))[0]
     assert worker.post("/v1/embeddings", {"input": ["ab"] * 5}).status_code == 200

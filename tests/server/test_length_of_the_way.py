@@ -46,15 +46,12 @@ def passed(serving):
 
 #: Types that carry the request, its answer or the model that gives it.
 CARRIERS = {
-    *("Guard", "Models", "Slot", "Worker", "LanguageModel", "Scheduler"),
-    *("Form", "Request", "SamplingParams", "Order", "Sequence", "Piece", "Answer", "Stats"),
-    "ChatReply",
+    *("Guard", "Models", "Slot", "LanguageModel", "Scheduler"),
+    *("Form", "Request", "SamplingParams", "Sequence", "Piece", "Answer", "Stats"),
 }
-#: Types beside the way: the row of the address, the reuse of prefixes, the choice of a token,
-#: limits, the connection, and what reports.
-OTHERS = {
-    *("Address", "PrefixCache", "Sampler", "WorkerLimits", "PatientProtocol", "Narrator"),
-}
+#: Types beside the way: the reuse of prefixes, the choice of a token, the connection, and what
+#: reports.
+OTHERS = {"PrefixCache", "Sampler", "PatientProtocol", "Narrator"}
 
 
 def test_a_streamed_chat_passes_few_files_and_types(passed):

@@ -12,7 +12,6 @@ from waiting import until
 from bitnet import load
 from bitnet.base.errors import InferenceError
 from bitnet.server.loading import memory_of
-from bitnet.server.worker import WorkerLimits
 
 ASK = {"prompt": "ab", "max_tokens": 5, "temperature": 0}
 
@@ -194,7 +193,7 @@ def test_one_that_is_used_is_not_unloaded(serve, slow):
 def budget_for_one(path):
     """Memory that one of the models takes, and half of it."""
     source = slot_of(path)
-    one = memory_of(source.open(), None, WorkerLimits())
+    one = memory_of(source.open(), None, 8, None)
     return one + one // 2
 
 
@@ -213,7 +212,7 @@ def test_one_that_is_used_does_not_make_room_until_it_is_not(serve, paths, slow)
     worker = serve(memory_bytes=budget_for_one(paths[0]))
     with ThreadPoolExecutor(2) as pool:
         using = pool.submit(ask, worker, "a")
-        until(lambda: worker.models.find("a").worker)
+        until(lambda: worker.models.find("a").loaded)
         waiting = pool.submit(ask, worker, "b")
         until(lambda: states(worker)["b"] == "waiting")
         assert states(worker)["a"] == "loaded"

@@ -87,7 +87,7 @@ def test_nginx_shares_out_and_leaves_out_a_worker_that_is_gone(serving, tmp_path
         assert len(answers) == 1
         assert any("inference_start" in line for line in first.lines)
         assert any("inference_start" in line for line in second.lines)
-        second.worker.drain()  # answers 503 from here on
+        second.slot.drain()  # answers 503 from here on
         for _ in range(6):
             assert http.post("/v1/inference", json=body).status_code == 200
 

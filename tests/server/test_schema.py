@@ -73,7 +73,7 @@ def test_no_body_breaks_the_worker(worker, path):
             ask()
     assert set(seen) & {400, 413}
     assert worker.http.get("/health/ready").status_code == 200
-    assert worker.worker.open_jobs == 0
+    assert worker.slot.open_jobs == 0
 
 
 def _bounded(body):

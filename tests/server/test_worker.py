@@ -13,9 +13,9 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from bitnet import load
+from bitnet.runtime import scheduler
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.server import connection
-from bitnet.server import worker as server_worker
 
 LONG = {"prompt": "ab", "max_tokens": 40}
 
@@ -52,7 +52,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serving, slow):
     worker = serving(max_batch=1, queue=1)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
-        until(lambda: worker.worker.open_jobs == 2)
+        until(lambda: worker.slot.open_jobs == 2)
         refused = worker.post("/v1/inference", LONG)
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
@@ -67,14 +67,14 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serving, slow):
 def test_a_client_that_goes_frees_its_place(serving, slow, cancelled, passes):
     worker = serving(max_batch=1, queue=1)
     connection = open_stream(worker, LONG)
-    until(lambda: worker.worker.open_jobs == 1)
+    until(lambda: worker.slot.open_jobs == 1)
     slow(passes)
     if passes:
         assert b"200 OK" in connection.recv(100)
     connection.close()
     assert cancelled.wait(PATIENCE_S)
     slow()
-    until(lambda: worker.worker.open_jobs == 0)
+    until(lambda: worker.slot.open_jobs == 0)
     text = worker.http.get("/metrics").text
     assert 'bitnet_answers_total{finish="cancelled",model_name="tiny"} 1.0' in text
     assert worker.post("/v1/inference", LONG).status_code == 200
@@ -88,10 +88,10 @@ def test_a_client_that_goes_before_a_whole_answer_frees_its_place_too(serving, s
             b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
         )
-        until(lambda: worker.worker.open_jobs == 1)
+        until(lambda: worker.slot.open_jobs == 1)
     assert cancelled.wait(PATIENCE_S)
     slow()
-    until(lambda: worker.worker.open_jobs == 0)
+    until(lambda: worker.slot.open_jobs == 0)
     assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
@@ -116,7 +116,7 @@ def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, st
             b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
         )
-        until(lambda: worker.worker.open_jobs == 1)
+        until(lambda: worker.slot.open_jobs == 1)
         slow(3)
         half.shutdown(socket.SHUT_WR)
         got = b""
@@ -193,7 +193,8 @@ def late(serving, monkeypatch):
         return time.monotonic() + (1000 if len(passes) > 3 else 0)
 
     monkeypatch.setattr(Scheduler, "step", counted)
-    monkeypatch.setattr(server_worker, "time", SimpleNamespace(monotonic=monotonic))
+    clock = SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter)
+    monkeypatch.setattr(scheduler, "time", clock)
     return serving(deadline_s=900)
 
 
@@ -255,8 +256,8 @@ def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(worker.post, "/v1/inference", LONG)
-        until(lambda: worker.worker.open_jobs == 1)
-        worker.worker.drain()
+        until(lambda: worker.slot.open_jobs == 1)
+        worker.slot.drain()
         refused = worker.post("/v1/inference", LONG)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "5"
@@ -271,8 +272,8 @@ def test_what_has_written_nothing_at_a_drain_is_refused_and_not_empty(serving, s
     with ThreadPoolExecutor(3) as pool:
         replies = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         replies.append(pool.submit(worker.post, "/v1/inference", LONG | {"stream": True}))
-        until(lambda: worker.worker.open_jobs == 3)
-        worker.worker.drain(0)
+        until(lambda: worker.slot.open_jobs == 3)
+        worker.slot.drain(0)
         slow()
         statuses = [reply.result().status_code for reply in replies]
     refused = [reply.result() for reply in replies if reply.result().status_code == 503]
@@ -288,7 +289,7 @@ def test_metrics_stand_under_the_names_of_other_servers_too(serving, slow):
     body = {"prompt": "abcdef", "max_tokens": 5}
     with ThreadPoolExecutor() as pool:
         replies = [pool.submit(worker.post, "/v1/inference", body) for _ in range(2)]
-        until(lambda: worker.worker.open_jobs == 2)
+        until(lambda: worker.slot.open_jobs == 2)
         slow(1)
         until(lambda: 'vllm:num_requests_running{model_name="tiny"} 1.0' in metrics_of(worker))
         text = metrics_of(worker)

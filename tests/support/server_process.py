@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import threading
 import time
-from dataclasses import fields
 from types import SimpleNamespace
 
 import httpx
@@ -16,10 +15,10 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
-from bitnet.server.models import Models, Slot
+from bitnet.server.models import Models
 from bitnet.server.narration import Narrator
 from bitnet.server.options import ServeOptions
-from bitnet.server.worker import WorkerLimits
+from bitnet.server.slot import Slot
 
 # Uvicorn looks ten times a second whether it is to end; here a hundred times.
 uvicorn.server.asyncio = SimpleNamespace(
@@ -32,7 +31,7 @@ class Running:
 
     def __init__(self, models, server, lines):
         self.models = models
-        self.worker = models.default.worker
+        self.slot = models.default
         self.lines = lines
         self.port = server.servers[0].sockets[0].getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
@@ -61,10 +60,7 @@ def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
     lines = [] if lines is None else lines
     metrics, narrate = Metrics(), Narrator(lines.append, worker_id="w1")
     options = {"max_output_tokens": 48} | options
-    limits = WorkerLimits(
-        **{one.name: options.pop(one.name) for one in fields(WorkerLimits) if one.name in options}
-    )
-    with Models(slots, metrics, narrate, limits, **options) as models:
+    with Models(slots, metrics, narrate, **options) as models:
         if loaded:
             models.pin(models.default, slots[0].load(slots[0].open()))
         app_options = dict(app_options or {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from bitnet.server.exchange import compute, open_order, prepare, taking
+from bitnet.server.exchange import body_of, compute, open_slot, prepare, taking
 from bitnet.wire.anthropic import COUNT, message_requests
 
 router = APIRouter(tags=["Anthropic"])
@@ -17,10 +17,11 @@ router = APIRouter(tags=["Anthropic"])
 )
 async def count_tokens(request: Request) -> dict[str, int]:
     """Number of tokens in the prompt of the same request to ``/v1/messages``."""
-    order = await open_order(request, COUNT)
+    body = await body_of(request, COUNT)
+    slot = await open_slot(request, body["model"])
 
     def count() -> int:
-        (asked,) = message_requests(order.body)
-        return len(prepare(asked, order.worker)[0])
+        (asked,) = message_requests(body)
+        return len(prepare(asked, slot)[0])
 
-    return {"input_tokens": await compute(order, count)}
+    return {"input_tokens": await compute(request, slot, COUNT, count)}

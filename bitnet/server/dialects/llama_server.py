@@ -15,7 +15,15 @@ from bitnet import __version__
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.exchange import compute, open_order, respond, slot_of, taking, worker_of
+from bitnet.server.exchange import (
+    body_of,
+    compute,
+    name_of,
+    open_slot,
+    respond,
+    slot_of,
+    taking,
+)
 from bitnet.server.refusals import Refused
 from bitnet.wire.fields import without_nulls
 from bitnet.wire.llama_server import (
@@ -23,7 +31,6 @@ from bitnet.wire.llama_server import (
     EMBED,
     INFILL,
     TEMPLATE,
-    CompletionLines,
     infill_requests,
 )
 from bitnet.wire.openai import EMBEDDING
@@ -41,9 +48,10 @@ router = APIRouter(tags=["llama-server"])
 )
 async def infill(request: Request) -> Response:
     """Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can."""
-    order = await open_order(request, INFILL)
-    make = partial(infill_requests, order.body, order.worker.model.tokenizer)
-    return await respond(order, make, CompletionLines(order.body, {"model": order.name}))
+    body = await body_of(request, INFILL)
+    slot = await open_slot(request, body["model"])
+    make = partial(infill_requests, body, slot.model.tokenizer)
+    return await respond(request, slot, INFILL, body, make, {"model": name_of(slot, body)})
 
 
 @router.post(
@@ -53,31 +61,32 @@ async def infill(request: Request) -> Response:
 )
 async def apply_template(request: Request) -> dict[str, str]:
     """The prompt of a chat, without answering it."""
-    order = await open_order(request, TEMPLATE)
-    body = order.body
+    body = await body_of(request, TEMPLATE)
+    slot = await open_slot(request, body["model"])
 
     def render() -> str:
         asked = ModelRequest(messages=without_nulls(body["messages"]), tools=body["tools"])
         asked.check()
-        return conversation_text(order.worker.model.tokenizer, asked)[0]
+        return conversation_text(slot.model.tokenizer, asked)[0]
 
-    return {"prompt": await compute(order, render)}
+    return {"prompt": await compute(request, slot, TEMPLATE, render)}
 
 
 @router.get("/props", summary="Facts about a model, which is loaded")
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """Chat template, context length and number of slots."""
-    worker = await worker_of(request, model)
-    tokenizer = worker.model.tokenizer
+    slot = await open_slot(request, model)
+    models: Models = request.app.state.models
+    tokenizer = slot.model.tokenizer
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     return {
-        "default_generation_settings": {"n_ctx": worker.model.context, "params": DEFAULTS},
-        "total_slots": worker.limits.max_batch,
-        "model_alias": worker.name,
-        "model_path": worker.model.path.name,
+        "default_generation_settings": {"n_ctx": slot.model.context, "params": DEFAULTS},
+        "total_slots": models.max_batch,
+        "model_alias": slot.name,
+        "model_path": slot.model.path.name,
         "chat_template": tokenizer.chat_template or "",
         "bos_token": text(tokenizer.bos_id),
         "eos_token": text(tokenizer.eos_id),
@@ -92,12 +101,10 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
 
     There is none while the model is not loaded.
     """
-    worker = slot_of(request, model).worker
-    if worker is None:
-        return []
+    slot, models = slot_of(request, model), request.app.state.models
     return [
-        {"id": slot, "n_ctx": worker.model.context, "is_processing": slot < worker.open_jobs}
-        for slot in range(worker.limits.max_batch)
+        {"id": index, "n_ctx": slot.model.context, "is_processing": index < slot.open_jobs}
+        for index in range(models.max_batch if slot.loaded else 0)
     ]
 
 
@@ -117,7 +124,9 @@ async def health(request: Request) -> JSONResponse:
 )
 async def embedding(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in the form of llama.cpp's server."""
-    order = await open_order(request, EMBED)
-    reply = await embed_body(order, EMBEDDING.read({"input": order.body["content"]}))
+    body = await body_of(request, EMBED)
+    slot = await open_slot(request, body["model"])
+    asked = EMBEDDING.read({"input": body["content"], "model": body["model"]})
+    reply = await embed_body(request, slot, EMBED, asked)
     rows = [{"index": row["index"], "embedding": [row["embedding"]]} for row in reply["data"]]
     return JSONResponse(rows)

@@ -12,16 +12,16 @@ from fastapi.responses import JSONResponse, Response
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.server.dialects.openai import embed_body
-from bitnet.server.exchange import body_of, compute, open_order, respond, slot_of, taking
+from bitnet.server.exchange import body_of, compute, open_slot, respond, slot_of, taking
 from bitnet.wire.ollama import (
     CHAT,
     EMBED,
     EMBED_ONE,
     GENERATE,
     SHOW,
-    AnswerLines,
     chat_requests,
     check_options,
+    empty_reply,
     generate_requests,
     parameter_size,
     seconds_of,
@@ -30,8 +30,8 @@ from bitnet.wire.ollama import (
 from bitnet.wire.openai import EMBEDDING
 
 if TYPE_CHECKING:
-    from bitnet.server.models import Models, Slot
-    from bitnet.server.worker import Order
+    from bitnet.server.models import Models
+    from bitnet.server.slot import Slot
     from bitnet.wire.fields import Form
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -62,27 +62,26 @@ async def generate(request: Request) -> Response:
 async def _answer(
     request: Request, form: Form, body: dict[str, Any], *, is_empty: bool
 ) -> Response:
-    lines = AnswerLines(body)
     if is_empty and seconds_of(body["keep_alive"]) == 0:  # Ollama's way to unload a model
         request.app.state.models.keep(slot_of(request, body["model"]), 0)
-        return JSONResponse(lines.empty("unload"))
-    order = await _open(request, form, body)
+        return JSONResponse(empty_reply(body, "unload"))
+    slot = await _open(request, body)
     if is_empty:  # Ollama's way to load a model
-        return JSONResponse(lines.empty("load"))
-    model = order.worker.model
+        return JSONResponse(empty_reply(body, "load"))
+    model = slot.model
     make = partial(chat_requests, body, model.context)
     if form is GENERATE:
         chats = bool(model.tokenizer.chat_template)
         make = partial(generate_requests, body, model.context, chats=chats)
-    return await respond(order, make, lines)
+    return await respond(request, slot, form, body, make, {})
 
 
 @router.post("/embed", summary="Vectors of texts, as Ollama has it", openapi_extra=taking(EMBED))
 async def embed(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in Ollama's form."""
-    order = await _open(request, EMBED, await body_of(request, EMBED))
-    rows, tokens = await _vectors(order, order.body["input"])
-    facts = {"model": order.body["model"], "embeddings": rows, "prompt_eval_count": tokens}
+    body = await body_of(request, EMBED)
+    rows, tokens = await _vectors(request, EMBED, body, body["input"])
+    facts = {"model": body["model"], "embeddings": rows, "prompt_eval_count": tokens}
     return JSONResponse(facts)
 
 
@@ -91,30 +90,33 @@ async def embed(request: Request) -> JSONResponse:
 )
 async def embeddings(request: Request) -> JSONResponse:
     """As ``/api/embed`` of one text, in the older form."""
-    order = await _open(request, EMBED_ONE, await body_of(request, EMBED_ONE))
-    (row,), _ = await _vectors(order, order.body["prompt"])
+    body = await body_of(request, EMBED_ONE)
+    (row,), _ = await _vectors(request, EMBED_ONE, body, body["prompt"])
     return JSONResponse({"embedding": row})
 
 
-async def _open(request: Request, form: Form, body: dict[str, Any]) -> Order:
-    """The order about *body*, whose model is kept as long as it says after its last request."""
+async def _open(request: Request, body: dict[str, Any]) -> Slot:
+    """Slot of the model of *body*, kept as long as that says after its last request."""
     idle_s = seconds_of(body["keep_alive"])
-    order = await open_order(request, form, body)
-    request.app.state.models.keep(slot_of(request, body["model"]), idle_s)
-    return order
+    slot = await open_slot(request, body["model"])
+    request.app.state.models.keep(slot, idle_s)
+    return slot
 
 
-async def _vectors(order: Order, given: str | list[str]) -> tuple[list[list[float]], int]:
-    """Vectors of the texts *given*, and the number of their tokens."""
-    body, model = order.body, order.worker.model
+async def _vectors(
+    request: Request, form: Form, body: dict[str, Any], given: str | list[str]
+) -> tuple[list[list[float]], int]:
+    """Vectors of the texts *given* in a *body* of *form*, and the number of their tokens."""
+    slot = await _open(request, body)
+    model = slot.model
     check_options(body["options"] or {}, model.context)
     texts: list[Any] = [given] if isinstance(given, str) else given
     if body.get("truncate") is not False:
         whole = texts
         ids_of = partial(model.embedding_ids, truncate=True)
-        texts = await compute(order, lambda: [*map(ids_of, whole)])
-    asked = EMBEDDING.read({"input": texts, "dimensions": body.get("dimensions")})
-    reply = await embed_body(order, asked)
+        texts = await compute(request, slot, form, lambda: [*map(ids_of, whole)])
+    fields = {"model": body["model"], "input": texts, "dimensions": body.get("dimensions")}
+    reply = await embed_body(request, slot, form, EMBEDDING.read(fields))
     return [row["embedding"] for row in reply["data"]], reply["usage"]["prompt_tokens"]
 
 
@@ -131,10 +133,10 @@ async def running(request: Request) -> dict[str, Any]:
     models: Models = request.app.state.models
     listing = []
     for slot in models.slots.values():
-        if slot.worker is not None:
+        if slot.loaded:
             until = slot.expires_at
             expires = NEVER if until is None else timestamp(until)
-            context = slot.worker.model.context
+            context = slot.model.context
             more = {"size_vram": 0, "expires_at": expires, "context_length": context}
             listing.append(await _describe(slot) | more)
     return {"models": listing}

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from bitnet.server.exchange import collect, open_order, taking
+from bitnet.server.exchange import body_of, collect, name_of, open_slot, taking
 from bitnet.wire import openai, openai_reply
 
 if TYPE_CHECKING:
-    from bitnet.server.worker import Order
+    from bitnet.server.slot import Slot
+    from bitnet.wire.fields import Form
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -21,15 +22,18 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/embeddings", summary="Vectors of texts", openapi_extra=taking(openai.EMBEDDING))
 async def embeddings(request: Request) -> JSONResponse:
     """Embeddings of texts, pooled as the model says and normalized to length one."""
-    order = await open_order(request, openai.EMBEDDING)
-    return JSONResponse(await embed_body(order, order.body))
+    body = await body_of(request, openai.EMBEDDING)
+    slot = await open_slot(request, body["model"])
+    return JSONResponse(await embed_body(request, slot, openai.EMBEDDING, body))
 
 
-async def embed_body(order: Order, body: dict[str, Any]) -> dict[str, Any]:
-    """The reply to *body*, as :data:`EMBEDDING` reads it."""
-    worker = order.worker
-    precision = openai_reply.vector_precision(body, worker.model.config.dim)
-    answers = await collect(order, partial(openai.embedding_requests, body))
+async def embed_body(
+    request: Request, slot: Slot, form: Form, body: dict[str, Any]
+) -> dict[str, Any]:
+    """The reply to *body*, as :data:`EMBEDDING` reads it, for clients that wrote one of *form*."""
+    precision = openai_reply.vector_precision(body, slot.model.config.dim)
+    make = partial(openai.embedding_requests, body)
+    answers = await collect(request, slot, form, body, make)
     rows = openai_reply.vectors_of(body, answers, precision)
     tokens = sum(answer.stats.prompt_tokens for answer in answers)
-    return openai_reply.embeddings_reply(body, rows, order.name, tokens)
+    return openai_reply.embeddings_reply(body, rows, name_of(slot, body), tokens)

@@ -8,14 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from bitnet.runtime.request import Request as ModelRequest
-from bitnet.server.exchange import DEFAULT_TOKENS, compute, open_order, respond, taking
-from bitnet.wire.worker import (
-    DETOKENIZE,
-    INFERENCE,
-    TOKENIZE,
-    InferenceReply,
-    inference_requests,
+from bitnet.server.exchange import (
+    DEFAULT_TOKENS,
+    body_of,
+    compute,
+    open_slot,
+    respond,
+    taking,
 )
+from bitnet.wire.worker import DETOKENIZE, INFERENCE, TOKENIZE, inference_requests
 
 router = APIRouter(tags=["worker"])
 
@@ -23,19 +24,20 @@ router = APIRouter(tags=["worker"])
 @router.post("/v1/inference", summary="The continuation of a text", openapi_extra=taking(INFERENCE))
 async def inference(request: Request) -> Response:
     """Continue ``prompt``, greedily by default."""
-    order = await open_order(request, INFERENCE)
-    worker = order.worker
-    most = min(DEFAULT_TOKENS, worker.limits.max_output_tokens)
-    make = partial(inference_requests, order.body, ModelRequest(max_tokens=most))
-    ids = {"request_id": request.state.request_id, "worker_id": worker.narrate.worker_id}
-    return await respond(order, make, InferenceReply(ids))
+    body = await body_of(request, INFERENCE)
+    slot = await open_slot(request, body["model"])
+    most = min(DEFAULT_TOKENS, request.app.state.models.max_output_tokens)
+    make = partial(inference_requests, body, ModelRequest(max_tokens=most))
+    ids = {"request_id": request.state.request_id, "worker_id": slot.narrate.worker_id}
+    return await respond(request, slot, INFERENCE, body, make, ids)
 
 
 @router.post("/tokenize", summary="The ids of a text", openapi_extra=taking(TOKENIZE))
 async def tokenize(request: Request) -> dict[str, Any]:
     """Ids of ``content``; ``with_pieces`` adds the text of each."""
-    order = await open_order(request, TOKENIZE)
-    body, tokenizer = order.body, order.worker.model.tokenizer
+    body = await body_of(request, TOKENIZE)
+    slot = await open_slot(request, body["model"])
+    tokenizer = slot.model.tokenizer
 
     def encode_all() -> list[Any]:
         add_special = body["add_special"] is not False
@@ -45,12 +47,13 @@ async def tokenize(request: Request) -> dict[str, Any]:
         pieces = (tokenizer.token_bytes(token).decode(errors="replace") for token in ids)
         return [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
 
-    return {"tokens": await compute(order, encode_all)}
+    return {"tokens": await compute(request, slot, TOKENIZE, encode_all)}
 
 
 @router.post("/detokenize", summary="The text of ids", openapi_extra=taking(DETOKENIZE))
 async def detokenize(request: Request) -> dict[str, str]:
     """Text of ``tokens``."""
-    order = await open_order(request, DETOKENIZE)
-    tokenizer = order.worker.model.tokenizer
-    return {"content": await compute(order, partial(tokenizer.decode, order.body["tokens"]))}
+    body = await body_of(request, DETOKENIZE)
+    slot = await open_slot(request, body["model"])
+    decode = partial(slot.model.tokenizer.decode, body["tokens"])
+    return {"content": await compute(request, slot, DETOKENIZE, decode)}

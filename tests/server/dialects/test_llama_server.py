@@ -55,7 +55,7 @@ def test_the_worker_is_described(worker):
     assert props["default_generation_settings"]["n_ctx"] == 2048
     assert [slot["is_processing"] for slot in worker.http.get("/slots").json()] == [False] * 3
     assert worker.http.get("/health").json() == {"status": "ok"}
-    worker.worker.drain()
+    worker.slot.drain()
     reply = worker.http.get("/health")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, 503)
 

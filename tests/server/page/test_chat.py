@@ -8,8 +8,8 @@ import pytest
 from server_process import serving_all, slot_of
 from waiting import PATIENCE_S, until
 
+from bitnet.runtime import scheduler
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.server import worker as server_worker
 
 
 def note(person):
@@ -49,7 +49,7 @@ def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, s
     person.expect(note(person)).to_have_text("You stopped this answer.")
     assert cancelled.wait(PATIENCE_S)
     slow()
-    until(lambda: not worker.worker.open_jobs)
+    until(lambda: not worker.slot.open_jobs)
     assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
@@ -172,7 +172,7 @@ def test_an_answer_of_a_worker_that_had_to_stop_says_so(serving, person, slow):
     slow(4)
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
-    worker.worker.drain(0)
+    worker.slot.drain(0)
     slow()
     person.expect(note(person)).to_contain_text("the worker had to stop")
 
@@ -183,7 +183,8 @@ def test_an_answer_beyond_the_deadline_says_so(serving, person, slow, monkeypatc
     def monotonic():
         return time.monotonic() + (1000 if late else 0)
 
-    monkeypatch.setattr(server_worker, "time", SimpleNamespace(monotonic=monotonic))
+    clock = SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter)
+    monkeypatch.setattr(scheduler, "time", clock)
     worker = serving(deadline_s=900)
     person.goes_to(worker.address)
     slow(4)

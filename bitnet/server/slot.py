@@ -1,0 +1,406 @@
+"""A served model: what is known of it, and while it is loaded the thread that runs it.
+
+Handlers never touch the model and the thread never touches HTTP. Between them are an inbox of
+answers and, for each answer, a function that takes its pieces to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.base.errors import UsageError
+from bitnet.server.loading import digest_of, read_header
+from bitnet.server.metrics import count_answer
+from bitnet.server.refusals import Refused, from_error, stopping
+
+if TYPE_CHECKING:
+    from collections import abc
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.piece import Piece
+    from bitnet.runtime.request import Request
+    from bitnet.runtime.scheduler import Scheduler
+    from bitnet.runtime.sequence import Sequence
+    from bitnet.server.narration import Narrator
+
+    Put = Callable[[Piece], None]
+
+__all__ = ["FOREVER", "Slot", "State"]
+
+logger = logging.getLogger(__name__)
+
+State = Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed"]
+FOREVER = float("inf")
+
+
+class Slot:
+    """One of the models, loaded or not.
+
+    Attributes:
+        name: of the model, for clients.
+        path: its file or folder.
+        open: opens it, as :func:`bitnet.formats.containers.open_checkpoint`.
+        load: loads what *open* returned, tokenizer included.
+        aliases: other names that clients may use.
+        adapters: names that stand for the model with one of its adapters.
+        context: positions a sequence may reach; ``None``: as many as the model was made for.
+        narrate: reports its events; :class:`bitnet.server.models.Models` sets it.
+        state: whether it is in memory; ``waiting``: for others to make room.
+        users: requests that use it or wait for it.
+        queued: those that wait.
+        pinned: loaded when the worker starts, and never unloaded.
+        idle_s: seconds without a request after which it is unloaded.
+        size_bytes: memory that it takes, or took when it was loaded last.
+        expires_at: when it is unloaded, in seconds since the epoch; ``None``: not by itself.
+        places: answers that are generated or wait, at most.
+        fair_positions: positions per answer with which a full batch fits the memory.
+        draining: new requests are refused.
+        failure: error that ended the thread; ``None`` while it runs normally.
+    """
+
+    narrate: Narrator
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        open_file: Callable[[], Checkpoint],
+        load: Callable[[Checkpoint], LanguageModel],
+        *,
+        aliases: abc.Sequence[str] = (),
+        adapters: abc.Sequence[str] = (),
+        context: int | None = None,
+    ) -> None:
+        """An empty slot; arguments are its attributes, *open_file* is ``open``."""
+        self.name, self.path = name, path
+        self.open, self.load = open_file, load
+        self.aliases, self.adapters = tuple(aliases), tuple(adapters)
+        self.context = context
+        self.state: State = "unloaded"
+        self.users = 0
+        self.queued = 0
+        self.pinned = False
+        self.idle_s = FOREVER
+        self.size_bytes = self.places = 0
+        self.used_at = 0.0
+        self.expires_at: float | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self._header: dict[str, Any] = {}
+        self._digest = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._model: LanguageModel | None = None
+        self._changed = threading.Condition()
+        self._open = 0  # places taken
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that clients may use."""
+        return (self.name, *self.aliases, *self.adapters)
+
+    def adapter(self, name: str | None) -> str:
+        """The adapter that clients call *name*; empty: none."""
+        name = (name or "").removesuffix(":latest")  # a tag of Ollama's clients
+        return name if name in self.adapters else ""
+
+    @property
+    def loaded(self) -> bool:
+        """True if the model is in memory, and no request has to wait for it."""
+        return self.state == "loaded"
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model, which is loaded.
+
+        Raises:
+            Refused: it is not, since the worker stops.
+        """
+        if self._model is None:
+            raise stopping()
+        return self._model
+
+    def watch(self, metrics: dict[str, Any]) -> None:
+        """Have *metrics* read its state, and count its answers in them."""
+        self._metrics = metrics
+        for name, read in {
+            "loaded": lambda: self.state == "loaded",
+            "open": lambda: self.open_jobs,
+            "running": lambda: self.running,
+            "waiting": lambda: max(0, self.open_jobs - self.running),
+            "kv_usage": lambda: self.kv_usage,
+        }.items():
+            metrics[name].set_function(read)
+
+    async def header(self) -> dict[str, Any]:
+        """Facts about its file, as :func:`read_header` gives them; in a thread, and kept."""
+        if not self._header:
+            self._header = await asyncio.to_thread(lambda: read_header(self.open(), self.context))
+        return self._header
+
+    async def digest(self) -> str:
+        """Digest of its file or folder; in a thread, and kept."""
+        self._digest = self._digest or await asyncio.to_thread(digest_of, self.path)
+        return self._digest
+
+    def call_when_idle(self, unload: Callable[[], object]) -> None:
+        """Call *unload* once it has not been used for as long as it may."""
+        self.expires_at = None
+        if self.idle_s != FOREVER:
+            self.expires_at = time.time() + self.idle_s
+            self._timer = asyncio.get_running_loop().call_later(self.idle_s, unload)
+
+    def cancel_timer(self) -> None:
+        """It is in use, or about to go."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.expires_at = None
+
+    # --- while it is loaded ----------------------------------------------------------------------
+
+    def fill(
+        self,
+        model: LanguageModel,
+        *,
+        max_batch: int,
+        kv_budget_bytes: int | None = None,
+    ) -> None:
+        """Have *model* answer, once :meth:`start` is called; it must not be used elsewhere.
+
+        *max_batch* answers are generated at the same time, their keys and values take
+        *kv_budget_bytes*; ``None``: as much as they need.
+        """
+        self.draining = False
+        self.failure: BaseException | None = None
+        self._kv_budget_bytes = kv_budget_bytes
+        self._new_scheduler = partial(
+            model.scheduler, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
+        )
+        self._scheduler: Scheduler = self._new_scheduler()
+        self.fair_positions: int = self._share(model.context)
+        self._inbox: list[tuple[Answer, Put]] = []
+        self._running: dict[Sequence, tuple[Answer, Put]] = {}
+        self._stopped = False
+        self._ends_at = float("inf")  # ``time.monotonic`` after which every answer ends
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
+        self._model, self.state, self.used_at = model, "loaded", time.monotonic()
+
+    def start(self) -> None:
+        """Start the thread, in this process; a later forked child refuses requests."""
+        self._process = os.getpid()
+        self._thread.start()
+
+    @property
+    def open_jobs(self) -> int:
+        """Answers that wait, for the model too, or are being generated."""
+        return self.queued + self._open
+
+    @property
+    def running(self) -> int:
+        """Number of answers that are being generated."""
+        return len(self._scheduler.running) if self.loaded else 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Used share of the KV caches' memory, 0 to 1; 0 if unlimited."""
+        if not (self.loaded and self._kv_budget_bytes):
+            return 0.0
+        return self._scheduler.kv_bytes / self._kv_budget_bytes
+
+    @property
+    def alive(self) -> bool:
+        """True if the thread runs."""
+        return self._thread.is_alive()
+
+    @contextmanager
+    def place(self, count: int = 1) -> Iterator[list[int]]:
+        """Reserve places in the queue; those left in the list are returned at the end."""
+        self._check_process()
+        with self._changed:
+            self._take_places(count)
+        reservation = [count]
+        try:
+            yield reservation
+        finally:
+            with self._changed:
+                self._open -= sum(reservation)
+
+    def prepare(self, ids: list[int], request: Request) -> Sequence:
+        """A sequence for *ids* that does not run yet; thread-safe."""
+        return self._scheduler.prepare(ids, request)
+
+    def submit(self, answers: list[Answer], puts: list[Put]) -> None:
+        """Run *answers*, whose places are reserved; each of *puts* takes the pieces of one.
+
+        Raises:
+            Refused: the worker stops.
+        """
+        with self._changed:
+            if self.failure is not None or self._stopped:
+                raise stopping()
+            self._inbox += zip(answers, puts, strict=True)
+            self._changed.notify()
+
+    def cancel(self, answers: list[Answer]) -> None:
+        """End *answers*, as far as they run, before the next pass; from any thread."""
+        for answer in answers:
+            answer.sequence.cancelled = True
+
+    def drain(self, within_s: float | None = None) -> None:
+        """Refuse new requests; answers are cut short after *within_s*, or at their own deadline."""
+        with self._changed:
+            self.draining = True
+            if within_s is not None:
+                self._ends_at = min(self._ends_at, time.monotonic() + within_s)
+
+    def stop(self) -> None:
+        """End every answer and the thread; a no-op in a forked child, which has no thread."""
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            self.draining = self._stopped = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def close(self) -> None:
+        """End every answer, the thread and the model."""
+        self.stop()
+        self.model.close()
+        self._model = None
+        del self._scheduler, self._new_scheduler
+        self.state = "unloaded"
+
+    def _check_process(self) -> None:
+        """Refuse work in a forked child, where there is no thread to do it."""
+        if os.getpid() != self._process:
+            raise Refused(
+                503,
+                "this process was forked from the worker's, whose thread stayed there: "
+                "start the worker in each process",
+                kind="server_error",
+            )
+
+    def _take_places(self, count: int) -> None:
+        if self.draining or self.failure is not None:
+            raise stopping()
+        if count > self.places:
+            raise Refused(
+                400, f"{count} answers in one request; this worker takes {self.places} at a time"
+            )
+        if self._open + count > self.places:
+            raise self.full(f"{self._open} answers wait or are being written, {self.places} may")
+        self._open += count
+
+    def full(self, message: str) -> Refused:
+        """The refusal of a request for which there is no place, which it counts."""
+        self._metrics["refused"].inc()
+        return Refused(429, message, kind="rate_limit_error", code="queue_full", retry_after_s=1)
+
+    def _share(self, context: int) -> int:
+        budget, batch = self._kv_budget_bytes, self._scheduler.max_batch
+        if budget is None:
+            return context
+        shortest = self._scheduler.cost(1)
+        if shortest > budget:
+            raise UsageError(
+                f"keys and values of the shortest answer take {shortest:,} bytes, the budget is "
+                f"{budget:,}",
+                hint=f"--kv-memory {-(-shortest // 10**6) * batch}",
+            )
+        return self._scheduler.affordable(budget // batch)
+
+    # --- in the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_in():
+                self._step()
+        except BaseException as error:
+            logger.exception("the thread that runs the model %s has ended", self.path.name)
+            with self._changed:
+                self.failure = error
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        """End all open answers: as failed if the thread failed, else as cancelled."""
+        with self._changed:
+            inbox, self._inbox = self._inbox, []
+        left, self._running = [*self._running.values(), *inbox], {}
+        for answer, put in left:
+            if self.failure is None:
+                self._finish(answer, put, answer.end("cancelled"))
+            else:
+                self._fail(answer, put, stopping())
+
+    def _step(self) -> None:
+        """Run one pass; if it fails as a whole, its answers fail, and the worker continues."""
+        try:
+            if time.monotonic() > self._ends_at:
+                self.cancel([answer for answer, _ in self._running.values()])
+            for sequence, piece in self._scheduler.step() if self._scheduler.busy else ():
+                self._deliver(sequence, piece)
+        except Exception as error:
+            logger.exception("a pass of the model %s failed", self.path.name)
+            failed, self._running = self._running, {}
+            self._scheduler = self._new_scheduler()
+            for answer, put in failed.values():
+                self._fail(answer, put, error)
+
+    def _take_in(self) -> bool:
+        """Wait for work and queue it; false when the worker stops."""
+        with self._changed:
+            while not (self._inbox or self._stopped or self._scheduler.busy):
+                self._changed.wait()
+            if self._stopped:
+                return False
+            arrived, self._inbox = self._inbox, []
+        for answer, put in arrived:
+            self._running[answer.sequence] = answer, put
+            self._scheduler.queue(answer.sequence)
+        return True
+
+    def _deliver(self, sequence: Sequence, piece: Piece) -> None:
+        if sequence not in self._running:
+            return
+        answer, put = self._running[sequence]
+        try:
+            before_s = answer.stats.decode_s
+            taken = answer.take(piece)
+        except Exception as error:  # noqa: BLE001 - the client is told
+            self._scheduler.cancel(sequence)
+            del self._running[sequence]
+            self._fail(answer, put, error)
+            return
+        if taken.token is not None:
+            self._metrics["tokens"].inc()
+            if answer.stats.tokens > 1:
+                self._metrics["between_s"].observe(answer.stats.decode_s - before_s)
+        if taken.finish_reason is None:
+            put(taken)
+            return
+        if piece.finish_reason is None:  # a stop string
+            self._scheduler.cancel(sequence)
+        del self._running[sequence]
+        self._finish(answer, put, taken)
+
+    def _fail(self, answer: Answer, put: Put, error: Exception) -> None:
+        self._finish(answer, put, answer.end("error", from_error(error)))
+
+    def _finish(self, answer: Answer, put: Put, last: Piece) -> None:
+        # First: when its place is free, it must already be counted.
+        count_answer(self._metrics, answer)
+        with self._changed:
+            self._open -= 1
+        put(last)
