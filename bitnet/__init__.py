@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.keywords import AnswerOptions
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import Stats, TokenLogprob
-    from bitnet.runtime.request import SamplingParams
     from bitnet.server.narration import narrate
     from bitnet.sources import TokenizerDownloadInfo
     from bitnet.tokenizer import (
@@ -64,7 +63,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "bitnet.runtime.keywords": ("AnswerOptions",),
     "bitnet.runtime.language_model": ("LanguageModel",),
     "bitnet.runtime.piece": ("Stats", "TokenLogprob"),
-    "bitnet.runtime.request": ("SamplingParams",),
     "bitnet.server.narration": ("narrate",),
     "bitnet.sources": ("TokenizerDownloadInfo",),
     "bitnet.tokenizer": (
@@ -100,7 +98,6 @@ __all__ = [
     "RateLimited",
     "ReferenceUnavailable",
     "RowsFailed",
-    "SamplingParams",
     "SmartTokenizerDownload",
     "Stats",
     "TokenInvalid",

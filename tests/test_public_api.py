@@ -65,15 +65,13 @@ def test_the_model_of_the_package_loads_by_its_name(model, tmp_path, monkeypatch
         bitnet.load("bitnet-huge")
 
 
-def test_sampling_is_given_as_a_whole_or_by_its_fields(model):
-    whole = bitnet.SamplingParams(temperature=0.8, seed=7)
-    drawn = model.generate("She was", max_tokens=12, sampling=whole)
+def test_a_seed_and_a_temperature_choose_the_text(model):
+    drawn = model.generate("She was", max_tokens=12, temperature=0.8, seed=7)
     assert drawn == model.generate("She was", max_tokens=12, temperature=0.8, seed=7)
-    other = model.generate("She was", max_tokens=12, sampling=whole, seed=8, temperature=None)
-    assert other == model.generate(
-        "She was", max_tokens=12, sampling=bitnet.SamplingParams(temperature=0.8, seed=8)
-    )
-    assert len({drawn, other, model.generate("She was", max_tokens=12)}) == 3
+    other = model.generate("She was", max_tokens=12, temperature=0.8, seed=8)
+    greedy = model.generate("She was", max_tokens=12, temperature=None)
+    assert greedy == model.generate("She was", max_tokens=12)
+    assert len({drawn, other, greedy}) == 3
 
 
 def test_vectors_are_made_by_a_loaded_model_or_by_a_name(model):
@@ -109,7 +107,6 @@ WRONG = (
     (lambda m: m.generate("a", max_tokens="3"), "max_tokens is of type str, expected a whole"),
     (lambda m: m.generate("a", max_tokens=True), "max_tokens is of type bool"),
     (lambda m: m.generate("a", logprobs=1.5), "logprobs is of type float, expected a whole number"),
-    (lambda m: m.generate("a", sampling={}), "sampling is of type dict, expected SamplingParams"),
     (lambda m: m.generate("a", regex=3), "regex is of type int, expected a text"),
     (
         lambda m: m.generate("a", hot=1),
@@ -130,12 +127,11 @@ WRONG = (
     (lambda m: m.tokenizer.decode(["a"]), "id is of type str, expected a token id"),
     (lambda m: m.tokenizer.count(3), "text is of type int, expected a text"),
     (lambda m: m.tokenizer.spans(3), "text is of type int, expected a text"),
-    (lambda m: bitnet.SamplingParams(temperature="hot"), "temperature is of type str, expected a"),
-    (lambda m: bitnet.SamplingParams(temperature=None), "temperature is of type None"),
-    (lambda m: bitnet.SamplingParams(top_k=1.5), "top_k is of type float, expected a whole number"),
-    (lambda m: bitnet.SamplingParams(seed="a"), "seed is of type str, expected a whole number or"),
+    (lambda m: m.generate("a", temperature="hot"), "temperature is of type str, expected a"),
+    (lambda m: m.generate("a", top_k=1.5), "top_k is of type float, expected a whole number"),
+    (lambda m: m.generate("a", seed="a"), "seed is of type str, expected a whole number or"),
     (
-        lambda m: bitnet.SamplingParams(logit_bias=3),
+        lambda m: m.generate("a", logit_bias=3),
         "logit_bias is of type int, expected a",
     ),
     (lambda m: bitnet.narrate(1, "a", "b"), "actor is of type int, expected a text"),

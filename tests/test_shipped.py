@@ -44,7 +44,6 @@ def test_file_code_and_card_are_of_one_model(model):
 def test_its_card_shows_what_it_writes():
     """After a change of results: ``python -m training.card`` writes the card again."""
     import bitnet
-    from bitnet import SamplingParams
 
     model = SHIPPED["bitnet-tiny"].path
     card = model.with_suffix(".md").read_text(encoding="utf-8")
@@ -52,8 +51,8 @@ def test_its_card_shows_what_it_writes():
     assert len(shown) == 10
     with bitnet.load(model) as running:
         for seed, prompt, text in shown:
-            sampling = SamplingParams(temperature=0.8, seed=int(seed))
-            found = running.generate(prompt, max_tokens=60, sampling=sampling)
+            sampling = {"temperature": 0.8, "seed": int(seed)}
+            found = running.generate(prompt, max_tokens=60, **sampling)
             assert " ".join(found.split()) == text.replace("\\", "").strip()
 
 

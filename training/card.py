@@ -20,7 +20,6 @@ import bitnet
 from bitnet.base.files import digest_of
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import registry
-from bitnet.runtime.sampling import SamplingParams
 from training.text import BEGIN, prepare, read_texts, split
 
 if TYPE_CHECKING:
@@ -197,8 +196,7 @@ def _histogram(model: Path) -> Iterator[str]:
 
 def _samples(model: LanguageModel) -> Iterator[str]:
     for seed, prompt in enumerate(_PROMPTS, 1):
-        sampling = SamplingParams(temperature=0.8, seed=seed)
-        text = model.generate(prompt, max_tokens=60, sampling=sampling)
+        text = model.generate(prompt, max_tokens=60, temperature=0.8, seed=seed)
         shown = " ".join(text.split()).replace("*", "\\*").replace("_", "\\_")
         space = " " if text[:1].isspace() else ""
         yield f"{seed}. **{prompt}**{space}{shown}"

@@ -30,7 +30,7 @@ from bitnet.commands.context import (
 )
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions, PromptOptions
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import SAMPLING, Request
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def answer_once(running, prompt, request, output):
         regex=prompt.regex or None,
         logprobs=prompt.logprobs,
     )
-    answer, drawn = running.answer(request), _seed_facts(request.sampling)
+    answer, drawn = running.answer(request), _seed_facts(request)
     _show(answer, streams=not output.json)
     if output.json:
         ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
@@ -210,9 +210,9 @@ def _facts(answer, *, ids):
     }
 
 
-def _seed_facts(sampling):
+def _seed_facts(request):
     """The seed that repeats an answer, where its tokens were drawn."""
-    return {"seed": sampling.seed} if sampling.temperature else {}
+    return {"seed": request.seed} if request.temperature else {}
 
 
 def _token(entry):
@@ -423,7 +423,7 @@ def _show_talk(talk):
     say(f"model: {talk.model.path.name}, {len(talk.turns)} messages")
     say(f"system: {talk.system or 'none'}")
     request = talk.request
-    options = {"max_tokens": request.max_tokens, "stop": request.stop, **asdict(request.sampling)}
+    options = {name: getattr(request, name) for name in ("max_tokens", "stop", *SAMPLING)}
     say("\n".join(f"{name}: {json.dumps(value)}" for name, value in options.items()))
 
 

@@ -1,18 +1,16 @@
-"""Keywords of an answer in Python: fields of a request and of its sampling parameters.
+"""Keywords of an answer in Python: fields of a request.
 
 :class:`AnswerOptions` is for type checkers and editors; a test compares it with
-:class:`bitnet.runtime.request.Request` and :class:`bitnet.SamplingParams`, where each field is
-declared.
+:class:`bitnet.runtime.request.Request`, where each field is declared.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from bitnet.base.errors import WrongType
-from bitnet.runtime.request import SAMPLING, Request, SamplingParams
+from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +33,6 @@ class AnswerOptions(TypedDict, total=False):
         json_schema: the answer is JSON that follows it.
         regex: the whole answer matches it.
         logprobs: number of alternatives to report for each token.
-        sampling: all sampling parameters at once; those below replace its fields.
         temperature: randomness; 0, the default, always chooses the most likely token.
         top_k: choose among this many most likely tokens; 0: all.
         top_p: choose among the most likely tokens with this share of the probability.
@@ -54,7 +51,6 @@ class AnswerOptions(TypedDict, total=False):
     json_schema: str | bool | Mapping[str, Any] | None
     regex: str | None
     logprobs: int | None
-    sampling: SamplingParams | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -95,6 +91,4 @@ def request_of(prompt: str | Sequence[int], options: AnswerOptions) -> Request:
         if name not in AnswerOptions.__annotations__:
             listed = ", ".join(AnswerOptions.__annotations__)
             raise WrongType(f"{name!r} is not an option of an answer: {listed}")
-    drawn = {name: values.pop(name) for name in SAMPLING if name in values}
-    request = Request(prompt=prompt, **values)
-    return replace(request, sampling=replace(request.sampling, **drawn)) if drawn else request
+    return Request(prompt=prompt, **values)

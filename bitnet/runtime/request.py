@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet.base import settings
@@ -28,7 +28,6 @@ __all__ = [
     "SAMPLING",
     "ReasoningRules",
     "Request",
-    "SamplingParams",
     "check_messages", "check_prompt", "check_schema", "check_text", "check_value", "read_schema",
 ]  # fmt: skip
 
@@ -77,71 +76,11 @@ class ReasoningRules:
         return closing
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """Parameters of sampling. A value out of its range is a :class:`UsageError`.
-
-    ``logit_bias`` maps token ids to values added to their logits; ``ID=BIAS`` texts also work.
-    """
-
-    SECTION: ClassVar = "Sampling"
-
-    temperature: float = option(
-        0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
-    )
-    top_k: int = option(0, "sample from this many most likely tokens; 0: all", bounds=(0, 2**31))
-    top_p: float = option(
-        1.0, "sample from the most likely tokens with this total probability", bounds=(0.0, 1.0)
-    )
-    min_p: float = option(
-        0.0, "drop tokens below this share of the most likely one's probability", bounds=(0.0, 1.0)
-    )
-    repetition_penalty: float = option(
-        1.0, "lower the probability of earlier tokens; 1: off", synonyms=("repeat-penalty",),
-        bounds=(1e-3, 100.0),
-    )  # fmt: skip
-    frequency_penalty: float = option(
-        0.0,
-        "subtract this from the logit for each time a token was generated",
-        bounds=(-100.0, 100.0),
-    )
-    presence_penalty: float = option(
-        0.0, "subtract this from the logit of each generated token, once", bounds=(-100.0, 100.0)
-    )
-    seed: int | None = option(
-        None, "random seed; default: BITNET_SEED, otherwise random",
-        bounds=(0, 2**64),
-    )  # fmt: skip
-    logit_bias: Mapping[int, float] = option(
-        [],
-        "add this to the logit of a token id, -inf forbids it; may be given several times",
-        metavar="ID=BIAS",
-    )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        check_bounds(self)
-        for token, bias in self.logit_bias.items():
-            if token < 0 or not bias <= MAX_BIAS:
-                raise UsageError(
-                    f"logit_bias is {token}={bias}, expected an id from 0 on and a bias up to "
-                    f"{MAX_BIAS:g}",
-                    field="logit_bias",
-                )
-
-    def actual_seed(self) -> int:
-        """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
-        given = self.seed if self.seed is not None else settings.seed()
-        if given is not None:
-            return given
-        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
-
-    def turn(self, number: int = 0) -> SamplingParams:
-        """These parameters with the seed for answer *number* of several, so that they differ."""
-        return replace(self, seed=(self.actual_seed() + number) % 2**64)
-
-
-SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
+#: Fields of a request that say how a token is chosen.
+SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "logit_bias"),
+)
 
 
 def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
@@ -179,7 +118,8 @@ class Request:
         stop: texts that end the answer and are not part of it.
         lookup: most tokens to draft per pass from the text so far. It changes the speed and never
             the answer.
-        sampling: parameters of sampling.
+        temperature: randomness, and so on until *seed*: as the command line has it.
+        logit_bias: values added to the logits of token ids; ``ID=BIAS`` texts also work.
         prompt: text to continue, or its ids.
         messages: a conversation to answer instead, ``{"role": ..., "content": ...}``, oldest first.
         tools: functions that the model may call in its answer to *messages*, in OpenAI's form.
@@ -207,7 +147,7 @@ class Request:
             fills it in, and *calls* and *reasoning*: how to find them in the answer.
     """
 
-    SECTION: ClassVar = "Answer"
+    SECTIONS: ClassVar = {"Answer": ("max_tokens", "stop", "lookup"), "Sampling": SAMPLING}
 
     max_tokens: int = option(
         128, "most tokens to generate", synonyms=("max-new-tokens", "n-predict"), short="n",
@@ -218,7 +158,37 @@ class Request:
         0, "draft up to this many tokens from the text so far; the answer stays the same",
         bounds=(0, MAX_LOOKUP),
     )  # fmt: skip
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    temperature: float = option(
+        0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
+    )
+    top_k: int = option(0, "sample from this many most likely tokens; 0: all", bounds=(0, 2**31))
+    top_p: float = option(
+        1.0, "sample from the most likely tokens with this total probability", bounds=(0.0, 1.0)
+    )
+    min_p: float = option(
+        0.0, "drop tokens below this share of the most likely one's probability", bounds=(0.0, 1.0)
+    )
+    repetition_penalty: float = option(
+        1.0, "lower the probability of earlier tokens; 1: off", synonyms=("repeat-penalty",),
+        bounds=(1e-3, 100.0),
+    )  # fmt: skip
+    frequency_penalty: float = option(
+        0.0,
+        "subtract this from the logit for each time a token was generated",
+        bounds=(-100.0, 100.0),
+    )
+    presence_penalty: float = option(
+        0.0, "subtract this from the logit of each generated token, once", bounds=(-100.0, 100.0)
+    )
+    seed: int | None = option(
+        None, "random seed; default: BITNET_SEED, otherwise random",
+        bounds=(0, 2**64),
+    )  # fmt: skip
+    logit_bias: Mapping[int, float] = option(
+        [],
+        "add this to the logit of a token id, -inf forbids it; may be given several times",
+        metavar="ID=BIAS",
+    )
     prompt: str | Sequence[int] = ""
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -249,8 +219,15 @@ class Request:
             UsageError: a value is out of its range, or two values contradict each other.
         """
         object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         check_bounds(self)
-        check_type("sampling", self.sampling, "SamplingParams", SamplingParams)
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not bias <= MAX_BIAS:
+                raise UsageError(
+                    f"logit_bias is {token}={bias}, expected an id from 0 on and a bias up to "
+                    f"{MAX_BIAS:g}",
+                    field="logit_bias",
+                )
         check_type("regex", self.regex, "a text or None", str, None)
         check_type("json_schema", self.json_schema, "a schema", str, bool, Mapping, None)
         for name in ("parallel_tool_calls", "ignore_eos", "thinking", "continue_final_message"):
@@ -269,25 +246,21 @@ class Request:
         """The request that *entries* describe.
 
         Args:
-            entries: fields of a request and of its sampling parameters; ``None``, and -1 where it
-                has no other meaning, select the value of *default*.
+            entries: fields of a request; ``None``, and -1 where it has no other meaning, select
+                the value of *default*.
             default: values of the fields that *entries* leave out.
 
         Raises:
             UsageError: an unknown field, or a value of the wrong type or out of its range.
         """
-        default = default or cls()
-        own: dict[str, Any] = {}
-        sampling: dict[str, Any] = {}
+        given: dict[str, Any] = {}
         for name, value in entries.items():
             if name not in _JSON and name not in SAMPLING:
                 raise UsageError(f"{name} is not a field of a request", field=name)
             if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
                 continue
-            (own if name in _JSON else sampling)[name] = value
-        if sampling:
-            own["sampling"] = replace(default.sampling, **sampling)
-        return replace(default, **own)
+            given[name] = value
+        return replace(default or cls(), **given)
 
     @property
     def needs_grammar(self) -> bool:
@@ -306,7 +279,7 @@ class Request:
         for name, most, entries in (
             ("messages", MAX_MESSAGES, self.messages),
             ("stop", MAX_STOPS, self.stop),
-            ("logit_bias", MAX_BIASES, self.sampling.logit_bias),
+            ("logit_bias", MAX_BIASES, self.logit_bias),
         ):
             if len(entries or ()) > most:
                 raise UsageError(f"{name} has more than {most:,} entries", field=name)
@@ -335,9 +308,16 @@ class Request:
                 field="continue_final_message",
             )
 
+    def actual_seed(self) -> int:
+        """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
+        given = self.seed if self.seed is not None else settings.seed()
+        if given is not None:
+            return given
+        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
+
     def choice(self, number: int) -> Request:
         """This request for answer *number* of several, with a seed of its own."""
-        return replace(self, sampling=self.sampling.turn(number))
+        return replace(self, seed=(self.actual_seed() + number) % 2**64)
 
 
 # Fields that a JSON object may have; the rest is derived.

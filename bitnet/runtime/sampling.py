@@ -19,14 +19,15 @@ import numpy as np
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.runtime.piece import Piece
-from bitnet.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Sampler", "SamplingParams"]
+    from bitnet.runtime.request import Request
+
+__all__ = ["Sampler"]
 
 GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
 BLOCK = 512  # weights summed before a draw looks inside one block
@@ -38,17 +39,17 @@ FIRST_SORTED = 256  # tokens sorted first when a filter may need any number of t
 class Sampler:
     """Samples the tokens of one sequence; the same seed and logits give the same tokens."""
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
-        """A sampler for the continuation of *prompt*, which the repetition penalty includes."""
-        self.params = params
+    def __init__(self, request: Request, prompt: Sequence[int] = ()) -> None:
+        """A sampler for *request*; the repetition penalty includes the ids *prompt*."""
+        self.request = request
         self._seen = set(prompt)
         self._counts: Counter[int] = Counter()
-        self._seed = params.actual_seed()
+        self._seed = request.actual_seed()
         self._adjusts = bool(
-            params.logit_bias
-            or params.repetition_penalty != 1
-            or params.frequency_penalty
-            or params.presence_penalty
+            request.logit_bias
+            or request.repetition_penalty != 1
+            or request.frequency_penalty
+            or request.presence_penalty
         )
 
     @cached_property
@@ -105,13 +106,13 @@ class Sampler:
         Args:
             foreseen: tokens that may be counted as generated before it.
         """
-        params = self.params
+        request = self.request
         count, margin = 1, None
-        if params.temperature != 0 and params.top_k != 1:
-            if params.top_k:
-                count = params.top_k + 1
-            elif params.top_p < 1 or params.min_p > 0:
-                share = 1 - params.top_p if params.top_p < 1 else params.min_p
+        if request.temperature != 0 and request.top_k != 1:
+            if request.top_k:
+                count = request.top_k + 1
+            elif request.top_p < 1 or request.min_p > 0:
+                share = 1 - request.top_p if request.top_p < 1 else request.min_p
                 margin = TAIL - math.log(max(share, 1e-30))
             else:
                 return None
@@ -120,8 +121,8 @@ class Sampler:
         touched = np.empty(0, dtype=np.int64)
         if self._adjusts:
             # Other tokens keep their logits; only these are needed whatever their values are.
-            ids = {*self._counts, *params.logit_bias, *foreseen}
-            if params.repetition_penalty != 1:
+            ids = {*self._counts, *request.logit_bias, *foreseen}
+            if request.repetition_penalty != 1:
                 ids |= self._seen
             touched = np.sort(np.fromiter(ids, dtype=np.int64))
         return Needed(count, margin, touched)
@@ -145,14 +146,14 @@ class Sampler:
 
     def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
         """Index of the chosen token in *values*; ``None`` if another one might be chosen."""
-        params, bound = self.params, found.bound
-        if params.temperature == 0 or params.top_k == 1:
+        request, bound = self.request, found.bound
+        if request.temperature == 0 or request.top_k == 1:
             at = int(values.argmax())
             return at if values[at] >= bound else None
-        if params.top_k:
-            if params.top_k >= min(len(values), found.vocab_size):
+        if request.top_k:
+            if request.top_k >= min(len(values), found.vocab_size):
                 return None
-            order = _likeliest(values, params.top_k)
+            order = _likeliest(values, request.top_k)
             if values[order[-1]] < bound:
                 return None
             return self._draw_filtered(values, [order], values[order])
@@ -168,18 +169,18 @@ class Sampler:
             return None
         # If min-p may have cut the prefix, a token outside must not belong to it.
         following = float(weights[count]) if count < len(order) else 0.0
-        if following < params.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
+        if following < request.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
             return None
         return self._draw(values, order[:count], best)
 
     def _count_kept(self, weights: NDArray[np.float64], total: float) -> int:
         """Number of descending *weights*, the first being 1, kept by top-p of *total* and min-p."""
-        params = self.params
+        request = self.request
         # The token that reaches the sum is kept, so at least one remains.
-        limit = params.top_p * total if params.top_p < 1 else math.inf
+        limit = request.top_p * total if request.top_p < 1 else math.inf
         count = int(np.searchsorted(np.cumsum(weights), limit)) + 1
-        if params.min_p > 0:
-            enough = int(np.searchsorted(-weights, -params.min_p, side="right"))
+        if request.min_p > 0:
+            enough = int(np.searchsorted(-weights, -request.min_p, side="right"))
             count = max(1, min(count, enough))
         return count
 
@@ -194,21 +195,23 @@ class Sampler:
         found: Found | None = None,
     ) -> NDArray[np.floating[Any]]:
         """Copy of *logits* with penalties and bias; of all tokens, or of *found*."""
-        params, out = self.params, logits.copy()
+        request, out = self.request, logits.copy()
         size = len(out) if found is None else found.vocab_size
 
         def places(ids: Any) -> Any:
             return ids if found is None else np.searchsorted(found.ids, ids)
 
-        if params.repetition_penalty != 1 and self._seen:
+        if request.repetition_penalty != 1 and self._seen:
             at = places(np.fromiter(self._seen, dtype=np.intp))
-            factor = np.where(out[at] > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+            factor = np.where(
+                out[at] > 0, 1 / request.repetition_penalty, request.repetition_penalty
+            )
             out[at] *= factor
-        if self._counts and (params.frequency_penalty or params.presence_penalty):
+        if self._counts and (request.frequency_penalty or request.presence_penalty):
             at = places(np.fromiter(self._counts, dtype=np.intp))
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
-            out[at] -= params.frequency_penalty * counts + params.presence_penalty
-        for token, bias in params.logit_bias.items():
+            out[at] -= request.frequency_penalty * counts + request.presence_penalty
+        for token, bias in request.logit_bias.items():
             if not 0 <= token < size:
                 raise UsageError(
                     f"logit bias for token id {token}, the vocabulary has {size:,}",
@@ -219,14 +222,14 @@ class Sampler:
 
     def _choose(self, values: NDArray[np.floating[Any]]) -> int:
         """Index of the chosen token in *values*."""
-        params = self.params
-        if params.temperature == 0 or params.top_k == 1:
+        request = self.request
+        if request.temperature == 0 or request.top_k == 1:
             return int(values.argmax())
-        if params.top_k in range(1, len(values)):
-            order = _likeliest(values, params.top_k)
+        if request.top_k in range(1, len(values)):
+            order = _likeliest(values, request.top_k)
             # top-p applies to what top-k has kept.
             return self._draw_filtered(values, [order], values[order])
-        if params.top_p < 1 or params.min_p > 0:
+        if request.top_p < 1 or request.min_p > 0:
             return self._draw_filtered(values, _descending_prefixes(values), values)
         return self._draw_any(values)
 
@@ -257,14 +260,14 @@ class Sampler:
     ) -> int:
         """Draw from *order*, the remaining tokens by descending value."""
         kept = values[order].astype(np.float64)
-        cumulative = np.cumsum(_weights(kept, best, self.params.temperature))
+        cumulative = np.cumsum(_weights(kept, best, self.request.temperature))
         drawn = self._random.random() * cumulative[-1]
         last = len(cumulative) - 1
         return int(order[min(np.searchsorted(cumulative, drawn, side="right"), last)])
 
     def _draw_any(self, values: NDArray[np.floating[Any]]) -> int:
         """Draw from all *values*, in any order."""
-        weights = _weights(values, values.max(), self.params.temperature)
+        weights = _weights(values, values.max(), self.request.temperature)
         starts = np.arange(0, len(weights), BLOCK)
         blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
         drawn = self._random.random() * blocks[-1]

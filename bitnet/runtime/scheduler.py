@@ -305,7 +305,7 @@ class Scheduler:
         request = request or Request()
         self.check(ids)
         size = self.model.config.vocab_size
-        outside = [token for token in request.sampling.logit_bias if not 0 <= token < size]
+        outside = [token for token in request.logit_bias if not 0 <= token < size]
         if outside:
             raise UsageError(
                 f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",

@@ -82,7 +82,7 @@ class Sequence:
         self.proposed: list[int] = []
         self.start = 0
         self.pieces: deque[Piece] = deque()
-        self._sampler = Sampler(request.sampling, self.ids)
+        self._sampler = Sampler(request, self.ids)
         self._matcher = request.grammar.start() if request.grammar else None
         self._lookup = Lookup(request.lookup) if request.lookup else None
 

@@ -107,7 +107,7 @@ def prepare(request: ModelRequest, slot: Slot) -> tuple[list[int], ModelRequest]
     ids = None if isinstance(request.prompt, str) or request.embed else request.prompt
     if ids is not None and (not ids or max(ids) >= size):
         raise UsageError(f"token ids must be below {size:,}, one at least", field="prompt")
-    outside = [token for token in request.sampling.logit_bias if token >= size]
+    outside = [token for token in request.logit_bias if token >= size]
     if outside:
         raise UsageError(f"'{outside[0]}' is not a token id below {size:,}", field="logit_bias")
     try:

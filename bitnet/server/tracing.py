@@ -181,7 +181,7 @@ def _facts(
     if request.embed:
         return facts
     for name in _SAMPLING:
-        if (value := getattr(request.sampling, name)) is not None:
+        if (value := getattr(request, name)) is not None:
             facts[f"gen_ai.request.{name}"] = value
     return facts | {
         "gen_ai.request.max_tokens": request.max_tokens,

@@ -1,7 +1,7 @@
 """The table of a request's fields, and forms of JSON objects that have them.
 
-What a field means, its type, bounds and default are those of :class:`Request` and
-:class:`SamplingParams`; :data:`NAMES` has the name that each dialect gives it. A form reads a body,
+What a field means, its type, bounds and default are those of :class:`Request`; :data:`NAMES` has
+the name that each dialect gives it. A form reads a body,
 writes itself for the OpenAPI page, and names errors as the client wrote the field. A body is read
 up to its first error.
 """
@@ -9,7 +9,7 @@ up to its first error.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from bitnet.runtime.request import (
     MAX_MESSAGES,
     MAX_STOPS,
     Request,
-    SamplingParams,
     check_value,
 )
 
@@ -155,8 +154,7 @@ def schemas_by_name(dialect: str, *only: str, without: Iterable[str] = ()) -> di
 
 def random(default: Request | None = None, /, **sampling: Any) -> Request:
     """*default*, else a request of any length, with a dialect's defaults of sampling."""
-    default = default or Request(max_tokens=EVERYTHING)
-    return replace(default, sampling=replace(default.sampling, **sampling))
+    return replace(default or Request(max_tokens=EVERYTHING), **sampling)
 
 
 def without_nulls(messages: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -167,10 +165,7 @@ def without_nulls(messages: Iterable[Mapping[str, Any]] | None) -> list[dict[str
 
 def _schema(name: str) -> Schema:
     """Schema of the request's field *name*, by its declaration."""
-    entries = {
-        entry.name: entry for record in (Request, SamplingParams) for entry in fields(record)
-    }
-    entry = entries[name]
+    entry = Request.__dataclass_fields__[name]
     whole = dict(_SHAPES.get(name) or {"type": _kind(str(entry.type))})
     low, high = entry.metadata.get("bounds") or (None, None)
     if whole.get("type") in ("integer", "number") and low is not None:

@@ -13,11 +13,10 @@ from tiny_models import TOKENS, VOCAB, tiny_gguf
 import bitnet
 from bitnet.base.errors import InferenceError, UsageError, VocabMismatch
 from bitnet.runtime.answer import until_stop
-from bitnet.runtime.request import SamplingParams
 
 PROMPT = "ab"
 LETTER = TOKENS.index("x")
-SPREAD = SamplingParams(temperature=20.0, seed=5)
+SPREAD = {"temperature": 20.0, "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def test_any_cut_shows_the_text_before_the_stop_string(pieces, stop):
 
 
 def test_streamed_pieces_are_the_text_of_the_ids(model):
-    answer = model.stream(PROMPT, max_tokens=60, sampling=SPREAD)
+    answer = model.stream(PROMPT, max_tokens=60, **SPREAD)
     pieces = list(answer)
     assert len(pieces) > 20
     assert all(pieces)
@@ -75,8 +74,8 @@ def test_bytes_of_one_character_come_out_together(model):
     # Penalised more with each use, the three take turns in this order.
     ids = model.tokenizer.encode("日", add_special=False)
     bias = {id: 1e6 - 33 * rank for rank, id in enumerate(ids)}
-    turns = SamplingParams(logit_bias=bias, frequency_penalty=100)
-    answer = model.stream(PROMPT, max_tokens=7, sampling=turns)
+    turns = {"logit_bias": bias, "frequency_penalty": 100}
+    answer = model.stream(PROMPT, max_tokens=7, **turns)
     assert list(answer) == ["日", "日", "\ufffd"]
     assert answer.ids == [*ids, *ids, ids[0]]
 
@@ -93,16 +92,16 @@ def test_a_space_that_begins_the_answer_is_part_of_it(tmp_path):
         eos_token_id=2,
     )
     path = tiny_gguf(tmp_path / "m.gguf", tokenizer=False, **words)
-    forced = SamplingParams(logit_bias={tokens.index("\u2581x"): 1e9})
+    forced = {"logit_bias": {tokens.index("\u2581x"): 1e9}}
     with bitnet.load(path) as model:
-        assert model.generate("a", max_tokens=2, sampling=forced) == " x x"
-        assert model.generate([1], max_tokens=2, sampling=forced) == "x x"
+        assert model.generate("a", max_tokens=2, **forced) == " x x"
+        assert model.generate([1], max_tokens=2, **forced) == "x x"
 
 
 def test_a_stop_string_of_several_tokens_is_not_part_of_the_answer(model):
-    whole = model.generate(PROMPT, max_tokens=60, sampling=SPREAD)
+    whole = model.generate(PROMPT, max_tokens=60, **SPREAD)
     stop = whole[10:13]
-    answer = model.stream(PROMPT, max_tokens=60, sampling=SPREAD, stop=["not written", stop])
+    answer = model.stream(PROMPT, max_tokens=60, **SPREAD, stop=["not written", stop])
     assert "".join(answer) == whole[: whole.index(stop)]
     assert answer.finish_reason == "stop"
     assert model.tokenizer.decode(answer.ids).endswith(stop)
@@ -110,24 +109,24 @@ def test_a_stop_string_of_several_tokens_is_not_part_of_the_answer(model):
 
 def test_a_stop_id_ends_the_answer_without_a_trace(model):
     eos = model.tokenizer.eos_id
-    answer = model.stream(PROMPT, sampling=SamplingParams(logit_bias={eos: 1e9}))
+    answer = model.stream(PROMPT, logit_bias={eos: 1e9})
     assert list(answer) == []
     assert (answer.ids, answer.finish_reason, answer.stats.tokens) == ([], "stop", 1)
 
 
 def test_a_full_context_is_a_reason_to_finish(model):
-    forced = SamplingParams(logit_bias={LETTER: 1e9})
-    answer = model.stream(PROMPT, max_tokens=1000, sampling=forced)
+    forced = {"logit_bias": {LETTER: 1e9}}
+    answer = model.stream(PROMPT, max_tokens=1000, **forced)
     assert set("".join(answer)) == {"x"}
     assert answer.finish_reason == "context"
     assert len(answer.prompt_ids) + len(answer.ids) == model.engine.context + 1
-    assert model.stream(PROMPT, max_tokens=3, sampling=forced).finish_reason is None
-    assert len(model.generate(PROMPT, max_tokens=3, sampling=forced)) == 3
+    assert model.stream(PROMPT, max_tokens=3, **forced).finish_reason is None
+    assert len(model.generate(PROMPT, max_tokens=3, **forced)) == 3
 
 
 def test_metrics_count_what_was_run(model):
     model.engine.forget()
-    answer = model.stream(PROMPT, max_tokens=7, sampling=SamplingParams(logit_bias={LETTER: 1e9}))
+    answer = model.stream(PROMPT, max_tokens=7, logit_bias={LETTER: 1e9})
     "".join(answer)
     stats = answer.stats
     assert (stats.prompt_tokens, stats.tokens) == (len(model.tokenizer.encode(PROMPT)), 7)
@@ -202,10 +201,10 @@ def test_what_is_not_text_is_refused(model):
 
 
 def test_one_stop_text_needs_no_list(model):
-    whole = model.generate(PROMPT, max_tokens=60, sampling=SPREAD)
+    whole = model.generate(PROMPT, max_tokens=60, **SPREAD)
     stop = whole[8:11]
     assert whole.index(stop) > 0
-    short = model.generate(PROMPT, max_tokens=60, sampling=SPREAD, stop=stop)
+    short = model.generate(PROMPT, max_tokens=60, **SPREAD, stop=stop)
     assert short == whole[: whole.index(stop)]
 
 
@@ -238,8 +237,8 @@ def test_the_real_model_continues_as_llama_cpp_does(test_data, test_models):
 
 
 def test_log_probabilities_tell_every_token_of_the_answer(model):
-    answer = model.stream(PROMPT, max_tokens=12, sampling=SPREAD, logprobs=3)
-    assert "".join(answer) == model.generate(PROMPT, max_tokens=12, sampling=SPREAD)
+    answer = model.stream(PROMPT, max_tokens=12, **SPREAD, logprobs=3)
+    assert "".join(answer) == model.generate(PROMPT, max_tokens=12, **SPREAD)
     assert [entry.id for entry in answer.logprobs] == answer.ids
     logits = model.logits([*answer.prompt_ids, *answer.ids]).astype(np.float64)
     wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -256,17 +255,15 @@ def test_without_being_asked_for_there_are_no_log_probabilities(model):
 
 
 def test_an_answer_left_early_frees_the_engine(model):
-    answer = iter(model.stream(PROMPT, max_tokens=40, sampling=SPREAD))
+    answer = iter(model.stream(PROMPT, max_tokens=40, **SPREAD))
     first = next(answer)
     answer.close()
-    assert model.generate(PROMPT, max_tokens=40, sampling=SPREAD).startswith(first)
+    assert model.generate(PROMPT, max_tokens=40, **SPREAD).startswith(first)
 
 
 def test_answers_read_in_turns_keep_apart(model):
-    wanted = [model.generate(prompt, max_tokens=9, sampling=SPREAD) for prompt in ("ab", "xyz")]
-    first, second = (
-        iter(model.stream(prompt, max_tokens=9, sampling=SPREAD)) for prompt in ("ab", "xyz")
-    )
+    wanted = [model.generate(prompt, max_tokens=9, **SPREAD) for prompt in ("ab", "xyz")]
+    first, second = (iter(model.stream(prompt, max_tokens=9, **SPREAD)) for prompt in ("ab", "xyz"))
     found = ["", ""]
     for one, other in zip_longest(first, second, fillvalue=""):
         found[0] += one

@@ -6,14 +6,14 @@ from tiny_models import TOKENS, tiny_gguf
 import bitnet
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.runtime.conversation import Conversation
-from bitnet.runtime.request import Request, SamplingParams
+from bitnet.runtime.request import Request
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
 )
 LETTER = TOKENS.index("x")
-ALWAYS_X = SamplingParams(logit_bias={LETTER: 1e9})
+ALWAYS_X = {"logit_bias": {LETTER: 1e9}}
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def model(tmp_path):
 
 
 def talk_with(model, *, count=4, **options):
-    return Conversation(model, Request(max_tokens=count, sampling=ALWAYS_X), **options)
+    return Conversation(model, Request(max_tokens=count, **ALWAYS_X), **options)
 
 
 def test_every_message_sees_those_before(model):
@@ -39,8 +39,8 @@ def test_every_message_sees_those_before(model):
 
 def test_each_answer_draws_for_itself_and_a_seed_repeats_all_of_them(model):
     def answers(seed):
-        sampling = SamplingParams(temperature=5.0, seed=seed)
-        talk = Conversation(model, Request(max_tokens=8, sampling=sampling))
+        sampling = {"temperature": 5.0, "seed": seed}
+        talk = Conversation(model, Request(max_tokens=8, **sampling))
         texts = []
         for _ in range(2):
             texts.append("".join(talk.ask("b")))

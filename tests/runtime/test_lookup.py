@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from bitnet.base.errors import UsageError
 from bitnet.runtime.drafts import LONGEST_PAUSE, Lookup
 from bitnet.runtime.request import Request
-from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
 REPEATING = [9, 4, 7, 7, 3, 9, 4, 7, 7, 3, 9, 4]
@@ -102,11 +101,9 @@ def test_a_drawn_text_is_the_same_with_drafts_for_any_seed(model):
     bias = dict.fromkeys((4, 7, 9), 30.0)
     # NumPy is slow at this, and adds up in another order for another number of rows.
     for seed in range(25 if model.ops.name != "reference" else 4):
-        sampling = SamplingParams(
-            temperature=2.0, seed=seed, logit_bias=bias, frequency_penalty=0.3
-        )
-        plain = tokens(model, REPEATING, max_tokens=40, sampling=sampling, logprobs=1)
-        drafted = tokens(model, REPEATING, max_tokens=40, sampling=sampling, lookup=6)
+        sampling = {"temperature": 2.0, "seed": seed, "logit_bias": bias, "frequency_penalty": 0.3}
+        plain = tokens(model, REPEATING, max_tokens=40, **sampling, logprobs=1)
+        drafted = tokens(model, REPEATING, max_tokens=40, **sampling, lookup=6)
         assert drafted == plain
 
 

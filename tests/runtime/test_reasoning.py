@@ -14,7 +14,7 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.conversation_text import ReasoningReader
 from bitnet.runtime.piece import Piece
-from bitnet.runtime.request import ReasoningRules, Request, SamplingParams
+from bitnet.runtime.request import ReasoningRules, Request
 
 ASK = [{"role": "user", "content": "a"}]
 
@@ -60,8 +60,8 @@ def test_the_pieces_make_no_difference(text, cuts):
 
 
 def answer(model, **fields):
-    sampling = SamplingParams(temperature=1.0, seed=3, logit_bias={1: float("-inf")})
-    request = Request(messages=ASK, max_tokens=16, sampling=sampling, **fields)
+    sampling = {"temperature": 1.0, "seed": 3, "logit_bias": {1: float("-inf")}}
+    request = Request(messages=ASK, max_tokens=16, **sampling, **fields)
     written = model.answer(request)
     return written, "".join(written)
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.base.errors import InferenceError, UsageError
-from bitnet.runtime.sampling import Sampler, SamplingParams
+from bitnet.runtime.request import Request
+from bitnet.runtime.sampling import Sampler
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], dtype=np.float32))
 
@@ -19,16 +20,16 @@ def draws(params, n=400, logits=LOGITS):
     counts = Counter()
     for seed in range(n):
         options = {**params, "seed": seed}
-        counts[Sampler(SamplingParams(**options)).sample(logits).token] += 1
+        counts[Sampler(Request(**options)).sample(logits).token] += 1
     return counts
 
 
 def test_temperature_zero_takes_the_likeliest():
-    assert Sampler(SamplingParams()).sample(LOGITS).token == 1
+    assert Sampler(Request()).sample(LOGITS).token == 1
 
 
 def test_the_lower_id_wins_a_tie():
-    assert Sampler(SamplingParams()).sample(np.zeros(5, dtype=np.float32)).token == 0
+    assert Sampler(Request()).sample(np.zeros(5, dtype=np.float32)).token == 0
 
 
 def test_draws_follow_the_probabilities():
@@ -64,35 +65,35 @@ def test_min_p_is_a_share_of_the_likeliest():
 
 
 def test_the_same_seed_gives_the_same_tokens():
-    first, second = (Sampler(SamplingParams(temperature=1.0, seed=7)) for _ in range(2))
+    first, second = (Sampler(Request(temperature=1.0, seed=7)) for _ in range(2))
     assert [first.sample(LOGITS).token for _ in range(20)] == [
         second.sample(LOGITS).token for _ in range(20)
     ]
 
 
 def test_without_a_seed_runs_differ_unless_determinism_is_asked_for(monkeypatch):
-    assert SamplingParams().actual_seed() != SamplingParams().actual_seed()
+    assert Request().actual_seed() != Request().actual_seed()
     monkeypatch.setenv("BITNET_DETERMINISTIC", "1")
-    assert SamplingParams().actual_seed() == 42
+    assert Request().actual_seed() == 42
     monkeypatch.setenv("BITNET_SEED", "9")
-    assert SamplingParams().actual_seed() == 9
-    assert SamplingParams(seed=3).actual_seed() == 3
+    assert Request().actual_seed() == 9
+    assert Request(seed=3).actual_seed() == 3
     monkeypatch.delenv("BITNET_SEED")
     monkeypatch.setenv("BITNET_DETERMINISTIC", "0")
-    assert SamplingParams().actual_seed() != SamplingParams().actual_seed()
+    assert Request().actual_seed() != Request().actual_seed()
 
 
 def test_each_of_several_answers_has_a_seed_of_its_own_from_the_given_one_on():
-    params = SamplingParams(seed=7, top_k=3)
-    assert params.turn() == params
-    assert [params.turn(number).seed for number in range(3)] == [7, 8, 9]
-    drawn = SamplingParams().turn()
+    params = Request(seed=7, top_k=3)
+    assert params.choice(0) == params
+    assert [params.choice(number).seed for number in range(3)] == [7, 8, 9]
+    drawn = Request().choice(0)
     assert drawn.actual_seed() == drawn.actual_seed()
-    assert SamplingParams(seed=2**64 - 1).turn(1).seed == 0
+    assert Request(seed=2**64 - 1).choice(1).seed == 0
 
 
 def test_repetition_penalty_counts_the_prompt_in():
-    params = SamplingParams(repetition_penalty=2.0)
+    params = Request(repetition_penalty=2.0)
     logits = np.array([1.0, 1.5, -1.0], dtype=np.float32)
     sampler = Sampler(params, prompt=[1])
     assert sampler.sample(logits).token == 0  # 1.5 / 2 < 1
@@ -100,31 +101,31 @@ def test_repetition_penalty_counts_the_prompt_in():
 
 
 def test_a_repetition_penalty_makes_negative_logits_more_negative():
-    params = SamplingParams(repetition_penalty=2.0)
+    params = Request(repetition_penalty=2.0)
     logits = np.array([-1.0, -1.5], dtype=np.float32)
     assert Sampler(params, prompt=[0]).sample(logits).token == 1
 
 
 def test_frequency_penalty_grows_with_every_use_and_presence_does_not():
     logits = np.array([2.0, 1.0], dtype=np.float32)
-    frequent = Sampler(SamplingParams(frequency_penalty=0.6))
+    frequent = Sampler(Request(frequency_penalty=0.6))
     assert [frequent.sample(logits).token for _ in range(3)] == [0, 0, 1]
-    present = Sampler(SamplingParams(presence_penalty=0.6))
+    present = Sampler(Request(presence_penalty=0.6))
     assert [present.sample(logits).token for _ in range(3)] == [0, 0, 0]
 
 
 def test_logit_bias_moves_a_token():
-    assert Sampler(SamplingParams(logit_bias={2: 100.0})).sample(LOGITS).token == 2
-    assert Sampler(SamplingParams(logit_bias={1: -math.inf})).sample(LOGITS).token == 3
+    assert Sampler(Request(logit_bias={2: 100.0})).sample(LOGITS).token == 2
+    assert Sampler(Request(logit_bias={1: -math.inf})).sample(LOGITS).token == 3
 
 
 def test_a_bias_outside_the_vocabulary_is_refused():
     with pytest.raises(UsageError, match="token id 5"):
-        Sampler(SamplingParams(logit_bias={5: 1.0})).sample(LOGITS)
+        Sampler(Request(logit_bias={5: 1.0})).sample(LOGITS)
 
 
 def test_logprobs_are_the_models_own():
-    sampled = Sampler(SamplingParams(logit_bias={2: 100.0})).sample(LOGITS, top=2)
+    sampled = Sampler(Request(logit_bias={2: 100.0})).sample(LOGITS, top=2)
     assert sampled.logprob == pytest.approx(math.log(0.05), abs=1e-6)
     assert [token for token, _ in sampled.top_logprobs] == [1, 3]
     assert [value for _, value in sampled.top_logprobs] == pytest.approx(
@@ -134,7 +135,7 @@ def test_logprobs_are_the_models_own():
 
 def test_logits_that_are_not_numbers_are_an_error():
     with pytest.raises(InferenceError, match="not finite"):
-        Sampler(SamplingParams()).sample(np.array([0, np.nan], dtype=np.float32))
+        Sampler(Request()).sample(np.array([0, np.nan], dtype=np.float32))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_logits_that_are_not_numbers_are_an_error():
 )
 def test_values_out_of_range_name_the_option(name, value):
     with pytest.raises(UsageError, match=f"{name} is"):
-        SamplingParams(**{name: value})
+        Request(**{name: value})
 
 
 @given(
@@ -163,7 +164,7 @@ def test_values_out_of_range_name_the_option(name, value):
     st.integers(0, 99),
 )
 def test_any_settings_choose_a_token_of_the_vocabulary(logits, temperature, k, p, low, seed):
-    params = SamplingParams(temperature=temperature, top_k=k, top_p=p, min_p=low, seed=seed)
+    params = Request(temperature=temperature, top_k=k, top_p=p, min_p=low, seed=seed)
     token = Sampler(params).sample(np.array(logits, dtype=np.float32)).token
     assert 0 <= token < len(logits)
 
@@ -180,7 +181,7 @@ def large(seed=0, spread=4.0, size=30_000):
 @pytest.mark.parametrize("count", [1, 40, 400, 4000, 29_999])
 def test_the_likeliest_of_a_large_vocabulary_are_those_sorting_finds(count):
     logits = np.round(large(), 1)  # with many ties
-    top = Sampler(SamplingParams()).sample(logits, top=count).top_logprobs
+    top = Sampler(Request()).sample(logits, top=count).top_logprobs
     assert [token for token, _ in top] == falling(logits)[:count]
 
 
@@ -214,7 +215,7 @@ def test_draws_from_a_large_vocabulary_follow_the_probabilities():
     share = np.exp(logits.astype(np.float64))
     share /= share.sum()
     half = int(np.searchsorted(np.cumsum(share), 0.5))
-    sampler = Sampler(SamplingParams(temperature=1.0, seed=3))
+    sampler = Sampler(Request(temperature=1.0, seed=3))
     low = sum(sampler.sample(logits).token <= half for _ in range(4000))
     # Four standard deviations of a binomial count.
     assert abs(low - 4000 * share[: half + 1].sum()) < 4 * math.sqrt(1000)
@@ -230,7 +231,7 @@ def test_a_token_without_weight_is_never_drawn():
     "options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2, "min_p": 0.01}]
 )
 def test_only_allowed_tokens_are_chosen(options):
-    sampler = Sampler(SamplingParams(**options))
+    sampler = Sampler(Request(**options))
     allowed = np.array([0, 2, 4])
     found = {sampler.sample(LOGITS, allowed=allowed).token for _ in range(200)}
     assert found <= {0, 2, 4}
@@ -238,21 +239,21 @@ def test_only_allowed_tokens_are_chosen(options):
 
 
 def test_log_probabilities_are_those_before_the_mask():
-    sampled = Sampler(SamplingParams()).sample(LOGITS, top=1, allowed=np.array([2]))
+    sampled = Sampler(Request()).sample(LOGITS, top=1, allowed=np.array([2]))
     assert (sampled.token, sampled.top_logprobs[0][0]) == (2, 1)
     assert sampled.logprob == pytest.approx(math.log(0.05), abs=1e-6)
 
 
 def test_without_a_token_that_may_be_chosen_there_is_an_error():
     with pytest.raises(InferenceError, match="no token may be chosen"):
-        Sampler(SamplingParams()).sample(LOGITS, allowed=np.array([], dtype=np.intp))
-    banned = SamplingParams(logit_bias=dict.fromkeys(range(5), -math.inf))
+        Sampler(Request()).sample(LOGITS, allowed=np.array([], dtype=np.intp))
+    banned = Request(logit_bias=dict.fromkeys(range(5), -math.inf))
     with pytest.raises(InferenceError, match="no token may be chosen"):
         Sampler(banned).sample(LOGITS)
 
 
 def test_log_probabilities_cost_nothing_unless_asked_for():
-    sampler = Sampler(SamplingParams())
+    sampler = Sampler(Request())
     assert sampler.sample(LOGITS).logprob is None
     assert sampler.sample(LOGITS, top=0).top_logprobs == ()
     assert sampler.sample(LOGITS, top=0).logprob == pytest.approx(math.log(0.4), abs=1e-6)

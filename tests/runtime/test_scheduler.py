@@ -11,10 +11,10 @@ from tiny_models import VOCAB, tiny
 import bitnet
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.models.load import load_model
-from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
-NOTHING_ALLOWED = SamplingParams(logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
+GREEDY = {"temperature": 0.0}
+NOTHING_ALLOWED = {"logit_bias": dict.fromkeys(range(VOCAB), -math.inf)}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def reference():
 
 def test_sequences_of_mixed_lengths_write_what_each_writes_alone(model):
     wanted = [
-        (prompt(length, seed=length), params(3 + length % 7, sampling=sampled(length)))
+        (prompt(length, seed=length), params(3 + length % 7, **sampled(length)))
         for length in (1, 2, 30, 3, 17, 41, 8, 5, 11)
     ]
     scheduler = Scheduler(model, max_batch=4, prefill_chunk=8)
@@ -235,7 +235,7 @@ def test_a_prompt_that_continues_another_reuses_its_cache(model, monkeypatch):
 def test_a_prefix_is_shared_with_one_that_still_runs(model):
     shared = prompt(30)
     scheduler = Scheduler(model)
-    first, second = ((([*shared, at]), params(10, sampling=sampled(at))) for at in (5, 6))
+    first, second = ((([*shared, at]), params(10, **sampled(at))) for at in (5, 6))
     one = scheduler.submit(*first)
     head = [piece.token for _, piece in scheduler.step()]
     other = scheduler.submit(*second)
@@ -322,7 +322,7 @@ def test_cancelling_what_has_ended_changes_nothing(reference):
 def test_one_that_fails_leaves_the_others_alone(reference):
     scheduler = Scheduler(reference)
     good = scheduler.submit(prompt(3), params(5))
-    bad = scheduler.submit(prompt(4), params(5, sampling=NOTHING_ALLOWED))
+    bad = scheduler.submit(prompt(4), params(5, **NOTHING_ALLOWED))
     pieces = defaultdict(list)
     while scheduler.busy:
         for sequence, piece in scheduler.step():
@@ -373,7 +373,7 @@ def test_a_senseless_prompt_is_refused_at_once(reference, ids):
 
 
 def test_a_bias_outside_the_vocabulary_is_refused_at_once(reference):
-    biased = params(sampling=SamplingParams(logit_bias={VOCAB: 1.0}))
+    biased = params(logit_bias={VOCAB: 1.0})
     with pytest.raises(UsageError, match=f"token id {VOCAB}"):
         Scheduler(reference).submit([5], biased)
 
@@ -390,12 +390,12 @@ def test_real_models_write_in_a_batch_what_they_write_alone(test_models, file):
     with bitnet.load(test_models / file) as loaded:
         model = loaded.engine.model
         wanted = [
-            (loaded.tokenizer.encode(text), params(14, sampling=sampling, lookup=lookup))
+            (loaded.tokenizer.encode(text), params(14, **sampling, lookup=lookup))
             for text, sampling, lookup in (
-                ("The capital of France is", SamplingParams(), 0),
+                ("The capital of France is", GREEDY, 0),
                 ("one two one two", sampled(1), 4),
                 ("def fib(n):\n" * 9, sampled(2), 8),
-                ("a", SamplingParams(), 8),
+                ("a", GREEDY, 8),
             )
         ]
         scheduler = Scheduler(model, prefill_chunk=16)

@@ -43,7 +43,7 @@ def _model():
 def expected(model, ids, wanted):
     """Answers generated alone and without drafts; computed once for each."""
     kind = model.config.architecture, model.config.drafter is None
-    key = (kind, tuple(ids), wanted.max_tokens, wanted.sampling.seed)
+    key = (kind, tuple(ids), wanted.max_tokens, wanted.seed)
     if key not in EXPECTED:
         EXPECTED[key] = alone(model, ids, replace(wanted, lookup=0))
     return EXPECTED[key]
@@ -81,7 +81,7 @@ class AnyOrder(RuleBasedStateMachine):
         lookup=st.sampled_from([0, 3]),
     )
     def submit(self, prefix, length, last, count, seed, lookup):
-        wanted = params(count, sampling=sampled(seed), lookup=lookup)
+        wanted = params(count, **sampled(seed), lookup=lookup)
         sequence = self.scheduler.submit([*prefix[:length], last], wanted)
         self.wanted[sequence] = ([*prefix[:length], last], wanted)
         self.written[sequence] = []

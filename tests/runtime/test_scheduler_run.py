@@ -10,7 +10,7 @@ from bitnet.base.errors import InferenceError, UsageError
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import load_model
 from bitnet.runtime.request import Request
-from bitnet.runtime.sampling import Sampler, SamplingParams
+from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.scheduler import Scheduler
 
 PROMPT = [5, 9, 33, 2]
@@ -131,8 +131,8 @@ def test_another_prompt_does_not_see_the_last_one(model):
 
 def test_the_same_seed_repeats_and_another_one_differs(model):
     def run(seed):
-        sampling = SamplingParams(temperature=20.0, seed=seed)
-        return tokens(Scheduler(model).generate(PROMPT, Request(16, sampling=sampling)))
+        sampling = {"temperature": 20.0, "seed": seed}
+        return tokens(Scheduler(model).generate(PROMPT, Request(16, **sampling)))
 
     assert run(1) == run(1)
     assert run(1) != run(2)

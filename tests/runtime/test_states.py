@@ -158,7 +158,7 @@ def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
         scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=100, **more)
         sequences, written = [], {}
         for ids in prompts:
-            sequences.append(scheduler.submit(ids, params(30, sampling=sampled(4), lookup=3)))
+            sequences.append(scheduler.submit(ids, params(30, **sampled(4), lookup=3)))
             if not together:
                 written |= run(scheduler)
                 scheduler.forget()
@@ -176,11 +176,10 @@ def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_rejected_drafts_leave_no_trace_in_a_state(model, seed):
     ids = [*prompt(8, seed=seed)] * 6
-    wanted = params(60, sampling=sampled(seed))
     written = []
     for lookup in (0, 8):
         scheduler = Scheduler(model, context=CONTEXT)
-        sequence = scheduler.submit(ids, params(60, sampling=wanted.sampling, lookup=lookup))
+        sequence = scheduler.submit(ids, params(60, **sampled(seed), lookup=lookup))
         written.append(run(scheduler)[sequence])
     assert sequence.stats.drafted > sequence.stats.accepted
     assert written[0] == written[1]

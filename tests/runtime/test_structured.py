@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from dataclasses import replace
 
 import pytest
 from builders import vocabulary
@@ -12,7 +11,6 @@ from tiny_models import VOCAB, letters, tiny_gguf
 import bitnet
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.invocation import extra_command
-from bitnet.runtime.request import SamplingParams
 from bitnet.runtime.structured import Grammars
 
 pytest.importorskip("llguidance")
@@ -48,7 +46,7 @@ def model(tmp_path_factory):
 
 
 def wild(seed, **more):
-    return SamplingParams(temperature=4.0, seed=seed, **more)
+    return {"temperature": 4.0, "seed": seed, **more}
 
 
 def is_person(value):
@@ -66,9 +64,7 @@ def is_person(value):
 @pytest.mark.parametrize("lookup", [0, 8])
 def test_whatever_a_model_writes_follows_the_schema(model, lookup):
     for seed in range(8):
-        answer = model.stream(
-            "ab", max_tokens=99, sampling=wild(seed), json_schema=PERSON, lookup=lookup
-        )
+        answer = model.stream("ab", max_tokens=99, **wild(seed), json_schema=PERSON, lookup=lookup)
         assert is_person(json.loads("".join(answer)))
         assert answer.finish_reason == "stop"
 
@@ -118,12 +114,10 @@ SCHEMAS = {
 def test_every_kind_of_schema_is_kept_to(model, name):
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(SCHEMAS[name])
-    closing = SamplingParams(seed=42, temperature=4.0, logit_bias={TOKENS.index("]"): 8.0})
+    closing = {"temperature": 4.0, "logit_bias": {TOKENS.index("]"): 8.0}}
     ended = 0
     for seed in range(8):
-        answer = model.stream(
-            "ab", max_tokens=80, sampling=replace(closing, seed=seed), json_schema=SCHEMAS[name]
-        )
+        answer = model.stream("ab", max_tokens=80, **closing, seed=seed, json_schema=SCHEMAS[name])
         text = "".join(answer)
         if answer.finish_reason == "stop":
             validator.validate(json.loads(text))
@@ -151,7 +145,7 @@ def test_any_object_is_an_object(model):
         answer = model.stream(
             "ab",
             max_tokens=60,
-            sampling=wild(seed, logit_bias=bias),
+            **wild(seed, logit_bias=bias),
             json_schema={"type": "object"},
         )
         text = "".join(answer)
@@ -165,7 +159,7 @@ def test_any_object_is_an_object(model):
 @pytest.mark.parametrize("schema", [True, "true"])
 def test_the_schema_true_is_any_json(model, schema):
     bias = {TOKENS.index("1"): 90.0}
-    answer = model.stream("ab", max_tokens=9, sampling=wild(1, logit_bias=bias), json_schema=schema)
+    answer = model.stream("ab", max_tokens=9, **wild(1, logit_bias=bias), json_schema=schema)
     assert json.loads("".join(answer)) == 111_111_111
 
 
@@ -177,7 +171,7 @@ def test_json_object_is_the_schema_of_any_object(model):
 @pytest.mark.parametrize("pattern", ["[a-c]{2,9}", "(true|false)", r"-?\d{1,4}(\.\d\d)?"])
 def test_the_whole_answer_matches_a_regex(model, pattern):
     for seed in range(8):
-        text = model.generate("ab", max_tokens=40, sampling=wild(seed), regex=pattern)
+        text = model.generate("ab", max_tokens=40, **wild(seed), regex=pattern)
         assert re.fullmatch(pattern, text)
 
 
@@ -194,7 +188,7 @@ def test_an_answer_that_may_end_ends_with_any_stop_id(model):
         matcher = model.grammars.regex("a+").start()
         matcher.accept(TOKENS.index("a"))
         ends = {TOKENS[token] for token in matcher.next_ids()}
-        answer = model.stream("ab", max_tokens=50, sampling=wild(seed), regex="a+")
+        answer = model.stream("ab", max_tokens=50, **wild(seed), regex="a+")
         assert re.fullmatch("a+", "".join(answer))
     assert {"</s>", "<end>", "a"} <= ends
     assert "<s>" not in ends
@@ -210,8 +204,8 @@ def test_log_probabilities_are_the_models_own_under_a_grammar(model):
 
 
 def test_penalties_and_bias_work_within_the_grammar(model):
-    forced = SamplingParams(logit_bias={TOKENS.index("b"): 1e6, TOKENS.index("q"): 1e8})
-    assert model.generate("ab", max_tokens=30, sampling=forced, regex="[abc]{5}") == "bbbbb"
+    forced = {"logit_bias": {TOKENS.index("b"): 1e6, TOKENS.index("q"): 1e8}}
+    assert model.generate("ab", max_tokens=30, **forced, regex="[abc]{5}") == "bbbbb"
 
 
 def test_a_grammar_without_any_token_for_it_is_an_error(model):
@@ -277,8 +271,8 @@ def test_a_real_model_writes_what_the_schema_says(test_models):
         plain = model.chat(question, json_schema=schema, max_tokens=40)
         assert json.loads(plain) == {"name": "Bob", "age": 42}
         assert model.chat(question, json_schema=schema, max_tokens=40, lookup=8) == plain
-        sampled = SamplingParams(temperature=1.5, seed=4)
-        found = model.chat(question, json_schema=PERSON, max_tokens=90, sampling=sampled)
+        sampled = {"temperature": 1.5, "seed": 4}
+        found = model.chat(question, json_schema=PERSON, max_tokens=90, **sampled)
         assert is_person(json.loads(found))
 
 

@@ -9,7 +9,7 @@ from tool_models import CITIES, CLOCK, SIGNS, WEATHER, tool_gguf
 
 from bitnet import load
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.runtime.request import Request, SamplingParams
+from bitnet.runtime.request import Request
 from bitnet.runtime.tool_calls import call_reader
 from bitnet.runtime.tool_formats import GEMMA, HERMES, CallRules, format_of
 
@@ -274,10 +274,10 @@ def test_arguments_of_every_type_are_valid_in_every_form(tmp_path, family, seed)
     }
     function = {"type": "function", "function": {"name": "f", "parameters": schema}}
     with load(tool_gguf(tmp_path / "m.gguf", family, control=CONTROL[family])) as model:
-        sampling = SamplingParams(temperature=1.0, seed=seed)
+        sampling = {"temperature": 1.0, "seed": seed}
         request = Request(
             max_tokens=600, messages=ASK, tools=[function], tool_choice="required",
-            parallel_tool_calls=False, sampling=sampling,
+            parallel_tool_calls=False, **sampling,
         )  # fmt: skip
         answer = model.answer(request)
         list(answer)

@@ -221,7 +221,7 @@ def test_prompts_that_begin_alike_wait_for_each_other_and_write_as_if_alone(mode
         scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=100, **more)
         sequences, written = [], {}
         for ids in prompts:
-            sequences.append(scheduler.submit(ids, params(30, sampling=sampled(4))))
+            sequences.append(scheduler.submit(ids, params(30, **sampled(4))))
             if not together:
                 written |= run(scheduler)
                 scheduler.forget()

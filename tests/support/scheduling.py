@@ -7,7 +7,6 @@ from tiny_models import VOCAB
 
 from bitnet.kernels.kv_cache import PAGE
 from bitnet.runtime.request import Request
-from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
 
@@ -20,7 +19,7 @@ def params(count=6, **more):
 
 
 def sampled(seed, **more):
-    return SamplingParams(temperature=1.5, seed=seed, **more)
+    return {"temperature": 1.5, "seed": seed, **more}
 
 
 def run(scheduler):

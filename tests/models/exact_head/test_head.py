@@ -25,7 +25,7 @@ from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
-from bitnet.runtime.request import Request, SamplingParams
+from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.scheduler import Scheduler
 
@@ -44,18 +44,16 @@ ADJUSTED = {
     "logit_bias": {5: 6.0, 2999: float("-inf"), 77: -100.0},
 }
 SAMPLERS = {
-    "greedy": SamplingParams(),
-    "greedy, adjusted": SamplingParams(**ADJUSTED),
-    "only the first of top-k": SamplingParams(seed=42, temperature=1.0, top_k=1),
-    "top-k": SamplingParams(seed=42, temperature=0.9, top_k=40),
-    "top-k and top-p": SamplingParams(seed=42, temperature=1.2, top_k=20, top_p=0.8),
-    "top-k and min-p, adjusted": SamplingParams(
-        seed=42, temperature=0.7, top_k=30, min_p=0.1, **ADJUSTED
-    ),
-    "top-p": SamplingParams(seed=42, temperature=1.0, top_p=0.9),
-    "top-p, adjusted": SamplingParams(seed=42, temperature=1.5, top_p=0.95, **ADJUSTED),
-    "min-p": SamplingParams(seed=42, temperature=1.0, min_p=0.05),
-    "top-p and min-p": SamplingParams(seed=42, temperature=1.0, top_p=0.99, min_p=0.02),
+    "greedy": Request(),
+    "greedy, adjusted": Request(**ADJUSTED),
+    "only the first of top-k": Request(seed=42, temperature=1.0, top_k=1),
+    "top-k": Request(seed=42, temperature=0.9, top_k=40),
+    "top-k and top-p": Request(seed=42, temperature=1.2, top_k=20, top_p=0.8),
+    "top-k and min-p, adjusted": Request(seed=42, temperature=0.7, top_k=30, min_p=0.1, **ADJUSTED),
+    "top-p": Request(seed=42, temperature=1.0, top_p=0.9),
+    "top-p, adjusted": Request(seed=42, temperature=1.5, top_p=0.95, **ADJUSTED),
+    "min-p": Request(seed=42, temperature=1.0, min_p=0.05),
+    "top-p and min-p": Request(seed=42, temperature=1.0, top_p=0.99, min_p=0.02),
 }
 
 
@@ -87,7 +85,7 @@ class SmallHead:
 HEAD = SmallHead() if native.module() else None
 
 
-def steps(params: SamplingParams, count: int, sureness: float) -> tuple[int, int]:
+def steps(params: Request, count: int, sureness: float) -> tuple[int, int]:
     """Tokens that the found logits decided, of *count*; all must be those of the full head."""
     assert HEAD is not None
     ours, theirs = Sampler(params, [1, 2, 3]), Sampler(params, [1, 2, 3])
@@ -134,7 +132,7 @@ def test_any_sampler_gives_the_token_of_all_logits(
     sureness: float,
     seed: int,
 ) -> None:
-    params = SamplingParams(
+    params = Request(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -148,7 +146,7 @@ def test_any_sampler_gives_the_token_of_all_logits(
 def test_found_logits_whose_bound_is_too_low_give_other_tokens() -> None:
     """The comparison above would notice a wrong tail: with none, top-p ends too early."""
     assert HEAD is not None
-    params = SamplingParams(seed=42, temperature=1.0, top_p=0.9)
+    params = Request(seed=42, temperature=1.0, top_p=0.9)
     differ = 0
     for seed in range(100):
         x = HEAD.state(seed, 0.0) * 2
@@ -163,16 +161,16 @@ def test_found_logits_whose_bound_is_too_low_give_other_tokens() -> None:
 
 
 def test_samplers_without_bounded_support_need_all_logits() -> None:
-    assert Sampler(SamplingParams(seed=42, temperature=1.0)).needs() is None
-    assert Sampler(SamplingParams(seed=42, temperature=1.0, top_k=10**6)).needs() is None
+    assert Sampler(Request(seed=42, temperature=1.0)).needs() is None
+    assert Sampler(Request(seed=42, temperature=1.0, top_k=10**6)).needs() is None
 
 
 def test_touched_tokens_are_needed_whatever_their_logits() -> None:
-    params = SamplingParams(repetition_penalty=1.1, logit_bias={9: 1.0})
+    params = Request(repetition_penalty=1.1, logit_bias={9: 1.0})
     needed = Sampler(params, [4, 2]).needs([7])
     assert needed is not None
     assert needed.ids.tolist() == [2, 4, 7, 9]
-    plain = Sampler(SamplingParams(), [4, 2]).needs([7])
+    plain = Sampler(Request(), [4, 2]).needs([7])
     assert plain is not None
     assert not len(plain.ids)
 
@@ -181,7 +179,7 @@ def test_undecided_positions_fall_back_to_all_logits() -> None:
     nothing = np.empty(0, dtype=np.int64)
     found = Found(nothing, np.empty(0, dtype=np.float32), bound=0.0, tail=0.0, vocab_size=3)
     logits = Logits(found, lambda: np.arange(3.0))
-    assert Sampler(SamplingParams()).sample(logits).token == 2
+    assert Sampler(Request()).sample(logits).token == 2
     assert logits.found is None
     assert logits.all().tolist() == [0, 1, 2]
 
@@ -200,8 +198,7 @@ def test_answers_are_those_of_the_full_head(
     models: tuple[Any, Any], name: str, lookup: int
 ) -> None:
     bias = {token: bias for token, bias in SAMPLERS[name].logit_bias.items() if token < 60}
-    sampling = replace(SAMPLERS[name], logit_bias=bias)
-    params = Request(max_tokens=40, sampling=sampling, lookup=lookup)
+    params = replace(SAMPLERS[name], logit_bias=bias, max_tokens=40, lookup=lookup)
     answers = [
         [piece.token for piece in Scheduler(model).generate([5, 9, 5, 9, 33, 2], params)]
         for model in models
@@ -224,7 +221,7 @@ def test_a_real_model_writes_what_the_full_head_writes(name: str, test_models: P
         Scheduler(load_model(as_f16, ops=ops, exact_head=mode), context=128)
         for mode in ("off", "on")
     ]
-    params = Request(max_tokens=60, sampling=SAMPLERS[name])
+    params = replace(SAMPLERS[name], max_tokens=60)
     full, exact = (
         [piece.token for piece in engine.generate([504, 3575, 282], params)] for engine in engines
     )
@@ -272,18 +269,18 @@ def auto_model(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     "sampling",
     [
-        pytest.param(SamplingParams(seed=42, temperature=1.0, top_k=30), id="many rows needed"),
-        pytest.param(SamplingParams(seed=42, temperature=1.0), id="samplers that need all logits"),
+        pytest.param(Request(seed=42, temperature=1.0, top_k=30), id="many rows needed"),
+        pytest.param(Request(seed=42, temperature=1.0), id="samplers that need all logits"),
     ],
 )
 def test_a_copy_that_does_not_save_time_is_dropped_and_changes_no_token(
     models: tuple[Any, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    sampling: SamplingParams,
+    sampling: Request,
 ) -> None:
     model = auto_model(monkeypatch)
-    params = Request(max_tokens=100, sampling=sampling)
+    params = replace(sampling, max_tokens=100)
     prompt = [5, 9, 5, 9, 33, 2]
     with caplog.at_level("INFO", logger="bitnet"):
         answers = [
@@ -298,7 +295,7 @@ def test_a_copy_that_does_not_save_time_is_dropped_and_changes_no_token(
 
 
 def test_a_copy_that_was_asked_for_is_never_dropped(models: tuple[Any, Any]) -> None:
-    params = Request(max_tokens=100, sampling=SamplingParams(seed=42, temperature=1.0))
+    params = Request(max_tokens=100, seed=42, temperature=1.0)
     list(Scheduler(models[1]).generate([5, 9], params))
     assert models[1].head.copy is not None
     assert not models[1].head.stopped
