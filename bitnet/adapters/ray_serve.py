@@ -68,7 +68,7 @@ class Replica:
         from bitnet.server.app import create_app
         from bitnet.server.metrics import Metrics
         from bitnet.server.models import Models
-        from bitnet.server.narration import Narrator
+        from bitnet.server.narration import narrator
         from bitnet.server.options import ServeOptions
         from bitnet.server.slot import Slot
 
@@ -81,14 +81,16 @@ class Replica:
             aliases=(model,),
         )
         worker_id = ray.get_runtime_context().get_actor_id() or "worker"
-        narrate = Narrator(_write, worker_id=worker_id, as_json=True)
+        narrate = narrator(_write, worker_id=worker_id, form="json")
         metrics = Metrics()
         limits = {name: options[name] for name in ("max_batch", "queue", "max_output_tokens")}
         self._models = Models([slot], metrics, narrate, **limits)
         self._models.load_first()
         self._models.start()
         # The doors of other nodes send here, with any name of the host.
-        access = ServeOptions(host="*", api_key=api_key, allow_unauthenticated=True)
+        access = ServeOptions(
+            host="*", api_key=api_key, allow_unauthenticated=True, worker_id=worker_id
+        )
         self._app = create_app(self._models, metrics, narrate, access)
 
     @serve.multiplexed(max_num_models_per_replica=256)

@@ -34,6 +34,7 @@ def serve(
 
     Stop it with Ctrl-C or SIGTERM: answers that run may finish.
     """
+    options = replace(options, worker_id=options.worker_id or f"worker-{secrets.token_hex(4)}")
     parts = _parts(options)
     if options.narration != "json":
         _serve(parts, options, _for_many(model), common)
@@ -184,7 +185,7 @@ def _for_many(model):
 
 def _parts(options):
     """Modules of the server."""
-    from bitnet.server.narration import Narrator
+    from bitnet.server.narration import narrator
 
     try:
         from bitnet.server.run import bind, run
@@ -193,11 +194,11 @@ def _parts(options):
             f"serving needs the package {error.name}",
             hint=extra_command("serve"),
         ) from None
-    worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
     write = partial(say, stream=sys.stderr)  # also when something else stands for stderr
-    brief = options.narration == "auto" and sys.stderr.isatty()
-    as_json = options.narration == "json"
-    narrate = Narrator(write, worker_id=worker_id, as_json=as_json, brief=brief)
+    form = options.narration
+    if form == "auto":
+        form = "brief" if sys.stderr.isatty() else "console"
+    narrate = narrator(write, worker_id=options.worker_id, form=form)
     return bind, run, _prepare_models, narrate
 
 
@@ -212,7 +213,7 @@ def _tell(options, narrate, fetch, address):
         return
     from bitnet.hub.http import call_back
 
-    facts = {"worker_id": narrate.worker_id, "status": "ready", "address": address}
+    facts = {"worker_id": options.worker_id, "status": "ready", "address": address}
     try:
         call_back(options.callback_url, facts, fetch)
     except BitnetError as error:

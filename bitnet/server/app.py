@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
-    from bitnet.server.narration import Narrator
+    from bitnet.server.narration import Narrate
     from bitnet.server.options import ServeOptions
     from bitnet.server.slot import Slot
     from bitnet.server.tracing import Tracing
@@ -39,7 +39,7 @@ __all__ = ["create_app"]
 def create_app(
     models: Models,
     metrics: Metrics,
-    narrate: Narrator,
+    narrate: Narrate,
     options: ServeOptions,
     tracing: Tracing | None = None,
 ) -> FastAPI:
@@ -71,7 +71,7 @@ def create_app(
         docs_url=None,  # the page comes from another host; /docs below does not
         openapi_url="/openapi.json",
     )
-    app.state.models = models
+    app.state.models, app.state.worker_id = models, options.worker_id
     app.openapi = partial(_describe, app)  # type: ignore[method-assign]
     for routes in (openai, worker, pages, anthropic, llama_server, ollama):
         app.include_router(routes.router)

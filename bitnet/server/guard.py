@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bitnet.base.trust import is_loopback
+from bitnet.server.narration import limited
 from bitnet.server.pages import OPEN_PREFIX
 from bitnet.server.refusals import GONE, Refused
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from bitnet.server.metrics import Metrics
-    from bitnet.server.narration import Narrator
+    from bitnet.server.narration import Narrate
     from bitnet.server.options import ServeOptions
     from bitnet.server.tracing import Tracing
 
@@ -49,7 +50,7 @@ class Guard:
         *,
         options: ServeOptions,
         metrics: Metrics,
-        narrate: Narrator,
+        narrate: Narrate,
         tracing: Tracing | None = None,
     ) -> None:
         """Guard *app* as *options* say; *metrics*, *narrate* and *tracing* hear of requests.
@@ -61,7 +62,7 @@ class Guard:
         self._app = app
         self._options = options
         self._metrics = metrics
-        self._narrate = narrate
+        self._narrate, self._narrate_refusal = narrate, limited(narrate)
         self._tracing = tracing
         self._key = options.key().encode()
         self._local_only = not self._key and is_loopback(options.host)
@@ -120,7 +121,7 @@ class Guard:
 
     def _tell(self, scope: Scope, request_id: str, status: int) -> None:
         """Log a refused request; limited when there are many."""
-        self._narrate.narrate_limited(
+        self._narrate_refusal(
             "request_refused",
             f"{scope['method']} {scope['path'][:200]}: {status}",
             "Sorry, I cannot do that! 🙅",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.server.narration import Narrator
+    from bitnet.server.narration import Narrate
 
 __all__ = [
     "digest_of",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Checkpoint:
+def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrate) -> Checkpoint:
     """The model that *open_file* opens; no weight is read, and *narrate* tells of the header."""
     with failures(narrate):
         checkpoint = open_file()
@@ -45,7 +45,7 @@ def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Che
 
 
 def load_narrated(
-    checkpoint: Checkpoint, load: Callable[[Checkpoint], LanguageModel], narrate: Narrator
+    checkpoint: Checkpoint, load: Callable[[Checkpoint], LanguageModel], narrate: Narrate
 ) -> LanguageModel:
     """The model that *load* makes of the open *checkpoint*; *narrate* tells of each step."""
     with failures(narrate):
@@ -68,7 +68,7 @@ def load_narrated(
             architecture=model.config.architecture,
             vocab_size=count,
         )
-        narrate.plain("GGUF model loaded successfully")
+        narrate("plain", "GGUF model loaded successfully")
     narrate(
         "device_init",
         f"Computing with {model.backend}",
@@ -85,7 +85,7 @@ def load_narrated(
 
 
 @contextmanager
-def failures(narrate: Narrator) -> Iterator[None]:
+def failures(narrate: Narrate) -> Iterator[None]:
     """Say that a model does not load, and why."""
     try:
         yield
@@ -99,7 +99,7 @@ def failures(narrate: Narrator) -> Iterator[None]:
         raise
 
 
-def _describe(gguf: GGUF, narrate: Narrator) -> None:
+def _describe(gguf: GGUF, narrate: Narrate) -> None:
     """Narrate the content of a GGUF header."""
     metadata = gguf.metadata
     narrate(
@@ -108,7 +108,7 @@ def _describe(gguf: GGUF, narrate: Narrator) -> None:
         "Reading the label on the jar! 🏷️",
         architecture=metadata.get("general.architecture"),
     )
-    narrate.plain("Detected GGUF file, extracting embedded tokenizer")
+    narrate("plain", "Detected GGUF file, extracting embedded tokenizer")
     narrate(
         "gguf_tokenizer_extract_start",
         "Looking for the tokenizer in the GGUF file",
@@ -116,7 +116,7 @@ def _describe(gguf: GGUF, narrate: Narrator) -> None:
     )
     tokens = metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
-        narrate.plain("Missing tokenizer.ggml.tokens")
+        narrate("plain", "Missing tokenizer.ggml.tokens")
         return
     narrate(
         "gguf_vocab_size_derived",

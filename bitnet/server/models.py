@@ -15,6 +15,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.progress import human_size
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.metrics import Metrics
-    from bitnet.server.narration import Narrator
+    from bitnet.server.narration import Narrate
 
 __all__ = ["Models"]
 
@@ -59,7 +60,7 @@ class Models:
         self,
         slots: Sequence[Slot],
         metrics: Metrics,
-        narrate: Narrator,
+        narrate: Narrate,
         *,
         max_batch: int = 8,
         queue: int = 64,
@@ -78,7 +79,7 @@ class Models:
         self._named = {name: slot for slot in slots for name in slot.names} | self.slots
         for name, slot in self.slots.items():
             many = len(slots) > 1
-            slot.narrate = narrate.about(model_name=name) if many else narrate
+            slot.narrate = partial(narrate, model_name=name) if many else narrate
             slot.idle_s, slot.places = idle_s, max_batch + queue
             slot.watch(metrics.of(name))
         self.created = int(time.time())

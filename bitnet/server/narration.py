@@ -5,19 +5,20 @@ Each event names its actor and action, and describes it twice: plainly and kindl
     INFO actor="model-loader" action="gguf_load_complete" human="..." cute="..."
 
 or, as one JSON object per line, for a collector. A terminal gets the address, warnings and errors
-alone. If the destination cannot be written to (a full
-disk, a closed pipe), the event is lost and nothing else.
+alone. If the destination cannot be written to (a full disk, a closed pipe), the event is lost and
+nothing else.
 """
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import logging
 import re
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -26,14 +27,19 @@ from bitnet.base.errors import UsageError
 from bitnet.base.options import check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
-__all__ = ["ACTIONS", "Level", "Narrator", "log_as_events", "narrate", "stderr_as_events"]
+__all__ = [
+    "ACTIONS", "Level", "Narrate", "limited", "log_as_events", "narrate", "narrator",
+    "stderr_as_events",
+]  # fmt: skip
 
 Level = Literal["INFO", "WARN", "ERROR"]
+Narrate = Callable[..., None]  # as narrator returns it
 
 SPAN_S = 10.0
 MOST_LINES = 20  # lines per action in a span
+_SENTENCES = ("plain", "open")  # actions for readers of a console alone
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls that JSON does not escape
 
 WORKER = "llm-worker-rbee"
@@ -67,106 +73,78 @@ ACTIONS: dict[str, str] = {
     "worker_failed": WORKER,
     "draining": SERVER,
     "server_stop": SERVER,
+    "plain": SERVER,
+    "open": SERVER,
 }
 
 
-class Narrator:
-    """Writes events for one worker."""
+def narrator(
+    write: Callable[[str], None],
+    *,
+    worker_id: str = "",
+    form: Literal["console", "json", "brief"] = "console",
+    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+) -> Narrate:
+    """A function that passes events of one worker, as lines without a newline, to *write*.
 
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        *,
-        worker_id: str,
-        as_json: bool = False,
-        brief: bool = False,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    It takes an action, its plain and its kind description, the level, and further facts such as
+    ``request_id``, of which those that are ``None`` are left out. With the *form* ``brief`` there
+    are the address, warnings and errors alone, as sentences.
+    """
+    writing = threading.Lock()
+
+    def narrate_event(
+        action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
     ) -> None:
-        """A narrator that passes lines, without a newline, to *write*.
-
-        Events have the *worker_id*; *brief*: the address, warnings and errors alone, as sentences.
-        """
-        self._write = write
-        self._as_json = as_json
-        self._brief = brief
-        self._now = now
-        self.worker_id = worker_id
-        self._writing = threading.Lock()
-        self._said: dict[str, tuple[float, int, int]] = {}  # begin of a span, lines, left out
-        self._always: dict[str, Any] = {}
-
-    def about(self, **fields: Any) -> Narrator:
-        """This narrator, with *fields* in every event."""
-        other = copy.copy(self)
-        other._always = {**self._always, **fields}
-        return other
-
-    def narrate(
-        self,
-        actor: str,
-        action: str,
-        human: str,
-        cute: str = "",
-        *,
-        level: Level = "INFO",
-        **fields: Any,
-    ) -> None:
-        """Report that *actor* did *action*, described plainly and kindly.
-
-        *fields* are further facts, such as ``request_id``; those that are ``None`` are left out.
-        """
-        if self._brief:
-            if level != "INFO":
-                self._line(f"{'Warning' if level == 'WARN' else 'Error'}: {human}")
-            return
-        event = {"actor": actor, "action": action}
-        event |= {"worker_id": self.worker_id} if self.worker_id else {}
-        known = {**fields, **self._always}
-        event |= {name: value for name, value in known.items() if value is not None}
-        event |= {"human": human, "cute": cute} if cute else {"human": human}
-        if self._as_json:
-            line = json.dumps({"time": self._now().isoformat(), "level": level, **event})
+        actor = fields.pop("actor", "") or ACTIONS[action]
+        facts = {"actor": actor, "action": action}
+        facts |= {"worker_id": worker_id or None} | fields | {"human": human, "cute": cute or None}
+        if action in _SENTENCES or form == "brief":
+            line = _sentence(form, action, human, level)
         else:
-            line = f"{level} " + " ".join(f"{k}={_quote(v)}" for k, v in event.items())
-        self._line(line)
+            line = _line(facts, level, now() if form == "json" else None)
+        if line:
+            with writing, suppress(OSError, ValueError):  # ValueError: the stream is closed
+                write(line)
 
-    def __call__(
-        self, action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
-    ) -> None:
-        """:meth:`narrate` with the actor of *action*."""
-        self.narrate(ACTIONS[action], action, human, cute, level=level, **fields)
+    return narrate_event
 
-    def narrate_limited(
-        self, action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
-    ) -> None:
-        """Narrate at most MOST_LINES events of *action* in a span, and count the rest.
 
-        The first line of the next span has their number.
-        """
-        now = self._now().timestamp()
-        begin, lines, left_out = self._said.get(action, (now, 0, 0))
-        if now - begin >= SPAN_S:
-            begin, lines = now, 0
+def _sentence(form: str, action: str, human: str, level: Level) -> str:
+    """The line of an event that is a sentence in this *form*; empty: it has none."""
+    if form == "brief":
+        if action == "open" or level == "INFO":
+            return human if action == "open" else ""
+        return f"{'Warning' if level == 'WARN' else 'Error'}: {human}"
+    return f"INFO {human}" if form == "console" and action == "plain" else ""
+
+
+def _line(facts: dict[str, Any], level: Level, now: datetime | None) -> str:
+    """An event as JSON with the time *now*, or in the form of a console."""
+    event = {name: value for name, value in facts.items() if value is not None}
+    if now is not None:
+        return json.dumps({"time": now.isoformat(), "level": level, **event})
+    return f"{level} " + " ".join(f"{name}={_quote(value)}" for name, value in event.items())
+
+
+def limited(narrate: Narrate, now: Callable[[], float] = time.monotonic) -> Narrate:
+    """*narrate* for at most MOST_LINES events of an action in a span; the rest are counted.
+
+    The first line of the next span has their number.
+    """
+    said: dict[str, tuple[float, int, int]] = {}  # begin of a span, lines, left out
+
+    def narrate_limited(action: str, human: str, cute: str = "", **fields: Any) -> None:
+        begin, lines, left_out = said.get(action, (now(), 0, 0))
+        if now() - begin >= SPAN_S:
+            begin, lines = now(), 0
         if lines >= MOST_LINES:
-            self._said[action] = begin, lines, left_out + 1
+            said[action] = begin, lines, left_out + 1
             return
-        self._said[action] = begin, lines + 1, 0
-        self(action, human, cute, level=level, left_out=left_out or None, **fields)
+        said[action] = begin, lines + 1, 0
+        narrate(action, human, cute, left_out=left_out or None, **fields)
 
-    def plain(self, text: str) -> None:
-        """A line without an actor; left out of JSON, where every line is an event."""
-        if not self._as_json and not self._brief:
-            self._line(f"INFO {text}")
-
-    def announce(self, names: Iterable[str], address: str) -> None:
-        """The last line of a start: the models that are served, and where."""
-        self.plain(f"open {address}")
-        if self._brief:
-            self._line(f"Serving {', '.join(names)} on {address} (Ctrl-C stops it)")
-
-    def _line(self, line: str) -> None:
-        with self._writing, suppress(OSError, ValueError):  # ValueError: the stream is closed
-            self._write(line)
+    return narrate_limited
 
 
 def narrate(
@@ -203,8 +181,9 @@ def narrate(
         raise UsageError(
             f"level is {level!r}, expected {', '.join(get_args(Level))}", field="level"
         )
-    narrator = Narrator(_to_stderr, worker_id=worker_id, as_json=as_json)
-    narrator.narrate(actor, action, human, cute, level=level, **fields)
+    form: Literal["json", "console"] = "json" if as_json else "console"
+    tell = narrator(_to_stderr, worker_id=worker_id, form=form)
+    tell(action, human, cute, level=level, actor=actor, **fields)
 
 
 def _to_stderr(line: str) -> None:
@@ -214,7 +193,7 @@ def _to_stderr(line: str) -> None:
 class _Events(logging.Handler):
     """Passes log records to a narrator."""
 
-    def __init__(self, narrate: Narrator) -> None:
+    def __init__(self, narrate: Narrate) -> None:
         super().__init__()
         self._narrate = narrate
 
@@ -224,11 +203,11 @@ class _Events(logging.Handler):
         if record.levelno >= logging.WARNING:
             level = "ERROR" if record.levelno >= logging.ERROR else "WARN"
         kind = type(error).__name__ if error else None
-        self._narrate.narrate(record.name, "log", record.getMessage(), level=level, error=kind)
+        self._narrate("log", record.getMessage(), level=level, actor=record.name, error=kind)
 
 
 @contextmanager
-def log_as_events(narrate: Narrator) -> Iterator[None]:
+def log_as_events(narrate: Narrate) -> Iterator[None]:
     """Write log lines as events of *narrate*, with the logger's name."""
     loggers = [logging.getLogger(), logging.getLogger("bitnet")]
     before = [logger.handlers[:] for logger in loggers]
@@ -246,7 +225,7 @@ class _Lines(io.TextIOBase):
 
     encoding = "utf-8"
 
-    def __init__(self, narrate: Narrator) -> None:
+    def __init__(self, narrate: Narrate) -> None:
         super().__init__()
         self._narrate = narrate
         self._held = ""
@@ -270,11 +249,11 @@ class _Lines(io.TextIOBase):
 
     def _tell(self, line: str) -> None:
         if line.strip():
-            self._narrate.narrate("worker", "log", line.strip())
+            self._narrate("log", line.strip(), actor="worker")
 
 
 @contextmanager
-def stderr_as_events(narrate: Narrator) -> Iterator[None]:
+def stderr_as_events(narrate: Narrate) -> Iterator[None]:
     """Turn everything written to stderr, such as the progress of a download, into events.
 
     *narrate* writes to the stream that was stderr before.

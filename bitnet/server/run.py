@@ -19,6 +19,7 @@ from bitnet.base.trust import is_loopback
 from bitnet.server.app import create_app
 from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
+from bitnet.server.narration import limited
 from bitnet.server.tracing import tracing_from_environment
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
-    from bitnet.server.narration import Narrator
+    from bitnet.server.narration import Narrate
     from bitnet.server.options import ServeOptions
 
 __all__ = ["bind", "run"]
@@ -45,7 +46,7 @@ def run(
     models: Models,
     metrics: Metrics,
     options: ServeOptions,
-    narrate: Narrator,
+    narrate: Narrate,
     *,
     bound: socket.socket,
     ready: Callable[[str], None],
@@ -89,14 +90,15 @@ def run(
 
 
 @contextmanager
-def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
+def _garbage_as_events(narrate: Narrate) -> Iterator[None]:
     """Log requests that are not HTTP like other refused requests; limited when there are many."""
+    narrate_refusal = limited(narrate)
 
     def narrate_garbage(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
             return True
         message, cute = "a client sent something that is not HTTP: 400", "What was that? 🙉"
-        narrate.narrate_limited("request_refused", message, cute, level="WARN", status=400)
+        narrate_refusal("request_refused", message, cute, level="WARN", status=400)
         return False
 
     log = logging.getLogger("uvicorn.error")
@@ -110,20 +112,20 @@ def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
 def _serve(
     server: _Server,
     listening: socket.socket,
-    narrate: Narrator,
+    narrate: Narrate,
     ready: Callable[[str], None],
 ) -> None:
     """Announce the worker, and answer until a signal comes."""
     listen(listening, MAX_CONNECTIONS)
     address = address_of(listening)
-    narrate.plain("Worker ready, starting HTTP server")
+    narrate("plain", "Worker ready, starting HTTP server")
     narrate(
         "server_start",
         f"HTTP server listening on {address}",
         "Ready to help! Come and talk to me! 🚀",
         port=listening.getsockname()[1],
     )
-    narrate.plain(f"HTTP server listening on {address}")
+    narrate("plain", f"HTTP server listening on {address}")
     try:
         at = f"{'https' if server.config.is_ssl else 'http'}://{address}"
         threading.Thread(
@@ -135,11 +137,12 @@ def _serve(
         listening.close()
 
 
-def _open(ready: Callable[[str], None], narrate: Narrator, names: Iterable[str], at: str) -> None:
+def _open(ready: Callable[[str], None], narrate: Narrate, names: Iterable[str], at: str) -> None:
     """Tell that the worker at the address *at* is ready; what to open is the last line."""
     ready(at)
     here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    narrate.announce(names, here)
+    narrate("plain", f"open {here}")
+    narrate("open", f"Serving {', '.join(names)} on {here} (Ctrl-C stops it)")
 
 
 def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
@@ -165,7 +168,7 @@ class _Server(uvicorn.Server):
     """uvicorn's server; a signal drains the models and does not end the program by itself."""
 
     def __init__(
-        self, config: uvicorn.Config, models: Models, narrate: Narrator, *, drain_s: float
+        self, config: uvicorn.Config, models: Models, narrate: Narrate, *, drain_s: float
     ) -> None:
         super().__init__(config)
         self.models = models

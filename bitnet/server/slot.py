@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.request import Request
     from bitnet.runtime.scheduler import Scheduler
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.narration import Narrator
+    from bitnet.server.narration import Narrate
 
     Put = Callable[[Piece], None]
 
@@ -69,7 +69,7 @@ class Slot:
         failure: error that ended the thread; ``None`` while it runs normally.
     """
 
-    narrate: Narrator
+    narrate: Narrate
 
     def __init__(
         self,

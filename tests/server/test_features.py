@@ -10,7 +10,7 @@ from bitnet import load
 from bitnet.base.errors import BitnetError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.server.loading import load_narrated, open_narrated
-from bitnet.server.narration import Narrator
+from bitnet.server.narration import narrator
 
 scenarios("features/worker.feature")
 
@@ -69,7 +69,7 @@ def _(serving, told):
 
 @when("the worker loads it")
 def _(path, told, outcome):
-    narrate = Narrator(told.append, worker_id="w1")
+    narrate = narrator(told.append, worker_id="w1")
     try:
         checkpoint = open_narrated(lambda: open_checkpoint(path), narrate)
         load_narrated(checkpoint, load, narrate).close()

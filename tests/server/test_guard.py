@@ -10,7 +10,7 @@ from waiting import PATIENCE_S, until
 from bitnet.server import guard
 from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.metrics import Metrics
-from bitnet.server.narration import Narrator
+from bitnet.server.narration import narrator
 from bitnet.server.options import ServeOptions
 
 JSON = {"Content-Type": "application/json"}
@@ -168,7 +168,7 @@ class Credulous:
 def pass_through(app, headers):
     """Events that a client gets from *app* behind a guard, for a POST with *headers*."""
     sent = []
-    narrate = Narrator(lambda _line: None, worker_id="w")
+    narrate = narrator(lambda _line: None, worker_id="w")
     options = ServeOptions(api_key="k")  # with one, the host may be any
     guarded = guard.Guard(app, options=options, metrics=Metrics(), narrate=narrate)
     scope = {

@@ -14,7 +14,7 @@ from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import UsageError
 from bitnet.server import connection, exchange, guard
-from bitnet.server.narration import Narrator
+from bitnet.server.narration import narrator
 from bitnet.wire.fields import Form
 from bitnet.wire.openai import CHAT, chat_requests
 
@@ -158,15 +158,15 @@ def test_a_model_that_a_request_names_is_not_opened(worker):
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_an_event_stays_on_its_line_whatever_is_in_it(as_json):
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_an_event_stays_on_its_line_whatever_is_in_it(form):
     lines = []
-    narrate = Narrator(lines.append, worker_id="w", as_json=as_json)
+    narrate = narrator(lines.append, worker_id="w", form=form)
     evil = 'a"\nINFO actor="x"\r\x1b[2J\x9b2J\u2028\x7f'
     narrate("inference_failed", evil, request_id=evil)
     (line,) = lines
     assert line.isprintable()
-    if as_json:
+    if form == "json":
         assert json.loads(line)["human"] == evil
 
 

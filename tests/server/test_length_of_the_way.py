@@ -49,9 +49,8 @@ CARRIERS = {
     *("Guard", "Models", "Slot", "LanguageModel", "Scheduler"),
     *("Form", "Request", "Sequence", "Piece", "Answer", "Stats"),
 }
-#: Types beside the way: the reuse of prefixes, the choice of a token, the connection, and what
-#: reports.
-OTHERS = {"PrefixCache", "Sampler", "PatientProtocol", "Narrator"}
+#: Types beside the way: the reuse of prefixes, the choice of a token, the connection.
+OTHERS = {"PrefixCache", "Sampler", "PatientProtocol"}
 
 
 def test_a_streamed_chat_passes_few_files_and_types(passed):

@@ -4,12 +4,12 @@ import json
 import sys
 
 from bitnet.base.progress import Progress
-from bitnet.server.narration import Narrator, stderr_as_events
+from bitnet.server.narration import narrator, stderr_as_events
 
 
 def test_what_is_written_to_stderr_becomes_events():
     lines = []
-    narrate = Narrator(lines.append, worker_id="w", as_json=True)
+    narrate = narrator(lines.append, worker_id="w", form="json")
     with stderr_as_events(narrate):
         print("first", "second", file=sys.stderr)
         print(file=sys.stderr)

@@ -16,7 +16,7 @@ from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.models import Models
-from bitnet.server.narration import Narrator
+from bitnet.server.narration import narrator
 from bitnet.server.options import ServeOptions
 from bitnet.server.slot import Slot
 
@@ -58,12 +58,12 @@ def slot_of(path, name="", **more):
 def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
     """A worker with all models of *slots*, the first of them loaded or none."""
     lines = [] if lines is None else lines
-    metrics, narrate = Metrics(), Narrator(lines.append, worker_id="w1")
+    metrics, narrate = Metrics(), narrator(lines.append, worker_id="w1")
     options = {"max_output_tokens": 48} | options
     with Models(slots, metrics, narrate, **options) as models:
         if loaded:
             models.pin(models.default, slots[0].load(slots[0].open()))
-        app_options = dict(app_options or {})
+        app_options = {"worker_id": "w1"} | (app_options or {})
         tracing = app_options.pop("tracing", None)
         app = create_app(models, metrics, narrate, ServeOptions(**app_options), tracing)
         server = uvicorn.Server(

@@ -28,7 +28,7 @@ async def inference(request: Request) -> Response:
     slot = await open_slot(request, body["model"])
     most = min(DEFAULT_TOKENS, request.app.state.models.max_output_tokens)
     make = partial(inference_requests, body, ModelRequest(max_tokens=most))
-    ids = {"request_id": request.state.request_id, "worker_id": slot.narrate.worker_id}
+    ids = {"request_id": request.state.request_id, "worker_id": request.app.state.worker_id}
     return await respond(request, slot, INFERENCE, body, make, ids)
 
 
