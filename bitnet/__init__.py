@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.keywords import AnswerOptions
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import Stats, TokenLogprob
+    from bitnet.runtime.piece import TokenLogprob
     from bitnet.server.narration import narrate
     from bitnet.sources import TokenizerDownloadInfo
     from bitnet.tokenizer import (
@@ -62,7 +62,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "bitnet.runtime.answer": ("Answer",),
     "bitnet.runtime.keywords": ("AnswerOptions",),
     "bitnet.runtime.language_model": ("LanguageModel",),
-    "bitnet.runtime.piece": ("Stats", "TokenLogprob"),
+    "bitnet.runtime.piece": ("TokenLogprob",),
     "bitnet.server.narration": ("narrate",),
     "bitnet.sources": ("TokenizerDownloadInfo",),
     "bitnet.tokenizer": (
@@ -99,7 +99,6 @@ __all__ = [
     "ReferenceUnavailable",
     "RowsFailed",
     "SmartTokenizerDownload",
-    "Stats",
     "TokenInvalid",
     "TokenLogprob",
     "TokenMissing",

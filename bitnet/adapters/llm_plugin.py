@@ -97,7 +97,7 @@ class Writer(llm.Model):
             yield from answer if stream else ["".join(answer)]
         except BitnetError as error:
             raise llm.ModelError(error.message) from error
-        response.set_usage(input=answer.stats.prompt_tokens, output=answer.stats.tokens)
+        response.set_usage(input=answer.prompt_tokens, output=answer.tokens)
 
 
 def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:

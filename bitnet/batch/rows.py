@@ -118,7 +118,7 @@ class BatchRow:
             body = form.read(self.facts["body"])
             if path == EMBEDDINGS:
                 rows = vectors_of(body, answers, vector_precision(body, model.config.dim))
-                tokens = sum(answer.stats.prompt_tokens for answer in answers)
+                tokens = sum(answer.prompt_tokens for answer in answers)
                 return {"body": embeddings_reply(body, rows, name, tokens)}
             row_id, created = f"{form.id_prefix}{self.digest}", int(time.time())
             head = {"id": row_id, "created": created, "model": name}
@@ -134,7 +134,7 @@ class BatchRow:
             **more,
             "finish_reason": answer.finish_reason,
             "prompt_tokens": len(answer.prompt_ids),
-            "tokens": answer.stats.tokens,
+            "tokens": answer.tokens,
         }
 
     def output(self, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def _tokenize_share(model: LanguageModel) -> float:
     answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS)
     for _ in answer:
         pass
-    return answer.stats.tokenize_share
+    return answer.tokenize_share
 
 
 def _size(path: Path) -> int:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
+    from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
-    from bitnet.runtime.piece import Stats
     from bitnet.tokenizer import Tokenizer
 
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
@@ -361,18 +361,19 @@ def _fetch_tokenizer(model: Path | Checkpoint, missing: TokenizerNotFound, commo
             raise missing
 
 
-def summary(stats: Stats) -> str:
-    """*stats* as the one line a command ends with."""
+def summary(answer: Answer) -> str:
+    """Metrics of *answer* as the one line a command ends with."""
     from bitnet.base.progress import human_size
 
-    rate = f", {stats.decode_tokens_per_s:.1f} tok/s" if stats.tokens > 1 else ""
-    reused = f" ({stats.reused_tokens} reused)" if stats.reused_tokens else ""
-    drafts = f" ({stats.accepted} of {stats.drafted} drafted)" if stats.drafted else ""
+    rate = f", {answer.decode_tokens_per_s:.1f} tok/s" if answer.tokens > 1 else ""
+    reused = f" ({answer.reused_tokens} reused)" if answer.reused_tokens else ""
+    its = answer.sequence
+    drafts = f" ({its.accepted} of {its.drafted} drafted)" if its.drafted else ""
     return (
-        f"load {stats.load_s:.2f} s | prompt {stats.prompt_tokens} tokens{reused}, "
-        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens{drafts}{rate} | "
-        f"{human_size(stats.peak_memory_bytes)} | "
-        f"{stats.backend}"
+        f"load {answer.load_s:.2f} s | prompt {answer.prompt_tokens} tokens{reused}, "
+        f"{answer.prefill_tokens_per_s:.1f} tok/s | {answer.tokens} tokens{drafts}{rate} | "
+        f"{human_size(answer.peak_memory_bytes)} | "
+        f"{answer.backend}"
     )
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bitnet.base import settings
@@ -149,7 +149,7 @@ def answer_once(running, prompt, request, output):
         say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
         say("\n".join([*_metric_lines(answer, running), *(f"{k}: {v}" for k, v in drawn.items())]))
-    say(summary(answer.stats))
+    say(summary(answer))
 
 
 def _schema(options):
@@ -198,13 +198,10 @@ def _show(answer, *, streams):
 
 def _facts(answer, *, ids):
     """*answer* as JSON values."""
-    stats = answer.stats
-    rates = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokenize_share", "acceptance")
     return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,
-        **asdict(stats),
-        **{name: getattr(stats, name) for name in rates},
+        **answer.metrics(),
         **({"prompt_ids": list(answer.prompt_ids), "ids": answer.ids} if ids else {}),
         **({"logprobs": [_token(entry) for entry in answer.logprobs]} if answer.logprobs else {}),
     }
@@ -224,20 +221,21 @@ def _token(entry):
 
 def _metric_lines(answer, running):
     """More about *answer*, line by line."""
-    stats = answer.stats
-    blocks = stats.passes * running.config.n_layers
-    passed = stats.prefill_s + stats.decode_s
+    its = answer.sequence
+    blocks = its.passes * running.config.n_layers
+    passed = answer.prefill_s + answer.decode_s
     return (
         f"finish reason: {answer.finish_reason}",
-        f"load {stats.load_s:.3f} s, prompt {stats.prefill_s:.3f} s, rest {stats.decode_s:.3f} s",
-        f"text to ids and back: {stats.tokenize_s * 1000:.1f} ms ({stats.tokenize_share:.2%})",
-        f"tokens chosen by the exact head: {stats.exact_head_tokens} of {stats.tokens}"
-        + (f", with {stats.exact_head_rows:.3%} of its rows" * bool(stats.exact_head_tokens))
-        + ("; stopped, since it did not save time" * stats.exact_head_stopped),
-        f"drafts: {stats.accepted} of {stats.drafted} tokens accepted ({stats.acceptance:.0%})"
-        + (f", {stats.draft_gain:.2f} times the speed without" if stats.draft_gain else ""),
-        f"read from files: {human_size(stats.read_bytes)}, {stats.page_faults} page faults"
-        + (f", {human_size(stats.read_bytes / passed)} a second" * (passed > 0)),
+        f"load {answer.load_s:.3f} s, prompt {answer.prefill_s:.3f} s, "
+        f"rest {answer.decode_s:.3f} s",
+        f"text to ids and back: {answer.tokenize_s * 1000:.1f} ms ({answer.tokenize_share:.2%})",
+        f"tokens chosen by the exact head: {its.exact_head_tokens} of {answer.tokens}"
+        + (f", with {its.exact_head_rows:.3%} of its rows" * bool(its.exact_head_tokens))
+        + ("; stopped, since it did not save time" * its.exact_head_stopped),
+        f"drafts: {its.accepted} of {its.drafted} tokens accepted ({answer.acceptance:.0%})"
+        + (f", {its.draft_gain:.2f} times the speed without" if its.draft_gain else ""),
+        f"read from files: {human_size(answer.read_bytes)}, {answer.page_faults} page faults"
+        + (f", {human_size(answer.read_bytes / passed)} a second" * (passed > 0)),
         f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
     )
 
@@ -391,7 +389,7 @@ def _command(talk, line):
     elif name == "/system":
         talk.system = value
     elif name == "/stats":
-        say(summary(talk.stats) if talk.stats else "no answer yet")
+        say(summary(talk.answer) if talk.answer else "no answer yet")
     elif name == "/save":
         if not value:
             raise UsageError("/save needs the name of a file", hint="/save talk.json")

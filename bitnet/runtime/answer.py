@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.base.memory import page_reads, peak_memory
 from bitnet.runtime.conversation_text import ReasoningReader
-from bitnet.runtime.piece import Piece, Stats, TokenLogprob
+from bitnet.runtime.piece import Piece, TokenLogprob
 from bitnet.runtime.tool_blocks import overlap
 from bitnet.runtime.tool_calls import ToolCall, call_reader
 
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
 
 __all__ = ["Answer", "until_stop"]
+
+_METRICS = (
+    *("backend", "load_s", "tokenize_s", "prefill_s", "decode_s", "prompt_tokens", "reused_tokens"),
+    *("tokens", "reasoning_tokens", "peak_memory_bytes", "page_faults", "read_bytes"),
+    *("prefill_tokens_per_s", "decode_tokens_per_s", "tokenize_share", "acceptance"),
+)
+_COUNTS = (
+    *("passes", "drafted", "accepted", "draft_gain"),
+    *("exact_head_tokens", "exact_head_rows", "exact_head_stopped"),
+)
 
 
 class Answer:
@@ -40,9 +50,18 @@ class Answer:
         calls: the functions it calls, if the request offered any.
         finish_reason: why it ended, as in :class:`Piece`; ``None`` while it runs.
         error: what went wrong if the reason is ``error``.
-        stats: its metrics.
         stop_text: the stop string that ended it; empty if none did.
         begun_at: ``time.perf_counter`` at its creation; its durations start there.
+        backend: compute backend, with its instruction set.
+        load_s: seconds to load tokenizer and model.
+        tokenize_s: seconds spent encoding and decoding.
+        prefill_s: seconds from the prompt's ids to the first token.
+        decode_s: seconds for the tokens after the first.
+        tokens: ids generated, including the one that ended the answer.
+        reasoning_tokens: those of its reasoning part, where the request separates it.
+        peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
+        page_faults: times that the process waited for a page of a file meanwhile.
+        read_bytes: bytes that were read from disks for it meanwhile.
     """
 
     def __init__(
@@ -67,7 +86,10 @@ class Answer:
         self.reasoning: str = ""
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
-        self.stats: Stats = sequence.stats
+        self.backend: str = ""
+        self.load_s = self.tokenize_s = self.prefill_s = self.decode_s = 0.0
+        self.tokens = self.reasoning_tokens = 0
+        self.peak_memory_bytes = self.page_faults = self.read_bytes = 0
         self.stop_text: str = ""
         self._tokenizer = tokenizer
         self._run = run
@@ -86,12 +108,52 @@ class Answer:
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip(self._prompt_tokens())
-        self.stats.tokenize_s += time.perf_counter() - self._at
+        self.tokenize_s += time.perf_counter() - self._at
 
     @property
     def prompt_text(self) -> str:
         """The prompt without special tokens, and without ids that no token has."""
         return self._tokenizer.decode(self._prompt_tokens(), skip_special=True)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of ids of the prompt."""
+        return self.sequence.prompt_tokens
+
+    @property
+    def reused_tokens(self) -> int:
+        """Those that were found in the KV cache."""
+        return self.sequence.reused_tokens
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens per second; 0 before the first token."""
+        run = self.prompt_tokens - self.reused_tokens
+        return run / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens per second after the first; 0 while there are none."""
+        return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafted tokens that were accepted, 0 to 1; 0 when there were none."""
+        return self.sequence.accepted / self.sequence.drafted if self.sequence.drafted else 0.0
+
+    @property
+    def tokenize_share(self) -> float:
+        """Share of the time since loading spent encoding and decoding text, 0 to 1."""
+        total = self.tokenize_s + self.prefill_s + self.decode_s
+        return self.tokenize_s / total if total else 0.0
+
+    def metrics(self) -> dict[str, Any]:
+        """Its metrics and those of its sequence, by name; complete when it has ended."""
+        return {
+            name: getattr(record, name)
+            for record, names in ((self, _METRICS), (self.sequence, _COUNTS))
+            for name in names
+        }
 
     def take(self, piece: Piece) -> Piece:
         """*piece* with the text it makes certain, and the finish reason if a stop string ends it.
@@ -110,7 +172,7 @@ class Answer:
             text = self._until_stop(text + self._shown.get(piece.token, ""))
         reason: FinishReason | None = "stop" if self.stop_text else piece.finish_reason
         certain = self._add(text, reason)
-        self.stats.tokenize_s += time.perf_counter() - started
+        self.tokenize_s += time.perf_counter() - started
         return replace(piece, finish_reason=reason, described=described, **certain)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
@@ -149,7 +211,7 @@ class Answer:
         from html import escape  # here, since only notebooks need it
 
         text = f'<pre style="white-space: pre-wrap">{escape(self.text)}</pre>'
-        rate = self.stats.decode_tokens_per_s
+        rate = self.decode_tokens_per_s
         speed = f", {rate:.0f} tokens per second" if rate else ""
         return f"{text}<small>{escape(self._state())}{speed}</small>"
 
@@ -167,7 +229,7 @@ class Answer:
         if self._thoughts is not None:
             reasoning, text = self._thoughts.read(text, final=final)
             if self._thoughts.is_inside or reasoning:
-                self.stats.reasoning_tokens = self.stats.tokens
+                self.reasoning_tokens = self.tokens
         deltas: list[CallDelta] = []
         if self._reader is not None:
             text, deltas = self._reader.read(text, final=final)
@@ -191,21 +253,21 @@ class Answer:
 
     def _count(self, piece: Piece) -> None:
         """Add *piece* to the metrics."""
-        stats, now = self.stats, time.perf_counter()
+        now = time.perf_counter()
         passed, self._at = now - self._at, now
-        if stats.tokens:
-            stats.decode_s += passed
+        if self.tokens:
+            self.decode_s += passed
         else:
-            stats.prefill_s += passed
-        stats.tokens += piece.token is not None
+            self.prefill_s += passed
+        self.tokens += piece.token is not None
         self.error = self.error or self.sequence.error
 
     def _measure(self) -> None:
         """Ask the system, once, what the answer took."""
-        stats, reads = self.stats, page_reads(self._reads)
-        stats.peak_memory_bytes = peak_memory()
-        stats.page_faults = reads.faults - self._reads.faults
-        stats.read_bytes = reads.read_bytes - self._reads.read_bytes
+        reads = page_reads(self._reads)
+        self.peak_memory_bytes = peak_memory()
+        self.page_faults = reads.faults - self._reads.faults
+        self.read_bytes = reads.read_bytes - self._reads.read_bytes
 
     def _describe(self, piece: Piece) -> TokenLogprob:
         """*piece*, a token generated with log-probabilities, with its text and bytes."""

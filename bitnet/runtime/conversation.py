@@ -11,8 +11,9 @@ from bitnet.runtime.request import Request, check_messages, check_prompt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import FinishReason, Stats
+    from bitnet.runtime.piece import FinishReason
 
 __all__ = ["Conversation"]
 
@@ -23,7 +24,7 @@ class Conversation:
     Attributes:
         system: instructions that come first; may be empty.
         turns: messages of user and assistant, oldest first.
-        stats: metrics of the last answer, ``None`` before the first.
+        answer: the last one that has a text, ``None`` before the first.
         finish_reason: of the last answer; also ``None`` if it was cut short from outside.
         model: the model.
         request: options of the answers.
@@ -39,7 +40,7 @@ class Conversation:
         """
         self.system = system
         self.turns: list[dict[str, str]] = []
-        self.stats: Stats | None = None
+        self.answer: Answer | None = None
         self.finish_reason: FinishReason | None = None
         self.model = model
         self.request = request.choice(0)
@@ -97,7 +98,7 @@ class Conversation:
         finally:
             self.finish_reason = answer.finish_reason if answer is not None else None
             if answer is not None and answer.text:
-                self.stats = answer.stats
+                self.answer = answer
                 self.turns.append({"role": "assistant", "content": answer.text})
             else:
                 self.turns.pop()

@@ -182,10 +182,10 @@ class LanguageModel:
         started = time.perf_counter()
         ids, request = self.prepare(request)
         passed, engine = time.perf_counter() - started, self.engine
-        sequence = engine.prepare(ids, request)
-        stats = sequence.stats
-        stats.backend, stats.load_s, stats.tokenize_s = self.backend, self.load_s, passed
-        return Answer(self.tokenizer, sequence, run=engine.run)
+        answer = Answer(self.tokenizer, engine.prepare(ids, request), run=engine.run)
+        answer.backend, answer.load_s = self.backend, self.load_s
+        answer.tokenize_s += passed
+        return answer
 
     @with_answer_options
     def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Answer:

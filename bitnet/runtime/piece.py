@@ -1,4 +1,4 @@
-"""One generated token on its way from the scheduler to the reader, and metrics of an answer."""
+"""One generated token on its way from the scheduler to the reader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import string
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CallDelta", "FinishReason", "Piece", "Stats", "TokenLogprob", "new_call_id"]
+__all__ = ["CallDelta", "FinishReason", "Piece", "TokenLogprob", "new_call_id"]
 
 _IDS = string.ascii_letters + string.digits
 
@@ -84,72 +84,3 @@ class Piece:
     described: TokenLogprob | None = None
     calls: tuple[CallDelta, ...] = ()
     reasoning: str = ""
-
-
-@dataclass
-class Stats:
-    """Metrics of a generation, complete when it has ended.
-
-    Attributes:
-        backend: compute backend, with its instruction set.
-        load_s: seconds to load tokenizer and model.
-        tokenize_s: seconds spent encoding and decoding.
-        prefill_s: seconds from the prompt's ids to the first token.
-        decode_s: seconds for the tokens after the first.
-        prompt_tokens: ids of the prompt.
-        reused_tokens: prompt tokens found in the KV cache.
-        tokens: ids generated, including the one that ended the answer.
-        reasoning_tokens: those of its reasoning part, where the request separates it.
-        passes: forward passes of the model.
-        drafted: tokens drafted, by lookup or by a drafter.
-        accepted: drafted tokens that the model accepted.
-        draft_gain: speed with a drafter over that without, of recent passes; ``None``: unknown.
-        exact_head_tokens: tokens chosen without computing the whole output head.
-        exact_head_rows: share of the head's rows computed for them, on average, 0 to 1.
-        exact_head_stopped: the exact head did not save time with this model and was stopped.
-        peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
-        page_faults: times that the process waited for a page of a file meanwhile.
-        read_bytes: bytes that were read from disks for it meanwhile.
-    """
-
-    backend: str = ""
-    load_s: float = 0.0
-    tokenize_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    tokens: int = 0
-    reasoning_tokens: int = 0
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    draft_gain: float | None = None
-    exact_head_tokens: int = 0
-    exact_head_rows: float = 0.0
-    exact_head_stopped: bool = False
-    peak_memory_bytes: int = 0
-    page_faults: int = 0
-    read_bytes: int = 0
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens per second; 0 before the first token."""
-        run = self.prompt_tokens - self.reused_tokens
-        return run / self.prefill_s if self.prefill_s else 0.0
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """Tokens per second after the first; 0 while there are none."""
-        return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
-
-    @property
-    def acceptance(self) -> float:
-        """Share of the drafted tokens that were accepted, 0 to 1; 0 when there were none."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def tokenize_share(self) -> float:
-        """Share of the time since loading spent encoding and decoding text, 0 to 1."""
-        total = self.tokenize_s + self.prefill_s + self.decode_s
-        return self.tokenize_s / total if total else 0.0

@@ -163,7 +163,7 @@ class Scheduler:
                 self._pace.observe(len(pieces), time.perf_counter() - started, steady=steady)
         for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
             if self._drafter:
-                sequence.stats.draft_gain = self._pace.gain
+                sequence.draft_gain = self._pace.gain
             self._leave(sequence)
         return pieces
 
@@ -197,7 +197,7 @@ class Scheduler:
                 break
             self.running.append(self.waiting.popleft())
             sequence.admitted_at = time.perf_counter()
-            sequence.stats.reused_tokens = cache.length
+            sequence.reused_tokens = cache.length
             if self._drafter and cache.drafter and not sequence.request.embed:
                 sequence.foresight = self._drafter.foresight(sequence.ids, cache.drafter)
             logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
@@ -225,9 +225,9 @@ class Scheduler:
             cache = cache_of(sequence)
             if sequence is prompts[0]:
                 reserve = 0  # it takes it now
-            if not (sequence.stats.passes or sequence.request.embed):
+            if not (sequence.passes or sequence.request.embed):
                 # Even without room: with a window, pages that can be copied now are soon freed.
-                sequence.stats.reused_tokens = self._caches.improve(cache)
+                sequence.reused_tokens = self._caches.improve(cache)
                 if sequence.should_wait(planned):
                     continue
             if room <= reserve:
@@ -265,8 +265,8 @@ class Scheduler:
         """The next tokens of each sequence; rejected drafts leave its cache."""
         pieces: Pieces = []
         for sequence, rows in zip(batch, results, strict=True):
-            sequence.stats.passes += 1
-            sequence.stats.exact_head_stopped = self.model.head.stopped
+            sequence.passes += 1
+            sequence.exact_head_stopped = self.model.head.stopped
             if not len(rows):
                 continue
             if sequence.request.embed:

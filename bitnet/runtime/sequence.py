@@ -13,7 +13,7 @@ import numpy as np
 from bitnet.base.errors import InferenceError, is_panic
 from bitnet.models.transformer import Segment
 from bitnet.runtime.drafts import Lookup
-from bitnet.runtime.piece import FinishReason, Piece, Stats
+from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.prefix_cache import common_prefix
 from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.vectors import finish_vector
@@ -46,7 +46,14 @@ class Sequence:
         ids: prompt and answer so far; the cache holds a prefix of them.
         prompt_tokens: number of them that belong to the prompt.
         request: the request it answers.
-        stats: metrics of its answer; the scheduler counts passes, drafts and reused ids.
+        reused_tokens: ids of the prompt found in the KV cache.
+        passes: forward passes that it was part of.
+        drafted: tokens drafted, by lookup or by a drafter.
+        accepted: drafted tokens that the model accepted.
+        draft_gain: speed with a drafter over that without, of recent passes; ``None``: unknown.
+        exact_head_tokens: tokens chosen without computing the whole output head.
+        exact_head_rows: share of the head's rows computed for them, on average, 0 to 1.
+        exact_head_stopped: the exact head did not save time with this model and was stopped.
         admitted_at: ``time.perf_counter`` when the scheduler admitted it; ``None`` while it waits.
         finish_reason: ``None`` until it has ended.
         cancelled: nothing needs it any more; set from any thread, it ends before the next pass.
@@ -67,7 +74,11 @@ class Sequence:
         self.ids: list[int] = list(prompt)
         self.prompt_tokens: int = len(self.ids)
         self.request = request
-        self.stats: Stats = Stats(prompt_tokens=self.prompt_tokens)
+        self.reused_tokens = self.passes = self.drafted = self.accepted = 0
+        self.draft_gain: float | None = None
+        self.exact_head_tokens = 0
+        self.exact_head_rows = 0.0
+        self.exact_head_stopped = False
         self.admitted_at: float | None = None
         self.finish_reason: FinishReason | None = None
         self.cancelled = False
@@ -206,8 +217,8 @@ class Sequence:
             if not is_panic(error):
                 raise
             pieces.append(self.fail(InferenceError(f"internal error: {type(error).__name__}")))
-        self.stats.drafted += len(draft)
-        self.stats.accepted += accepted
+        self.drafted += len(draft)
+        self.accepted += accepted
         if self._lookup and draft:
             self._lookup.report(len(self.ids), drafted=len(draft), accepted=accepted)
         if self.foresight and draft:
@@ -263,9 +274,9 @@ class Sequence:
             allowed = going_on if len(going_on) else allowed  # the grammar may be complete
         sampled = self._sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
         if logits.found:  # which decided it
-            stats, share = self.stats, len(logits.found.ids) / logits.found.vocab_size
-            stats.exact_head_tokens += 1
-            stats.exact_head_rows += (share - stats.exact_head_rows) / stats.exact_head_tokens
+            share = len(logits.found.ids) / logits.found.vocab_size
+            self.exact_head_tokens += 1
+            self.exact_head_rows += (share - self.exact_head_rows) / self.exact_head_tokens
         return sampled
 
     def _next(self, logits: Logits, context: int) -> list[Piece]:

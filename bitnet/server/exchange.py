@@ -248,7 +248,7 @@ async def generate(
         "inference_start",
         f"Writing {count} answer{'s'[: count > 1]}",
         "Here we go! Thinking of something nice to say! 💭",
-        prompt_tokens=sum(each.stats.prompt_tokens for each in answers),
+        prompt_tokens=sum(each.prompt_tokens for each in answers),
     )
     failure = ""
     try:
@@ -333,7 +333,7 @@ def _rename_fields(form: Form) -> Iterator[None]:
 
 
 def _narrate_end(narrate: Callable[..., None], answers: list[Answer]) -> None:
-    tokens = sum(each.stats.tokens for each in answers)
+    tokens = sum(each.tokens for each in answers)
     narrate(
         "inference_complete",
         f"Wrote {tokens} tokens",
@@ -361,7 +361,7 @@ def _check(its: Answer, piece: Piece, request: Request) -> None:
         raise too_late(request.app.state.models.deadline_s)
     if piece.finish_reason == "error":
         raise from_error(its.error or RuntimeError("no reason given"))
-    if piece.finish_reason == "cancelled" and not its.stats.tokens:
+    if piece.finish_reason == "cancelled" and not its.tokens:
         raise stopping()  # an answer that has not begun is not an empty one
 
 

@@ -103,13 +103,12 @@ class Metrics:
 
 def count_answer(metrics: dict[str, Any], answer: Answer) -> None:
     """Count *answer*, which has ended, in the *metrics* of its model."""
-    stats = answer.stats
     metrics["answers"](answer.finish_reason or "error").inc()
-    metrics["prompt_tokens"].inc(stats.prompt_tokens)
-    metrics["hits"].inc(stats.reused_tokens)
-    metrics["run_tokens"].inc(stats.prompt_tokens - stats.reused_tokens)
-    metrics["run_s"].inc(stats.prefill_s)
-    metrics["decode_s"].inc(stats.decode_s)
-    if stats.tokens:
-        metrics["first_token_s"].observe(stats.prefill_s)
-    metrics["answer_s"].observe(stats.prefill_s + stats.decode_s)
+    metrics["prompt_tokens"].inc(answer.prompt_tokens)
+    metrics["hits"].inc(answer.reused_tokens)
+    metrics["run_tokens"].inc(answer.prompt_tokens - answer.reused_tokens)
+    metrics["run_s"].inc(answer.prefill_s)
+    metrics["decode_s"].inc(answer.decode_s)
+    if answer.tokens:
+        metrics["first_token_s"].observe(answer.prefill_s)
+    metrics["answer_s"].observe(answer.prefill_s + answer.decode_s)

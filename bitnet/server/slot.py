@@ -376,7 +376,7 @@ class Slot:
             return
         answer, put = self._running[sequence]
         try:
-            before_s = answer.stats.decode_s
+            before_s = answer.decode_s
             taken = answer.take(piece)
         except Exception as error:  # noqa: BLE001 - the client is told
             self._scheduler.cancel(sequence)
@@ -385,8 +385,8 @@ class Slot:
             return
         if taken.token is not None:
             self._metrics["tokens"].inc()
-            if answer.stats.tokens > 1:
-                self._metrics["between_s"].observe(answer.stats.decode_s - before_s)
+            if answer.tokens > 1:
+                self._metrics["between_s"].observe(answer.decode_s - before_s)
         if taken.finish_reason is None:
             put(taken)
             return

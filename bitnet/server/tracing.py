@@ -128,15 +128,15 @@ class RequestSpan:
             self._record_error(error)
         parent = self._trace.set_span_in_context(self._span)
         for index, answer in enumerate(answers):
-            first = answer.begun_at + answer.stats.prefill_s
+            first = answer.begun_at + answer.prefill_s
             admitted = answer.sequence.admitted_at or first
             steps = [
                 ("prepare", began_at, answer.begun_at),
                 ("queue", answer.begun_at, admitted),
                 ("prefill", admitted, first),
             ]
-            if answer.stats.tokens:
-                steps.append(("decode", first, first + answer.stats.decode_s))
+            if answer.tokens:
+                steps.append(("decode", first, first + answer.decode_s))
             for name, start_s, end_s in steps:
                 span = self._tracer.start_span(
                     name,
@@ -176,7 +176,7 @@ def _facts(
         "gen_ai.provider.name": "bitnet",
         "gen_ai.request.model": body["model"] or model,
         "gen_ai.response.model": model,
-        "gen_ai.usage.input_tokens": sum(answer.stats.prompt_tokens for answer in firsts),
+        "gen_ai.usage.input_tokens": sum(answer.prompt_tokens for answer in firsts),
     }
     if request.embed:
         return facts
@@ -187,9 +187,7 @@ def _facts(
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.stop_sequences": list(request.stop),
         "gen_ai.request.choice.count": choices,
-        "gen_ai.usage.output_tokens": sum(answer.stats.tokens for answer in answers),
-        "gen_ai.usage.cache_read.input_tokens": sum(
-            answer.stats.reused_tokens for answer in firsts
-        ),
+        "gen_ai.usage.output_tokens": sum(answer.tokens for answer in answers),
+        "gen_ai.usage.cache_read.input_tokens": sum(answer.reused_tokens for answer in firsts),
         "gen_ai.response.finish_reasons": [str(chat_finish(answer)) for answer in answers],
     }

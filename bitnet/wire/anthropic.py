@@ -205,12 +205,11 @@ def _stop_facts(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    stats = answer.stats
     return {
-        "input_tokens": stats.prompt_tokens - stats.reused_tokens,
+        "input_tokens": answer.prompt_tokens - answer.reused_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": stats.reused_tokens,
-        "output_tokens": stats.tokens,
+        "cache_read_input_tokens": answer.reused_tokens,
+        "output_tokens": answer.tokens,
     }
 
 

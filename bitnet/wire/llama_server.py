@@ -192,10 +192,10 @@ def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
 
 def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
     """The reply at the end of *answer*, with its text and tokens."""
-    stats, reason = answer.stats, answer.finish_reason
+    reason = answer.finish_reason
     stopped = "word" if answer.stop_text else "eos"
     kind = {"stop": stopped, "length": "limit", "context": "limit"}.get(str(reason), str(reason))
-    run = stats.prompt_tokens - stats.reused_tokens
+    run = answer.prompt_tokens - answer.reused_tokens
     return {
         "content": answer.text,
         "tokens": _ids(body, [*answer.ids]),
@@ -203,17 +203,17 @@ def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
         "stop_type": kind,
         "stopping_word": answer.stop_text,
         "model": head["model"],
-        "tokens_predicted": stats.tokens,
-        "tokens_evaluated": stats.prompt_tokens,
-        "tokens_cached": stats.reused_tokens,
+        "tokens_predicted": answer.tokens,
+        "tokens_evaluated": answer.prompt_tokens,
+        "tokens_cached": answer.reused_tokens,
         "truncated": False,
         "timings": {
             "prompt_n": run,
-            "prompt_ms": stats.prefill_s * 1000,
-            "prompt_per_second": stats.prefill_tokens_per_s,
-            "predicted_n": stats.tokens,
-            "predicted_ms": stats.decode_s * 1000,
-            "predicted_per_second": stats.decode_tokens_per_s,
+            "prompt_ms": answer.prefill_s * 1000,
+            "prompt_per_second": answer.prefill_tokens_per_s,
+            "predicted_n": answer.tokens,
+            "predicted_ms": answer.decode_s * 1000,
+            "predicted_per_second": answer.decode_tokens_per_s,
         },
     }
 

@@ -262,17 +262,16 @@ def _calls(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _end_facts(answer: Answer) -> dict[str, Any]:
-    stats = answer.stats
-    total = stats.tokenize_s + stats.prefill_s + stats.decode_s
+    total = answer.tokenize_s + answer.prefill_s + answer.decode_s
     return {
         "done": True,
         "done_reason": finish_of(answer.finish_reason),
         "total_duration": int(total * NANO),
         "load_duration": 0,
-        "prompt_eval_count": stats.prompt_tokens,
-        "prompt_eval_duration": int(stats.prefill_s * NANO),
-        "eval_count": stats.tokens,
-        "eval_duration": int(stats.decode_s * NANO),
+        "prompt_eval_count": answer.prompt_tokens,
+        "prompt_eval_duration": int(answer.prefill_s * NANO),
+        "eval_count": answer.tokens,
+        "eval_duration": int(answer.decode_s * NANO),
     }
 
 

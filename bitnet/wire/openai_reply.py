@@ -148,9 +148,9 @@ def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
         choices: how many each prompt has.
     """
     firsts = answers[::choices]
-    prompt = sum(answer.stats.prompt_tokens for answer in firsts)
-    written = sum(answer.stats.tokens for answer in answers)
-    cached = sum(answer.stats.reused_tokens for answer in firsts)
+    prompt = sum(answer.prompt_tokens for answer in firsts)
+    written = sum(answer.tokens for answer in answers)
+    cached = sum(answer.reused_tokens for answer in firsts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,

@@ -249,21 +249,20 @@ class _Items:
         if self._has_logprobs and self._output[-1]["type"] == "message":
             self._output[-1]["content"][0]["logprobs"] = [with_top(one) for one in answer.logprobs]
         yield from self._close("completed" if status == "completed" else "incomplete")
-        stats = answer.stats
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended = self._response | {
             "status": status,
             "incomplete_details": cut,
             "output": self._output,
             "usage": {
-                "input_tokens": stats.prompt_tokens,
+                "input_tokens": answer.prompt_tokens,
                 "input_tokens_details": {
-                    "cached_tokens": stats.reused_tokens,
+                    "cached_tokens": answer.reused_tokens,
                     "cache_write_tokens": 0,
                 },
-                "output_tokens": stats.tokens,
-                "output_tokens_details": {"reasoning_tokens": stats.reasoning_tokens},
-                "total_tokens": stats.prompt_tokens + stats.tokens,
+                "output_tokens": answer.tokens,
+                "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+                "total_tokens": answer.prompt_tokens + answer.tokens,
             },
         }
         kind = "completed" if status == "completed" else "incomplete"

@@ -46,9 +46,9 @@ def inference_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[
         **head,
         "text": answer.text,
         "tokens": answer.ids,
-        "tokens_generated": answer.stats.tokens,
-        "prompt_tokens": answer.stats.prompt_tokens,
-        "cached_tokens": answer.stats.reused_tokens,
+        "tokens_generated": answer.tokens,
+        "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.reused_tokens,
         "finish_reason": finish_of(answer.finish_reason),
     }
 

@@ -74,7 +74,7 @@ def test_a_prefix_is_reused_under_its_own_adapter_alone(models):
         sequence = scheduler.submit(PROMPT, Request(max_tokens=2, lora=name))
         while scheduler.busy:
             scheduler.step()
-        reused.append(sequence.stats.reused_tokens)
+        reused.append(sequence.reused_tokens)
     assert reused == [0, 0, 0, len(PROMPT) - 1]
 
 

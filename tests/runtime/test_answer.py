@@ -111,7 +111,7 @@ def test_a_stop_id_ends_the_answer_without_a_trace(model):
     eos = model.tokenizer.eos_id
     answer = model.stream(PROMPT, logit_bias={eos: 1e9})
     assert list(answer) == []
-    assert (answer.ids, answer.finish_reason, answer.stats.tokens) == ([], "stop", 1)
+    assert (answer.ids, answer.finish_reason, answer.tokens) == ([], "stop", 1)
 
 
 def test_a_full_context_is_a_reason_to_finish(model):
@@ -128,13 +128,12 @@ def test_metrics_count_what_was_run(model):
     model.engine.forget()
     answer = model.stream(PROMPT, max_tokens=7, logit_bias={LETTER: 1e9})
     "".join(answer)
-    stats = answer.stats
-    assert (stats.prompt_tokens, stats.tokens) == (len(model.tokenizer.encode(PROMPT)), 7)
-    assert stats.backend == model.backend
-    assert stats.prefill_tokens_per_s == pytest.approx(stats.prompt_tokens / stats.prefill_s)
-    assert stats.decode_tokens_per_s == pytest.approx(6 / stats.decode_s)
-    assert 0 < stats.tokenize_share < 1
-    assert stats.peak_memory_bytes > 1 << 20
+    assert (answer.prompt_tokens, answer.tokens) == (len(model.tokenizer.encode(PROMPT)), 7)
+    assert answer.backend == model.backend
+    assert answer.prefill_tokens_per_s == pytest.approx(answer.prompt_tokens / answer.prefill_s)
+    assert answer.decode_tokens_per_s == pytest.approx(6 / answer.decode_s)
+    assert 0 < answer.tokenize_share < 1
+    assert answer.peak_memory_bytes > 1 << 20
 
 
 def test_logits_are_those_the_answer_is_chosen_from(model):

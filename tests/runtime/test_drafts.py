@@ -130,13 +130,13 @@ def test_no_answer_changes_and_good_drafts_save_passes(checkpoint, temperature):
     expected = answer(plain, prompt(300), temperature=temperature)
     sequence = answer(model, prompt(300), temperature=temperature)
     assert sequence.ids == expected.ids
-    assert sequence.stats.drafted > 0
+    assert sequence.drafted > 0
     if checkpoint is not DRAFTING:
-        assert sequence.stats.accepted == sequence.stats.drafted
-        assert sequence.stats.passes < expected.stats.passes / 3
+        assert sequence.accepted == sequence.drafted
+        assert sequence.passes < expected.passes / 3
     unused = answer(model, prompt(300), temperature=temperature, drafting=False)
     assert unused.ids == expected.ids
-    assert unused.stats.drafted == 0
+    assert unused.drafted == 0
 
 
 def test_several_sequences_draft_together_within_the_bounds():
@@ -154,7 +154,7 @@ def test_several_sequences_draft_together_within_the_bounds():
                 assert cache.size_bytes <= cache.cost(100, 256)
                 assert cache.drafter.length < len(running.ids)
     assert [sequence.ids for sequence in sequences] == expected
-    assert all(sequence.stats.accepted for sequence in sequences)
+    assert all(sequence.accepted for sequence in sequences)
 
 
 def test_an_answer_goes_on_without_memory_for_drafts(monkeypatch):
@@ -166,7 +166,7 @@ def test_an_answer_goes_on_without_memory_for_drafts(monkeypatch):
 
     monkeypatch.setattr(model, "foresee", no_room)
     sequence = answer(model, prompt(20))
-    assert (sequence.ids, sequence.stats.drafted) == (expected.ids, 0)
+    assert (sequence.ids, sequence.drafted) == (expected.ids, 0)
 
 
 def test_only_a_single_block_with_the_head_of_the_model_drafts():
@@ -253,10 +253,10 @@ def test_no_answer_changes_with_a_draft_model(small, temperature):
     sequences = [scheduler.submit(ids, request) for ids in prompts]
     steps(scheduler)
     assert [sequence.ids for sequence in sequences] == expected
-    assert sequences[0].stats.drafted > 0
+    assert sequences[0].drafted > 0
     if small == "itself" and not temperature:
-        assert all(sequence.stats.accepted == sequence.stats.drafted for sequence in sequences)
-        assert sequences[0].stats.passes < 25
+        assert all(sequence.accepted == sequence.drafted for sequence in sequences)
+        assert sequences[0].passes < 25
 
 
 def test_a_draft_model_reads_a_shared_prefix_once(monkeypatch):
@@ -288,10 +288,10 @@ def test_a_long_prompt_is_read_in_chunks_before_it_is_drafted_for():
     before = 0
     while not sequence.finish_reason:
         scheduler.step()
-        if sequence.cache and not sequence.stats.drafted:
+        if sequence.cache and not sequence.drafted:
             assert sequence.cache.drafter.length - before <= 32
             before = sequence.cache.drafter.length
-    assert sequence.stats.drafted
+    assert sequence.drafted
 
 
 def test_a_rejecting_grammar_leaves_the_drafter_at_the_text():
@@ -303,7 +303,7 @@ def test_a_rejecting_grammar_leaves_the_drafter_at_the_text():
     sequence.valid = lambda draft: 0 if len(sequence.ids) % 2 else len(draft)
     run(scheduler)
     assert sequence.ids == expected.ids
-    assert 0 < sequence.stats.drafted == sequence.stats.accepted
+    assert 0 < sequence.drafted == sequence.accepted
 
 
 def test_trials_of_a_slow_drafter_lose_at_most_three_percent():

@@ -102,7 +102,7 @@ def test_drafts_do_not_change_an_answer():
         engine = Scheduler(model)
         sequence = engine.prepare(IDS[:6] * 3, Request(max_tokens=40, lookup=lookup))
         answers.append([piece.token for piece in engine.run(sequence)])
-        drafted.append(sequence.stats.drafted)
+        drafted.append(sequence.drafted)
     assert answers[0] == answers[1]
     assert drafted[0] == 0 < drafted[1]
 

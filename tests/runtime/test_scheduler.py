@@ -198,7 +198,7 @@ def test_a_cache_is_taken_over_where_a_copy_has_no_room(roomy):
     run(scheduler)
     branch = scheduler.submit([*prompt(70)[:66], 5], params(4))
     assert run(scheduler)[branch] == alone(roomy, [*prompt(70)[:66], 5], params(4))
-    assert branch.stats.reused_tokens == 66
+    assert branch.reused_tokens == 66
     assert scheduler.reusable(first.ids) == 66
 
 
@@ -228,7 +228,7 @@ def test_a_prompt_that_continues_another_reuses_its_cache(model, monkeypatch):
     written = run(scheduler)[second]
     monkeypatch.undo()
     assert counts == [2, 1, 1]  # the last token of the answer was never run
-    assert second.stats.reused_tokens == 13
+    assert second.reused_tokens == 13
     assert written == alone(model, longer, params(3))
 
 
@@ -240,7 +240,7 @@ def test_a_prefix_is_shared_with_one_that_still_runs(model):
     head = [piece.token for _, piece in scheduler.step()]
     other = scheduler.submit(*second)
     written = run(scheduler)
-    assert other.stats.reused_tokens == 30
+    assert other.reused_tokens == 30
     assert head + written[one] == alone(model, *first)
     assert written[other] == alone(model, *second)
 
@@ -265,7 +265,7 @@ def test_a_cache_with_more_to_offer_is_copied_not_taken(reference):
     run(scheduler)
     again = scheduler.submit(first.ids, params(4))
     run(scheduler)
-    assert (branch.stats.reused_tokens, again.stats.reused_tokens) == (10, 23)
+    assert (branch.reused_tokens, again.reused_tokens) == (10, 23)
 
 
 def test_only_the_latest_caches_are_kept(reference):
@@ -308,7 +308,7 @@ def test_cancelled_within_its_prompt_or_its_answer(model, steps):
     # What it had computed is used by the next one.
     again = scheduler.submit(prompt(16, seed=1), params(5))
     assert run(scheduler)[again] == alone(model, prompt(16, seed=1), params(5))
-    assert again.stats.reused_tokens > 0
+    assert again.reused_tokens > 0
 
 
 def test_cancelling_what_has_ended_changes_nothing(reference):

@@ -140,13 +140,13 @@ def test_the_same_prompt_again_starts_from_its_state(model):
     written = run(scheduler)[first]
     again = scheduler.submit(ids, params(20))
     assert run(scheduler)[again] == written[:20]
-    assert again.stats.reused_tokens == 299
+    assert again.reused_tokens == 299
     on = scheduler.submit([*ids, *written[:20], 5], params(5))
     run(scheduler)
-    assert on.stats.reused_tokens == 319
+    assert on.reused_tokens == 319
     turn = scheduler.submit([*on.ids, 6, 7], params(5))
     run(scheduler)
-    assert turn.stats.reused_tokens == len(on.ids) - 1
+    assert turn.reused_tokens == len(on.ids) - 1
 
 
 @compiled
@@ -163,7 +163,7 @@ def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
                 written |= run(scheduler)
                 scheduler.forget()
         written |= run(scheduler)
-        return [written[one] for one in sequences], [one.stats.reused_tokens for one in sequences]
+        return [written[one] for one in sequences], [one.reused_tokens for one in sequences]
 
     alone, nothing = write(False, max_batch=1)
     beside, reused = write(True, max_batch=3)
@@ -181,7 +181,7 @@ def test_rejected_drafts_leave_no_trace_in_a_state(model, seed):
         scheduler = Scheduler(model, context=CONTEXT)
         sequence = scheduler.submit(ids, params(60, **sampled(seed), lookup=lookup))
         written.append(run(scheduler)[sequence])
-    assert sequence.stats.drafted > sequence.stats.accepted
+    assert sequence.drafted > sequence.accepted
     assert written[0] == written[1]
 
 

@@ -178,7 +178,7 @@ def test_the_whole_answer_matches_a_regex(model, pattern):
 def test_an_answer_ends_as_soon_as_nothing_may_follow(model):
     answer = model.stream("ab", max_tokens=30, regex="true")
     assert ("".join(answer), answer.finish_reason) == ("true", "stop")
-    assert len(answer.ids) == answer.stats.tokens == answer.stats.passes
+    assert len(answer.ids) == answer.tokens == answer.sequence.passes
     assert not set(answer.ids) & model.tokenizer.stop_ids
 
 

@@ -195,10 +195,10 @@ def test_the_same_prompt_again_is_not_computed_again(model):
     written = run(scheduler)[first]
     again = scheduler.submit(ids, params(20))
     assert run(scheduler)[again] == written[:20]
-    assert again.stats.reused_tokens == 499
+    assert again.reused_tokens == 499
     longer = scheduler.submit([*ids[:450], 3, 4], params(5))
     run(scheduler)
-    assert longer.stats.reused_tokens == 450
+    assert longer.reused_tokens == 450
 
 
 def test_where_two_prompts_part_a_third_one_goes_on(model):
@@ -208,7 +208,7 @@ def test_where_two_prompts_part_a_third_one_goes_on(model):
     for seed in (1, 2, 3):
         own = scheduler.submit(system + prompt(420, seed=seed), params(5))
         run(scheduler)
-        reused.append(own.stats.reused_tokens)
+        reused.append(own.reused_tokens)
     assert reused[0] == 0
     assert reused[2] == 400
 
@@ -226,7 +226,7 @@ def test_prompts_that_begin_alike_wait_for_each_other_and_write_as_if_alone(mode
                 written |= run(scheduler)
                 scheduler.forget()
         written |= run(scheduler)
-        return [written[one] for one in sequences], [one.stats.reused_tokens for one in sequences]
+        return [written[one] for one in sequences], [one.reused_tokens for one in sequences]
 
     alone, nothing = write(False, max_batch=1)
     beside, reused = write(True, max_batch=3)
@@ -246,7 +246,7 @@ def test_a_late_prompt_does_not_wait_for_one_that_has_passed_it(model):
         scheduler.step()
     assert late.cache.length > 0
     assert not first.finish_reason
-    assert late.stats.reused_tokens == 0
+    assert late.reused_tokens == 0
 
 
 @settings(max_examples=4)

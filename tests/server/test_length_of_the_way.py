@@ -47,7 +47,7 @@ def passed(serving):
 #: Types that carry the request, its answer or the model that gives it.
 CARRIERS = {
     *("Guard", "Models", "Slot", "LanguageModel", "Scheduler"),
-    *("Form", "Request", "Sequence", "Piece", "Answer", "Stats"),
+    *("Form", "Request", "Sequence", "Piece", "Answer"),
 }
 #: Types beside the way: the reuse of prefixes, the choice of a token, the connection.
 OTHERS = {"PrefixCache", "Sampler", "PatientProtocol"}

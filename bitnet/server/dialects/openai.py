@@ -35,5 +35,5 @@ async def embed_body(
     make = partial(openai.embedding_requests, body)
     answers = await collect(request, slot, form, body, make)
     rows = openai_reply.vectors_of(body, answers, precision)
-    tokens = sum(answer.stats.prompt_tokens for answer in answers)
+    tokens = sum(answer.prompt_tokens for answer in answers)
     return openai_reply.embeddings_reply(body, rows, name_of(slot, body), tokens)
