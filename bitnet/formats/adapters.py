@@ -98,12 +98,13 @@ def read_adapter(path: Path) -> Adapter:
 def _of_file(path: Path) -> Adapter:
     with GGUF.open(path) as file:
         keys = file.metadata
-        kind = keys.get("general.type"), keys.get("adapter.type")
-        if kind != ("adapter", "lora"):
-            raise InvalidFormat(
-                f"{path.name} is not a LoRA adapter: its type is {kind[0]}, {kind[1]}",
-                hint="write one with llama.cpp's convert_lora_to_gguf.py",
-            )
+        for name, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
+            if (kind := keys.get(name)) != expected:
+                found = f"it has no {name}" if kind is None else f"its {name} is {kind!r}"
+                raise InvalidFormat(
+                    f"{path.name} is not a LoRA adapter: {found}",
+                    hint="write one with llama.cpp's convert_lora_to_gguf.py",
+                )
         if keys.get("adapter.alora.invocation_tokens"):
             raise _refusal(path, "adapter.alora.invocation_tokens", "it begins with a token")
         alpha = float(keys.get("adapter.lora.alpha", 0.0))
