@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bitnet.base.trust import is_loopback
-from bitnet.server.narration import limited
+from bitnet.server.narration import limit_lines
 from bitnet.server.pages import OPEN_PREFIX
 from bitnet.server.refusals import GONE, Refused
 
@@ -62,7 +62,7 @@ class Guard:
         self._app = app
         self._options = options
         self._metrics = metrics
-        self._narrate, self._narrate_refusal = narrate, limited(narrate)
+        self._narrate, self._narrate_refusal = narrate, limit_lines(narrate)
         self._tracing = tracing
         self._key = options.key().encode()
         self._local_only = not self._key and is_loopback(options.host)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "ACTIONS", "Level", "Narrate", "limited", "log_as_events", "narrate", "narrator",
+    "ACTIONS", "Level", "Narrate", "limit_lines", "log_as_events", "narrate", "narrator",
     "stderr_as_events",
 ]  # fmt: skip
 
@@ -127,21 +127,21 @@ def _line(facts: dict[str, Any], level: Level, now: datetime | None) -> str:
     return f"{level} " + " ".join(f"{name}={_quote(value)}" for name, value in event.items())
 
 
-def limited(narrate: Narrate, now: Callable[[], float] = time.monotonic) -> Narrate:
+def limit_lines(narrate: Narrate, now: Callable[[], float] = time.monotonic) -> Narrate:
     """*narrate* for at most MOST_LINES events of an action in a span; the rest are counted.
 
     The first line of the next span has their number.
     """
-    said: dict[str, tuple[float, int, int]] = {}  # begin of a span, lines, left out
+    spans: dict[str, tuple[float, int, int]] = {}  # begin of a span, lines, left out
 
     def narrate_limited(action: str, human: str, cute: str = "", **fields: Any) -> None:
-        begin, lines, left_out = said.get(action, (now(), 0, 0))
+        begin, lines, left_out = spans.get(action, (now(), 0, 0))
         if now() - begin >= SPAN_S:
             begin, lines = now(), 0
         if lines >= MOST_LINES:
-            said[action] = begin, lines, left_out + 1
+            spans[action] = begin, lines, left_out + 1
             return
-        said[action] = begin, lines + 1, 0
+        spans[action] = begin, lines + 1, 0
         narrate(action, human, cute, left_out=left_out or None, **fields)
 
     return narrate_limited

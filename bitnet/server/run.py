@@ -19,7 +19,7 @@ from bitnet.base.trust import is_loopback
 from bitnet.server.app import create_app
 from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
-from bitnet.server.narration import limited
+from bitnet.server.narration import limit_lines
 from bitnet.server.tracing import tracing_from_environment
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(
 @contextmanager
 def _garbage_as_events(narrate: Narrate) -> Iterator[None]:
     """Log requests that are not HTTP like other refused requests; limited when there are many."""
-    narrate_refusal = limited(narrate)
+    narrate_refusal = limit_lines(narrate)
 
     def narrate_garbage(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
