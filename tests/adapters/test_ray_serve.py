@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import httpx
 import pytest
+from ray_folders import own_ray_folder
 from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, free_port, until
 
@@ -25,7 +26,13 @@ CLIENTS = 6
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def own_folder():
+    with own_ray_folder():
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, own_folder):
     """An application with a replica on each of two nodes, besides the node of the driver."""
     import ray
     from ray import serve

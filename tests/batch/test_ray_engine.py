@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from ray_folders import own_ray_folder
 from tiny_models import tiny_gguf
 from traps import lay_traps, trapped
 
@@ -16,6 +17,12 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder():
+    with own_ray_folder():
+        yield
 
 
 def test_a_cluster_gives_the_answers_of_one_machine(bitnet, tmp_path, monkeypatch):
