@@ -303,13 +303,14 @@ class Scheduler:
     def prepare(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
         """The sequence that continues *ids*, not queued yet; from any thread."""
         request = request or Request()
-        self.check(ids)
+        self.check(ids, field="input" if request.embed else "prompt")
         size = self.model.config.vocab_size
         outside = [token for token in request.logit_bias if not 0 <= token < size]
         if outside:
             raise UsageError(
                 f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",
                 hint="use the model's own tokenizer",
+                field="logit_bias",
             )
         if request.lora not in {"", *self.model.adapters}:
             raise UsageError(f"there is no adapter {request.lora[:80]!r}", field="lora")
@@ -401,11 +402,11 @@ class Scheduler:
         """Positions that a sequence may have within *size_bytes* of keys and values."""
         return min(self.context, self._caches.affordable(size_bytes))
 
-    def check(self, ids: abc.Sequence[int]) -> None:
-        """Check a prompt."""
+    def check(self, ids: abc.Sequence[int], *, field: str = "prompt") -> None:
+        """Check a prompt, which clients call *field*."""
         size = self.model.config.vocab_size
         if not len(ids):
-            raise UsageError("the prompt has no tokens", hint="pass some text")
+            raise UsageError("the prompt has no tokens", hint="pass some text", field=field)
         if len(ids) > self.context:
             raise InferenceError(
                 f"the prompt has {len(ids):,} tokens, the context holds {self.context:,}",
@@ -415,6 +416,7 @@ class Scheduler:
             raise UsageError(
                 f"the prompt has token ids outside the model's vocabulary of {size:,}",
                 hint="use the model's own tokenizer",
+                field=field,
             )
 
     def _check_budget(self, sequence: Sequence) -> None:

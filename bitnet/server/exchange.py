@@ -102,21 +102,10 @@ def name_of(slot: Slot, body: Body) -> str:
 
 def prepare(request: ModelRequest, slot: Slot) -> tuple[list[int], ModelRequest]:
     """Prompt ids, and *request* prepared for the model."""
-    model = slot.model
-    size, context = model.config.vocab_size, model.context
-    ids = None if isinstance(request.prompt, str) or request.embed else request.prompt
-    if ids is not None and (not ids or max(ids) >= size):
-        raise UsageError(f"token ids must be below {size:,}, one at least", field="prompt")
-    outside = [token for token in request.logit_bias if token >= size]
-    if outside:
-        raise UsageError(f"'{outside[0]}' is not a token id below {size:,}", field="logit_bias")
     try:
-        prompt, ready = model.prepare(request)
+        return slot.model.prepare(request)
     except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
         raise Refused(400, error.message, param="messages") from error
-    if request.embed and (not 0 < len(prompt) <= context or max(prompt) >= size):
-        raise UsageError(f"each input needs 1 to {context:,} known tokens", field="input")
-    return prompt, ready
 
 
 def prepare_sequences(
@@ -132,25 +121,19 @@ def prepare_sequences(
         BitnetError: as :func:`prepare`.
     """
     ids, ready = prepare(request, slot)
-    context = slot.model.context
     tokens = request.max_tokens
     if tokens == EVERYTHING:
         share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
-        tokens = min(max(1, context - len(ids)), limit, share)
+        tokens = min(max(1, slot.model.context - len(ids)), limit, share)
     if tokens > limit:
         raise Refused(
             400, f"{tokens:,} tokens asked for, this worker writes at most {limit:,}",
             param="max_tokens",
         )  # fmt: skip
-    if len(ids) > context:
-        raise Refused(
-            400, f"the prompt has {len(ids):,} tokens, the context holds {context:,}",
-            code="context_length_exceeded",
-        )  # fmt: skip
     ready = replace(ready, max_tokens=tokens)
     try:
         return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]
-    except InferenceError as error:  # it would never fit the memory
+    except InferenceError as error:  # it would never fit the context or the memory
         raise Refused(400, error.message, code="context_length_exceeded") from error
 
 
