@@ -158,9 +158,10 @@ class Scheduler:
         steady = not any(its.foresight and its.foresight.is_behind for its in self.running)
         if batch := self._schedule():
             answering = all(sequence.tokens for sequence in batch)
-            pieces += self._run(batch)
+            written = self._run(batch)
+            pieces += written
             if self._drafter and answering:
-                self._pace.observe(len(pieces), time.perf_counter() - started, steady=steady)
+                self._pace.observe(len(written), time.perf_counter() - started, steady=steady)
         for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
             if self._drafter:
                 sequence.draft_gain = self._pace.gain
