@@ -407,15 +407,15 @@ class Scheduler:
         """Check a prompt, which clients call *field*."""
         size = self.model.config.vocab_size
         if not len(ids):
-            raise UsageError("the prompt has no tokens", hint="pass some text", field=field)
+            raise UsageError(f"the {field} has no tokens", hint="pass some text", field=field)
         if len(ids) > self.context:
             raise InferenceError(
-                f"the prompt has {len(ids):,} tokens, the context holds {self.context:,}",
+                f"the {field} has {len(ids):,} tokens, the context holds {self.context:,}",
                 hint="shorten the prompt or raise the context size",
             )
         if min(ids) < 0 or max(ids) >= size:
             raise UsageError(
-                f"the prompt has token ids outside the model's vocabulary of {size:,}",
+                f"the {field} has token ids outside the model's vocabulary of {size:,}",
                 hint="use the model's own tokenizer",
                 field=field,
             )

@@ -131,7 +131,7 @@ def test_the_likeliest_answer_follows_the_schema_too(model):
 
 def test_drafts_do_not_change_a_structured_answer(model):
     for seed in range(8):
-        options = {"max_tokens": 50, "sampling": wild(seed), "regex": "(abab|ab12|12){1,20}"}
+        options = {"max_tokens": 50, **wild(seed), "regex": "(abab|ab12|12){1,20}"}
         plain = model.stream("ababab12", **options)
         drafted = model.stream("ababab12", lookup=6, **options)
         assert (list(plain), plain.ids) == (list(drafted), drafted.ids)

@@ -121,7 +121,7 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
     sample = Sampler.sample
 
     def breaks(self, *args, **more):
-        if self.params.temperature == 7:
+        if self.request.temperature == 7:
             raise error
         return sample(self, *args, **more)
 

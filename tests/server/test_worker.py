@@ -182,7 +182,7 @@ def test_each_answer_that_begins_has_an_end_and_a_client_that_goes_is_not_an_err
 
 @pytest.fixture
 def late(serving, monkeypatch):
-    """A worker for which a thousand seconds go by in the fourth pass."""
+    """A worker for which a thousand seconds go by after the fourth pass."""
     step, passes = Scheduler.step, []
 
     def counted(self):
@@ -190,7 +190,7 @@ def late(serving, monkeypatch):
         return step(self)
 
     def monotonic():
-        return time.monotonic() + (1000 if len(passes) > 3 else 0)
+        return time.monotonic() + (1000 if len(passes) > 4 else 0)
 
     monkeypatch.setattr(Scheduler, "step", counted)
     clock = SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter)

@@ -15,7 +15,7 @@ def prompt(length, seed=0):
 
 
 def params(count=6, **more):
-    return Request(max_tokens=count, **{"sampling": sampled(9)} | more)
+    return Request(max_tokens=count, **{**sampled(9), **more})
 
 
 def sampled(seed, **more):

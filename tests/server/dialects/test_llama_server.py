@@ -99,7 +99,7 @@ def test_vectors_come_as_lists_of_rows(worker):
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
         ({"logit_bias": [[1, 2, 3]]}, "logit_bias: expected pairs"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": [999]}, "ids outside the model's vocabulary"),
+        ({"prompt": [999]}, "the prompt has token ids outside"),
     ],
 )
 def test_what_is_not_served_is_refused_in_its_form(worker, fields, words):
