@@ -43,39 +43,26 @@ _LONGEST = 100  # characters shown of a text
 
 @dataclass(frozen=True)
 class VocabularySize:
-    """Number of tokens, and its source.
+    """Number of tokens, and its source."""
 
-    Attributes:
-        size: number of tokens, ``None`` if the file does not say.
-        stated: value of each key that may state it, ``None`` if absent.
-        derived_from: source of a derived *size*; empty if it is stated.
-    """
-
-    size: int | None
-    stated: dict[str, int | None]
-    derived_from: str
+    size: int | None  # number of tokens, ``None`` if the file does not say
+    stated: dict[str, int | None]  # value of each key that may state it, ``None`` if absent
+    derived_from: str  # source of a derived *size*; empty if it is stated
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory for running the model, in bytes; ``None`` if the metadata does not say.
+    """Memory for running the model, in bytes; ``None`` if the metadata does not say."""
 
-    Attributes:
-        weights: all tensors as stored.
-        states: of layers whose cache does not grow, with the copies that a sequence keeps of it.
-        kv_per_token: keys and values of all layers for one token, at 16 bits, and their steps.
-        context_length: positions the model was trained for.
-        kv_at_context: KV cache of that many tokens, in whole pages, and *states*; layers with a
-            window keep at most the window and some positions before it.
-        total: weights and a full cache.
-    """
-
-    weights: int
-    states: int
+    weights: int  # all tensors as stored
+    states: int  # of layers whose cache does not grow, with the copies that a sequence keeps of it
+    # keys and values of all layers for one token, at 16 bits, and their steps
     kv_per_token: int | None
-    context_length: int | None
+    context_length: int | None  # positions the model was trained for
+    # KV cache of that many tokens, in whole pages, and *states*; layers with a window keep at most
+    # the window and some positions before it
     kv_at_context: int | None
-    total: int | None
+    total: int | None  # weights and a full cache
 
 
 @dataclass(frozen=True)
@@ -334,21 +321,21 @@ def _identify_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
     return found
 
 
-def _pre_findings(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> Iterator[Finding]:
+def _pre_findings(metadata: Mapping[str, Any], match: KnownVocabulary | None) -> Iterator[Finding]:
     """Findings on a pre-tokenizer that is missing, or does not fit the vocabulary."""
     named = metadata.get("tokenizer.ggml.pre", "")
-    if known is None or not fingerprints.another_pre(known, named):
+    if match is None or not fingerprints.another_pre(match, named):
         return
     said = f"is {named!r}" if named else "is missing"
     yield Finding(
         "warning",
         "pre-differs",
-        f"tokenizer.ggml.pre {said}, the vocabulary is that of {known.name}: "
-        f"fix-gguf --set-pre {known.pre}",
+        f"tokenizer.ggml.pre {said}, the vocabulary is that of {match.name}: "
+        f"fix-gguf --set-pre {match.pre}",
     )
 
 
-def _tokenizer(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> dict[str, Any]:
+def _tokenizer(metadata: Mapping[str, Any], match: KnownVocabulary | None) -> dict[str, Any]:
     """Summary of the embedded tokenizer; empty if there is none."""
     prefix = "tokenizer.ggml."
     facts: dict[str, Any] = {}
@@ -366,8 +353,8 @@ def _tokenizer(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> di
     tokens = metadata.get(prefix + "tokens")
     if isinstance(tokens, Array):
         facts["fingerprint"] = fingerprints.fingerprint(tokens.raw)
-        facts["family"] = known.name if known is not None else None
-        facts["family_pre"] = known.pre if known is not None else None
+        facts["family"] = match.name if match is not None else None
+        facts["family_pre"] = match.pre if match is not None else None
     return facts if "tokens" in facts or facts[prefix + "model"] else {}
 
 

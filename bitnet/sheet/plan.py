@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
 from bitnet.base.findings import Finding, render
-from bitnet.base.memory import free_memory
+from bitnet.base.machine import OVERHEAD_BYTES, free_memory
 from bitnet.base.progress import human_size
 from bitnet.families.blocks import KVType
 from bitnet.formats import not_a_model
@@ -32,18 +34,15 @@ from bitnet.tokenizer import resolve_tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
-    from bitnet.tokenizer import Tokenizer
 
 FIRST_WINDOW = 1 << 20
 LARGEST_HEADER = 256 << 20
 CONTEXT = 4096
-# Activations, logits and the interpreter, besides weights and cache.
-OVERHEAD_BYTES = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -97,68 +96,33 @@ class MemoryParts:
         return self.total - self.experts
 
 
-@dataclass(frozen=True)
-class ModelOrigin:
-    """Facts about a model that are not in its header.
-
-    Attributes:
-        licence: name of the terms, empty if unknown.
-        gated: the server requires a token of an account that accepted them; ``None``: unknown.
-        local: the file is already here.
-    """
-
-    licence: str = ""
-    gated: bool | None = None
-    local: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
-    """Requirements of a model, compared with a machine.
+    """Requirements of a model, compared with a machine."""
 
-    Attributes:
-        name: of the file.
-        size_bytes: of the file, ``None`` if unknown.
-        header_bytes: bytes of it that were read; 0 for a folder.
-        licence: as named by the server, or else by the file.
-        gated: see :class:`ModelOrigin`.
-        local: see :class:`ModelOrigin`.
-        architecture: ``general.architecture``.
-        parameters: weights in all tensors.
-        encodings: quantization types with their share of the bytes, the largest first.
-        basis: whether the weights are rotated; empty if unknown.
-        context_length: positions the model was trained for.
-        vocab_size: number of token ids.
-        tokenizer: description of the embedded tokenizer.
-        has_tokenizer: it is embedded and complete.
-        chat_template: one is embedded.
-        memory_bytes: weights, KV cache of *memory_context* tokens, overhead; ``None`` if unknown.
-        memory_context: tokens of context that are included.
-        memory: the parts of *memory_bytes*; ``None`` if unknown.
-        machine: free resources.
-        findings: reasons why it would not run or fit; empty if it will.
-    """
-
-    name: str
-    size_bytes: int | None
-    header_bytes: int = 0
-    licence: str
-    gated: bool | None
-    local: bool
-    architecture: str = ""
-    parameters: int = 0
+    name: str  # of the file
+    size_bytes: int | None  # of the file, ``None`` if unknown
+    header_bytes: int = 0  # bytes of it that were read; 0 for a folder
+    licence: str = ""  # as named by the server, or else by the file
+    # the server requires a token of an account that accepted them; ``None``: unknown
+    gated: bool | None = None
+    local: bool = False  # the file is already here
+    architecture: str = ""  # ``general.architecture``
+    parameters: int = 0  # weights in all tensors
+    # quantization types with their share of the bytes, the largest first
     encodings: dict[str, float] = field(default_factory=dict)
-    basis: str = ""
-    context_length: int | None = None
-    vocab_size: int | None = None
-    tokenizer: str
-    has_tokenizer: bool = False
-    chat_template: bool = False
+    basis: str = ""  # whether the weights are rotated; empty if unknown
+    context_length: int | None = None  # positions the model was trained for
+    vocab_size: int | None = None  # number of token ids
+    tokenizer: str  # description of the embedded tokenizer
+    has_tokenizer: bool = False  # it is embedded and complete
+    chat_template: bool = False  # one is embedded
+    # weights, KV cache of *memory_context* tokens, overhead; ``None`` if unknown
     memory_bytes: int | None
-    memory_context: int = 0
-    memory: MemoryParts | None = None
-    machine: Resources
-    findings: tuple[Finding, ...]
+    memory_context: int = 0  # tokens of context that are included
+    memory: MemoryParts | None = None  # the parts of *memory_bytes*; ``None`` if unknown
+    machine: Resources  # free resources
+    findings: tuple[Finding, ...] = ()  # reasons why it would not run or fit; empty if it will
 
     @property
     def runs(self) -> bool:
@@ -228,10 +192,6 @@ def read_header(
 
     The window doubles until metadata and tensor directory are complete; nothing is read twice.
     *read* returns bytes *start* to *stop*, fewer at the end of the file.
-
-    Raises:
-        InvalidFormat: not a GGUF file, a damaged one, or an excessively long header.
-        Unsupported: the version is not supported.
     """
     buffer = b""
     count = FIRST_WINDOW
@@ -255,55 +215,51 @@ def read_header(
 
 def plan_model(
     read: Callable[[int, int], bytes],
-    origin: ModelOrigin,
-    *,
-    label: str,
-    size: int | None,
     machine: Resources,
+    *,
+    name: str,
+    size: int | None,
+    licence: str = "",
+    **origin: Any,
 ) -> ModelPlan:
-    """Requirements of the model behind *read*, compared with *machine*.
+    """Requirements of the GGUF file behind *read*, as of :func:`read_header`, on *machine*.
 
-    *read* as in :func:`read_header`, *machine* from :func:`this_machine`.
-
-    Raises:
-        BitnetError: as :func:`read_header`, and what *read* raises.
+    *origin* is what is known of it besides: ``gated``, ``local``.
     """
-    gguf, header_bytes = read_header(read, size=size, label=label)
-    tokenizer, complete = _tokenizer(gguf)
-    parts = _memory_parts(gguf)
-    least = None if parts is None else parts.least
-    findings = [*_format_findings(gguf), *room_findings(origin, size, least, machine)]
-    if not complete:
-        findings.append(Finding("failed", "tokenizer", tokenizer))
-    licence = gguf.metadata.get("general.license")
-    used = encodings(gguf)
-    total = sum(row["size_bytes"] for row in used) or 1
-    return ModelPlan(
-        name=label,
+    gguf, header_bytes = read_header(read, size=size, label=name)
+    stated, total_context = gguf.metadata.get("general.license"), memory(gguf).context_length
+    context = min(CONTEXT, total_context or CONTEXT)
+    parts = _memory_parts(gguf, context)
+    rows = encodings(gguf)
+    total = sum(row["size_bytes"] for row in rows) or 1
+    tokenizer, problems = _describe(lambda: _describe_spec(gguf))
+    plan = ModelPlan(
+        name=name,
         size_bytes=size,
         header_bytes=header_bytes,
-        licence=origin.licence or (licence if isinstance(licence, str) else ""),
-        gated=origin.gated,
-        local=origin.local,
+        licence=licence or (stated if isinstance(stated, str) else ""),
         architecture=gguf.architecture,
-        parameters=sum(row["weights"] for row in used),
-        encodings={row["type"]: row["size_bytes"] / total for row in used},
+        parameters=sum(row["weights"] for row in rows),
+        encodings={row["type"]: row["size_bytes"] / total for row in rows},
         basis=describe_basis(gguf.metadata),
-        context_length=memory(gguf).context_length,
+        context_length=total_context,
         vocab_size=vocabulary(gguf).size,
         tokenizer=tokenizer,
-        has_tokenizer=complete,
+        has_tokenizer=not problems,
         chat_template=isinstance(gguf.metadata.get("tokenizer.chat_template"), str),
         memory_bytes=None if parts is None else parts.total,
-        memory_context=_context(gguf),
+        memory_context=context,
         memory=parts,
         machine=machine,
-        findings=tuple(findings),
+        **origin,
     )
+    return _judge(plan, _format_findings(gguf), problems)
 
 
-def plan_file(path: Path, origin: ModelOrigin, *, machine: Resources) -> ModelPlan:
-    """:func:`plan_model` for a local file."""
+def plan_path(path: Path, machine: Resources, **origin: Any) -> ModelPlan:
+    """Requirements of the model at *path*, a GGUF file or a folder, as :func:`plan_model`."""
+    if path.is_dir():
+        return _plan_folder(open_checkpoint(path), machine, **origin)
     try:
         with path.open("rb") as file:
 
@@ -312,32 +268,92 @@ def plan_file(path: Path, origin: ModelOrigin, *, machine: Resources) -> ModelPl
                 return file.read(stop - start)
 
             size = path.stat().st_size
-            local = replace(origin, local=True)
-            return plan_model(read, local, label=path.name, size=size, machine=machine)
+            return plan_model(read, machine, name=path.name, size=size, local=True, **origin)
     except FileNotFoundError:
         raise not_a_model.missing(path) from None
-    except IsADirectoryError:
-        raise not_a_model.folder_without_model(path) from None
     except OSError as error:
         raise from_os_error(error, path) from error
 
 
-def plan_unread(
-    name: str, size: int | None, origin: ModelOrigin, *, machine: Resources
-) -> ModelPlan:
+def plan_unread(name: str, size: int | None, machine: Resources, **origin: Any) -> ModelPlan:
     """Plan for a file that cannot be read in parts, from its size alone."""
-    needs = None if size is None else size + OVERHEAD_BYTES
-    return ModelPlan(
+    plan = ModelPlan(
         name=name,
         size_bytes=size,
-        licence=origin.licence,
-        gated=origin.gated,
-        local=origin.local,
         tokenizer="not known before it is fetched",
-        memory_bytes=needs,
+        memory_bytes=None if size is None else size + OVERHEAD_BYTES,
         machine=machine,
-        findings=tuple(room_findings(origin, size, needs, machine)),
+        **origin,
     )
+    return _judge(plan)
+
+
+def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> ModelPlan:
+    config = config_from(checkpoint)
+    context = min(CONTEXT, config.context_length)
+    sizes: Counter[str] = Counter()
+    for weight in checkpoint.weights.values():
+        sizes[weight.quant.name] += weight.size_bytes
+    cache, cache_q8 = (
+        KVCache(replace(config, kv_type=it), context).cost(context, PREFILL_CHUNK)
+        for it in get_args(KVType)
+    )
+    used = checkpoint.integer("expert_used_count", 0)
+    parts = MemoryParts.of(checkpoint.weights.values(), used, (cache, cache_q8))
+    templates: list[str | None] = []
+
+    def describe() -> str:
+        tokenizer = resolve_tokenizer(checkpoint)
+        templates.append(tokenizer.chat_template)
+        return f"{tokenizer.source}: {tokenizer.vocab_size:,} tokens"
+
+    tokenizer, problems = _describe(describe)
+    plan = ModelPlan(
+        name=checkpoint.path.name,
+        size_bytes=sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors")),
+        local=True,
+        architecture=checkpoint.architecture,
+        parameters=sum(math.prod(weight.shape) for weight in checkpoint.weights.values()),
+        encodings={name: size / sizes.total() for name, size in sizes.most_common()},
+        context_length=config.context_length,
+        vocab_size=config.vocab_size,
+        tokenizer=tokenizer,
+        has_tokenizer=not problems,
+        chat_template=any(templates),
+        memory_bytes=parts.total,
+        memory_context=context,
+        memory=parts,
+        machine=machine,
+        **origin,
+    )
+    return _judge(plan, problems)
+
+
+def _judge(plan: ModelPlan, *findings: Iterable[Finding]) -> ModelPlan:
+    """*plan* with its *findings*, and those about room on its machine."""
+    size, disk, free = plan.size_bytes, plan.machine.free_disk, plan.machine.free_memory
+    needs = plan.memory_bytes if plan.memory is None else plan.memory.least
+    problems = [*chain(*findings)]
+    if not plan.local and size is not None and disk is not None and size > disk:
+        text = f"the file has {_size(size)}, the disk {_size(disk)} free"
+        problems.append(Finding("failed", "disk", text))
+    if needs is not None and free is not None and needs > free:
+        text = f"it needs about {_size(needs)}, {_size(free)} are free"
+        problems.append(Finding("failed", "memory", text))
+    return replace(plan, findings=tuple(problems))
+
+
+def _describe(tokenizer: Callable[[], str]) -> tuple[str, list[Finding]]:
+    """Description of a tokenizer, and the finding that there is none to use."""
+    try:
+        return tokenizer(), []
+    except BitnetError as error:
+        return error.message, [Finding.of("tokenizer", error)]
+
+
+def _describe_spec(gguf: GGUF) -> str:
+    spec = spec_from_gguf(gguf)
+    return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens"
 
 
 def this_machine(folder: Path) -> Resources:
@@ -352,33 +368,14 @@ def this_machine(folder: Path) -> Resources:
     return Resources(disk, free_memory())
 
 
-def fits_in_memory(size: int) -> bool | None:
-    """True if a model file of *size* bytes can run here, roughly; ``None`` if unknown."""
-    free = free_memory()
-    return None if free is None else size + OVERHEAD_BYTES <= free
-
-
-def _tokenizer(gguf: GGUF) -> tuple[str, bool]:
-    """Description of the embedded tokenizer, and true if it is usable."""
-    try:
-        spec = spec_from_gguf(gguf)
-    except BitnetError as error:
-        return error.message, False
-    return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens", True
-
-
-def _memory_parts(gguf: GGUF) -> MemoryParts | None:
-    cache, cache_q8 = (cache_bytes(gguf, _context(gguf), it) for it in get_args(KVType))
+def _memory_parts(gguf: GGUF, context: int) -> MemoryParts | None:
+    cache, cache_q8 = (cache_bytes(gguf, context, it) for it in get_args(KVType))
     if cache is None or cache_q8 is None:
         return None
     empty = np.empty(0, np.uint8)
     tensors = [Weight(it.name, it.shape, it.type, empty) for it in gguf.tensors.values()]
     used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
     return MemoryParts.of(tensors, used if isinstance(used, int) else 0, (cache, cache_q8))
-
-
-def _context(gguf: GGUF) -> int:
-    return min(CONTEXT, memory(gguf).context_length or CONTEXT)
 
 
 def _format_findings(gguf: GGUF) -> Iterator[Finding]:
@@ -408,19 +405,6 @@ def _decodable(quant: QuantType) -> bool:
     return True
 
 
-def room_findings(
-    origin: ModelOrigin, size: int | None, needs: int | None, machine: Resources
-) -> Iterator[Finding]:
-    """Findings if *machine* lacks *size* bytes of disk or *needs* bytes of memory."""
-    disk, free = machine.free_disk, machine.free_memory
-    if not origin.local and size is not None and disk is not None and size > disk:
-        text = f"the file has {_size(size)}, the disk {_size(disk)} free"
-        yield Finding("failed", "disk", text)
-    if needs is not None and free is not None and needs > free:
-        text = f"it needs about {_size(needs)}, {_size(free)} are free"
-        yield Finding("failed", "memory", text)
-
-
 def _size(count: int | None) -> str:
     return "unknown" if count is None else human_size(count)
 
@@ -430,71 +414,3 @@ def _count(number: int) -> str:
         if number >= limit:
             return f"{number / limit:.2f} {unit}"
     return f"{number:,}"
-
-
-def plan_path(path: Path, origin: ModelOrigin, *, machine: Resources) -> ModelPlan:
-    """Plan of the model at *path*, a GGUF file or a folder.
-
-    Raises:
-        BitnetError: as :func:`bitnet.formats.containers.open_checkpoint`, for a folder.
-        NotFound: the file does not exist.
-        InvalidFormat: not a model, or a damaged one.
-    """
-    if not path.is_dir():
-        return plan_file(path, origin, machine=machine)
-    return _plan(open_checkpoint(path), replace(origin, local=True), machine)
-
-
-def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Resources) -> ModelPlan:
-    config = config_from(checkpoint)
-    context = min(CONTEXT, config.context_length)
-    sizes: dict[str, int] = {}
-    for weight in checkpoint.weights.values():
-        sizes[weight.quant.name] = sizes.get(weight.quant.name, 0) + weight.size_bytes
-    total = sum(sizes.values())
-    shares = sorted(sizes.items(), key=lambda entry: -entry[1])
-    cache, cache_q8 = (
-        KVCache(replace(config, kv_type=it), context).cost(context, PREFILL_CHUNK)
-        for it in get_args(KVType)
-    )
-    used = checkpoint.integer("expert_used_count", 0)
-    parts = MemoryParts.of(checkpoint.weights.values(), used, (cache, cache_q8))
-    tokenizer = _tokenizer_of(checkpoint)
-    findings = list(room_findings(origin, None, parts.least, machine))
-    if isinstance(tokenizer, BitnetError):
-        findings.append(Finding.of("tokenizer", tokenizer))
-    size = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
-    return ModelPlan(
-        name=checkpoint.path.name,
-        size_bytes=size,
-        licence=origin.licence,
-        gated=origin.gated,
-        local=True,
-        architecture=checkpoint.architecture,
-        parameters=sum(math.prod(weight.shape) for weight in checkpoint.weights.values()),
-        encodings={name: nbytes / total for name, nbytes in shares},
-        context_length=config.context_length,
-        vocab_size=config.vocab_size,
-        tokenizer=_describe(tokenizer),
-        has_tokenizer=not isinstance(tokenizer, BitnetError),
-        chat_template=bool(getattr(tokenizer, "chat_template", None)),
-        memory_bytes=parts.total,
-        memory_context=context,
-        memory=parts,
-        machine=machine,
-        findings=tuple(findings),
-    )
-
-
-def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | BitnetError:
-    """The tokenizer that the model would use, or the error if there is none."""
-    try:
-        return resolve_tokenizer(checkpoint)
-    except BitnetError as error:
-        return error
-
-
-def _describe(tokenizer: Tokenizer | BitnetError) -> str:
-    if isinstance(tokenizer, BitnetError):
-        return tokenizer.message
-    return f"{tokenizer.source}: {tokenizer.vocab_size:,} tokens"

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.inventory import Inventory
     from bitnet.tokenizer.tokenizer import Tokenizer
-    from bitnet.verify.attestation import Attestation
+    from bitnet.verify.attest import Attestation
 
 __all__ = ["Pin", "verdict", "verify_model"]
 
@@ -60,20 +60,14 @@ logger = logging.getLogger(__name__)
 UNPINNED = "UNPINNED: nothing says these are the original bytes"
 
 _KNOWN = ("identity", "ok")
-_SHOWN = 5  # findings listed per check
 
 
 @dataclass(frozen=True)
 class Pin:
-    """Expected bytes of a file.
+    """Expected bytes of a file."""
 
-    Attributes:
-        sha256: lower-case hexadecimal digest.
-        source: origin of the digest, for messages.
-    """
-
-    sha256: str
-    source: str
+    sha256: str  # lower-case hexadecimal digest
+    source: str  # origin of the digest, for messages
 
 
 def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
@@ -121,18 +115,12 @@ def verify_model(
 ) -> Iterator[Finding]:
     """Check the model at *path* and its tokenizer; yields verdicts as they become known.
 
-    Args:
-        path: GGUF file, or folder with ``config.json`` and safetensors files.
-        tokenizer: tokenizer file or folder to check; default: the one that would be used.
-        pre: pre-tokenizer name to use instead of what the GGUF file says.
-        allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
-        find_pin: expected digest of a file of the model, if it is known.
-        against: attestation with which every byte must agree.
-        proof: file that *against* or the pins come from; then every other file of the folder must
-            be covered by them, also one that no reader opens, and so must the tokenizer.
-        ignore_keys: metadata keys to ignore.
-
-    A damaged model gets verdicts; a file that is not a model is refused.
+    A damaged model gets verdicts; a file that is not a model is refused. *tokenizer* is checked
+    instead of the one that would be used. With *allow_mock* a missing one is a warning, unless
+    ``BITNET_STRICT_TOKENIZERS=1``. *find_pin* gives the expected digest of a file, if it is known;
+    every byte must agree with *against*. If *proof* is the file that these come from, every other
+    file of the folder must be covered by them, also one that no reader opens, and so must the
+    tokenizer.
     """
     path = Path(path)
     container_of(path)
@@ -207,8 +195,8 @@ class _Examination:
         right, wrong = self._compare_pins(read_files(checkpoint))
         if self.against is not None:
             name = self.against.name
-            if deviations := compare(self.against, checkpoint):
-                wrong.append(f"not what {name} is attested to be: {summarize(deviations)}")
+            if texts := [deviation.text for deviation in compare(self.against, checkpoint)]:
+                wrong.append(f"not what {name} is attested to be: {summarize(texts)}")
             else:
                 right.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
@@ -222,14 +210,14 @@ class _Examination:
             attested = self.against.unread if self.against is not None else {}
             beside = [*self._find_uncovered(checkpoint.inventory, unread, attested)]
             missing = sorted(attested.keys() - set(unread))
-            texts = [*texts, *([f"not here: {_summarize(missing)}"] if missing else [])]
+            texts = [*texts, *([f"not here: {summarize(missing)}"] if missing else [])]
         if wrong:
             return self._report("failed", "; ".join([*wrong, *beside]), HINT)
         if beside:
-            text = f"{_summarize(beside)} (no reader opens it); the model itself: {texts[0]}"
+            text = f"{summarize(beside)} (no reader opens it); the model itself: {texts[0]}"
             return self._report("failed", text, HINT)
         if unread:
-            texts = [*texts, f"not read: {_summarize(unread)}"]
+            texts = [*texts, f"not read: {summarize(unread)}"]
         return self._report("ok" if right else "note", "; ".join(texts))
 
     def _find_uncovered(
@@ -276,7 +264,7 @@ class _Examination:
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
         hint = f"bitnet inspect-gguf {word(self.path)}"
         if errors:
-            return self._report("failed", _summarize(errors + warnings), hint)
+            return self._report("failed", summarize(errors + warnings), hint)
         if not checkpoint.weights:
             return self._report(
                 "ok", f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
@@ -284,7 +272,7 @@ class _Examination:
         self.config = config_from(checkpoint)
         warnings += [f"ignored: {key} = {it!r:.80}" for key, it in checkpoint.ignored.items()]
         if warnings:
-            return self._report("warning", _summarize(warnings), hint)
+            return self._report("warning", summarize(warnings), hint)
         config = self.config
         return self._report(
             "ok",
@@ -300,7 +288,7 @@ class _Examination:
         wrong = list(differences(checkpoint, expected))
         if wrong:
             hint = "the file is incomplete or was converted for another architecture"
-            return self._report("failed", _summarize(wrong), hint)
+            return self._report("failed", summarize(wrong), hint)
         self.fits = True
         names = sorted({weight.quant.name for weight in checkpoint.weights.values()})
         return self._report(
@@ -321,7 +309,7 @@ class _Examination:
                 f"compare with another engine: bitnet crossval {word(self.path)}, or fetch it again"
             )
             texts = [anomaly.text for anomaly in anomalies]
-            return self._report(anomalies[0].severity, _summarize(texts), hint)
+            return self._report(anomalies[0].severity, summarize(texts), hint)
         text = "finite, no row of zeros outside the embedding"
         if ternary:
             total = sum(counts.total for counts in ternary)
@@ -342,7 +330,7 @@ class _Examination:
             raise _Skipped("the tensors are not those of the architecture")
         odd = [*settings_out_of_range(checkpoint), *numbers_out_of_range(checkpoint)]
         if odd:
-            return self._report("warning", _summarize(odd), self._compare())
+            return self._report("warning", summarize(odd), self._compare())
         return self._report(
             "ok", "settings and sizes as models of this family have them, no part twice"
         )
@@ -355,7 +343,7 @@ class _Examination:
                 "note", "the tokenizer is not part of the model; nothing is known of it"
             )
         if odd:
-            return self._report("warning", _summarize(odd), self._compare())
+            return self._report("warning", summarize(odd), self._compare())
         return self._report("ok", "its parts agree, and with what is known of it")
 
     def _tokenizer(self) -> Finding:
@@ -457,9 +445,3 @@ class _Examination:
 
 def _is_same(first: Path, second: Path) -> bool:
     return second.exists() and first.samefile(second)
-
-
-def _summarize(texts: list[str]) -> str:
-    """The first of *texts* in one line, and the number of others."""
-    more = f"; {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else ""
-    return "; ".join(texts[:_SHOWN]) + more

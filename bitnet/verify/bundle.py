@@ -19,7 +19,7 @@ from bitnet.base.invocation import extra_command
 from bitnet.formats.json_file import parse_json
 from bitnet.store.records import Artifact, from_subject, to_subject
 from bitnet.tokenizer.load import read_files
-from bitnet.verify.attestation import Attestation
+from bitnet.verify.attest import Attestation
 
 if TYPE_CHECKING:
     from pathlib import Path

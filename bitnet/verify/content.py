@@ -12,10 +12,12 @@ padding and the split into several files are disregarded.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import struct
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,32 +60,20 @@ MERGE_PAIRS = key_in("tokenizer.json", "model", "merges", "pairs")
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """One tensor as stored.
+    """One tensor as stored."""
 
-    Attributes:
-        shape: rows first.
-        encoding: name of its quantization type: ``Q4_1``, ``BF16``.
-        data: all of its bytes.
-    """
-
-    shape: tuple[int, ...]
-    encoding: str
-    data: memoryview
+    shape: tuple[int, ...]  # rows first
+    encoding: str  # name of its quantization type: ``Q4_1``, ``BF16``
+    data: memoryview  # all of its bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """A list.
+    """A list."""
 
-    Attributes:
-        kind: type of the items: ``string``, ``float32``, ``int32``.
-        raw: the items one after the other; strings after their 64-bit length.
-        starts: offsets into *raw*, one more than items.
-    """
-
-    kind: str
-    raw: memoryview
-    starts: Sequence[int]
+    kind: str  # type of the items: ``string``, ``float32``, ``int32``
+    raw: memoryview  # the items one after the other; strings after their 64-bit length
+    starts: Sequence[int]  # offsets into *raw*, one more than items
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -243,3 +233,97 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((key_in(name, *path, at), entry) for at, entry in enumerate(value))
         else:
             yield key_in(name, *path), value
+
+
+# --- where two lists differ ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Short digests of the rows and columns of a square that the items of a list fill.
+
+    A differing item shows in its row and in its column, so two short lists of digests name one item
+    in 262,144 without storing any. They only locate; a full SHA-256 establishes equality.
+    """
+
+    length: int
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, items: Items) -> Grid:
+        """The grid of *items*."""
+        side = _side(len(items))
+        columns = tuple(
+            _short_digest(
+                b"".join(items.between(at, at + 1) for at in range(first, len(items), side))
+            )
+            for first in range(min(side, len(items)))
+        )
+        return cls(len(items), _rows(items, side), columns)
+
+    @classmethod
+    def parse(cls, length: int, rows: str, columns: str) -> Grid:
+        """A grid read from a file, as :meth:`facts` has it."""
+        parts = [
+            tuple(text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS))
+            for text in (rows, columns)
+        ]
+        side = _side(int(length))
+        sizes = [math.ceil(int(length) / side), min(side, int(length))]
+        if list(map(len, parts)) != sizes or len(rows + columns) != _DIGITS * sum(sizes):
+            raise ValueError("not the digests of so many items")
+        bytes.fromhex(rows + columns)
+        return cls(int(length), *parts)
+
+    def facts(self) -> dict[str, Any]:
+        """The grid as JSON values."""
+        rows, columns = "".join(self.rows), "".join(self.columns)
+        return {"length": self.length, "rows": rows, "columns": columns}
+
+    def overlap(self, items: Items) -> float:
+        """Share of the rows that *items*, a list of the same length, has: 0 to 1."""
+        equal = sum(map(str.__eq__, self.rows, _rows(items, _side(self.length))))
+        return equal / len(self.rows) if self.rows else 0.0
+
+    def locate(self, items: Items) -> str:
+        """Description of the difference of *items* from the list of this grid; they do differ."""
+        side = _side(self.length)
+        if self.length != len(items):
+            equal = [a == b for a, b in zip(self.rows, _rows(items, side), strict=False)]
+            first = min((row for row, same in enumerate(equal) if not same), default=len(equal))
+            where = f"different from item {first * side:,} on"
+            return f"{len(items):,} items instead of {self.length:,}, {where}"
+        now = Grid.of(items)
+        rows, columns = _unequal(self.rows, now.rows), _unequal(self.columns, now.columns)
+        places = [row * side + column for row, column in product(rows, columns)]
+        named = [f"{at:,} {items.text(at)}" for at in places if at < len(items)]
+        if not named:  # the short digests of two rows collide
+            return "an item differs"
+        more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+        text = ", ".join(named[:_NAMED]) + more
+        if len(rows) == 1 or len(columns) == 1:
+            return f"{'item' if len(named) == 1 else f'{len(named):,} items'}: {text}"
+        return f"items in {len(rows):,} rows and {len(columns):,} columns of {side:,}: among {text}"
+
+
+_DIGITS = 8  # hexadecimal, of a row's digest: 32 bits
+_NAMED = 4  # items
+
+
+def _unequal(before: tuple[str, ...], now: tuple[str, ...]) -> list[int]:
+    return [at for at, (was, digest) in enumerate(zip(before, now, strict=True)) if was != digest]
+
+
+def _rows(items: Items, side: int) -> tuple[str, ...]:
+    starts = range(0, len(items), side)
+    return tuple(_short_digest(items.between(at, at + side)) for at in starts)
+
+
+def _short_digest(raw: bytes | memoryview) -> str:
+    return hashlib.sha256(raw).hexdigest()[:_DIGITS]
+
+
+def _side(length: int) -> int:
+    """Number of items in a row."""
+    return max(1, math.isqrt(max(0, length - 1)) + 1)

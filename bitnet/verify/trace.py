@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.base.invocation import word
 from bitnet.kernels.native import NativeOps
@@ -102,10 +102,8 @@ def worst_difference(
 ) -> tuple[float, float]:
     """Largest difference of a log-probability from the recorded one, and the tolerance.
 
-    *trace* is from :func:`record` and has *backend*; *logits* are at each of its ids.
-
-    Returns:
-        Infinity if positions are missing or a number is not finite.
+    *trace* is from :func:`record` and has *backend*; *logits* are at each of its ids. Infinity if
+    positions are missing or a number is not finite.
     """
     recorded, rows = trace[backend], log_probabilities(logits)
     if not recorded or len(recorded) != len(rows):

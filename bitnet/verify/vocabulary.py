@@ -15,7 +15,6 @@ from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.spec import TokenType
 from bitnet.verify.attest import attestations_by_name
 from bitnet.verify.content import MERGE_PAIRS, MERGES, VOCAB, key_in
-from bitnet.verify.locate import locate, row_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -104,26 +103,26 @@ def _texts(items: Items | None) -> list[str]:
     return items.texts() if items is not None and items.kind == "string" else []
 
 
-def _special(found: _Vocabulary) -> Iterator[str]:
+def _special(vocabulary: _Vocabulary) -> Iterator[str]:
     """Stop ids that are ordinary tokens, and control tokens that are ordinary words."""
-    for id in found.ends:
-        if not isinstance(id, int) or not 0 <= id < len(found.tokens):
+    for id in vocabulary.ends:
+        if not isinstance(id, int) or not 0 <= id < len(vocabulary.tokens):
             continue  # the check of stop ids reports it
-        text = found.tokens[id]
-        if found.types.get(id) == NORMAL:
+        text = vocabulary.tokens[id]
+        if vocabulary.types.get(id) == NORMAL:
             yield f"{id} {text!r} ends a text and is an ordinary token"
         if text in BEGINS:
             yield f"{id} {text!r} ends a text and is a token that begins one"
     words = [
-        f"{id} {found.tokens[id]!r}"
-        for id, kind in found.types.items()
-        if kind == CONTROL and 0 <= id < len(found.tokens) and found.tokens[id].isalpha()
+        f"{id} {vocabulary.tokens[id]!r}"
+        for id, kind in vocabulary.types.items()
+        if kind == CONTROL and 0 <= id < len(vocabulary.tokens) and vocabulary.tokens[id].isalpha()
     ]
     if 0 < len(words) <= FEW:
         yield f"control tokens that are words: {', '.join(words)}"
 
 
-def _unlike_known(content: Content, found: _Vocabulary) -> Iterator[str]:
+def _unlike_known(content: Content, vocabulary: _Vocabulary) -> Iterator[str]:
     """Tokens of a known vocabulary with different merges or another pre-tokenizer."""
     tokens = content.lists.get("tokenizer.ggml.tokens")
     if tokens is None:
@@ -131,14 +130,15 @@ def _unlike_known(content: Content, found: _Vocabulary) -> Iterator[str]:
     match = fingerprints.by_tokens(fingerprints.fingerprint(tokens.raw))
     if match is None:
         return
-    if match.n_merges != len(found.merges):
-        yield f"{len(found.merges):,} merges, the vocabulary of {match.name} has {match.n_merges:,}"
+    if match.n_merges != len(vocabulary.merges):
+        count = len(vocabulary.merges)
+        yield f"{count:,} merges, the vocabulary of {match.name} has {match.n_merges:,}"
     elif match.merges_key:
         merges = content.lists["tokenizer.ggml.merges"]
         if fingerprints.fingerprint(merges.raw) != match.merges_key:
             yield f"the tokens are those of {match.name}, the merges are not"
-    if found.pre and fingerprints.another_pre(match, found.pre):
-        yield f"tokenizer.ggml.pre is {found.pre!r}, {match.name} has {match.pre!r}"
+    if vocabulary.pre and fingerprints.another_pre(match, vocabulary.pre):
+        yield f"tokenizer.ggml.pre is {vocabulary.pre!r}, {match.name} has {match.pre!r}"
 
 
 def _unlike_pinned(content: Content) -> Iterator[str]:
@@ -149,24 +149,24 @@ def _unlike_pinned(content: Content) -> Iterator[str]:
             items, grid = content.lists.get(key), attestation.lists.get(key)
             if items is None or grid is None or len(items) != grid.length:
                 continue
-            if NEAR <= row_overlap(grid, items) < 1:
-                where = locate(grid, items)
+            if NEAR <= grid.overlap(items) < 1:
+                where = grid.locate(items)
                 if "'<" not in where and "'[" not in where:  # renamed special tokens are usual
                     yield f"{key} is that of {name} but for: {where}"
 
 
-def _out_of_order(found: _Vocabulary) -> Iterator[str]:
+def _out_of_order(vocabulary: _Vocabulary) -> Iterator[str]:
     """Exceptions from the order of merges and of the tokens they produce."""
-    if not found.byte_level or len(found.merges) < FEWEST:
+    if not vocabulary.byte_level or len(vocabulary.merges) < FEWEST:
         return
-    ids = {text: id for id, text in enumerate(found.tokens)}
-    made = [merge.replace(" ", "", 1) if merge[:1] != " " else merge for merge in found.merges]
+    ids = {text: id for id, text in enumerate(vocabulary.tokens)}
+    made = [merge.replace(" ", "", 1) if merge[:1] != " " else merge for merge in vocabulary.merges]
     known = [ids[text] for text in made if text in ids]
     back = [(before, now) for before, now in pairwise(known) if now < before]
     if 0 < len(back) <= FEW:
-        names = ", ".join(f"{id} {found.tokens[id]!r}" for pair in back for id in pair)
+        names = ", ".join(f"{id} {vocabulary.tokens[id]!r}" for pair in back for id in pair)
         yield f"tokens are not in the order of their merges: {names}"
-    yield from _without_merge(found.tokens, found.types, set(made))
+    yield from _without_merge(vocabulary.tokens, vocabulary.types, set(made))
 
 
 def _without_merge(

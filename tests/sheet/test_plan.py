@@ -7,10 +7,9 @@ from builders import Tensor, f32, gguf_bytes, i2_s, llama_metadata, vocabulary, 
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.sheet import plan
 from bitnet.sheet.plan import (
-    ModelOrigin,
     Resources,
-    plan_file,
     plan_model,
+    plan_path,
     plan_unread,
     read_header,
 )
@@ -48,7 +47,7 @@ def test_experts_may_stay_in_the_file_and_a_token_reads_those_it_uses(tmp_path):
     ]
     keys = metadata(**{"llama.expert_count": 8, "llama.expert_used_count": 2})
     path = write_gguf(tmp_path / "m.gguf", keys, tensors)
-    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    found = plan_path(path, ROOMY)
     parts, table, experts = found.memory, 40 * 256 * 4, 8 * 64 * 256 * 4
     assert (parts.weights, parts.experts) == (2 * table + experts, experts)
     assert parts.touched == table + experts // 4
@@ -58,13 +57,13 @@ def test_experts_may_stay_in_the_file_and_a_token_reads_those_it_uses(tmp_path):
         (parts.least, True, 1),
         (parts.least - 1, False, 0),
     ):
-        found = plan_file(path, ModelOrigin(), machine=replace(ROOMY, free_memory=free))
+        found = plan_path(path, replace(ROOMY, free_memory=free))
         assert [it.subject for it in found.findings].count("memory") == (not runs)
         assert "\n".join(found.lines()).count("experts stay in the file") == stays
 
 
 def test_a_model_that_runs_is_described_from_its_header(model):
-    found = plan_file(model, ModelOrigin(), machine=ROOMY)
+    found = plan_path(model, ROOMY)
     assert found.runs
     assert found.architecture == "llama"
     assert found.parameters == 40 * 256 + 256 * 256
@@ -121,16 +120,16 @@ def test_what_does_not_fit_is_a_problem(model):
     def read(start, stop):
         return content[start:stop]
 
-    remote = plan_model(read, ModelOrigin(), label="m", size=size, machine=tight)
+    remote = plan_model(read, tight, name="m", size=size)
     assert not remote.runs
     assert [finding.subject for finding in remote.findings] == ["disk", "memory"]
-    assert len(plan_file(model, ModelOrigin(), machine=tight).findings) == 1  # already on the disk
-    assert plan_file(model, ModelOrigin(), machine=Resources(None, None)).runs
+    assert len(plan_path(model, tight).findings) == 1  # already on the disk
+    assert plan_path(model, Resources(None, None)).runs
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama_metadata(), [f32("token_embd.weight", (4, 128))])
-    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    found = plan_path(path, ROOMY)
     assert not found.has_tokenizer
     assert [finding.subject for finding in found.findings] == ["tokenizer"]
 
@@ -138,13 +137,13 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path):
 def test_weights_that_cannot_be_decoded_are_named(tmp_path):
     tensors = [Tensor("blk.0.attn_q.weight", (1, 256), 250, b"\0" * 64)]
     path = write_gguf(tmp_path / "m.gguf", metadata(), tensors)
-    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    found = plan_path(path, ROOMY)
     assert any("no decoder for" in finding.text for finding in found.findings)
 
 
 def test_an_architecture_that_does_not_run_is_named(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama_metadata("mamba"), [f32("x", (4, 128))])
-    found = plan_file(path, ModelOrigin(), machine=ROOMY)
+    found = plan_path(path, ROOMY)
     assert str(found.findings[0]).startswith(
         "✗ architecture: mamba is not supported; supported: arcee, "
     )
@@ -152,20 +151,20 @@ def test_an_architecture_that_does_not_run_is_named(tmp_path):
 
 def test_a_vocabulary_alone_does_not_run(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", metadata())
-    found = plan_file(path, ModelOrigin(), machine=ROOMY).findings
+    found = plan_path(path, ROOMY).findings
     assert "it has none, only metadata" in {finding.text for finding in found}
 
 
 def test_what_cannot_be_read_in_parts_is_planned_by_its_size():
-    found = plan_unread("m.gguf", 1000, ModelOrigin("MIT", gated=False), machine=ROOMY)
+    found = plan_unread("m.gguf", 1000, ROOMY, licence="MIT", gated=False)
     assert found.runs
     assert "open" in "\n".join(found.lines())
-    assert not plan_unread("m", 1000, ModelOrigin(), machine=replace(ROOMY, free_memory=5)).runs
+    assert not plan_unread("m", 1000, replace(ROOMY, free_memory=5)).runs
 
 
 def test_a_missing_file_is_not_found(tmp_path):
     with pytest.raises(NotFound):
-        plan_file(tmp_path / "none.gguf", ModelOrigin(), machine=ROOMY)
+        plan_path(tmp_path / "none.gguf", ROOMY)
 
 
 def test_the_machine_is_measured_where_the_folder_would_be(tmp_path):
@@ -184,5 +183,5 @@ def test_8_bit_keys_and_values_take_about_half(tmp_path):
         }
     )
     path = write_gguf(tmp_path / "m.gguf", keys, [f32("token_embd.weight", (40, 256))])
-    parts = plan_file(path, ModelOrigin(), machine=ROOMY).memory
+    parts = plan_path(path, ROOMY).memory
     assert 0.5 < parts.cache_q8 / parts.cache < 0.53

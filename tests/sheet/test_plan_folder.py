@@ -8,7 +8,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.base.errors import NotFound
 from bitnet.sheet import plan
-from bitnet.sheet.plan import ModelOrigin, Resources, plan_path
+from bitnet.sheet.plan import Resources, plan_path
 from bitnet.tokenizer.export import export_tokenizer
 from bitnet.tokenizer.load import load_spec
 
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 
 def test_a_folder_is_planned_with_its_weights_its_cache_and_its_tokenizer(folder):
-    found = plan_path(folder, ModelOrigin(), machine=ROOMY)
+    found = plan_path(folder, ROOMY)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert (found.architecture, found.has_tokenizer, found.local) == ("llama", True, True)
     assert found.size_bytes == weights
@@ -39,26 +39,26 @@ def test_a_folder_is_planned_with_its_weights_its_cache_and_its_tokenizer(folder
 
 def test_a_folder_without_a_tokenizer_does_not_run(folder):
     (folder / "tokenizer.json").unlink()
-    found = plan_path(folder, ModelOrigin(), machine=ROOMY)
+    found = plan_path(folder, ROOMY)
     assert not found.runs
     assert [finding.subject for finding in found.findings] == ["tokenizer"]
 
 
 def test_memory_that_is_too_small_is_found(folder):
-    found = plan_path(folder, ModelOrigin(), machine=Resources(free_disk=10**12, free_memory=1000))
+    found = plan_path(folder, Resources(free_disk=10**12, free_memory=1000))
     assert [finding.subject for finding in found.findings] == ["memory"]
 
 
 def test_a_folder_with_a_gguf_file_names_it(tmp_path):
     path = tiny_gguf(tmp_path / "m.gguf")
     with pytest.raises(NotFound, match="a folder with 1 GGUF file") as caught:
-        plan_path(tmp_path, ModelOrigin(), machine=ROOMY)
+        plan_path(tmp_path, ROOMY)
     assert f"name the file itself: {path}" in caught.value.hint
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(NotFound, match="no model in"):
-        plan_path(tmp_path, ModelOrigin(), machine=ROOMY)
+        plan_path(tmp_path, ROOMY)
     shutil.rmtree(tmp_path)
     with pytest.raises(NotFound, match="no such file or folder"):
-        plan_path(tmp_path, ModelOrigin(), machine=ROOMY)
+        plan_path(tmp_path, ROOMY)

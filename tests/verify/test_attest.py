@@ -18,10 +18,15 @@ from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.verify import verify_model
-from bitnet.verify.attest import attest, attestation_of, attestations_by_name, compare, recognise
-from bitnet.verify.attestation import Attestation
-from bitnet.verify.content import Items, content_of
-from bitnet.verify.locate import grid_of, locate
+from bitnet.verify.attest import (
+    Attestation,
+    attest,
+    attestation_of,
+    attestations_by_name,
+    compare,
+    recognise,
+)
+from bitnet.verify.content import Grid, Items, content_of
 from bitnet.verify.vocabulary import vocabulary_out_of_range
 
 SCHEMA = json.loads((resources.files("bitnet.verify") / "attestation.schema.json").read_text())
@@ -142,10 +147,8 @@ def test_a_missing_and_an_added_tensor_are_named(original, tmp_path):
     assert found == ["tensor token_embd.weight is missing", "tensor extra is not attested"]
 
 
-def where(before, now, tokens=None):
-    items = Items.of_texts(now)
-    known = Items.of_texts(tokens) if tokens else None
-    return locate(grid_of(Items.of_texts(before)), items, known)
+def where(before, now):
+    return Grid.of(Items.of_texts(before)).locate(Items.of_texts(now))
 
 
 def test_a_changed_token_is_named():
@@ -162,26 +165,18 @@ def test_two_swapped_tokens_are_named(places):
     assert f"{second} 'w{first}'" in text
 
 
-def test_a_dropped_merge_is_named():
-    tokens = [*"abcdefgh", *(a + b for a in "abcdefgh" for b in "abcdefgh")]
-    merges = [f"{token[0]} {token[1]}" for token in tokens if len(token) == 2]
-    now = [merge for merge in merges if merge != "c d"]
-    expected = "63 items instead of 64: item 19 'c d' is missing"
-    assert where(merges, now, tokens) == expected
-    assert "one is missing between 16" in where(merges, now)
-
-
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
         (WORDS[:-9], "291 items instead of 300, different from item 288 on"),
-        ([*WORDS, "x"], "301 items instead of 300, added behind the last"),
-        (WORDS[::-1], "items differ in 17 rows and 18 columns of 18"),
-        ([], "0 items instead of 300"),
+        ([*WORDS, "x"], "301 items instead of 300, different from item 288 on"),
+        ([*WORDS[:100], *WORDS[101:]], "299 items instead of 300, different from item 90 on"),
+        (WORDS[::-1], "items in 17 rows and 18 columns of 18: among 0 'w299', 1 'w298', "),
+        ([], "0 items instead of 300, different from item 0 on"),
     ],
 )
 def test_lists_that_differ_much_are_told_apart(now, expected):
-    assert expected.split(":")[0].split(",")[0] in where(WORDS, now)
+    assert where(WORDS, now).startswith(expected)
 
 
 def test_a_file_of_an_attestation_gives_it_back(original, tmp_path):

@@ -16,8 +16,7 @@ from bitnet.formats.safetensors import INDEX
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import read_files
 from bitnet.verify import Pin, verify_model
-from bitnet.verify.attest import attest, compare
-from bitnet.verify.attestation import Attestation
+from bitnet.verify.attest import Attestation, attest, compare
 
 FILES = {
     "generation_config.json": {"eos_token_id": [1, 2], "temperature": 0.6, "do_sample": True},

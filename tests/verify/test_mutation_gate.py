@@ -11,7 +11,7 @@ import copy
 import pytest
 from damages import DAMAGES, FILE_DAMAGES, small, write_folder, write_model
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import BitnetError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.verify import verify_model
