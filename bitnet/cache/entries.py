@@ -30,34 +30,24 @@ _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the cache with its companions.
+    """A file of the cache with its companions."""
 
-    Attributes:
-        kind: of the entry; ``leftover`` is an unfinished file of another tool or an unused lock.
-        key: ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer,
-            the fingerprint of an output head, the name of a measurement.
-        path: the file.
-        size_bytes: of the file and its companions.
-        last_used_s: last read or write, in seconds since the epoch, as far as the disk records it.
-        owner: current holder of its lock, such as ``process 123 on host``; empty if there is none.
-        companions: files that are removed with it.
-        users: known paths of projects' files that are the same file; for files of the store.
-        inode: device and number of the file; names of one file share them.
-        links: number of names of the file.
-        origin: where a file of the store is from, if that is recorded.
-    """
-
-    kind: Kind
+    kind: Kind  # of the entry; ``leftover`` is an unfinished file of another tool or an unused lock
+    # ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer, the
+    # fingerprint of an output head, the name of a measurement
     key: str
-    path: Path
-    size_bytes: int
+    path: Path  # the file
+    size_bytes: int  # of the file and its companions
+    # last read or write, in seconds since the epoch, as far as the disk records it
     last_used_s: float
+    # current holder of its lock, such as ``process 123 on host``; empty if there is none
     owner: str = ""
-    companions: tuple[Path, ...] = ()
+    companions: tuple[Path, ...] = ()  # files that are removed with it
+    # known paths of projects' files that are the same file; for files of the store
     users: tuple[str, ...] = ()
-    inode: tuple[int, int] = (0, 0)
-    links: int = 1
-    origin: Artifact | None = None
+    inode: tuple[int, int] = (0, 0)  # device and number of the file; names of one file share them
+    links: int = 1  # number of names of the file
+    origin: Artifact | None = None  # where a file of the store is from, if that is recorded
 
     @property
     def is_stored(self) -> bool:

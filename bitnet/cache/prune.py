@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bitnet.base import settings
+from bitnet.base import locks, settings
 from bitnet.base.errors import (
     BitnetError,
     CacheBusy,
@@ -23,27 +23,20 @@ from bitnet.base.options import parse_duration
 from bitnet.base.progress import human_size
 from bitnet.base.tables import DIGITS, quantity
 from bitnet.base.trust import SHA256
+from bitnet.cache import Selection
 from bitnet.cache.entries import Entry, entries, locks_for
-from bitnet.cache.options import Selection
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Files to remove from *root*.
+    """Files to remove from *root*."""
 
-    Attributes:
-        root: the cache folder.
-        remove: entries to remove.
-        busy: entries kept because a process holds them.
-        foreign: entries kept because nothing shows that they are ours.
-    """
-
-    root: Path
-    remove: tuple[Entry, ...]
-    busy: tuple[Entry, ...]
-    foreign: tuple[Entry, ...] = ()
+    root: Path  # the cache folder
+    remove: tuple[Entry, ...]  # entries to remove
+    busy: tuple[Entry, ...]  # entries kept because a process holds them
+    foreign: tuple[Entry, ...] = ()  # entries kept because nothing shows that they are ours
 
     @property
     def size_bytes(self) -> int:
@@ -187,8 +180,6 @@ def prune(planned: Removal) -> Removal:
 
     Entries that were locked or removed since the plan was made are skipped.
     """
-    from bitnet.base import locks
-
     removed: list[Entry] = []
     busy, foreign = list(planned.busy), list(planned.foreign)
     in_use = Store(planned.root).in_use

@@ -17,26 +17,19 @@ from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Offline, Us
 from bitnet.base.files import path_of, write_text
 from bitnet.hub.models import list_models
 from bitnet.hub.named import provide, provide_here, remember
-from bitnet.hub.orders import FileOrder
+from bitnet.hub.orders import FileOrder, tokenizer_entry
 from bitnet.hub.provision import notices, provide_all
 from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
+from bitnet.sources import Source
 from bitnet.store.bundle import Bundle, read_bundle, unpack
-from bitnet.store.records import (
-    LOCK_FILE,
-    Artifact,
-    lock_text,
-    parse_lock,
-    read_lock,
-    relative,
-)
+from bitnet.store.records import LOCK_FILE, Artifact, lock_text, parse_lock, read_lock, relative
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from bitnet.hub.project import Project
-    from bitnet.hub.resolve import Fits
     from bitnet.store.bundle import Report
 
 logger = logging.getLogger(__name__)
@@ -46,18 +39,13 @@ _TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
 
 @dataclass
 class Collection:
-    """The files for a bundle, added one by one.
-
-    Attributes:
-        project: the working folder and the cache; offline.
-        files: those added, by name.
-    """
+    """The files of *project* for a bundle, added one by one; *files* has those, by name."""
 
     project: Project
     files: dict[tuple[str, ...], Artifact] = field(default_factory=dict)
     _models: list[dict[str, Any]] = field(default_factory=list)
 
-    def add_model(self, text: str, fits: Fits) -> Path:
+    def add_model(self, text: str) -> Path:
         """Add the model *text* with its notices; return its path."""
         model = parse(text)
         if model.path is not None or model.url:
@@ -71,43 +59,42 @@ class Collection:
                 hint="leave it out of the bundle",
             )
         try:
-            files = provide_here(model, self.project, fits)
+            files = provide_here(model, self.project)
         except Offline:
-            raise NotFound(
-                f"{text} is not on this machine", hint=f"fetch it first: {model.command}"
-            ) from None
+            hint = f"fetch it first: {model.command}"
+            raise NotFound(f"{text} is not on this machine", hint=hint) from None
         for file in files:
             self._add(file)
         if model.packaged:
             self._add_notices(model.packaged, files[0])
         else:
             self._means(model.repo, model.revision, model.file, [file.file for file in files])
-        return provide(model, self.project, fetch=False, announce=logger.info, fits=fits)
+        return provide(model, self.project, fetch=False)
 
-    def add_tokenizer(self, repo: str, file: str, key: str, revision: str = "main") -> None:
-        """Add the tokenizer *file* of *repo*, which the cache keeps under *key*."""
-        store = self.project.store
-        entry = self.project.cache / "tokenizers" / key / path_of(file).name
-        known = store.index.find(repo, revision, file)
-        blob = store.find(known.sha256) if known is not None else None
+    def add_tokenizer(self, tokenizer: Source) -> None:
+        """Add the file of *tokenizer*."""
+        store, entry = self.project.store, tokenizer_entry(tokenizer, self.project.cache)
+        name = tokenizer.repo, tokenizer.revision, tokenizer.file
+        record = store.index.find(*name) or Artifact("tokenizer", *name)
+        blob = store.find(record.sha256) if record.sha256 else None
         if blob is None and not entry.is_file():
-            source = next((n for n, s in sources.TOKENIZERS.items() if s.repo == repo), "mirror")
+            same = (n for n, s in sources.TOKENIZERS.items() if s.repo == tokenizer.repo)
+            source = next(same, "mirror")
             raise NotFound(
-                f"the tokenizer {repo}/{file} is not on this machine",
+                f"the tokenizer {tokenizer.repo}/{tokenizer.file} is not on this machine",
                 hint=f"fetch it first: bitnet tokenizer --source {source}",
             )
-        place = relative(entry, self.project.cache)
-        name = replace(self._artifact_in_cache("tokenizer", repo, revision, file), place=place)
-        self._add(replace(name, path=blob.path if blob is not None else entry))
+        path = blob.path if blob is not None else entry
+        self._add(replace(record, place=relative(entry, self.project.cache), path=path))
 
     def add_cached_tokenizer(self, path: Path) -> None:
         """Add the tokenizer at *path*, if it is one that the cache keeps for models."""
         if path.parent.parent != self.project.cache / "tokenizers":
             return
         place, digest = relative(path, self.project.cache), self.project.store.digest_of(path)
-        for known in self.project.store.index.of(digest):
-            if known.kind == "tokenizer" and known.place == place:
-                self._add(replace(known, path=path))
+        for record in self.project.store.index.of(digest):
+            if record.kind == "tokenizer" and record.place == place:
+                self._add(replace(record, path=path))
                 return
         logger.warning("%s is not in the bundle: where it is from is not known", path)
 
@@ -127,32 +114,32 @@ class Collection:
                 self._means(repo, revision, "", files)
         return models
 
-    def contents(self, attestations: dict[str, bytes]) -> Bundle:
+    def contents(self, attestations: dict[str, str]) -> Bundle:
         """All files added, and their entries in the lock file."""
         digests = {file.sha256 for file in self.files.values()}
         pinned = [entry for entry in self.project.pins() if entry.sha256 in digests]
-        lock = lock_text(pinned).encode() if pinned else None
+        lock = lock_text(pinned) if pinned else None
         return Bundle(tuple(self.files.values()), tuple(self._models), lock, attestations)
 
     def _add_pinned(self, entry: Artifact) -> None:
         store = self.project.store
-        place = self.project.folder / path_of(entry.place) if entry.place is not None else None
+        path = self.project.folder / path_of(entry.place) if entry.place is not None else None
         if (blob := store.find(entry.sha256)) is not None:
-            place = blob.path
-        if place is None or not store.is_intact(place, entry.sha256, entry.size):
+            path = blob.path
+        if path is None or not store.is_intact(path, entry.sha256, entry.size):
             raise NotFound(
                 f"{entry.repo}/{entry.file}, which {LOCK_FILE} pins, is not on this machine",
                 hint="fetch it first: bitnet sync",
             )
-        known = store.index.find(entry.repo, entry.revision, entry.file)
-        in_cache = known.place if known is not None else None
-        if entry.kind == "tokenizer" and in_cache is None:
+        place = None
+        if entry.kind == "tokenizer":
+            record = store.index.find(entry.repo, entry.revision, entry.file)
             keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
-            in_cache = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
-        entry = replace(entry, path=place, place=in_cache if entry.kind == "tokenizer" else None)
-        self._add(entry)
+            usual = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
+            place = record.place if record is not None and record.place is not None else usual
+        self._add(replace(entry, path=path, place=place))
         if entry.kind == "package" and entry.repo in sources.PACKAGED:
-            self._add_notices(entry.repo, entry)
+            self._add_notices(entry.repo, replace(entry, place=None))
 
     def _add_notices(self, name: str, model: Artifact) -> None:
         for file, blob in notices(sources.PACKAGED[name], self.project.store).items():
@@ -164,21 +151,16 @@ class Collection:
         if meaning not in self._models:
             self._models.append(meaning)
 
-    def _artifact_in_cache(self, kind: Any, repo: str, revision: str, file: str) -> Artifact:
-        known = self.project.store.index.find(repo, revision, file)
-        return known or Artifact(kind, repo, revision, file)
-
     def _add(self, file: Artifact) -> None:
         """Add *file* with the digest of the content at its path, and the commit that is known."""
         sha256 = self.project.store.digest_of(file.path)
         name = file.repo, file.revision, file.file
-        known = self.project.store.index.find(*name)
-        commit = known.commit if known is not None and known.sha256 == sha256 else file.commit
+        record = self.project.store.index.find(*name)
+        commit = record.commit if record is not None and record.sha256 == sha256 else file.commit
         place = file.place if file.kind == "tokenizer" else None
-        self.files[name] = replace(
-            file, commit=commit, sha256=sha256, size=file.path.stat().st_size, place=place,
-            licence="",
-        )  # fmt: skip
+        size = file.path.stat().st_size
+        file = replace(file, commit=commit, sha256=sha256, size=size, place=place, licence="")
+        self.files[name] = file
 
 
 # --- import --------------------------------------------------------------------------------------
@@ -188,23 +170,16 @@ def import_bundle(
     path: Path,
     project: Project,
     *,
-    fits: Fits,
-    check: Callable[[bytes, str], object],
+    check: Callable[[str, str], object],
     into: Path | None,
     report: Report,
 ) -> tuple[Bundle, set[str], dict[str, Path]]:
     """Put the files of the bundle at *path* into the store and record their names.
 
-    The names come last: until then nothing of the bundle is visible.
-
-    Args:
-        path: the bundle.
-        project: the cache and time limits; offline. With ``force``, names that mean another
-            file on this machine are replaced.
-        fits: returns whether a model of this many bytes can run here.
-        check: reads the text of an attestation, given a name for messages, or raises.
-        into: folder of a project that receives the lock file; it must not have a different one.
-        report: called with the bytes read so far and in total.
+    The names come last: until then nothing of the bundle is visible. With ``force`` of *project*,
+    names that mean another file on this machine are replaced. *check* reads the text of an
+    attestation, given a name for messages, or raises. *into* is the folder of a project that
+    receives the lock file; it must not have a different one.
 
     Returns:
         The bundle, the digests of the files that were not in the store before, and the paths of
@@ -221,9 +196,7 @@ def import_bundle(
         [_order(file, project) for file in files],
         replace(project, records=False, force=False),
         root=project.cache,
-        obtain=lambda: fresh.extend(
-            unpack(bundle, project.store, lock_s=project.options.lock_s, report=report)
-        ),
+        obtain=lambda: fresh.extend(unpack(bundle, project.store, report=report)),
     )
     for file in files:
         project.store.index.write(file, file.repo, file.revision, file.file)
@@ -231,25 +204,23 @@ def import_bundle(
         remember(model, project, names)
     if into is not None and lock is not None:
         write_text(into / LOCK_FILE, lock)
-    return bundle, set(fresh), _usable(bundle, project, fits)
+    return bundle, set(fresh), _usable(bundle, project)
 
 
-def _usable(bundle: Bundle, project: Project, fits: Fits) -> dict[str, Path]:
+def _usable(bundle: Bundle, project: Project) -> dict[str, Path]:
     """Paths of the models of *bundle* that can be used by name."""
-    digests = {file.sha256 for file in bundle.files}
     paths = {}
     for row in list_models(project.store):
-        if row.path is None or row.path.name not in digests:
+        if row.path is None or row.path.name not in bundle.blobs:
             continue
         with suppress(NotFound, Offline):  # only a part of a model, such as one file of a folder
-            paths[row.name] = provide(
-                parse(row.name), project, fetch=False, announce=logger.info, fits=fits
-            )
+            paths[row.name] = provide(parse(row.name), project, fetch=False)
     return paths
 
 
 def _check_names(bundle: Bundle) -> list[tuple[Ref, list[str]]]:
     """Model names of *bundle* and their files; every name is checked, as paths are made of it."""
+    models = []
     try:
         for file in bundle.files:
             if file.kind == "version":
@@ -258,15 +229,14 @@ def _check_names(bundle: Bundle) -> list[tuple[Ref, list[str]]]:
                 file_url(file.repo, file.revision, file.file)
             if file.kind == "tokenizer" and not _TOKENIZER.fullmatch(file.place or ""):
                 raise InvalidFormat(f"not a place of a tokenizer: {file.place!r}")
-        return [(_model(meaning), meaning["files"]) for meaning in bundle.models]
+        for meaning in bundle.models:
+            repo, revision, files = meaning["repo"], meaning["revision"], meaning["files"]
+            for name in files:
+                file_url(repo, revision, name)
+            models.append((Ref("", repo=repo, revision=revision, file=meaning["asked"]), files))
     except BitnetError as error:
         raise InvalidFormat(f"{bundle.path}: its list is damaged: {error.message}") from error
-
-
-def _model(meaning: dict[str, Any]) -> Ref:
-    for file in meaning["files"]:
-        file_url(meaning["repo"], meaning["revision"], file)
-    return Ref("", repo=meaning["repo"], revision=meaning["revision"], file=meaning["asked"])
+    return models
 
 
 def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
@@ -276,7 +246,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
             f"{bundle.path} has no lock file that says where its files belong",
             hint="leave --project out: the models can be used by name",
         )
-    pinned = parse_lock(bundle.lock, bundle.path)
+    pinned = parse_lock(bundle.lock.encode(), bundle.path)
     there = read_lock(into / LOCK_FILE)
     if there and not force and {*there} != {*pinned}:
         raise UsageError(
@@ -289,10 +259,10 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
 def _is_other(file: Artifact, project: Project) -> bool:
     """True if the name of *file* means another file on this machine, which stays; says so."""
     store, name = project.store, (file.repo, file.revision, file.file)
-    known = store.index.find(*name)
-    if known is None or known.sha256 == file.sha256 or project.force:
+    record = store.index.find(*name)
+    if record is None or record.sha256 == file.sha256 or project.force:
         return False
-    if store.find(known.sha256) is None:
+    if store.find(record.sha256) is None:
         return False
     logger.warning("%s %s %s is another file on this machine, and stays it without --force", *name)
     return True
@@ -300,7 +270,7 @@ def _is_other(file: Artifact, project: Project) -> bool:
 
 def _order(file: Artifact, project: Project) -> FileOrder:
     """The order for *file*: the cache's entry of a tokenizer, else only the store."""
-    source = sources.Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
+    source = Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
     entry = project.cache / path_of(file.place) if file.place is not None else None
     if entry is not None and entry.exists() and not project.force:
         entry = None

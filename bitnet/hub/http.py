@@ -16,10 +16,8 @@ import io
 import re
 import socket
 import threading
-import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -29,23 +27,18 @@ from bitnet.base.errors import (
     LicenceNotAccepted,
     NetworkError,
     NotFound,
-    Offline,
     RateLimited,
     TokenInvalid,
     TokenMissing,
-    UsageError,
 )
-from bitnet.base.settings import DRILL_ENTRY
-from bitnet.base.trust import printable, redact_url
-from bitnet.hub.limits import BACKOFF_S
+from bitnet.base.trust import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import requests
     from requests import PreparedRequest, Response
 
-    from bitnet.hub.options import FetchOptions
+    from bitnet.base.settings import NetworkFault
+
 
 _known = socket.has_ipv6
 socket.has_ipv6 = False
@@ -122,53 +115,15 @@ class Transport(requests.adapters.HTTPAdapter):
         return manager
 
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
-
-
-@dataclass(frozen=True)
-class NetworkFault:
-    """One broken request: the fault, and the bytes of the body before it (None: at once)."""
-
-    kind: str
-    after_bytes: int | None = None
-
-
-def parse_faults(text: str) -> tuple[list[NetworkFault], bool]:
-    """The faults of a drill, and true if the last one repeats forever.
-
-    ``1`` breaks every request. A list breaks one request per entry, in order, and then nothing:
-
-        timeout        no reply                     reset      connection refused or reset
-        503, 429 ...   a reply with that status     html       a login page instead of the file
-        reset@1MB      the body breaks off there    timeout@1MB  the body stops there
-        timeout:2      the same twice
-    """
-    text = text.strip()
-    if text.lower() in ("", "0", "false", "no", "off"):
-        return [], False
-    if text.lower() in ("1", "true", "yes", "on"):
-        return [NetworkFault("reset")], True
-    faults: list[NetworkFault] = []
-    for entry in text.split(","):
-        match = DRILL_ENTRY.fullmatch(entry.strip())
-        if match is None:
-            raise UsageError(
-                f"environment variable BITNET_SIMULATE_NETWORK_ERROR: cannot read {entry!r}",
-                hint="use 1, or a list such as timeout:2,503,reset@1MB,429:3,html",
-            )
-        after = int(match["size"]) * _UNITS[match["unit"].lower()] if match["size"] else None
-        faults += [NetworkFault(match["kind"].lower(), after)] * int(match["times"] or 1)
-    return faults, False
 
 
 class FaultyTransport(Transport):
     """A transport that breaks the requests named by ``BITNET_SIMULATE_NETWORK_ERROR``."""
 
-    def __init__(self, text: str, **options: Any) -> None:
+    def __init__(self, faults: list[NetworkFault], for_ever: bool, **options: Any) -> None:
         super().__init__(**options)
-        faults, self._for_ever = parse_faults(text)
-        self._faults = deque(faults)
+        self._faults, self._for_ever = deque(faults), for_ever
 
     def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
         """Carry *request*, or break it with the next fault."""
@@ -227,39 +182,6 @@ class _BreakingBody:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
-
-
-TIMEOUT_S = 10.0
-ATTEMPTS = 3
-
-
-def call_back(
-    url: str,
-    facts: Mapping[str, Any],
-    options: FetchOptions,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says."""
-    if options.is_offline:
-        raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
-    problem = ""
-    attempts = options.retries or ATTEMPTS
-    for attempt in range(attempts):
-        if attempt:
-            sleep(BACKOFF_S * 2 ** (attempt - 1))
-        try:
-            reply = requests.post(url, json=dict(facts), timeout=TIMEOUT_S, allow_redirects=False)
-        except requests.RequestException as error:
-            problem = type(error).__name__
-            continue
-        if reply.ok:
-            return
-        problem = f"HTTP {reply.status_code}"
-    raise NetworkError(
-        f"callback to {redact_url(url)} failed after {attempts} attempts: {problem}",
-        hint="check --callback-url; the worker serves all the same",
-    )
 
 
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size

@@ -29,23 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model and its metadata, known without reading it.
+    """A model and its metadata, known without reading it."""
 
-    Attributes:
-        name: MODEL argument of commands.
-        file: file name of its weights.
-        size_bytes: of all files, ``None`` if unknown.
-        family: architecture, empty if unknown.
-        licence: name of the terms, empty if unknown.
-        path: its weights in the store (the first file), ``None`` if they are not here.
-    """
-
-    name: str
-    file: str
-    size_bytes: int | None
-    family: str
-    licence: str
-    path: Path | None
+    name: str  # MODEL argument of commands
+    file: str  # file name of its weights
+    size_bytes: int | None  # of all files, ``None`` if unknown
+    family: str  # architecture, empty if unknown
+    licence: str  # name of the terms, empty if unknown
+    path: Path | None  # its weights in the store (the first file), ``None`` if they are not here
 
 
 def list_models(store: Store) -> list[KnownModel]:
@@ -150,20 +141,13 @@ def _compare(artifact: Artifact, project: Project, session: HubSession) -> Findi
 
 @dataclass(frozen=True)
 class ModelRemoval:
-    """Files of one model, and the holders of each besides the cache.
+    """Files of one model, and the holders of each besides the cache."""
 
-    Attributes:
-        store: the cache's store.
-        folder: links to the files, in the cache.
-        blobs: the files.
-        identities: their names in the store's index.
-        holders: paths of projects, by digest; other names on the disk count as ``N links``.
-    """
-
-    store: Store
-    folder: Path
-    blobs: tuple[Artifact, ...]
-    identities: tuple[tuple[str, ...], ...]
+    store: Store  # the cache's store
+    folder: Path  # links to the files, in the cache
+    blobs: tuple[Artifact, ...]  # the files
+    identities: tuple[tuple[str, ...], ...]  # their names in the store's index
+    # paths of projects, by digest; other names on the disk count as ``N links``
     holders: dict[str, list[str]]
 
     @property

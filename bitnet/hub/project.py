@@ -30,12 +30,14 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
     from bitnet.store import Artifact
+
+    Pick = Callable[[str, list[Any]], Any]  # a repository and its models; one of them
 
 logger = logging.getLogger(__name__)
 
@@ -45,31 +47,21 @@ _PIN_ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Project:
-    """Paths and download options, shared by all files of one command.
+    """Paths and download options, shared by all files of one command."""
 
-    Attributes:
-        folder: contains the lock file; ``models`` is below it.
-        cache: the cache folder.
-        options: how to fetch.
-        progress: how progress is shown.
-        force: fetch again what exists.
-        update: accept files that differ from the lock file.
-        verify: read files again instead of trusting records.
-        records: write provided files into the lock file.
-        limits: shared by all transfers.
-        read_only: a second cache folder that is only read.
-    """
-
-    folder: Path
-    cache: Path
-    options: FetchOptions
-    progress: Mode = "auto"
-    force: bool = False
-    update: bool = False
-    verify: bool = False
-    records: bool = True
+    folder: Path  # contains the lock file; ``models`` is below it
+    cache: Path  # the cache folder
+    options: FetchOptions  # how to fetch
+    progress: Mode = "auto"  # how progress is shown
+    force: bool = False  # fetch again what exists
+    update: bool = False  # accept files that differ from the lock file
+    verify: bool = False  # read files again instead of trusting records
+    records: bool = True  # write provided files into the lock file
+    # shared by all transfers
     limits: Limits = field(default_factory=Limits, compare=False, repr=False)
-    read_only: Path | None = None
+    read_only: Path | None = None  # a second cache folder that is only read
+    # asked to choose among several models of a repository; ``None`` if it cannot
+    pick: Pick = field(default=lambda _repo, _models: None, compare=False, repr=False)
 
     def writable(self) -> Project:
         """The project with a writable cache: below ``models`` if its own is not."""
@@ -124,7 +116,7 @@ class Project:
             return
         guard = self.lock_path.with_name(f".{LOCK_FILE}.lock")
         try:
-            with locks.hold(guard, timeout_s=self.options.lock_s, what=LOCK_FILE, leave=False):
+            with locks.hold(guard, timeout_s=settings.lock_timeout(), what=LOCK_FILE, leave=False):
                 for _ in range(_PIN_ATTEMPTS):  # again where locks have no effect
                     if not records.pin(self.lock_path, *changed):
                         break

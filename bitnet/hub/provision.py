@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.base import locks
+from bitnet.base import locks, settings
 from bitnet.base.errors import (
     AuthError,
     BitnetError,
@@ -171,12 +171,9 @@ def provide_all(
 ) -> list[Artifact]:
     """Provide the files of *orders*: all of them, or none.
 
-    Args:
-        orders: the files.
-        project: folders and options.
-        root: a folder that no place may leave through a link; the project's by default.
-        skip_gated: leave out the files of a repository that refuses access.
-        obtain: brings files into the store together, as a bundle does, before each is looked for.
+    No place may leave *root*, the project's folder by default, through a link. With *skip_gated*
+    the files of a repository that refuses access are left out. *obtain* brings files into the store
+    together, as a bundle does, before each is looked for.
     """
     for order in orders:
         if project.records:
@@ -184,7 +181,7 @@ def provide_all(
         if order.target is not None:
             refuse_links(root if root is not None else project.folder, order.target.parent)
     make_cache(project.cache)
-    with locks.hold(project.store.in_use, timeout_s=project.options.lock_s, shared=True):
+    with locks.hold(project.store.in_use, timeout_s=settings.lock_timeout(), shared=True):
         obtain()
         targets = [order.target for order in orders if order.target is not None]
         folder = common_folder(targets) if len(targets) > 1 else None
@@ -290,15 +287,15 @@ def _here(order: FileOrder, project: Project) -> Artifact | None:
     return _name_as_ordered(order, replace(artifact, commit=commit))
 
 
-def _name_as_ordered(order: FileOrder, found: Artifact) -> Artifact:
-    """*found*, a file and its content, as what *order* asked for."""
+def _name_as_ordered(order: FileOrder, artifact: Artifact) -> Artifact:
+    """*artifact*, a file and its content, as what *order* asked for."""
     return replace(
         order.artifact,
-        commit=found.commit,
-        sha256=found.sha256,
-        size=found.size,
-        path=found.path,
-        cached=found.cached,
+        commit=artifact.commit,
+        sha256=artifact.sha256,
+        size=artifact.size,
+        path=artifact.path,
+        cached=artifact.cached,
     )
 
 

@@ -44,27 +44,16 @@ _FORMS = "write hf:ORG/REPO, hf:ORG/REPO:FILE, hf:ORG/REPO@REVISION, a path, or 
 
 @dataclass(frozen=True)
 class Ref:
-    """A parsed name; one of *path*, *shipped*, *packaged*, *repo* and *url* is set.
+    """A parsed name; one of *path*, *shipped*, *packaged*, *repo* and *url* is set."""
 
-    Attributes:
-        text: as the user wrote it.
-        path: a path on this machine, existing or not.
-        shipped: id of a model of this package.
-        packaged: id of a model inside other Python packages.
-        repo: repository on the hub.
-        revision: branch, tag or commit of it.
-        file: file of it, a pattern, or empty.
-        url: address of a file elsewhere.
-    """
-
-    text: str
-    path: Path | None = None
-    shipped: str = ""
-    packaged: str = ""
-    repo: str = ""
-    revision: str = "main"
-    file: str = ""
-    url: str = ""
+    text: str  # as the user wrote it
+    path: Path | None = None  # a path on this machine, existing or not
+    shipped: str = ""  # id of a model of this package
+    packaged: str = ""  # id of a model inside other Python packages
+    repo: str = ""  # repository on the hub
+    revision: str = "main"  # branch, tag or commit of it
+    file: str = ""  # file of it, a pattern, or empty
+    url: str = ""  # address of a file elsewhere
 
     @property
     def name(self) -> str:

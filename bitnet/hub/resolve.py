@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.base.errors import BitnetError, NotFound, Offline, UsageError
 from bitnet.base.files import path_of, sha256_of
-from bitnet.base.trust import REPOSITORY, SHA256, place_problem
-from bitnet.hub.candidates import (
-    candidates,
-    choose,
-    choose_ternary,
-    is_pattern,
-    models_in,
-    select_paths,
-)
+from bitnet.base.machine import fits_in_memory
+from bitnet.base.progress import human_size
+from bitnet.base.trust import REPOSITORY, SHA256, place_problem, printable
 from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provision import provide_all
@@ -29,20 +25,213 @@ from bitnet.store import Artifact
 from bitnet.store.blobs import hugging_face_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from bitnet.hub.candidates import RepoModel
     from bitnet.hub.orders import FileOrder
-    from bitnet.hub.project import Project
+    from bitnet.hub.project import Pick, Project
     from bitnet.hub.ref import Ref
     from bitnet.store import Store
 
-    Fits = Callable[[int], bool | None]
-    Pick = Callable[[str, list[RepoModel]], RepoModel | None]
+_PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
+# Files of a safetensors folder that are needed to run it.
+_FOLDER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "*.safetensors.index.json",
+)
+_ENCODING = re.compile(
+    r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|MXFP4|BF16|F16|F32)"
+    r"(?=[-._]|$)",
+    re.IGNORECASE,
+)
+# Types that only ternary models have, so that files of them hold the same weights.
+_TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
+_NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
 
 _NONE = FileSelection()  # the runnable model
 
 logger = logging.getLogger(__name__)
+
+
+# --- what is in a repository ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RepoModel:
+    """A model in a repository: one file, or all parts of a split one."""
+
+    # the file, the parts' common name with ``*`` for the number, or ``*.safetensors`` for a folder
+    name: str
+    files: tuple[str, ...]  # paths in the repository, in order
+    size: int  # bytes of all files
+    encoding: str  # quantization type in the name, empty if there is none
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no part of a split file is missing from *files*."""
+        part = _PART.fullmatch(self.files[0])
+        return part is None or int(part["count"]) == len(self.files)
+
+    def line(self) -> str:
+        """The candidate as text, with whether it can run here."""
+        words = {True: "fits in RAM", False: "does not fit in RAM", None: "RAM unknown"}
+        memory = words[fits_in_memory(self.size)]
+        return (
+            f"  {printable(self.name)}  {human_size(self.size)}  {self.encoding or '?'}  {memory}"
+        )
+
+
+def is_pattern(file: str) -> bool:
+    """True if *file* has wildcards, or is empty."""
+    return not file or any(character in file for character in "*?[")
+
+
+def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
+    """Models whose path or name matches *pattern*; all GGUF files when it is empty."""
+    groups: dict[str, list[Source]] = {}
+    for file in files:
+        name = file.file.rpartition("/")[2]
+        glob = pattern or "*.gguf"
+        if not (fnmatchcase(file.file, glob) or fnmatchcase(name, glob)):
+            continue
+        part = _PART.fullmatch(file.file)
+        shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
+        groups.setdefault(shown, []).append(file)
+    return [
+        RepoModel(
+            name,
+            tuple(sorted(file.file for file in group)),
+            sum(file.size or 0 for file in group),
+            _encoding(name),
+        )
+        for name, group in sorted(groups.items())
+    ]
+
+
+def select_paths(files: Iterable[Source], include: list[str], exclude: list[str]) -> list[str]:
+    """Paths that match one of *include* (any path if it is empty) and none of *exclude*."""
+    return [
+        file.file
+        for file in files
+        if (not include or any(_matches(file.file, glob) for glob in include))
+        and not any(_matches(file.file, glob) for glob in exclude)
+    ]
+
+
+def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
+    """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
+
+    A folder is one model, with its tokenizer; one part of a split file stands for all of them.
+    *pattern* is matched against path or name of the weights; empty matches all.
+    """
+    files = list(files)
+    gguf = [
+        model
+        for model in candidates(files, "")
+        if (pattern or not _NO_MODEL.search(model.name.rpartition("/")[2]))
+        and (not pattern or any(_matches(file, pattern) for file in (model.name, *model.files)))
+    ]
+    return gguf + [
+        model
+        for model in _folders(files)
+        if not pattern or any(_matches(file, pattern) for file in model.files if _is_weights(file))
+    ]
+
+
+def _folders(files: list[Source]) -> Iterator[RepoModel]:
+    """Runnable folders with safetensors."""
+    by_folder: dict[str, list[Source]] = {}
+    for file in files:
+        by_folder.setdefault(file.file.rpartition("/")[0], []).append(file)
+    for folder, inside in sorted(by_folder.items()):
+        by_name = {file.file.rpartition("/")[2]: file for file in inside}
+        weights = [name for name in by_name if name.endswith(".safetensors")]
+        # Some repositories contain the same weights again in their authors' format.
+        weights = [name for name in weights if name.startswith("model")] or weights
+        if not weights or "config.json" not in by_name:
+            continue
+        named = [name for name in by_name if any(fnmatchcase(name, one) for one in _FOLDER_FILES)]
+        chosen = [by_name[name] for name in sorted({*named, *weights})]
+        yield RepoModel(
+            f"{folder}/*.safetensors".lstrip("/"),
+            tuple(file.file for file in chosen),
+            sum(file.size or 0 for file in chosen),
+            "safetensors",
+        )
+
+
+def _is_weights(file: str) -> bool:
+    return file.endswith((".gguf", ".safetensors"))
+
+
+def _matches(file: str, pattern: str) -> bool:
+    """True if *file* is *pattern*, or its path or name matches it."""
+    name = file.rpartition("/")[2]
+    return file == pattern or fnmatchcase(file, pattern) or fnmatchcase(name, pattern)
+
+
+def choose(
+    repo: str,
+    models: list[RepoModel],
+    pattern: str,
+    *,
+    files: Iterable[Source] = (),
+    pick: Pick = lambda _repo, _models: None,
+) -> RepoModel:
+    """The only one of *models*, or the one that *pick* chooses; *files* are all of *repo*."""
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise NotFound(
+            f"{repo} has no file that matches {pattern or '*.gguf'!r}; "
+            f"it has {some_of(file.file for file in files)}",
+            hint="name one with --file FILE",
+        )
+    if chosen := _choose_ternary(repo, models) or pick(repo, models):
+        return chosen
+    lines = "\n".join(candidate.line() for candidate in models)
+    fitting = [candidate for candidate in models if fits_in_memory(candidate.size) is not False]
+    largest = max(fitting or models, key=lambda candidate: candidate.size)
+    raise UsageError(
+        f"{len(models)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n{lines}",
+        hint=f"name one: --file '{printable(largest.name)}'",
+    )
+
+
+def _choose_ternary(repo: str, models: list[RepoModel]) -> RepoModel | None:
+    """The largest of several files of one ternary model that can run here; it says so.
+
+    ``None``: they may be different models, or none is known to fit.
+    """
+    stems = {_ENCODING.sub("", model.name.rpartition("/")[2]) for model in models}
+    ternary = [model for model in models if model.encoding in _TERNARY]
+    fitting = [model for model in ternary if fits_in_memory(model.size)]
+    if len(stems) > 1 or not fitting:
+        return None
+    chosen = max(fitting, key=lambda model: model.size)
+    logger.warning(
+        "%s: the files %s hold the same weights; %s, %s, is the %s that fits into memory",
+        printable(repo),
+        ", ".join(model.encoding for model in ternary),
+        printable(chosen.name),
+        human_size(chosen.size),
+        "largest" if len(ternary) > 1 else "one",
+    )
+    return chosen
+
+
+def _encoding(name: str) -> str:
+    encodings = _ENCODING.findall(name.rpartition("/")[2])
+    return encodings[-1].upper() if encodings else ""
+
+
+# --- what a name means ---------------------------------------------------------------------------
 
 
 def refs_of(
@@ -69,30 +258,24 @@ def refs_of(
             f"--id expects ORG/REPO or a known name, got {text!r}", hint=f"known names: {names}"
         )
     if ref.packaged:
-        _refuse_other(ref.packaged, files, revision)
+        source = sources.PACKAGED[ref.packaged]
+        if wrong := [file for file in files if file != source.file]:
+            raise UsageError(f"{text} has one file, {source.file}, not {wrong[0]!r}")
+        if revision not in ("", "main", source.revision):
+            raise UsageError(
+                f"{text} is pinned to version {source.revision}, --rev is {revision!r}",
+                hint="leave --rev out: packaged models are pinned already",
+            )
     known = sources.model_source(ref.repo)
     wanted = [*files] or [ref.file or (known.file if known and not whole else "")]
     revision = revision if revision != "main" else ref.revision
     return [replace(ref, file=file, revision=revision) for file in wanted]
 
 
-def _refuse_other(name: str, files: Sequence[str], revision: str) -> None:
-    source = sources.PACKAGED[name]
-    if wrong := [file for file in files if file != source.file]:
-        raise UsageError(f"{name} has one file, {source.file}, not {wrong[0]!r}")
-    if revision not in ("", "main", source.revision):
-        raise UsageError(
-            f"{name} is pinned to version {source.revision}, --rev is {revision!r}",
-            hint="leave --rev out: packaged models are pinned already",
-        )
-
-
 def resolve(
     ref: Ref,
     project: Project,
     *,
-    fits: Fits,
-    pick: Pick = lambda _repo, _models: None,
     select: FileSelection = _NONE,
     models_only: bool = False,
 ) -> list[Source]:
@@ -100,14 +283,7 @@ def resolve(
 
     A plain file name is used unchanged; a pattern needs the hub's list of files, or offline the one
     of Hugging Face's cache. A repository without a model that runs here means all of its files.
-
-    Args:
-        ref: a repository, or a packaged model.
-        project: the mirrors and options.
-        fits: returns whether a model of this many bytes can run here.
-        pick: asked to choose among several models of a repository; ``None`` if it cannot.
-        select: which files, instead of a model.
-        models_only: list the files in any case, and choose a whole model.
+    With *models_only* the files are listed in any case, and a whole model is chosen.
     """
     if ref.packaged:
         return [sources.PACKAGED[ref.packaged]]
@@ -129,16 +305,14 @@ def resolve(
         names = select_paths(files, [*select.include, *asked], select.exclude)
     else:
         models = models_in(files, ref.file)
-        if not models_only:
-            models = candidates(files, ref.file) if ref.file else models
+        if models_only:
+            models = [model for model in models if model.is_whole]
+        elif ref.file:
+            models = candidates(files, ref.file)
         if not (models or models_only or ref.file):
             names = [file.file for file in files]
         else:
-            chosen = choose_ternary(ref.repo, models, fits=fits) if len(models) > 1 else None
-            if len(models) > 1:
-                chosen = chosen or pick(ref.repo, models)
-            chosen = chosen or choose(ref.repo, models, ref.file, fits=fits, files=files)
-            names = list(chosen.files)
+            names = list(choose(ref.repo, models, ref.file, files=files, pick=project.pick).files)
     if not names:
         how = "is left by --include and --exclude" if select.is_given else f"matches {ref.file!r}"
         raise NotFound(
@@ -173,8 +347,6 @@ def resolve_all(
     refs: Sequence[Ref],
     project: Project,
     *,
-    fits: Fits,
-    pick: Pick = lambda _repo, _models: None,
     select: FileSelection = _NONE,
 ) -> list[Source]:
     """The files that *refs* mean, each once, as :func:`resolve`."""
@@ -185,7 +357,7 @@ def resolve_all(
         )
     by_name: dict[str, Source] = {}
     for ref in refs:
-        for source in resolve(ref, project, fits=fits, pick=pick, select=select):
+        for source in resolve(ref, project, select=select):
             by_name.setdefault(source.file, source)
     return list(by_name.values())
 
@@ -201,8 +373,6 @@ def download(
     refs: Sequence[Ref],
     project: Project,
     *,
-    fits: Fits,
-    pick: Pick = lambda _repo, _models: None,
     output: Path | None = None,
     sha256: str = "",
     select: FileSelection = _NONE,
@@ -211,7 +381,7 @@ def download(
     digest = sha256.lower() or None
     if digest and not SHA256.fullmatch(digest):
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {sha256!r}")
-    sources = resolve_all(refs, project, fits=fits, pick=pick, select=select)
+    sources = resolve_all(refs, project, select=select)
     if digest and len(sources) > 1:
         raise UsageError(f"--sha256 is of one file, {refs[0].file!r} means {len(sources)}")
     # Parts of one model go side by side; other files keep their folders.
@@ -260,19 +430,15 @@ def _without_refused(orders: list[FileOrder], named: set[str]) -> list[FileOrder
 
 @dataclass(frozen=True)
 class Header:
-    """A model that may not be here, and a reader for its bytes.
+    """A model that may not be here, and a reader for its bytes."""
 
-    Attributes:
-        source: its file; the first part of a split model; with its licence, size and access as far
-            as they are known.
-        gated: it requires a token of an account that accepted the terms; ``None``: unknown.
-        path: the file, if it is local.
-        read: reads bytes *start* to *stop* from the server; ``None`` without range requests.
-    """
-
+    # its file; the first part of a split model; with its licence, size and access as far as they
+    # are known
     source: Source
+    # it requires a token of an account that accepted the terms; ``None``: unknown
     gated: bool | None
-    path: Path | None = None
+    path: Path | None = None  # the file, if it is local
+    # reads bytes *start* to *stop* from the server; ``None`` without range requests
     read: Callable[[int, int], bytes] | None = None
 
 

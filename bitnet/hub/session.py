@@ -11,6 +11,7 @@ import email.utils
 import json
 import logging
 import random
+import threading
 import time
 from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,13 +24,14 @@ from bitnet.base.errors import (
     BitnetError,
     NetworkError,
     Offline,
+    RateLimited,
     TokenInvalid,
     UsageError,
 )
 from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import http
 from bitnet.hub.http import FaultyTransport, Transport, requests, urllib3
-from bitnet.hub.limits import TROUBLESHOOTING, Limits, Patience, Transient, request_error
+from bitnet.hub.limits import TROUBLESHOOTING, Limits, Transient, request_error
 from bitnet.hub.options import FetchOptions
 
 if TYPE_CHECKING:
@@ -43,7 +45,14 @@ DRILL_ATTEMPTS = 3  # an injected fault is meant to fail
 UNKNOWN_HOST_ATTEMPTS = 5  # an unknown host name is unlikely to appear within minutes
 REFUSED_ATTEMPTS = 3  # likewise a server at an address where no connection was ever possible
 LONGEST_DOCUMENT = 64 << 20  # bytes of a JSON document, or of all pages of a listing
+BACKOFF_S = 0.2  # doubles with every failure ...
+LONGEST_BACKOFF_S = 20.0  # ... up to this
+JITTER = 0.1  # largest share added to a wait, so that clients do not retry in step
+STOP_POLL_S = 0.2  # time in which a waiting thread notices cancellation
+FRESH_START_BYTES = 1 << 20  # an attempt that received this much does not count as a failure
 CONNECT_TIMEOUT_S = 15.0
+CALLBACK_TIMEOUT_S = 10.0
+CALLBACK_ATTEMPTS = 3
 MAX_REDIRECTS = 8
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -58,18 +67,9 @@ def host_of(url: str) -> str:
 
 
 class HubSession:
-    """Connections for one command; use it as a context manager.
+    """Connections for one command, within *limits*; use it as a context manager.
 
-    Args:
-        options: the user's options.
-        clock: monotonic seconds.
-        sleep: waits this many seconds.
-        now: seconds since the epoch, for ``Retry-After`` dates.
-        jitter: returns a random number from 0 to 1.
-        limits: shared with others; otherwise its own.
-
-    Raises:
-        UsageError: the fault injection in the environment is invalid.
+    The clocks and *jitter*, a random number from 0 to 1, can be replaced for tests.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class HubSession:
         self.attempts = self.options.retries
         if self.attempts is None and drill:
             self.attempts = DRILL_ATTEMPTS
-        transport = FaultyTransport(drill, **pool) if drill else Transport(**pool)
+        transport = FaultyTransport(*drill, **pool) if drill else Transport(**pool)
         self._requests.mount("http://", transport)
         self._requests.mount("https://", transport)
         self._token_refused = False
         self._logins: dict[str, tuple[str, str]] = {}
         self._reached: set[str] = set()  # origins that have answered
 
-    def reach(self, *, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
+    def reach(self, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
         """Use *proxy*, trust the certificates in *cert*, and log in to hosts with a login.
 
         Empty ones mean the environment's; *logins* has user and password by scheme and host.
@@ -133,13 +133,8 @@ class HubSession:
     ) -> requests.Response:
         """The reply to one request after redirects, with its body unread; no retries.
 
-        Args:
-            url: first address.
-            method: ``GET`` or ``HEAD``.
-            headers: added to the request, on every hop.
-            leave_origin: follow redirects to other hosts; otherwise such a redirect is the reply.
-            token: send the access token to the hub.
-            accept: the statuses that bring what was asked for; every other one is an error.
+        *headers* are added on every hop. A redirect to another host is the reply unless
+        *leave_origin* allows to follow it. Every status that is not in *accept* is an error.
         """
         if self.options.is_offline:
             raise Offline(
@@ -333,6 +328,76 @@ class HubSession:
         return bytes(body)
 
 
+class Patience:
+    """Time and attempts left for one operation; its threads share one."""
+
+    def __init__(self, session: HubSession) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._gained = 0
+        self._waited_s = 0.0
+        self._last_gain = session.clock()
+
+    def report_bytes(self, count: int) -> None:
+        """Report that *count* more bytes have arrived."""
+        with self._lock:
+            self._last_gain = self._session.clock()
+            self._waited_s = 0.0
+            self._gained += count
+            if self._gained >= FRESH_START_BYTES:
+                self._failures = self._gained = 0
+
+    def report_failure(
+        self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
+    ) -> None:
+        """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
+        session, options = self._session, self._session.options
+        with self._lock:
+            self._failures += 1
+            self._gained = 0
+            failures = self._failures
+            silent_s = max(session.clock() - self._last_gain, self._waited_s)
+        wait = min(BACKOFF_S * 2 ** min(failures - 1, 30), LONGEST_BACKOFF_S)
+        wait *= 1 + JITTER * session.jitter()
+        if broken.retry_after_s is not None:
+            wait = max(wait, broken.retry_after_s)
+        most = min(filter(None, (session.attempts, broken.attempts)), default=None)
+        ending = ""
+        if most is not None and failures >= most:
+            ending = "1 attempt" if failures == 1 else f"{failures} attempts"
+        elif wait > settings.retry_after_max():
+            ending = f"the server asks to wait {wait:.0f} s, BITNET_RETRY_AFTER_MAX allows less"
+        elif silent_s > options.deadline_s:
+            ending = f"{failures} attempts, no progress for {silent_s:.0f} s"
+        if ending:
+            if failures > 1:
+                logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
+            raise _final_error(broken.error, ending)
+        if broken.retry_after_s is None:  # a wait requested by the server is not silence
+            with self._lock:
+                self._waited_s += wait
+        number = f"{failures} of {most}" if most is not None else f"{failures}"
+        logger.warning(
+            "%s: attempt %s failed: %s; next attempt in %.1f s", what, number, broken.reason, wait
+        )
+        if stopped is None:
+            session.sleep(wait)
+        else:
+            until = session.clock() + wait
+            while (left := until - session.clock()) > 0 and not stopped():
+                session.sleep(min(left, STOP_POLL_S))
+        if broken.retry_after_s is not None:
+            with self._lock:
+                self._last_gain = session.clock()
+
+
+def _final_error(error: BitnetError, ending: str) -> BitnetError:
+    hint = error.hint or TROUBLESHOOTING
+    kind = RateLimited if isinstance(error, RateLimited) else NetworkError
+    return kind(f"{error.message} ({ending})", hint=hint)
+
+
 def _target(here: str, redirect: requests.Response) -> str:
     """The address that *redirect*, the reply from *here*, leads to."""
     text = redirect.headers["Location"]
@@ -392,3 +457,34 @@ def _reason(error: BaseException) -> str:
         )
         cause = inner if isinstance(inner, BaseException) else cause.__cause__
     return "connection failed"
+
+
+def call_back(
+    url: str,
+    facts: Mapping[str, Any],
+    options: FetchOptions,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says."""
+    if options.is_offline:
+        raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
+    problem = ""
+    attempts = options.retries or CALLBACK_ATTEMPTS
+    for attempt in range(attempts):
+        if attempt:
+            sleep(BACKOFF_S * 2 ** (attempt - 1))
+        try:
+            reply = requests.post(
+                url, json=dict(facts), timeout=CALLBACK_TIMEOUT_S, allow_redirects=False
+            )
+        except requests.RequestException as error:
+            problem = type(error).__name__
+            continue
+        if reply.ok:
+            return
+        problem = f"HTTP {reply.status_code}"
+    raise NetworkError(
+        f"callback to {redact_url(url)} failed after {attempts} attempts: {problem}",
+        hint="check --callback-url; the worker serves all the same",
+    )

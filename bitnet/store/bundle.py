@@ -1,14 +1,12 @@
 """A bundle: files of a store in one tar file, for machines without a network.
 
-    bitnet-bundle.json          list of the members, in order, and the names of the files
-    bitnet.lock.json            lock file of a project
-    attestations/<sha256>.json  attestation of the model with this digest
-    sha256/<sha256>             content
+    bitnet-bundle.json      the files under their names, a project's lock file, attestations
+    sha256/<sha256>         content, in the order of the digests
 
-The same files give the same bundle, bit by bit: no times, owners or paths of the machine.
-Reading is strict: every header must equal the one that would be written for the listed member.
-So a bundle cannot name a path to write to, and contains no links, no duplicate names and nothing
-else. Any ``tar`` can list and unpack it.
+The same files give the same bundle, bit by bit: no times, owners or paths of the machine. Reading
+is strict: every header must equal the one that would be written for the listed file. So a bundle
+cannot name a path to write to, and contains no links, no duplicate names and nothing else. Any
+``tar`` can list and unpack it.
 """
 
 from __future__ import annotations
@@ -16,29 +14,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tarfile
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from secrets import token_hex
 from typing import IO, TYPE_CHECKING, Any
 
-from bitnet.base import locks
+from bitnet.base import locks, settings
 from bitnet.base.errors import (
     HashMismatch,
     IntegrityError,
     InvalidFormat,
-    NoSpace,
     Unsupported,
     UsageError,
     from_os_error,
 )
-from bitnet.base.files import free_space
-from bitnet.base.progress import human_size
+from bitnet.base.files import require_space
 from bitnet.base.trust import SHA256
 from bitnet.store.partial import clear
-from bitnet.store.records import LOCK_FILE, Artifact, from_record, to_record
+from bitnet.store.records import Artifact, from_record, to_record
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
@@ -53,73 +49,56 @@ MANIFEST = "bitnet-bundle.json"
 
 _CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
-_LARGEST_TEXT = 64 << 20  # bytes of the manifest, the lock file, an attestation
-
-
-@dataclass(frozen=True)
-class Member:
-    """A member of the tar file: its name, digest and size in bytes."""
-
-    name: str
-    sha256: str
-    size: int
-
-    @property
-    def is_blob(self) -> bool:
-        """True if it is a file of the store, and not metadata."""
-        return self.name == f"sha256/{self.sha256}"
+_LARGEST_MANIFEST = 256 << 20  # bytes; an attestation of a large model has a few
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Content of a bundle, to write or just read.
+    """Content of a bundle, to write or just read."""
 
-    Attributes:
-        files: the files under their names; those to write have a path.
-        models: meaning of model names: ``repo``, ``revision``, ``asked`` and ``files``.
-        lock: text of a project's lock file, if there is one.
-        attestations: texts, by digest of the model.
-        path: of an open bundle.
-        blobs: members with the content of its files, in order.
-        start: offset of the first of them.
-    """
-
-    files: tuple[Artifact, ...]
+    files: tuple[Artifact, ...]  # the files under their names; those to write have a path
+    # meaning of model names: ``repo``, ``revision``, ``asked`` and ``files``
     models: tuple[dict[str, Any], ...] = ()
-    lock: bytes | None = None
-    attestations: dict[str, bytes] = field(default_factory=dict)
-    path: Path = field(default=Path(), compare=False)
-    blobs: tuple[Member, ...] = ()
-    start: int = 0
+    lock: str | None = None  # text of a project's lock file, if there is one
+    attestations: dict[str, str] = field(default_factory=dict)  # texts, by digest of the model
+    path: Path = field(default=Path(), compare=False)  # of an open bundle
+
+    @cached_property
+    def blobs(self) -> dict[str, Artifact]:
+        """Each file once, by its digest, in the order of the bundle."""
+        return dict(sorted({file.sha256: file for file in self.files}.items()))
+
+    @cached_property
+    def manifest(self) -> bytes:
+        """The first member."""
+        in_order = partial(json.dumps, sort_keys=True)
+        document = {
+            "version": VERSION,
+            "files": sorted(map(to_record, self.files), key=in_order),
+            "models": sorted(self.models, key=in_order),
+            "lock": self.lock,
+            "attestations": self.attestations,
+        }
+        return (json.dumps(document, indent=1, ensure_ascii=True, sort_keys=True) + "\n").encode()
 
 
-# --- writing -------------------------------------------------------------------------------------
+# --- write ---------------------------------------------------------------------------------------
 
 
 def write_bundle(
-    contents: Bundle, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
+    bundle: Bundle, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
 ) -> str:
-    """Write *contents* to *path*: the whole file, or nothing.
+    """Write *bundle* to *path*, the whole file or nothing; return the SHA-256 of the file.
 
     Every digest is computed again while writing.
-
-    Returns:
-        The SHA-256 of the file.
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
-    texts, members = _list_members(contents)
-    sources = {file.sha256: file for file in contents.files}
-    manifest = _manifest(contents, members)
-    total = _whole_size(len(manifest), members)
+    total = _whole_size(bundle)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if (free := free_space(path.parent)) < total:
-            raise NoSpace(
-                f"No space left on device (os error 28): {path} needs {human_size(total)}, "
-                f"{human_size(free)} are free",
-                hint="choose another disk with --output FILE",
-            )
+        hint = "choose another disk with --output FILE"
+        require_space(path.parent, total, str(path), lambda _missing: hint)
         with _fresh_file(path) as out:
             digest = hashlib.sha256()
 
@@ -128,47 +107,22 @@ def write_bundle(
                 digest.update(data)
                 report(out.tell(), total)
 
-            _put_text(put, MANIFEST, manifest)
-            for member in members:
-                if member.name in texts:
-                    _put_text(put, member.name, texts[member.name])
-                else:
-                    put(_header(member.name, member.size))
-                    _put_file(put, sources[member.sha256])
-                    put(bytes(-member.size % _BLOCK))
+            put(_member(MANIFEST, len(bundle.manifest)) + bundle.manifest)
+            put(bytes(-len(bundle.manifest) % _BLOCK))
+            for sha256, blob in bundle.blobs.items():
+                put(_member(f"sha256/{sha256}", blob.size))
+                _put_file(put, blob)
+                put(bytes(-blob.size % _BLOCK))
             put(bytes(total - out.tell()))
     except OSError as error:
         raise from_os_error(error, error.filename or path) from error
     return digest.hexdigest()
 
 
-def _list_members(contents: Bundle) -> tuple[dict[str, bytes], list[Member]]:
-    texts = {LOCK_FILE: contents.lock} if contents.lock is not None else {}
-    for sha256, text in sorted(contents.attestations.items()):
-        texts[f"attestations/{sha256}.json"] = text
-    members = [Member(n, hashlib.sha256(t).hexdigest(), len(t)) for n, t in texts.items()]
-    sizes = sorted({file.sha256: file.size for file in contents.files}.items())
-    return texts, members + [Member(f"sha256/{key}", key, size) for key, size in sizes]
-
-
-def _manifest(contents: Bundle, members: list[Member]) -> bytes:
-    document = {
-        "version": VERSION,
-        "members": [asdict(member) for member in members],
-        "files": sorted(map(to_record, contents.files), key=json.dumps),
-        "models": sorted(contents.models, key=json.dumps),
-    }
-    return (json.dumps(document, indent=1, ensure_ascii=True, sort_keys=True) + "\n").encode()
-
-
-def _put_text(put: Callable[[bytes], None], name: str, text: bytes) -> None:
-    put(_header(name, len(text)) + text + bytes(-len(text) % _BLOCK))
-
-
 def _put_file(put: Callable[[bytes], None], blob: Artifact) -> None:
     digest, count = hashlib.sha256(), 0
     with blob.path.open("rb") as file:
-        while count < blob.size and (chunk := file.read(min(_CHUNK, blob.size - count))):
+        for chunk in _chunks(file, blob.size):
             put(chunk)
             digest.update(chunk)
             count += len(chunk)
@@ -179,16 +133,16 @@ def _put_file(put: Callable[[bytes], None], blob: Artifact) -> None:
         )
 
 
-def _header(name: str, size: int) -> bytes:
+def _member(name: str, size: int) -> bytes:
     """Header of a member: nothing but name and size."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     return entry.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")
 
 
-def _whole_size(manifest: int, members: list[Member] | tuple[Member, ...]) -> int:
+def _whole_size(bundle: Bundle) -> int:
     """Bytes of the whole bundle, including the empty blocks at its end."""
-    sizes = [manifest, *(member.size for member in members)]
+    sizes = [len(bundle.manifest), *(blob.size for blob in bundle.blobs.values())]
     used = sum(_BLOCK + size + -size % _BLOCK for size in sizes) + 2 * _BLOCK
     return used + -used % tarfile.RECORDSIZE
 
@@ -221,17 +175,17 @@ def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
         fresh.unlink(missing_ok=True)
 
 
-# --- reading -------------------------------------------------------------------------------------
+# --- read ----------------------------------------------------------------------------------------
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The bundle at *path*, with its list and texts checked; its files are not read yet."""
+    """The bundle at *path*, with its manifest checked; its files are not read yet."""
     try:
         with path.open("rb") as file:
             block = file.read(_BLOCK)
             try:
                 size = tarfile.TarInfo.frombuf(block, "ascii", "strict").size
-                is_ours = 0 <= size <= _LARGEST_TEXT and block == _header(MANIFEST, size)
+                is_ours = 0 <= size <= _LARGEST_MANIFEST and block == _member(MANIFEST, size)
             except (tarfile.HeaderError, ValueError, UnicodeError):
                 is_ours = False
             if not is_ours:
@@ -239,45 +193,38 @@ def read_bundle(path: Path) -> Bundle:
                     f"{path} is not a bundle: it does not begin with {MANIFEST}",
                     hint="make one with: bitnet bundle export MODEL --output FILE",
                 )
-            members, files, models = _parse_manifest(file.read(size), path)
-            expected, found = _whole_size(size, members), os.fstat(file.fileno()).st_size
-            if expected != found:
-                raise InvalidFormat(
-                    f"{path} has {found:,} bytes, its list speaks of {expected:,}: "
-                    f"{'it is not complete' if found < expected else 'something was added to it'}",
-                    hint="copy it again",
-                )
-            file.seek(-size % _BLOCK, os.SEEK_CUR)
-            texts = {one.name: _text(file, one, path) for one in members if not one.is_blob}
-            start = file.tell()
+            text = file.read(size)
+            bundle = _parse_manifest(text, path)
+            expected, actual = _whole_size(bundle), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise from_os_error(error, path) from error
-    blobs = tuple(member for member in members if member.is_blob)
-    lock = texts.pop(LOCK_FILE, None)
-    attested = {name[len("attestations/") : -len(".json")]: text for name, text in texts.items()}
-    return Bundle(files, models, lock, attested, path, blobs, start)
+    if expected != actual:
+        reason = "it is not complete" if actual < expected else "something was added to it"
+        raise InvalidFormat(
+            f"{path} has {actual:,} bytes, its list speaks of {expected:,}: {reason}",
+            hint="copy it again",
+        )
+    return bundle
 
 
-def _parse_manifest(
-    text: bytes, path: Path
-) -> tuple[tuple[Member, ...], tuple[Artifact, ...], tuple[dict[str, Any], ...]]:
-    """Parsed content of a manifest."""
+def _parse_manifest(text: bytes, path: Path) -> Bundle:
     try:
         document = json.loads(text)
-        version = document["version"]
+        version = document.pop("version")
         if version == VERSION:
-            members = tuple(_member(item) for item in document["members"])
-            files = tuple(from_record(item, "files") for item in document["files"])
-            models = tuple(_model(item) for item in document["models"])
-            kinds = [member.is_blob for member in members]
-            if kinds != sorted(kinds):
-                raise ValueError("texts come before files")
-            if len({member.name for member in members}) != len(members):
-                raise ValueError("two members of one name")
-            sizes = {member.sha256: member.size for member in members if member.is_blob}
-            if any(sizes.get(file.sha256) != file.size for file in files):
-                raise ValueError("a name without its file")
-            return members, files, models
+            files = tuple(from_record(item, "files") for item in document.pop("files"))
+            models = tuple(map(_check_meaning, document.pop("models")))
+            bundle = Bundle(files, models, **document, path=path)
+            texts = [*bundle.attestations.values(), bundle.lock or ""]
+            if not all(map(SHA256.fullmatch, bundle.attestations)):
+                raise ValueError("an attestation of no file")
+            if not all(isinstance(entry, str) for entry in texts):
+                raise ValueError("not a text")
+            if len({(file.sha256, file.size) for file in files}) != len(bundle.blobs):
+                raise ValueError("two sizes of one file")
+            if bundle.manifest != text:
+                raise ValueError("it is not as this program writes it")
+            return bundle
     except InvalidFormat as error:
         problem = error.message
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -289,104 +236,66 @@ def _parse_manifest(
     raise InvalidFormat(f"{path}: its list is damaged: {problem}", hint="copy it again")
 
 
-def _member(item: dict[str, Any]) -> Member:
-    member = Member(**item)
-    sound = type(member.size) is int and member.size >= 0 and SHA256.fullmatch(member.sha256)
-    attested = re.fullmatch(r"attestations/[0-9a-f]{64}\.json", member.name)
-    is_text = member.name == LOCK_FILE or attested
-    if not sound or not (member.is_blob or (is_text and member.size <= _LARGEST_TEXT)):
-        raise ValueError(f"not a member: {item!r}")
-    return member
-
-
-def _model(item: dict[str, Any]) -> dict[str, Any]:
+def _check_meaning(item: dict[str, Any]) -> dict[str, Any]:
     texts = [item["repo"], item["revision"], item["asked"], *item["files"]]
     if len(item) != 4 or not all(isinstance(text, str) and text.isprintable() for text in texts):
         raise ValueError(f"not a model: {item!r}")
     return item
 
 
-def unpack(
-    bundle: Bundle, store: Store, *, lock_s: float, report: Report = lambda _d, _t: None
-) -> list[str]:
+def unpack(bundle: Bundle, store: Store, *, report: Report = lambda _d, _t: None) -> list[str]:
     """Put every missing file of *bundle* into *store*; the digests of those files.
 
     A file is moved into place when it is complete and verified. If one is wrong, nothing of the
     bundle stays; if the process is killed, finished files stay, and the next run continues.
-    *lock_s* bounds the wait for a process that fetches one of the files.
     """
     make_cache(store.root)
-    _need_space(bundle, store)
+    blobs = bundle.blobs.values()
+    missing = sum(blob.size for blob in blobs if not store.path_of(blob.sha256).is_file())
+    hint = "choose another disk: --cache-dir DIR"
+    require_space(store.root, missing, bundle.path.name, lambda _missing: hint)
     fresh: list[str] = []
-    done, total = 0, sum(member.size for member in bundle.blobs)
+    done, total = 0, sum(blob.size for blob in blobs)
     try:
         with bundle.path.open("rb") as file:
-            file.seek(bundle.start)
-            for member in bundle.blobs:
-                _expect(file, member, bundle.path)
-                end = file.tell() + member.size + -member.size % _BLOCK
-                if _take_member(file, member, bundle, store, lock_s):
-                    fresh.append(member.sha256)
+            size = len(bundle.manifest)
+            file.seek(_BLOCK + size + -size % _BLOCK)
+            for blob in blobs:
+                name = f"sha256/{blob.sha256}"
+                if file.read(_BLOCK) != _member(name, blob.size):
+                    raise InvalidFormat(
+                        f"{bundle.path}: something else is where {name} belongs",
+                        hint="copy it again",
+                    )
+                end = file.tell() + blob.size + -blob.size % _BLOCK
+                if _take_member(file, blob, bundle, store):
+                    fresh.append(blob.sha256)
                 file.seek(end)
-                done += member.size
+                done += blob.size
                 report(done, total)
             if any(file.read()):
                 raise InvalidFormat(f"{bundle.path}: something follows its last member")
     except IntegrityError:
-        for blob in filter(None, map(store.find, fresh)):
-            store.drop(blob)
+        for artifact in filter(None, map(store.find, fresh)):
+            store.drop(artifact)
         raise
     except OSError as error:
         raise from_os_error(error, error.filename or bundle.path, in_cache=True) from error
     return fresh
 
 
-def _need_space(bundle: Bundle, store: Store) -> None:
-    missing = sum(m.size for m in bundle.blobs if not store.path_of(m.sha256).is_file())
-    if missing > (free := free_space(store.root)):
-        raise NoSpace(
-            f"No space left on device (os error 28): {bundle.path.name} needs "
-            f"{human_size(missing)}, {human_size(free)} are free in {store.root}",
-            hint="choose another disk: --cache-dir DIR",
-        )
-
-
-def _expect(file: IO[bytes], member: Member, path: Path) -> None:
-    """Read the header of *member*, which must be next in *file*."""
-    if file.read(_BLOCK) != _header(member.name, member.size):
-        raise InvalidFormat(
-            f"{path}: something else is where {member.name} belongs", hint="copy it again"
-        )
-
-
-def _text(file: IO[bytes], member: Member, path: Path) -> bytes:
-    _expect(file, member, path)
-    text = file.read(member.size)
-    file.seek(-member.size % _BLOCK, os.SEEK_CUR)
-    if hashlib.sha256(text).hexdigest() != member.sha256:
-        raise HashMismatch(f"{path}: {member.name} is damaged", hint="copy it again")
-    return text
-
-
-def _take_member(
-    file: IO[bytes], member: Member, bundle: Bundle, store: Store, lock_s: float
-) -> bool:
-    """Put the bytes of *member* into *store*; true unless they were there already."""
-    folder = store.folder / "partial"
+def _take_member(file: IO[bytes], blob: Artifact, bundle: Bundle, store: Store) -> bool:
+    """Put the bytes of *blob*, next in *file*, into *store*; true unless they were there."""
+    folder, key = store.folder / "partial", blob.sha256
     folder.mkdir(exist_ok=True)
-    what = f"the file {member.sha256[:16]} of {bundle.path.name}"
-    with locks.hold(folder / f"{member.sha256}.lock", timeout_s=lock_s, what=what) as lock:
-        if store.find(member.sha256) is not None:
-            clear(folder / member.sha256, alone=lock.is_kernel)
+    what, wait_s = f"the file {key[:16]} of {bundle.path.name}", settings.lock_timeout()
+    with locks.hold(folder / f"{key}.lock", timeout_s=wait_s, what=what) as lock:
+        if store.find(key) is not None:
+            clear(folder / key, alone=lock.is_kernel)
             return False
+        chunks = _chunks(file, blob.size)
         try:
-            store.put(
-                _chunks(file, member.size),
-                member.sha256,
-                sha256=member.sha256,
-                size=member.size,
-                alone=lock.is_kernel,
-            )
+            store.put(chunks, key, sha256=key, size=blob.size, alone=lock.is_kernel)
         except HashMismatch as error:
             raise HashMismatch(f"{bundle.path}: {error.message}", hint="copy it again") from error
     return True

@@ -24,20 +24,10 @@ _ROOM_BYTES = 180  # of a name that gets a suffix; a folder takes 255
 class Prepared:
     """A second name for a file beside *target*, ready to become it in one step.
 
-    First a reflink is tried: two files that share blocks until one is changed; then a hard link;
-    then a copy.
-
-    Args:
-        source: the file.
-        target: its future name; an existing file there is replaced by :meth:`commit`.
-        folder: descriptor of the folder of *target*, ``None`` where the system has none; open
-            until :meth:`commit` or :meth:`discard`.
-
-    Attributes:
-        how: ``reflink``, ``hard link`` or ``copy``; empty if both are one file already.
-
-    Raises:
-        OSError: none of them is possible.
+    First a reflink of *source* is tried: two files that share blocks until one is changed; then a
+    hard link; then a copy. ``how`` says which; it is empty if both are one file already. *folder*
+    is a descriptor of the folder of *target*, ``None`` where the system has none; it must stay open
+    until :meth:`commit` or :meth:`discard`.
     """
 
     def __init__(self, source: Path, target: Path, folder: int | None) -> None:

@@ -95,24 +95,16 @@ _ABANDONED_S = 900.0  # silence after which a process on another machine counts 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of one file as described by its server; unknown values are ``None``.
+    """One version of one file as described by its server; unknown values are ``None``."""
 
-    Attributes:
-        url: where to fetch it; names the commit if the hub reported one.
-        commit: commit of the repository.
-        etag: strong ETag without quotes; the hub's if there is one, else the file server's.
-        size: bytes.
-        sha256: hexadecimal, lower case.
-        accepts_ranges: the server accepts range requests.
-        git_oid: git's name for the content, for a file that the hub keeps in git itself.
-    """
-
-    url: str
-    commit: str | None = None
+    url: str  # where to fetch it; names the commit if the hub reported one
+    commit: str | None = None  # commit of the repository
+    # strong ETag without quotes; the hub's if there is one, else the file server's
     etag: str | None = None
-    size: int | None = None
-    sha256: str | None = None
-    accepts_ranges: bool = False
+    size: int | None = None  # bytes
+    sha256: str | None = None  # hexadecimal, lower case
+    accepts_ranges: bool = False  # the server accepts range requests
+    # git's name for the content, for a file that the hub keeps in git itself
     git_oid: str | None = None
 
     @property
@@ -134,25 +126,16 @@ class Version:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Record of the version that a partial file belongs to.
+    """Record of the version that a partial file belongs to."""
 
-    Attributes:
-        url: source of the bytes, without secrets.
-        key: identity of the version.
-        size: bytes of the whole file.
-        sent_etag: strong ETag of the server that sent the bytes, for ``If-Range``.
-        done: parts already written; ``None``: everything up to the end of the partial file.
-        inode: of the partial file, so that a sidecar is never applied to another file.
-        owner: process that wrote it.
-    """
-
-    url: str
-    key: str
-    size: int | None
-    sent_etag: str | None
+    url: str  # source of the bytes, without secrets
+    key: str  # identity of the version
+    size: int | None  # bytes of the whole file
+    sent_etag: str | None  # strong ETag of the server that sent the bytes, for ``If-Range``
+    # parts already written; ``None``: everything up to the end of the partial file
     done: list[list[int]] | None
-    inode: int
-    owner: dict[str, Any]
+    inode: int  # of the partial file, so that a sidecar is never applied to another file
+    owner: dict[str, Any]  # process that wrote it
 
 
 class Partial:

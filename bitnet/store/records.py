@@ -51,38 +51,28 @@ _LARGEST_SIZE = 1 << 60
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file that is here, or was: where it comes from, and what it is.
+    """A file that is here, or was: where it comes from, and what it is."""
 
-    Attributes:
-        kind: ``tokenizer`` and ``model`` come from the hub or an address, ``package`` from a
-            package index; ``version`` is a version of a file whose digest its server does not name.
-        repo: repository on the hub, an address without secrets, or the id of a packaged model.
-        revision: as requested: a branch, a tag, a commit; the version of a package; the ETag of an
-            address.
-        file: path inside the repository.
-        commit: commit of *revision* at that time; ``None`` if the server did not report it.
-        sha256: lower-case hexadecimal digest of the content.
-        size: bytes.
-        licence: name of the terms, empty if unknown.
-        place: where it is recorded to belong, relative, with forward slashes; ``None``: the cache.
-        path: where it is now; not recorded.
-        licence_url: where the terms are; not recorded.
-        cached: no bytes were transferred for it; not recorded.
-        checked: its content is known to be what was asked for; not recorded.
-    """
-
+    # ``tokenizer`` and ``model`` come from the hub or an address, ``package`` from a package index;
+    # ``version`` is a version of a file whose digest its server does not name
     kind: Kind = "model"
+    # repository on the hub, an address without secrets, or the id of a packaged model
     repo: str = ""
+    # as requested: a branch, a tag, a commit; the version of a package; the ETag of an address
     revision: str = ""
-    file: str = ""
+    file: str = ""  # path inside the repository
+    # commit of *revision* at that time; ``None`` if the server did not report it
     commit: str | None = None
-    sha256: str = ""
-    size: int = 0
-    licence: str = ""
+    sha256: str = ""  # lower-case hexadecimal digest of the content
+    size: int = 0  # bytes
+    licence: str = ""  # name of the terms, empty if unknown
+    # where it is recorded to belong, relative, with forward slashes; ``None``: the cache
     place: str | None = None
-    path: Path = field(default=Path(), compare=False)
-    licence_url: str = field(default="", compare=False)
+    path: Path = field(default=Path(), compare=False)  # where it is now; not recorded
+    licence_url: str = field(default="", compare=False)  # where the terms are; not recorded
+    # no bytes were transferred for it; not recorded
     cached: bool = field(default=True, compare=False)
+    # its content is known to be what was asked for; not recorded
     checked: bool = field(default=True, compare=False)
 
     @property
@@ -147,9 +137,8 @@ def from_record(record: Any, where: str) -> Artifact:
 def to_subject(name: str, files: Iterable[Artifact]) -> tuple[list[Any], list[Any]]:
     """*files*, those of the model *name*, as an in-toto statement names them.
 
-    Returns:
-        The subject, with the digest of all their digests, and the files as OpenSSF's form of
-        model signatures lists them, by path.
+    The subject has the digest of all their digests; the files are as OpenSSF's form of model
+    signatures lists them, by path.
     """
     resources = [
         {"name": file.file, "algorithm": "sha256", "digest": file.sha256}
@@ -342,10 +331,7 @@ def lock_text(entries: Iterable[Artifact]) -> str:
 def pin(path: Path, *entries: Artifact) -> bool:
     """Put *entries* into the lock file at *path*, replacing those of the same identity.
 
-    Hold the lock of the file if several processes may write.
-
-    Returns:
-        True if the file changed.
+    Hold the lock of the file if several processes may write. True if the file changed.
     """
     before = pinned = read_lock(path)
     for entry in entries:

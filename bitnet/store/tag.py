@@ -58,11 +58,7 @@ def make_cache(root: Path) -> None:
 
 
 def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
-    """Write *parts* to *path* in the cache of the settings, as :func:`bitnet.base.files.keep`.
-
-    Returns:
-        The reason why they could not be written; empty on success.
-    """
+    """Write *parts* to *path* in the cache of the settings, as :func:`bitnet.base.files.keep`."""
     root = settings.cache_dir()
     if root in path.parents:
         try:

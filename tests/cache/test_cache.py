@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bitnet.base.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
 from bitnet.base.options import parse_duration
+from bitnet.cache import Selection
 from bitnet.cache.entries import entries, verify
-from bitnet.cache.options import Selection
 from bitnet.cache.prune import plan, prune, refuse_unless_cache
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.cache.entries import entries, verify
 from bitnet.cache.exact_heads import (
     _PIECE_BYTES as PIECE,

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from bitnet.base.errors import NetworkError, Offline
-from bitnet.hub.http import call_back
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.session import call_back
 
 
 @contextlib.contextmanager

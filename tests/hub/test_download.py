@@ -22,10 +22,9 @@ from bitnet.base.errors import (
     UpstreamChanged,
     VocabMismatch,
 )
-from bitnet.hub.limits import Patience
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
-from bitnet.hub.session import HubSession
+from bitnet.hub.session import HubSession, Patience
 
 CONTENT = random.Random(7).randbytes(3_000_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

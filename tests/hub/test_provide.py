@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hub_server import Rule
 
+from bitnet.base import files
 from bitnet.base.errors import (
     HashMismatch,
     InvalidFormat,
@@ -244,7 +245,7 @@ class Disk:
 def test_what_is_on_the_disk_counts_as_there(hub, projects, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "HEADROOM_BYTES", 1_600_000)
     disk = Disk(tmp_path, 4_000_000)
-    monkeypatch.setattr(download, "free_space", disk.free)
+    monkeypatch.setattr(files, "free_space", disk.free)
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=1_500_000))
     with pytest.raises(Exception, match="truncated"):
         provide(WEIGHTS, projects[0])
@@ -254,7 +255,7 @@ def test_what_is_on_the_disk_counts_as_there(hub, projects, tmp_path, monkeypatc
 
 
 def test_a_disk_that_is_too_small_is_refused_with_what_is_missing(projects, monkeypatch):
-    monkeypatch.setattr(download, "free_space", lambda folder: 1_000_000)
+    monkeypatch.setattr(files, "free_space", lambda folder: 1_000_000)
     with pytest.raises(NoSpace, match=r"needs 2\.0 MB more"):
         provide(WEIGHTS, projects[0])
 

@@ -4,9 +4,9 @@ import pytest
 from hub_server import Rule
 
 from bitnet.base.errors import NetworkError, NotFound, UsageError
-from bitnet.hub.candidates import candidates, choose
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
+from bitnet.hub.resolve import candidates, choose
 
 CONTENT = bytes(range(256)) * 40
 
@@ -127,7 +127,7 @@ def test_a_name_that_steers_the_terminal_is_shown_harmless_and_never_fetched(hub
         file_url("org/model", "main", name, options)
     found = candidates(list_files("org/model", options=options), "")
     with pytest.raises(UsageError) as caught:
-        choose("org/model", found, "", fits=lambda size: True)
+        choose("org/model", found, "")
     shown = caught.value.message + caught.value.hint
     assert name not in shown
     assert all(c.isprintable() or c == "\n" for c in shown)

@@ -42,10 +42,6 @@ def project(hub, tmp_path):
     return Project(tmp_path / "work", tmp_path / "cache", options, "none")
 
 
-def fits(size):
-    return True
-
-
 def seen(project):
     folder = project.folder / "models/org-whole"
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
@@ -57,7 +53,7 @@ def test_files_come_at_the_same_time(hub, project):
 
     def fetch():
         with contextlib.suppress(NetworkError):
-            download(ASKED, project, fits=fits)
+            download(ASKED, project)
 
     fetching = threading.Thread(target=fetch)
     fetching.start()
@@ -68,11 +64,11 @@ def test_files_come_at_the_same_time(hub, project):
 
 
 def test_all_files_are_seen_and_pinned_at_once(project):
-    got = download(ASKED, project, fits=fits)
+    got = download(ASKED, project)
     assert seen(project) == FILES
     assert [entry.path.name for entry in got] == sorted(FILES)
     assert [entry.file for entry in records.read_lock(project.lock_path)] == sorted(FILES)
-    assert all(entry.cached for entry in download(ASKED, project, fits=fits))
+    assert all(entry.cached for entry in download(ASKED, project))
 
 
 def test_when_one_fails_none_is_seen_and_the_others_are_kept(hub, project):
@@ -82,13 +78,13 @@ def test_when_one_fails_none_is_seen_and_the_others_are_kept(hub, project):
     missing = Rule(where="hub", method="GET", path="tokenizer.json", status=404, when=kept)
     hub.rules += [missing, Rule(where="cdn", method="GET", stall_at=500_000, times=3)]
     with pytest.raises(NotFound):
-        download(ASKED, project, fits=fits)
+        download(ASKED, project)
     assert seen(project) == {}
     assert records.read_lock(project.lock_path) == []
     assert [path.name for path in project.folder.joinpath("models").iterdir()] == []
     hub.rules.clear()
     hub.forget()
-    download(ASKED, project, fits=fits)
+    download(ASKED, project)
     assert seen(project) == FILES
     large = sum(len(content) for content in FILES.values() if len(content) >= 1000)
     assert hub.sent("cdn") == large - 3 * 500_000
@@ -102,7 +98,7 @@ def test_a_folder_that_is_there_gets_its_entry_last(project, monkeypatch):
     monkeypatch.setattr(
         Prepared, "commit", lambda self: (placed.append(self.target.name), real(self))
     )
-    download(ASKED, project, fits=fits)
+    download(ASKED, project)
     assert placed[-1] == "config.json"
     assert seen(project) == {**FILES, "notes.txt": b"mine"}
 
@@ -112,7 +108,7 @@ def test_a_users_file_in_the_folder_stops_everything(project):
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_text("mine")
     with pytest.raises(UsageError, match="it stays"):
-        download(ASKED, project, fits=fits)
+        download(ASKED, project)
     assert seen(project) == {"tokenizer.json": b"mine"}
 
 
@@ -120,7 +116,7 @@ def test_connections_of_all_files_together_are_limited(hub, project):
     from dataclasses import replace
 
     one = replace(project, limits=Limits(connections=1))
-    download(ASKED, one, fits=fits)
+    download(ASKED, one)
     assert seen(project) == FILES
 
 

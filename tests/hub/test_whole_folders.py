@@ -11,7 +11,7 @@ import pytest
 from hub_server import Rule
 
 from bitnet.base.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace
-from bitnet.cache.options import Selection
+from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
 from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.orders import order_from_lock
@@ -41,7 +41,7 @@ def project(hub, tmp_path):
 
 def fetch(project, **options):
     refs = refs_of("org/whole", options.pop("files", ()))
-    return download(refs, project, fits=lambda size: True, **options)
+    return download(refs, project, **options)
 
 
 def sync(project):

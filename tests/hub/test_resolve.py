@@ -1,7 +1,8 @@
 import pytest
 
 from bitnet.base.errors import NotFound, UsageError
-from bitnet.hub.candidates import candidates, choose, is_pattern, models_in
+from bitnet.hub import resolve
+from bitnet.hub.resolve import candidates, choose, is_pattern, models_in
 from bitnet.sources import Source
 
 FILES = [
@@ -26,20 +27,26 @@ def test_without_a_pattern_every_gguf_model_is_one_candidate_with_its_encoding()
 
 @pytest.mark.parametrize("pattern", ["big/*", "*BF16*", "m-BF16-*-of-00002.gguf"])
 def test_a_split_model_is_chosen_whole_and_in_order(pattern):
-    chosen = choose("o/r", candidates(FILES, pattern), pattern, fits=lambda size: True)
+    chosen = choose("o/r", candidates(FILES, pattern), pattern)
     assert [name[-19:-14] for name in chosen.files] == ["00001", "00002"]
 
 
-def test_the_largest_one_that_fits_is_suggested():
+def have_room(monkeypatch, room):
+    """Let *room* bytes of memory be free; ``None``: the system does not say."""
+    monkeypatch.setattr(resolve, "fits_in_memory", lambda size: room and size < room)
+
+
+def test_the_largest_one_that_fits_is_suggested(monkeypatch):
+    have_room(monkeypatch, 5e6)
     with pytest.raises(UsageError) as caught:
-        choose("o/r", candidates(FILES, ""), "", fits=lambda size: size < 5_000_000)
+        choose("o/r", candidates(FILES, ""), "")
     assert "does not fit in RAM" in caught.value.message
     assert caught.value.hint == "name one: --file 'm.Q4_K_M.gguf'"
 
 
 def test_nothing_that_matches_is_not_found():
     with pytest.raises(NotFound, match="no file that matches"):
-        choose("o/r", candidates(FILES, "*.bin"), "*.bin", fits=lambda size: None)
+        choose("o/r", candidates(FILES, "*.bin"), "*.bin")
 
 
 def test_a_plain_name_is_not_a_pattern():
@@ -57,24 +64,28 @@ TERNARY = [
 
 
 @pytest.mark.parametrize(("room", "file"), [(8e9, "PQ2_0"), (6e9, "PTQ1_0"), (1e12, "PQ2_0")])
-def test_of_a_ternary_model_the_largest_file_that_fits_is_taken_and_said(room, file, caplog):
+def test_of_a_ternary_model_the_largest_file_that_fits_is_taken_and_said(
+    monkeypatch, room, file, caplog
+):
+    have_room(monkeypatch, room)
     caplog.set_level("INFO", logger="bitnet")
-    chosen = choose("o/r", models_in(TERNARY, ""), "", fits=lambda size: size < room)
+    chosen = choose("o/r", models_in(TERNARY, ""), "")
     assert chosen.name == f"Ternary-Bonsai-2-27B-{file}.gguf"
     assert "PQ2_0, PTQ1_0 hold the same weights" in caplog.text
     assert f"{file}.gguf" in caplog.text
 
 
 @pytest.mark.parametrize("room", [5e9, None])
-def test_without_room_for_any_file_of_a_ternary_model_none_is_taken(room):
+def test_without_room_for_any_file_of_a_ternary_model_none_is_taken(monkeypatch, room):
+    have_room(monkeypatch, room)
     with pytest.raises(UsageError, match="none was fetched"):
-        choose("o/r", models_in(TERNARY, ""), "", fits=lambda size: room and size < room)
+        choose("o/r", models_in(TERNARY, ""), "")
 
 
 def test_files_of_different_models_are_not_chosen_from():
     other = Source("", "", "Another-PQ2_0.gguf", size=10)
     with pytest.raises(UsageError, match="none was fetched"):
-        choose("o/r", models_in([*TERNARY, other], ""), "", fits=lambda _size: True)
+        choose("o/r", models_in([*TERNARY, other], ""), "")
 
 
 def test_mxfp4_is_an_encoding_in_a_name():
