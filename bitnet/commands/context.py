@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bitnet.base import settings, terminal
 from bitnet.base.errors import NotFound, TokenizerNotFound, UsageError, from_os_error
-from bitnet.base.options import CacheOptions
+from bitnet.base.options import CacheOptions, option
 from bitnet.base.tables import show, wrap_lines
 from bitnet.commands.declare import Output
 from bitnet.hub.options import FetchOptions
@@ -30,14 +30,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
+    from bitnet.hub.resolve import RepoModel
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
     from bitnet.tokenizer import Tokenizer
 
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
+
+# Options of several commands.
+PRE = option("", "pre-tokenizer name to use instead of the GGUF file's", metavar="NAME")
+VERIFY = option(False, "read existing files again instead of trusting size, time and inode")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class Context:
 
         output, fetch = self.output.progress, self.fetch
         limits = Limits(rate=fetch.rate, connections=fetch.at_once)
-        return Project(folder, self.cache.root, fetch, output, force, update, verify, limits=limits)
+        options = force, update, verify
+        return Project(folder, self.cache.root, fetch, output, *options, limits=limits, pick=ask)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
         """The file or folder that MODEL means, everywhere.
@@ -79,7 +84,6 @@ class Context:
                 return only_model(path)
         from bitnet.hub import named as by_name
         from bitnet.hub.ref import names, parse
-        from bitnet.sheet.plan import fits_in_memory
 
         ref = parse(str(named))
         if ref.path is not None and not ref.path.exists():
@@ -96,8 +100,6 @@ class Context:
             self.project(),
             fetch=fetch,
             announce=lambda line: show(line, stream=sys.stderr),
-            fits=fits_in_memory,
-            pick=ask,
         )
 
 
@@ -106,19 +108,17 @@ def _is_path(text: str) -> bool:
     return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
 
 
-def ask(repo: str, found: list[RepoModel]) -> RepoModel | None:
-    """The one of *found* that a person at a terminal chooses; ``None`` without one."""
-    from bitnet.sheet.plan import fits_in_memory
-
+def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
+    """The one of *models* that a person at a terminal chooses; ``None`` without one."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return None
-    print(f"{repo} has {len(found)} models:", file=sys.stderr)
-    for number, one in enumerate(found, 1):
-        print(f"{number:>3}{one.line(fits_in_memory(one.size))}", file=sys.stderr)
+    print(f"{repo} has {len(models)} models:", file=sys.stderr)
+    for number, one in enumerate(models, 1):
+        print(f"{number:>3}{one.line()}", file=sys.stderr)
     print("which one? (number, or nothing to leave) ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip()
-    if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(found):
-        return found[int(answer) - 1]
+    if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(models):
+        return models[int(answer) - 1]
     return None
 
 
@@ -170,9 +170,14 @@ def decode_text(text: str, option: str) -> str:
     return text
 
 
-def read_text(file: str) -> str:
-    """The text in *file*, or on stdin when it is ``-``, without one newline at its end."""
-    return _text(_raw(file), "stdin" if file == "-" else file)
+def read_text(file: str, *, whole: bool = False) -> str:
+    """The text in *file*, or on stdin when it is ``-``; unless *whole*, without a last newline."""
+    name = "stdin" if file == "-" else file
+    try:
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, name) from error
+    return decode(raw, name) if whole else _without_newline(decode(raw, name, "utf-8-sig"))
 
 
 def read_stdin() -> str | None:
@@ -183,7 +188,7 @@ def read_stdin() -> str | None:
         raw = sys.stdin.buffer.read()
     except OSError:  # a stdin that was closed, or cannot be read, holds no text
         return None
-    return _text(raw, "stdin") if raw else None
+    return _without_newline(decode(raw, "stdin", "utf-8-sig")) if raw else None
 
 
 def with_piped_text(text: str | None, option: str) -> str | None:
@@ -196,21 +201,18 @@ def with_piped_text(text: str | None, option: str) -> str | None:
     return own if piped is None else piped if own is None else f"{piped}\n{own}"
 
 
-def _raw(file: str) -> bytes:
+def decode(raw: bytes, name: str, encoding: str = "utf-8") -> str:
+    """The text *raw*, which is UTF-8; *name* is for the message if it is not."""
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise from_os_error(error, "stdin" if file == "-" else file) from error
-
-
-def _text(raw: bytes, name: str) -> str:
-    try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode(encoding)
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{name} is not UTF-8: byte {raw[error.start]:#04x} at position {error.start:,}",
             hint="convert it first, for example with: iconv -f latin1 -t utf-8",
         ) from None
+
+
+def _without_newline(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 

@@ -8,33 +8,29 @@ from pathlib import Path
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import option
-from bitnet.base.tables import show
 from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context, say
 from bitnet.commands.declare import Output, task
 
 
-@task(
-    group="Models",
-    example="bitnet inspect-gguf smollm2-135m",
-    aliases=("show",),
-    positional=["model"],
-    formerly={"model": ("path",)},
-    metavars={"model": "PATH|NAME"},
-    help={
-        "model": "GGUF file, any part of a split model, or name of a model",
-        "full": "count every ternary weight; without it a sample of each tensor is read",
-    },
-)
-def inspect_gguf(c, model=None, full=False, output=Output()):
+@task(group="Models", example="bitnet inspect-gguf smollm2-135m", aliases=("show",))
+def inspect_gguf(
+    c,
+    model=option(
+        None,
+        "GGUF file, any part of a split model, or name of a model",
+        formerly=("path",),
+        metavar="PATH|NAME",
+        positional=True,
+    ),
+    full=option(False, "count every ternary weight; without it a sample of each tensor is read"),
+    output=Output(),
+):
     """Show what is inside a GGUF file, and what is odd about it."""
     from bitnet.sheet.inspection import inspect_gguf
 
     found = inspect_gguf(Context().model(model), full=full)
-    if output.json:
-        print(as_json(found.as_json()))
-        return
-    show(*found.lines())
+    output.finish(found.as_json(), found.lines())
 
 
 # Those of bitnet.convert, which takes too long to import for a list of commands.
@@ -95,7 +91,7 @@ class ConvertOptions:
     example="bitnet convert smollm2-135m --output q8.gguf --type Q8_0 --allow-lossy",
     required=["model", "output"],
 )
-def convert(c, options=ConvertOptions(), shown=Output()):
+def convert(c, options=ConvertOptions(), console=Output()):
     """Write a model as a GGUF file in another encoding.
 
     What will be written, and which engines will compute it differently, is said before. Every
@@ -122,16 +118,16 @@ def convert(c, options=ConvertOptions(), shown=Output()):
     output = Path(options.output)
     refuse_existing(output)
     plan = plan_conversion(Context().model(options.model), request)
-    if not shown.json:
+    if not console.json:
         say(f"{options.output}: " + "\n".join(plan.lines()))
-    if not shown.no_warnings:
+    if not console.no_warnings:
         say_all(f"Warning: {one.subject}: {one.text}" for one in plan.warnings)
-    with Progress("checking", mode=shown.progress) as progress:
+    with Progress("checking", mode=console.progress) as progress:
         plan.check(progress.reach)
-    with Progress(f"writing {options.output}", mode=shown.progress) as progress:
+    with Progress(f"writing {options.output}", mode=console.progress) as progress:
         done = plan.write(output, progress.reach)
     cost = _cost(plan, output) if options.cost else {"skipped": "--no-cost"}
-    if shown.json:
+    if console.json:
         print(as_json(done.facts() | {"cost": cost if isinstance(cost, dict) else cost.facts()}))
         return
     say_all(done.lines())
@@ -191,13 +187,20 @@ class Fix:
 @task(
     group="Models",
     example="bitnet fix-gguf smollm2-135m --set general.name=Mine --output fixed.gguf",
-    positional=["model"],
-    formerly={"model": ("path",)},
-    metavars={"model": "PATH|NAME"},
     required=["output"],
-    help={"model": "GGUF file, or name of a model, to copy; it is not changed"},
 )
-def fix_gguf(c, model=None, fix=Fix(), shown=Output()):
+def fix_gguf(
+    c,
+    model=option(
+        None,
+        "GGUF file, or name of a model, to copy; it is not changed",
+        formerly=("path",),
+        metavar="PATH|NAME",
+        positional=True,
+    ),
+    fix=Fix(),
+    console=Output(),
+):
     """Write a copy of a GGUF file with corrected metadata."""
     from pathlib import Path
 
@@ -205,11 +208,11 @@ def fix_gguf(c, model=None, fix=Fix(), shown=Output()):
     from bitnet.formats.gguf_write import write_copy
 
     source = Context().model(model)
-    with Progress(f"writing {fix.output}", mode=shown.progress) as progress:
+    with Progress(f"writing {fix.output}", mode=console.progress) as progress:
         changes = write_copy(
             source, Path(fix.output), changes=fix.changes, on_progress=progress.reach
         )
-    if shown.json:
+    if console.json:
         facts = [asdict(change) for change in changes]
         print(as_json({"output": fix.output, "changes": facts}))
         return

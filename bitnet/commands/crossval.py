@@ -12,9 +12,14 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.base import settings
-from bitnet.base.errors import ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.base.errors import (
+    BitnetError,
+    ReferenceUnavailable,
+    UsageError,
+    VerificationFailed,
+)
 from bitnet.base.invocation import word
-from bitnet.base.tables import LiveLine, of_markdown, show
+from bitnet.base.tables import LiveLine, of_markdown
 from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context, load_model, open_file, open_tokenizer, read_text, say
 from bitnet.commands.declare import task
@@ -24,16 +29,8 @@ from bitnet.runtime.options import ModelOptions
 logger = logging.getLogger(__name__)
 
 
-@task(
-    group="Check",
-    example="bitnet crossval smollm2-135m --against float64 --report-dir reports",
-)
-def crossval(
-    c,
-    requested=CrossvalOptions(),
-    model=ModelOptions(),
-    common=Context(),
-):
+@task(group="Check", example="bitnet crossval smollm2-135m --against float64 --report-dir reports")
+def crossval(c, requested=CrossvalOptions(), model=ModelOptions(), common=Context()):
     """Compare a model's logits and tokens with another engine.
 
     The summary goes to stdout. Exit code 15: they differ, or the engine failed; 22: there is
@@ -220,26 +217,20 @@ def _check(requested, options, common):
         findings.append(_replay(evidence, requested, options, common))
     wrong = [finding for finding in findings if finding.severity == "failed"]
     status, output = judge(evidence).status, common.output
-    if output.json:
-        facts = {"file": requested.check, "holds": not wrong, "status": status}
-        print(as_json(facts | {"findings": [finding.facts() for finding in findings]}))
-    else:
-        show(*render(findings))
-        show(f"the report {'does not hold' if wrong else 'holds'}; its verdict is: {status}")
-    if wrong and output.json:
-        raise Exit(code=VerificationFailed.exit_code)
+    facts = {"file": requested.check, "holds": not wrong, "status": status}
+    facts["findings"] = [finding.facts() for finding in findings]
+    state = "does not hold" if wrong else "holds"
+    lines = [*render(findings), f"the report {state}; its verdict is: {status}"]
+    failure: BitnetError | None = None
     if wrong:
-        raise VerificationFailed(
+        failure = VerificationFailed(
             f"{requested.check} does not hold: {'; '.join(finding.text for finding in wrong)}",
             hint="compare again: bitnet crossval MODEL --report-dir DIR",
         )
-    for finding in findings:
-        if finding.severity == "skipped":
-            if output.json:
-                raise Exit(code=ReferenceUnavailable.exit_code)
-            raise ReferenceUnavailable(
-                f"{requested.check}: {finding.subject} {finding.text}", hint=finding.hint
-            )
+    elif skipped := next((finding for finding in findings if finding.severity == "skipped"), None):
+        text = f"{requested.check}: {skipped.subject} {skipped.text}"
+        failure = ReferenceUnavailable(text, hint=skipped.hint)
+    output.finish(facts, lines, failure)
     _end(evidence, requested, evidence.model.file, quiet=output.json)
 
 

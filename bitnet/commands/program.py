@@ -1,55 +1,52 @@
 """The program behind ``bitnet``, ``python -m bitnet`` and, through ``tasks.py``, ``inv``.
 
-Invoke parses; this subclass turns every failure into one readable error and the exit code of
-:mod:`bitnet.base.errors`.
+Invoke parses its own options and runs tasks; this subclass binds the words of each command, and
+turns every failure into one readable error and the exit code of :mod:`bitnet.base.errors`.
 """
 
 from __future__ import annotations
 
-import ast
 import codecs
-import difflib
+import inspect
 import os
+import re
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
-from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
-from invoke.parser.context import ParserContext
-from invoke.parser.parser import Parser
 from invoke.program import Program as InvokeProgram
-from invoke.util import Lexicon  # type: ignore[attr-defined]
 
 from bitnet import __version__
 from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless, word
 from bitnet.base.tables import wrap_lines
-from bitnet.commands import declare, load
-from bitnet.commands.declare import Task
-from bitnet.commands.usage import (
-    candidates,
-    command_help,
-    commands_help,
-    network_help,
-    program_help,
-)
+from bitnet.commands import load
+from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Unexpected, Words, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from invoke.collection import Collection
     from invoke.parser.argument import Argument
 
+COLUMN = 28  # where the help of an option starts
+NAMES = 22  # and that of a command
+NARROWEST, WIDEST = 40, 100  # columns
+
+_ABOUT = "Local language models that just work, and prove it."
+_EXAMPLE = 'bitnet run smollm2-135m "Why is the sky blue?"'
+_PLAIN = re.compile(r"[\w.:/@+-]+")  # a shell may expand anything else
 _HELP = ("--help", "-h")
-# Short options of other engines' programs.
-_LETTERS = {"-m": "--model", "-p": "--prompt", "-n": "--max-tokens", "-o": "--output"}
 
 
 class Program(InvokeProgram):
-    """The command line: Invoke's grammar, our errors and exit codes."""
+    """The command line: Invoke's tasks, our options, errors and exit codes."""
 
     def __init__(self, namespace: Collection, binary: str) -> None:
         super().__init__(version=__version__, namespace=namespace, name="bitnet", binary=binary)
@@ -71,8 +68,8 @@ class Program(InvokeProgram):
                 sys.stdout.flush()
         except BitnetError as error:
             return self._report(error)
-        except ParseError as error:
-            return self._report(self._explain(error))
+        except ParseError as error:  # of the options before the command
+            return self._report(UsageError(str(error), hint="bitnet --help"))
         except UnknownFileType as error:
             return self._report(UsageError(str(error), hint="leave --config out"))
         except Exit as stop:
@@ -153,134 +150,80 @@ class Program(InvokeProgram):
         ]
         return [*super().core_args(), *(self.task_args() if self.binary == "inv" else listing)]
 
-    def _make_parser(self) -> Parser:
-        """Options of Invoke come before the command: behind it they are not its options."""
-        parser = Parser(initial=ParserContext())
-        parser.contexts = self._commands
-        return parser
-
-    @cached_property
-    def _commands(self) -> _Commands:
-        return _Commands(self.collection)
-
     def parse_tasks(self) -> None:
         """Parse the words after the core options; ``--help`` wins, ``_`` in a name means ``-``."""
         if self.args.complete.value:
             _, *typed = self.core.remainder.split() or [""]
             print(*candidates(typed, self.collection), sep="\n")
             raise Exit
+        names = self._names()
         words: list[str] = self.core.unparsed
-        before = words[: words.index("--")] if "--" in words else words
-        if before:
-            before[0] = words[0] = before[0].replace("_", "-")
-        self.parser = self._make_parser()
-        self._obey_plain_words(words)
-        before = words[: words.index("--")] if "--" in words else words
-        if any(word in _HELP for word in before) and before[0] in self.parser.contexts:
-            self.print_task_help(self.parser.contexts[before[0]].name)
-            raise Exit
-        self.typed = [*words]
-        words[: len(before)] = declare.name_positionals(before, self.parser.contexts)
-        super().parse_tasks()
-        if self.core.remainder:
-            for context in self.tasks:
-                if not getattr(self.collection[context.name], "takes_remainder", False):
-                    name, given = self._name_of(context), self.core.remainder
-                    raise UsageError(
-                        f"{name} takes nothing after ' -- ', got {given!r}",
-                        hint="write every option before the ' -- ', or leave it out",
-                    )
+        if isinstance(self.args.help.value, str):  # --help COMMAND
+            words = [self.args.help.value, "--help", *words]
+        words = words[: words.index("--")] if "--" in words else words
+        if words:
+            words[0] = words[0].replace("_", "-")
+        words, typed = self._obey_plain_words(words, names), list(words)
+        calls: list[tuple[str, dict[str, Any]]] = []
+        while words:
+            command = self._find(words[0], names)
+            if any(word in _HELP for word in words):
+                _show(command_help(command))
+                raise Exit
+            try:
+                bound = Words(command, words[1:], names.__contains__)
+            except Unexpected as error:
+                raise _suggest(error, typed) from None
+            calls.append((names[words[0]], bound.values))
+            words = [*bound.rest]
+            if self.core.remainder and not command.takes_remainder:
+                raise UsageError(
+                    f"{command.command_words} takes nothing after ' -- ', "
+                    f"got {self.core.remainder!r}",
+                    hint="write every option before the ' -- ', or leave it out",
+                )
+        self.tasks = calls  # type: ignore[assignment]  # the executor takes these, too
 
-    def _obey_plain_words(self, words: list[str]) -> None:
-        """Handle words that Invoke would take for commands, such as ``help`` and ``cache list``."""
-        contexts = self.parser.contexts
-        names = [*contexts, *contexts.aliases]
-        if not words or words[0] in contexts:
-            return
+    def _names(self) -> dict[str, str]:
+        """Every name of a command, and the one that the collection has."""
+        names: dict[str, str] = {}
+        for name, aliases in self.collection.task_names.items():
+            names |= dict.fromkeys([name, *aliases], name)
+        return names
+
+    def _find(self, word: str, names: dict[str, str]) -> Task:
+        if word in names:
+            command: Task = self.collection[names[word]]
+            return command
+        if word.startswith("-"):
+            flags = [*self.initial_context.flags, *self.initial_context.flags.aliases]
+            hint = nearest(word, flags) or "bitnet --list"
+            raise UsageError(f"no such option: {word}", hint=hint)
+        hint = nearest(word, [name.replace(".", " ") for name in names]) or "bitnet --list"
+        raise UsageError(f"no command {word!r}", hint=hint)
+
+    def _obey_plain_words(self, words: list[str], names: dict[str, str]) -> list[str]:
+        """*words* with the full name of their command; those such as ``help`` are obeyed."""
+        if not words or words[0] in names:
+            return words
         if words == ["help", "network"]:
             _show(network_help(self.collection))
             raise Exit
         if words[0] == "help" and words[1:]:
-            words[:] = [*words[1:], "--help"]  # what is not a command is said not to be one
-        if ".".join(words[:2]) in contexts:
-            words[:2] = [".".join(words[:2])]
-        elif len(words) == 1 and words[0] in ("help", "version"):
+            words = [*words[1:], "--help"]  # what is not a command is said not to be one
+        if ".".join(words[:2]) in names:
+            return [".".join(words[:2]), *words[2:]]
+        if len(words) == 1 and words[0] in ("help", "version"):
             show = {"help": self.print_help, "version": self.print_version}
             show[words[0]]()
             raise Exit
-        elif members := sorted(name for name in names if name.startswith(f"{words[0]}.")):
+        if members := sorted(name for name in names if name.startswith(f"{words[0]}.")):
             if any(word in _HELP for word in words):
                 _show(commands_help(words[0], self.collection))
                 raise Exit
             listed = ", ".join(name.partition(".")[2] for name in members)
             raise UsageError(f"{words[0]} needs one of {listed}", hint=f"bitnet {words[0]} --help")
-
-    def _explain(self, error: ParseError) -> UsageError:
-        """The user's mistake in words, with the nearest correct command."""
-        text = str(error)
-        words = list(self.core.unparsed) if hasattr(self, "core") else list(self.argv[1:])
-        context = error.context or self._context_of(words)
-        name = self._name_of(context)
-        usage = f"bitnet {name} --help" if name else "bitnet --list"
-        if text.startswith("No idea what "):
-            token = ast.literal_eval(text[len("No idea what ") : -len(" is!")])
-            return self._unknown(token, context, words, usage)
-        if "needed value" in text and context is not None:
-            flag = _flag_without_value(words, context)
-            return UsageError(
-                f"{flag} needs a value",
-                hint=f"a value that starts with a dash is written {flag}=-value; see: {usage}",
-            )
-        if "did not receive required positional" in text and context is not None:
-            missing = ", ".join(arg.names[0].upper() for arg in context.missing_positional_args)
-            return UsageError(f"{name} needs {missing}", hint=usage)
-        return UsageError(text, hint=usage)
-
-    def _name_of(self, context: ParserContext | None) -> str:
-        """The command of *context* as it is typed; nothing for the options before a command."""
-        name = context.name if context is not None else None
-        return getattr(self.collection[name], "command_words", name) if name else ""
-
-    def _context_of(self, words: list[str]) -> ParserContext | None:
-        contexts = self.parser.contexts if hasattr(self, "parser") else {}
-        return next((contexts[word] for word in words if word in contexts), None)
-
-    def _unknown(
-        self, token: str, context: ParserContext | None, words: list[str], usage: str
-    ) -> UsageError:
-        named = context is not None and context.name is not None
-        parts = (word.partition("=") for word in words)
-        again = next((flag for flag, _, value in parts if value == token), None)
-        if named and context is not None and again is not None and again in context.flags:
-            return _twice(again, words, context, usage)
-        if token.startswith("-"):
-            flags = [*self.initial_context.flags, *self.initial_context.flags.aliases]
-            if named and context is not None:
-                flags = [*context.flags, *context.flags.aliases, *context.inverse_flags]
-            where = f"{self._name_of(context)} has no option" if named else "no such option:"
-            likely = _LETTERS.get(token.partition("=")[0], "")
-            near = f"did you mean {likely}?" if likely in flags else _nearest(token, flags)
-            return UsageError(f"{where} {token}", hint=near or usage)
-        if not named or context is None:
-            names = [name.replace(".", " ") for name in self.collection.task_names]
-            return UsageError(
-                f"no command {token!r}",
-                hint=_nearest(token, names) or usage,
-            )
-        before = words[words.index(token) - 1] if token in words[1:] else ""
-        flag, inline_value, _ = before.partition("=")
-        if flag in context.flags and not context.flags[flag].takes_value:
-            off = f", or --no-{flag[2:]}" if context.flags[flag].default is True else ""
-            return UsageError(
-                f"{flag} takes no value, got {token!r}", hint=f"write {flag} or leave it out{off}"
-            )
-        if flag in context.flags and not inline_value:
-            return _twice(flag, words, context, usage)
-        return UsageError(
-            f"{self._name_of(context)}: unexpected argument {token!r}",
-            hint=_suggest(token, context, words, self.typed)
-            or f"a value with spaces needs quotes; see: {usage}",
-        )
+        return words
 
     # --- texts -------------------------------------------------------------------------------
 
@@ -295,7 +238,7 @@ class Program(InvokeProgram):
 
     def print_version(self) -> None:
         """``bitnet 0.1.0 (native (avx2), Python 3.11.7)``."""
-        from bitnet.native import backend_name, problem
+        from bitnet.base.native import backend_name, problem
 
         python = ".".join(map(str, sys.version_info[:3]))
         print(f"bitnet {self.version} ({backend_name()}, Python {python})")
@@ -308,96 +251,22 @@ class Program(InvokeProgram):
         """Print a summary, an example, and the commands by group."""
         _show(program_help(self.collection))
 
-    def print_task_help(self, name: str) -> None:
-        """Print usage, description, an example, and every option with its default."""
-        command = self.collection[name]
-        if isinstance(command, Task):
-            _show(command_help(command))
-        else:
-            super().print_task_help(name)
-
     def task_list_opener(self, extra: str = "") -> str:
         """Heading of the list of commands."""
         return f"Commands{f' ({extra})' if extra else ''}"
-
-
-class _Commands(Lexicon):
-    """The parser's commands by name.
-
-    The options of a command are made when it is looked up: those of all were a tenth of a start.
-    The parser copies the command it meets, so it need not copy them all.
-    """
-
-    def __init__(self, collection: Collection) -> None:
-        super().__init__()
-        dict.__setattr__(self, "collection", collection)  # Lexicon makes entries of attributes
-        for name, aliases in collection.task_names.items():
-            dict.__setitem__(self, name, None)
-            self.aliases.update(dict.fromkeys(aliases, name))
-
-    def __getitem__(self, name: str) -> ParserContext:
-        name = self.aliases.get(name, name)
-        if dict.__getitem__(self, name) is None:
-            options = self.collection[name].get_arguments()
-            context = ParserContext(name, self.aliases_of(name), options)
-            dict.__setitem__(self, name, context)
-        command: ParserContext = dict.__getitem__(self, name)
-        return command
-
-    def __deepcopy__(self, _copies: object) -> _Commands:
-        return self
-
-    def __repr__(self) -> str:
-        return f"{len(self)} commands"  # the parser formats it on every start
 
 
 def _show(lines: Iterable[str]) -> None:
     print(as_started("\n".join(lines)))
 
 
-def _twice(flag: str, words: list[str], context: ParserContext, usage: str) -> UsageError:
-    """Error: *flag* has a value already, perhaps by another of its names."""
-    given = {name for each in words if (name := each.partition("=")[0]) in context.flags}
-    same = [name for name in given if context.flags[name] is context.flags[flag]]
-    if len(same) > 1:
-        return UsageError(f"{' and '.join(sorted(same))} are one option, given twice", hint=usage)
-    return UsageError(f"{flag} is given twice", hint=usage)
-
-
-def _suggest(token: str, context: ParserContext, words: list[str], typed: list[str]) -> str:
-    """The command line *typed*, understood as *words*, with the name that *token* lacks."""
-    free = [name for name in context.flags if not any(each.startswith(name) for each in words)]
-    likely = ["--input"] if token.endswith((".jsonl", ".txt")) else []
-    likely += ["--prompt", "--model-dir", "--output"]
-    flag = next((name for name in likely if name in free), "")
-    if not flag or token not in typed:
-        return ""
-    at = typed.index(token)
-    line = " ".join([*map(word, typed[:at]), flag, *map(word, typed[at:])])
-    return f"bitnet {line}"
-
-
-def _nearest(given: str, known: list[str]) -> str:
-    bare = {name.lstrip("-"): name for name in known}  # ignore the dashes that all have
-    close = difflib.get_close_matches(given.lstrip("-"), bare, n=3, cutoff=0.6)
-    found = [bare[name] for name in close]
-    return f"did you mean {' or '.join(found)}?" if found else ""
-
-
-def _flag_without_value(words: list[str], context: ParserContext) -> str:
-    """The option in *words* that lacks its value."""
-    for each, following in zip(words, [*words[1:], None], strict=True):
-        if (
-            each in context.flags
-            and context.flags[each].takes_value
-            and (
-                following is None
-                or following in context.flags
-                or following in context.inverse_flags
-            )
-        ):
-            return each
-    return "an option"
+def _suggest(error: Unexpected, typed: list[str]) -> UsageError:
+    """*error* with the command line *typed*, and the flag that its word lacks."""
+    if error.flag and error.word in typed:
+        at = typed.index(error.word)
+        line = " ".join([*map(word, typed[:at]), error.flag, *map(word, typed[at:])])
+        error.hint = f"bitnet {line}"
+    return error
 
 
 def _out_of_memory(error: MemoryError) -> InferenceError:
@@ -441,3 +310,140 @@ def main(namespace: Collection | None = None, **options: Any) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _terminate)
     Program(namespace or load(), options.get("binary", "bitnet")).run()
+
+
+# --- help, and the words that the tab key offers ------------------------------------------------
+
+
+def program_help(collection: Collection) -> Iterator[str]:
+    """Lines about the program: an example, then the commands by group."""
+    yield from (_ABOUT, "", "Usage: bitnet COMMAND [--options]", f"Example: {_EXAMPLE}")
+    groups: dict[str, list[Task]] = {group: [] for group in [*GROUPS, "This checkout"]}
+    for command in _commands(collection):
+        groups[command.group or "This checkout"].append(command)
+    for group, commands in groups.items():
+        if commands:
+            yield from ("", f"{group}:")
+        for command in commands:
+            yield from _entry(command.command_words, summary(command), NAMES)
+    yield ""
+    yield "What a command does and takes: bitnet COMMAND --help"
+    yield "Completion by the tab key: bitnet completion bash (or zsh, fish), see its --help"
+
+
+def commands_help(word: str, collection: Collection) -> Iterator[str]:
+    """Lines about the commands of *collection* that begin with *word*, such as ``cache``."""
+    yield from (f"Usage: bitnet {word} COMMAND [--options]", "")
+    for command in _commands(collection):
+        if command.command_words.startswith(f"{word} "):
+            yield from _entry(command.command_words, summary(command), NAMES)
+    yield from ("", f"What a command does and takes: bitnet {word} COMMAND --help")
+
+
+def command_help(command: Task) -> Iterator[str]:
+    """Lines about *command*: its use, what it does, an example, its options by section."""
+    options = command.options
+    words = ["[--options]", *(option.in_usage() for option in options if option.positional)]
+    yield from (" ".join([f"Usage: bitnet {command.command_words}", *words]), "")
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    for at, paragraph in enumerate(paragraphs):
+        yield from ("",) * bool(at)
+        yield from _wrap(" ".join(paragraph.splitlines()), 0)
+    if command.example:
+        yield from ("", "Example:", *(f"  {line}" for line in command.example.splitlines()))
+    by_section: dict[str, list[Option]] = {}
+    for option in options:
+        by_section.setdefault(option.section, []).append(option)
+    network = by_section.pop(NETWORK, [])
+    for section, entries in by_section.items():
+        yield from ("", f"{section}:")
+        yield from _options(entries)
+    if network:
+        shown = " ".join(f"--{entry.long_names[0]}" for entry in network)
+        yield from ("", f"{NETWORK}, explained by `bitnet help network`:")
+        yield from _wrap(shown, 2)
+
+
+def network_help(collection: Collection) -> Iterator[str]:
+    """Lines about the options that every command of *collection* that fetches has."""
+    shared = {
+        option.name: option
+        for command in _commands(collection)
+        for option in command.options
+        if option.section == NETWORK
+    }
+    yield from ("Every command that fetches something takes these:", "")
+    yield from _options(shared.values())
+
+
+def _commands(collection: Collection) -> list[Task]:
+    """The commands of *collection* in the order of the names that are typed."""
+    found = (collection[name] for name in collection.task_names)
+    return sorted((one for one in found if isinstance(one, Task)), key=attrgetter("command_words"))
+
+
+def summary(command: object) -> str:
+    """The first line of the text of *command*."""
+    return (command.__doc__ or "").strip().partition("\n")[0]
+
+
+def _options(options: Iterable[Option]) -> Iterator[str]:
+    for entry in options:
+        yield from _entry(entry.spelling(), entry.describe(), COLUMN)
+
+
+def _entry(name: str, text: str, column: int) -> Iterator[str]:
+    """A name and its text; a long name has a line of its own."""
+    lines = _wrap(text, column)
+    if len(name) + 4 > column:
+        yield f"  {name}"
+    else:
+        first = next(lines, "").strip()
+        yield f"  {name:<{column - 2}}{first}".rstrip()
+    yield from lines
+
+
+def _wrap(text: str, indent: int) -> Iterator[str]:
+    width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
+    margin = " " * indent
+    yield from textwrap.wrap(
+        text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
+
+
+def candidates(words: list[str], collection: Collection) -> list[str]:
+    """Words that can follow, or complete, the last of *words*; the shell picks those that fit.
+
+    Files are left to the shell.
+    """
+    tasks = [collection[name] for name in collection.task_names]
+    by_name = {getattr(task, "command_words", task.name): task for task in tasks}
+    names = list(by_name)
+    command = next((name for name in names if words[: name.count(" ") + 1] == name.split()), "")
+    if not command:
+        first = words[0] if words else ""
+        members = [name.split()[1] for name in names if name.startswith(f"{first} ")]
+        return members or sorted({name.split()[0] for name in names})
+    rest = words[command.count(" ") + 1 :]
+    options = by_name[command].options
+    by_flag = {f"--{name}": option for option in options for name in option.long_names}
+    last = rest[-1] if rest else ""
+    for flag in reversed(rest[-2:]):
+        if flag in by_flag and by_flag[flag].takes_value:
+            return _values(by_flag[flag])
+    if last.startswith("-"):
+        off = [option.off_flag for option in options if option.off_flag]
+        return [*by_flag, *off, "--help"]
+    return [value for option in options if option.positional for value in _values(option)]
+
+
+def _values(option: Option) -> list[str]:
+    """Possible values of *option*, as far as they are known without looking into a file."""
+    if option.name != "model":
+        return list(filter(_PLAIN.fullmatch, option.choices))
+    from bitnet.base import settings
+    from bitnet.hub.ref import names
+
+    cached = (settings.cache_dir() / "models/hf").glob("*/*@*")
+    found = (f"hf:{path.parent.name}/{path.name.removesuffix('@main')}" for path in cached)
+    return [*names(), *filter(_PLAIN.fullmatch, found)]

@@ -24,12 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 @task(group="Serve", example="bitnet serve smollm2-135m --port 9999", aliases=("worker",))
-def serve(
-    c,
-    options=ServeOptions(),
-    model=ModelOptions(),
-    common=Context(),
-):
+def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
     """Serve a model over HTTP, as OpenAI's API and a chat page.
 
     Stop it with Ctrl-C or SIGTERM: answers that run may finish.
@@ -211,7 +206,7 @@ def _tell(options, narrate, fetch, address):
             "Running in test mode! No callback needed! 🧪",
         )
         return
-    from bitnet.hub.http import call_back
+    from bitnet.hub.session import call_back
 
     facts = {"worker_id": options.worker_id, "status": "ready", "address": address}
     try:

@@ -18,39 +18,46 @@ from bitnet.base.errors import (
     from_os_error,
 )
 from bitnet.base.invocation import as_started, harmless, word
+from bitnet.base.options import option
 from bitnet.base.tables import show, table
 from bitnet.base.terminal import as_json
-from bitnet.commands.context import Context
+from bitnet.commands.context import PRE, VERIFY, Context, read_text
 from bitnet.commands.declare import Output, task
 from bitnet.sources import TOKENIZERS
 
 if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer, TokenSpan
 
-
-@task(
-    group="Tokenizers",
-    example="bitnet tokenizer --source mirror",
-    help={
-        "output": "folder for tokenizer.json; created if missing",
-        "source": "repository: mirror needs no account, official needs HF_TOKEN",
-        "force": "fetch it again even if it is there",
-        "verify": "read existing files again instead of trusting size, time and inode",
-        "compare": "instead of fetching: a tokenizer.json to compare ...",
-        "against": "... with this one",
-    },
-    choices={"source": tuple(TOKENIZERS)},
-    formerly={"against": ("with",), "output": ("into",)},
-    metavars={"output": "DIR", "compare": "FILE", "against": "FILE"},
+MODEL = option(
+    None,
+    "GGUF file, folder with config.json, or name of a model",
+    metavar="PATH|NAME",
+    positional=True,
 )
+TOKENIZER = option(
+    None,
+    "GGUF file, tokenizer file or folder, or name of a model",
+    formerly=("tokenizer",),
+    metavar="PATH|NAME",
+    positional=True,
+)
+
+
+@task(group="Tokenizers", example="bitnet tokenizer --source mirror")
 def tokenizer(
     c,
-    output="models",
-    source="mirror",
-    force=False,
-    verify=False,
-    compare="",
-    against="",
+    output=option(
+        "models", "folder for tokenizer.json; created if missing", formerly=("into",), metavar="DIR"
+    ),
+    source=option(
+        "mirror",
+        "repository: mirror needs no account, official needs HF_TOKEN",
+        choices=tuple(TOKENIZERS),
+    ),
+    force=option(False, "fetch it again even if it is there"),
+    verify=VERIFY,
+    compare=option("", "instead of fetching: a tokenizer.json to compare ...", metavar="FILE"),
+    against=option("", "... with this one", formerly=("with",), metavar="FILE"),
     common=Context(),
 ):
     """Fetch the LLaMA-3 tokenizer, checked, or compare two.
@@ -85,29 +92,19 @@ def _compare(left: str, right: str, output: Output) -> None:
             "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --against B"
         )
     different_parts = differences(load_spec(left), load_spec(right))
-    if output.json:
-        print(
-            as_json(
-                {
-                    "equal": not different_parts,
-                    "differences": [asdict(entry) for entry in different_parts],
-                }
-            )
-        )
-    else:
-        lines = [f"{entry.part}: {entry.text}" for entry in different_parts]
-        show(*(lines or ["no difference"]))
+    facts = {"equal": not different_parts, "differences": [asdict(it) for it in different_parts]}
+    lines = [f"{entry.part}: {entry.text}" for entry in different_parts]
+    output.finish(facts, lines or ["no difference"])
     if different_parts:
         raise Exit(f"{left} and {right} differ", code=VerificationFailed.exit_code)
 
 
-@task(
-    group="Tokenizers",
-    example="bitnet pre-download-tokenizers --model-dir models",
-    help={"model_dir": "folder with models, searched recursively"},
-    metavars={"model_dir": "DIR"},
-)
-def pre_download_tokenizers(c, model_dir="models", common=Context()):
+@task(group="Tokenizers", example="bitnet pre-download-tokenizers --model-dir models")
+def pre_download_tokenizers(
+    c,
+    model_dir=option("models", "folder with models, searched recursively", metavar="DIR"),
+    common=Context(),
+):
     """Fetch the tokenizers that models lack into the cache.
 
     A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
@@ -157,18 +154,14 @@ def _provide(model, project):
     return {"state": state, "path": str(got.path), "source": source.name}
 
 
-@task(
-    group="Tokenizers",
-    example="bitnet explain-tokenizer smollm2-135m",
-    help={
-        "model": "GGUF file, folder with config.json, or name of a model",
-        "tokenizer": "look only at this tokenizer file or folder",
-        "pre": "pre-tokenizer name to use instead of the GGUF file's",
-    },
-    positional=["model"],
-    metavars={"model": "PATH|NAME", "tokenizer": "PATH", "pre": "NAME"},
-)
-def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
+@task(group="Tokenizers", example="bitnet explain-tokenizer smollm2-135m")
+def explain_tokenizer(
+    c,
+    model=MODEL,
+    tokenizer=option("", "look only at this tokenizer file or folder", metavar="PATH"),
+    pre=PRE,
+    output=Output(),
+):
     """Show every place a tokenizer was looked for, and why."""
     from bitnet.base.errors import TokenizerNotFound
     from bitnet.tokenizer.discover import download_info, not_found, search
@@ -198,24 +191,22 @@ def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
 @task(
     group="Tokenizers",
     example="bitnet export-tokenizer smollm2-135m --output exported",
-    help={
-        "model": "GGUF file, tokenizer file or folder, or name of a model",
-        "output": "folder that receives the files",
-        "pre": "pre-tokenizer name to use instead of the GGUF file's",
-        "force": "replace files that are there",
-    },
-    positional=["model"],
     required=["output"],
-    formerly={"model": ("tokenizer",), "output": ("into",)},
-    metavars={"model": "PATH|NAME", "output": "DIR", "pre": "NAME"},
 )
-def export_tokenizer(c, model=None, output="", pre="", force=False, shown=Output()):
+def export_tokenizer(
+    c,
+    model=TOKENIZER,
+    output=option("", "folder that receives the files", formerly=("into",), metavar="DIR"),
+    pre=PRE,
+    force=option(False, "replace files that are there"),
+    console=Output(),
+):
     """Write a tokenizer as tokenizer.json, exactly or not at all."""
     from bitnet.tokenizer.export import export_tokenizer as export
     from bitnet.tokenizer.load import load_spec
 
     files = export(load_spec(Context().model(model), pre=pre or None), Path(output), force=force)
-    if shown.json:
+    if console.json:
         print(as_json({"files": [str(path) for path in files]}))
     else:
         print("\n".join(str(path) for path in files))
@@ -224,54 +215,58 @@ def export_tokenizer(c, model=None, output="", pre="", force=False, shown=Output
 @task(
     group="Tokenizers",
     example="bitnet verify-tokenizer exported/tokenizer.json --against smollm2-135m",
-    help={
-        "model": "GGUF file, tokenizer file or folder, or name of a model",
-        "against": "the tokenizer to compare with: GGUF file, tokenizer file or folder",
-        "corpus": "UTF-8 file with one text per line; default: about 470 built-in texts",
-        "pre": "pre-tokenizer name to use instead of the GGUF file's",
-    },
-    positional=["model"],
     required=["against"],
-    formerly={"model": ("tokenizer",)},
-    metavars={"model": "PATH|NAME", "against": "PATH", "corpus": "FILE", "pre": "NAME"},
 )
-def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output()):
+def verify_tokenizer(
+    c,
+    model=TOKENIZER,
+    against=option(
+        "", "the tokenizer to compare with: GGUF file, tokenizer file or folder", metavar="PATH"
+    ),
+    corpus=option(
+        "", "UTF-8 file with one text per line; default: about 470 built-in texts", metavar="FILE"
+    ),
+    pre=PRE,
+    output=Output(),
+):
     """Compare two tokenizers: parts, texts and every id."""
     from bitnet.tokenizer.comparison import compare
     from bitnet.tokenizer.load import load_spec
-    from bitnet.tokenizer.tokenizer import Tokenizer
 
     common = Context()
     specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
     agreement = compare(*specs, _corpus_texts(Path(corpus) if corpus else None))
-    if output.json:
-        print(as_json(asdict(agreement) | {"passed": agreement.complete}))
-        raise Exit(code=0 if agreement.complete else VerificationFailed.exit_code)
     parts = [f"{entry.part}: {entry.text}" for entry in agreement.differences if entry.certain]
     written = [
         f"{entry.part}: {entry.text}" for entry in agreement.differences if not entry.certain
     ]
-    show(str(agreement), *parts, *(f"written differently: {part}" for part in written))
-    if agreement.complete:
-        return
-    hint = f"see which one the model gets: bitnet explain-tokenizer {word(model)}"
+    lines = [str(agreement), *parts, *(f"written differently: {part}" for part in written)]
+    failure = None
+    if not agreement.complete:
+        problem = _describe(agreement, specs, parts)
+        see = f"see which one the model gets: bitnet explain-tokenizer {word(model)}"
+        hint = see if problem else "give a corpus with a line in it"
+        failure = VerificationFailed(problem or "no text was compared", hint=hint)
+    output.finish(asdict(agreement) | {"passed": agreement.complete}, lines, failure)
+
+
+def _describe(agreement, specs, parts):
+    """The first difference between the two *specs*; empty if there is none."""
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
     ours, theirs = (Tokenizer.from_spec(spec) for spec in specs)
     if (text := agreement.first_difference) is not None:
-        raise VerificationFailed(
+        return (
             f"first difference: {text!r}\n  {ours.source}: {ours.encode(text)}\n"
-            f"  {theirs.source}: {theirs.encode(text)}",
-            hint=hint,
+            f"  {theirs.source}: {theirs.encode(text)}"
         )
     if agreement.first_ids is not None:
         ids = list(agreement.first_ids)
-        raise VerificationFailed(
+        return (
             f"the same ids, other texts: {ids}\n  {ours.source}: {ours.decode(ids)!r}\n"
-            f"  {theirs.source}: {theirs.decode(ids)!r}",
-            hint=hint,
+            f"  {theirs.source}: {theirs.decode(ids)!r}"
         )
-    if parts:
-        raise VerificationFailed(f"{ours.source} and {theirs.source} differ: {parts[0]}", hint=hint)
-    raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")
+    return f"{ours.source} and {theirs.source} differ: {parts[0]}" if parts else ""
 
 
 def _corpus_texts(path: Path | None) -> list[str]:
@@ -292,30 +287,20 @@ def _corpus_texts(path: Path | None) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-@task(
-    group="Tokenizers",
-    example="bitnet compat-check smollm2-135m",
-    help={
-        "model": "GGUF file, folder with config.json, or name of a model",
-        "tokenizer": "tokenizer file or folder to check; default: the one that would be used",
-        "approximate_tokenizer": "measure how often this tokenizer gives the same ids",
-        "pre": "pre-tokenizer name to use instead of the GGUF file's",
-    },
-    positional=["model"],
-    choices={"approximate_tokenizer": ("", "cl100k_base")},
-    metavars={
-        "model": "PATH|NAME",
-        "tokenizer": "PATH",
-        "pre": "NAME",
-        "approximate_tokenizer": "cl100k_base",
-    },
-)
+@task(group="Tokenizers", example="bitnet compat-check smollm2-135m")
 def compat_check(
     c,
-    model=None,
-    tokenizer="",
-    approximate_tokenizer="",
-    pre="",
+    model=MODEL,
+    tokenizer=option(
+        "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
+    ),
+    approximate_tokenizer=option(
+        "",
+        "measure how often this tokenizer gives the same ids",
+        choices=("", "cl100k_base"),
+        metavar="cl100k_base",
+    ),
+    pre=PRE,
     common=Context(),
 ):
     """Say in one line whether model and tokenizer fit."""
@@ -332,13 +317,12 @@ def compat_check(
         stand_in = _approximation(approximate_tokenizer, exact, common)
         result, stamp = compatibility(path, stand_in.tokenizer, pre=pre), stand_in.facts()
         lines.append(str(stand_in))
-    if common.output.json:
-        print(as_json(asdict(result) | stamp))
-        raise Exit(code=0 if result.compatible else VocabMismatch.exit_code)
-    verdict = [result.verdict] if result.compatible else []  # else it is the error
-    show(*lines, *map(str, result.findings), *verdict)
+    failure, verdict = None, [result.verdict]
     if not result.compatible:
-        raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
+        failure = VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
+        verdict = []  # it is the error
+    lines = [*lines, *map(str, result.findings), *verdict]
+    common.output.finish(asdict(result) | stamp, lines, failure)
 
 
 def _approximation(name, exact, common):
@@ -353,35 +337,20 @@ def _approximation(name, exact, common):
     return approximate(name, got.path, exact=exact)
 
 
-@task(
-    group="Tokenizers",
-    example='bitnet tokenize smollm2-135m "Hello world"',
-    help={
-        "model": "GGUF file, tokenizer file or folder, or name of a model",
-        "text": "the text; default: --file or stdin",
-        "file": "UTF-8 file to encode; - for stdin",
-        "count": "print the number of ids only",
-        "pieces": "print a table: id, characters, text, spelling",
-        "add_special": "add BOS and EOS as the model expects",
-        "parse_special": "parse special tokens in the text",
-        "pre": "pre-tokenizer name to use instead of the GGUF file's",
-        "verify": "read the tokenizer's file again instead of trusting size, times and inode",
-    },
-    positional=["model", "text"],
-    formerly={"model": ("tokenizer",)},
-    metavars={"model": "PATH|NAME", "file": "FILE", "pre": "NAME"},
-)
+@task(group="Tokenizers", example='bitnet tokenize smollm2-135m "Hello world"')
 def tokenize(
     c,
-    model=None,
-    text="",
-    file="",
-    count=False,
-    pieces=False,
-    add_special=True,
-    parse_special=True,
-    pre="",
-    verify=False,
+    model=TOKENIZER,
+    text=option("", "the text; default: --file or stdin", positional=True),
+    file=option("", "UTF-8 file to encode; - for stdin", metavar="FILE"),
+    count=option(False, "print the number of ids only"),
+    pieces=option(False, "print a table: id, characters, text, spelling"),
+    add_special=option(True, "add BOS and EOS as the model expects"),
+    parse_special=option(True, "parse special tokens in the text"),
+    pre=PRE,
+    verify=option(
+        False, "read the tokenizer's file again instead of trusting size, times and inode"
+    ),
     output=Output(),
 ):
     """Show the token ids of a text.
@@ -416,18 +385,7 @@ def _text_of(file: str, model: str) -> str:
             "there is no text: none was given, and nothing is piped in",
             hint=f'bitnet tokenize {word(model)} "a text"',
         )
-    try:
-        data = sys.stdin.buffer.read() if file in ("", "-") else Path(file).read_bytes()
-    except OSError as error:
-        raise from_os_error(error, file) from error
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{file or 'stdin'} is not UTF-8: byte {error.start:,} is"
-            f" 0x{data[error.start]:02X} ({error.reason})",
-            hint="convert it first, for example with iconv -t UTF-8",
-        ) from None
+    return read_text(file or "-", whole=True)
 
 
 def _show(tokenizer: Tokenizer, text: str, spans: list[TokenSpan], *, as_facts: bool) -> None:

@@ -117,6 +117,6 @@ def test_every_command_that_takes_a_model_is_here():
     taking = {
         name
         for name in namespace.task_names
-        if TAKES_A_MODEL & {arg.name for arg in namespace[name].get_arguments()}
+        if TAKES_A_MODEL & {arg.name for arg in namespace[name].options}
     }
     assert taking == {*MODEL, *OTHERWISE}

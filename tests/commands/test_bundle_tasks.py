@@ -13,7 +13,7 @@ from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, tiny_gguf
 
 from bitnet import sources
-from bitnet.base import settings
+from bitnet.base import files, settings
 from bitnet.store import Store
 from bitnet.store.bundle import MANIFEST
 
@@ -272,10 +272,6 @@ def _named(**facts):
     return lambda document: document["files"][0].update(facts)
 
 
-def _member(index, **facts):
-    return lambda document: document["members"][index].update(facts)
-
-
 def _linked(kind):
     def change(entry):
         if entry.name.startswith("sha256/"):
@@ -297,16 +293,22 @@ HOSTILE = {
     "a hard link": lambda path: _packed(_parts(path), _linked(tarfile.LNKTYPE)),
     "a device": lambda path: _packed(_parts(path), _linked(tarfile.CHRTYPE)),
     "a member twice": lambda path: _packed([*_parts(path), _parts(path)[-1]]),
-    "another order": lambda path: _packed([_parts(path)[0], *_parts(path)[:0:-1]]),
+    "another order": lambda path: _packed(_parts(path)[::-1]),
     "an absolute path": lambda path: _packed([*_parts(path), ("/tmp/evil", b"x")]),
     "a path upwards": lambda path: _packed([*_parts(path)[:-1], ("../../evil", b"x")]),
-    "a member upwards": lambda path: _rewritten(path, _member(-1, name="sha256/../../../evil")),
-    "a huge member": lambda path: _rewritten(path, _member(-1, size=1 << 60)),
-    "a negative size": lambda path: _rewritten(path, _member(-1, size=-1)),
-    "members twice in the list": lambda path: _rewritten(
-        path, lambda document: document["members"].append(document["members"][-1])
+    "a huge file": lambda path: _rewritten(path, _named(size=1 << 59)),
+    "a negative size": lambda path: _rewritten(path, _named(size=-1)),
+    "two sizes of one file": lambda path: _rewritten(
+        path, lambda document: document["files"].append(document["files"][0] | {"size": 1})
     ),
-    "a digest that is none": lambda path: _rewritten(path, _member(-1, sha256="../x")),
+    "a digest that is none": lambda path: _rewritten(path, _named(sha256="../x")),
+    "an attestation upwards": lambda path: _rewritten(
+        path, lambda document: document["attestations"].update({"../../x": "{}"})
+    ),
+    "more in the list": lambda path: _rewritten(path, lambda document: document.update(evil=1)),
+    "another spelling": lambda path: _packed(
+        [(MANIFEST, _parts(path)[0][1].replace(b"\n ", b"\n")), *_parts(path)[1:]]
+    ),
     "a file upwards": lambda path: _rewritten(path, _named(file="../../../evil")),
     "an absolute file": lambda path: _rewritten(path, _named(file="/etc/evil")),
     "a repository upwards": lambda path: _rewritten(path, _named(repo="../..")),
@@ -376,10 +378,8 @@ def test_a_version_that_is_not_known_is_said(bundle, machine, bitnet, tmp_path):
 def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
     bundle, machine, bitnet, monkeypatch
 ):
-    from bitnet.store import bundle as module
-
     machine("there")
-    monkeypatch.setattr(module, "free_space", lambda folder: 1000)
+    monkeypatch.setattr(files, "free_space", lambda folder: 1000)
     done = bitnet("bundle.import", bundle)
     assert (done.code, "--cache-dir" in done.err) == (10, True)
     assert "cache clean" not in done.err
@@ -387,17 +387,12 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
 
 
 def test_a_wrong_attestation_is_refused(bundle, machine, bitnet, tmp_path):
-    parts = _parts(bundle)
-    at = next(i for i, (name, _) in enumerate(parts) if name.startswith("attestations/"))
-    text = b"{}"
-    manifest = json.loads(parts[0][1])
-    for member in manifest["members"]:
-        if member["name"] == parts[at][0]:
-            member.update(sha256=hashlib.sha256(text).hexdigest(), size=len(text))
-    parts[0] = (MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
-    parts[at] = (parts[at][0], text)
+    def empty(document):
+        document["attestations"] = dict.fromkeys(document["attestations"], "{}")
+        assert document["attestations"]
+
     path = tmp_path / "hostile.tar"
-    path.write_bytes(_packed(parts))
+    path.write_bytes(_rewritten(bundle, empty))
     machine("there")
     assert bitnet("bundle.import", path).code == 13
     assert digests_in(settings.cache_dir()) == set()

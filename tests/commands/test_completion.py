@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.commands import load
-from bitnet.commands.usage import candidates
+from bitnet.commands.program import candidates
 
 pytest.importorskip("pty")
 from terminals import OnTerminal
@@ -67,7 +67,7 @@ def test_the_word_is_among_those_that_are_offered(place, what):
 def test_every_option_of_a_command_is_offered(name):
     command = load()[name]
     offered = candidates([*command.command_words.split(), "--"], load())
-    assert {f"--{option.names[0]}" for option in command.get_arguments()} <= {*offered}
+    assert {f"--{option.names[0]}" for option in command.options} <= {*offered}
 
 
 @pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=pytest.mark.needs("zsh"))])

@@ -85,7 +85,7 @@ def test_a_path_in_a_command_is_one_word_of_the_shell(place, program, words):
 
 
 def test_every_option_in_a_sentence_is_one_of_a_command():
-    arguments = [entry for name in load().task_names for entry in load()[name].get_arguments()]
+    arguments = [entry for name in load().task_names for entry in load()[name].options]
     known = GENERAL | {f"--{name.replace('_', '-')}" for entry in arguments for name in entry.names}
     known |= {f"--no-{name[2:]}" for name in known}
     found = {(place, name) for place, text in SENTENCES for name in OPTION.findall(text)}

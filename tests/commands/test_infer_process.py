@@ -72,7 +72,7 @@ ROOMS = {
     *("runtime", "shipped", "sources", "tokenizer"),
 }
 PARTS = {
-    *("batch.options", "cache.exact_heads", "cache.options", "crossval.options", "hub.options"),
+    *("batch.options", "cache.exact_heads", "crossval.options", "hub.options"),
     *("server.narration", "server.options"),
     *("store.blobs", "store.links", "store.partial", "store.records", "store.tag"),
 }
@@ -194,7 +194,7 @@ def large_gguf(path):
 LIMITED = """
 import resource, sys
 import numpy
-from bitnet import native
+from bitnet.base import native
 from bitnet.commands.program import Program
 from bitnet.runtime import language_model
 from bitnet.commands import load

@@ -61,7 +61,7 @@ def test_of_a_ternary_model_the_file_that_suits_the_memory_is_run(
     assert done.code == 0
     assert "PQ2_0, PTQ1_0 hold the same weights; Ternary-Tiny-PQ2_0.gguf" in done.err
     room = (tmp_path / "PTQ1_0.gguf").stat().st_size + OVERHEAD_BYTES
-    monkeypatch.setattr("bitnet.sheet.plan.free_memory", lambda: room)
+    monkeypatch.setattr("bitnet.base.machine.free_memory", lambda: room)
     done = bitnet("download-model", "--id", "org/ternary")
     assert done.code == 0
     assert "Ternary-Tiny-PTQ1_0.gguf" in done.err

@@ -6,11 +6,11 @@ import pytest
 from tiny_models import tiny_gguf
 
 from bitnet.commands import load
-from bitnet.commands.declare import Option, name_positionals
+from bitnet.commands.declare import Option, Words
 
 COMMANDS = load()
 OPTIONS = {
-    name: {entry.names[0]: entry for entry in COMMANDS[name].get_arguments()}
+    name: {entry.names[0]: entry for entry in COMMANDS[name].options}
     for name in COMMANDS.task_names
 }
 WITH_MODEL = sorted(name for name, options in OPTIONS.items() if "model" in options)
@@ -111,9 +111,8 @@ def test_an_area_is_told_from_a_model(bitnet, model):
 
 
 def test_several_models_are_several_words():
-    contexts = {one.name: one for one in COMMANDS.to_contexts()}
-    words = name_positionals(["bundle.export", "a", "--output", "x.tar", "b"], contexts)
-    assert words == ["bundle.export", "--model=a", "--output", "x.tar", "--model=b"]
+    words = Words(COMMANDS["bundle.export"], ["a", "--output", "x.tar", "b"], lambda word: False)
+    assert words.values == {"model": ["a", "b"], "output": "x.tar"}
 
 
 @pytest.mark.parametrize("words", [("cache", "clean"), ("cache.clean",), ("clean-cache",)])

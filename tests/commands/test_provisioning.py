@@ -9,7 +9,7 @@ import pytest
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 
-from bitnet.base import settings
+from bitnet.base import files, settings
 from bitnet.base.errors import PermissionDenied
 from bitnet.hub import project
 from bitnet.store import records
@@ -281,15 +281,13 @@ def test_a_model_is_fetched_where_the_cache_is_read_only(hub, bitnet, tmp_path, 
 def test_a_full_disk_names_clean_cache_only_where_it_frees_enough(
     hub, bitnet, monkeypatch, left, said
 ):
-    from bitnet.hub import download
-
     cache = settings.cache_dir()
     make_cache(cache)
     if left:
         folder = cache / left / "key"
         folder.mkdir(parents=True)
         (folder / "tokenizer.json").write_bytes(b"x" * 40_000_000)
-    monkeypatch.setattr(download, "free_space", lambda folder: 1000)
+    monkeypatch.setattr(files, "free_space", lambda folder: 1000)
     done = bitnet("download-model", "--id", "org/model", "--file", "big-F16.gguf")
     assert done.code == 10
     hint = done.err.partition("hint: ")[2]
