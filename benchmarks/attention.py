@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.kernels.kv_codes import PAGE, pages_of
 
 QUERIES, DEPTH = 512, 4032

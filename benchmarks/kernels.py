@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from bitnet import native
+from bitnet.base import native
 
 DECODE_BYTES = 256 << 20  # weights walked through per measurement, more than any cache holds
 PREFILL_TOKENS = 128

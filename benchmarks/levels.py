@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bitnet import native
+from bitnet.base import native
 
 ROUNDS = 15
 

@@ -117,7 +117,7 @@ class Bitnet:
 
     def __init__(self, path, threads, context, *, level="", head=""):
         import bitnet
-        from bitnet import native
+        from bitnet.base import native
 
         level = level or os.environ.get("BENCHMARK_LEVEL")
         if level and not native.module().set_kernel_level(level):

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from peers import library
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.bench.report import describe_machine
 
 ENGINES = {

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.bench.report import describe_machine
 from bitnet.kernels.ternary_packing import COLUMNS
 

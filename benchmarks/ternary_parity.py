@@ -26,7 +26,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import bitnet
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import BitnetError
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval.answers import PROMPTS, our_trace

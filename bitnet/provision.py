@@ -183,14 +183,13 @@ def _locate(text: str, *, fetch: bool) -> str | Path:
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.project import Project
     from bitnet.hub.ref import parse
-    from bitnet.sheet.plan import fits_in_memory
 
     ref = parse(text)
     if ref.path is not None and not ref.is_wheel:
         return text
     cache = settings.cache_dir()
     project = Project(Path(), cache, FetchOptions(), "auto")
-    return named.provide(ref, project, fetch=fetch, announce=logger.info, fits=fits_in_memory)
+    return named.provide(ref, project, fetch=fetch)
 
 
 class SmartTokenizerDownload:

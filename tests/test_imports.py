@@ -16,7 +16,6 @@ ROOT = Path(bitnet.__file__).parent
 # A module may import from lower layers and from its own package.
 LAYERS = [
     ["base"],
-    ["native"],
     ["sources", "shipped", "quants", "families", "ci", "store"],
     ["formats", "cache", "kernels"],
     ["tokenizer", "models", "hub", "doctor"],

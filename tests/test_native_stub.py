@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bitnet
-from bitnet import native
+from bitnet.base import native
 
 module = native.module()
 pytestmark = pytest.mark.skipif(module is None, reason="the native module is not installed")

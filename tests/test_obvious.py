@@ -81,7 +81,7 @@ def minimal(name):
     """A command line of *name* that is understood."""
     if name == "completion":
         return name, "bash"
-    needed = [one for one in load()[name].get_arguments() if getattr(one, "required", False)]
+    needed = [one for one in load()[name].options if getattr(one, "required", False)]
     return (name, *("x" if one.positional else f"--{one.names[0]}=x" for one in needed))
 
 

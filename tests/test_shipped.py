@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import NotFound
 from bitnet.base.invocation import reinstall_command
 from bitnet.formats.containers import open_checkpoint

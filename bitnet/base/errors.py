@@ -38,39 +38,6 @@ import os
 
 from bitnet.base.invocation import as_started
 
-__all__ = [
-    "EXIT_CODES",
-    "AuthError",
-    "BenchmarkError",
-    "BitnetError",
-    "CacheBusy",
-    "HashMismatch",
-    "InferenceError",
-    "IntegrityError",
-    "Interrupted",
-    "InvalidFormat",
-    "LicenceNotAccepted",
-    "NetworkError",
-    "NoSpace",
-    "NotFound",
-    "Offline",
-    "PermissionDenied",
-    "RateLimited",
-    "ReferenceUnavailable",
-    "RowsFailed",
-    "TokenInvalid",
-    "TokenMissing",
-    "TokenizerNotFound",
-    "Unsupported",
-    "UpstreamChanged",
-    "UsageError",
-    "VerificationFailed",
-    "VocabMismatch",
-    "WrongType",
-    "from_os_error",
-    "is_panic",
-]
-
 
 class BitnetError(Exception):
     """Base class; the message says what failed, on what, and what was expected.

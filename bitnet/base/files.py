@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -10,8 +11,13 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
-from bitnet.base.errors import from_os_error
+from bitnet.base.errors import NoSpace, from_os_error
+from bitnet.base.progress import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _READ_BYTES = 1 << 18  # fits into a core's cache
 
@@ -50,6 +56,23 @@ def free_space(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError as error:
         raise from_os_error(error, folder) from error
+
+
+def require_space(
+    folder: Path, size: int, what: str, hint: Callable[[int], str], *, spare: int = 0
+) -> None:
+    """Refuse to write *size* bytes for *what* below *folder* if fewer than *spare* are left then.
+
+    *hint* is given the number of missing bytes.
+    """
+    free = free_space(folder)
+    if size + spare > free:
+        extra = f" and {human_size(spare)} to spare" if spare else ""
+        raise NoSpace(
+            f"No space left on device (os error {errno.ENOSPC}): {what} needs {human_size(size)} "
+            f"more{extra}, {human_size(free)} are free in {folder}",
+            hint=hint(size + spare - free),
+        )
 
 
 def check_writable(folder: Path) -> None:
@@ -107,8 +130,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def keep(path: Path, *parts: bytes | memoryview) -> str:
     """Write *parts* to *path* atomically, for a cache that is only slower without them.
 
-    Returns:
-        The reason why they could not be written; empty on success.
+    Gives the reason why they could not be written; empty on success.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:

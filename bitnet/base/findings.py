@@ -34,24 +34,16 @@ _MARKS: dict[Severity, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check.
+    """Result of one check."""
 
-    Attributes:
-        severity: ``failed`` (wrong), ``warning`` (unusual, but may be right), ``note``
-            (harmless), ``skipped`` (not run; the text gives the reason) or ``ok``.
-        subject: what was checked, or the kind of finding for scripts: ``tensor-overlap``.
-        text: the result, with names and numbers; never contains a secret.
-        hint: what helps; empty if there is no problem.
-        exit_code: of a command that ends because of it; 0 leaves it to the command.
-        duration_s: time the check took, ``None`` if irrelevant.
-    """
-
+    # ``failed`` (wrong), ``warning`` (unusual, but may be right), ``note`` (harmless), ``skipped``
+    # (not run; the text gives the reason) or ``ok``
     severity: Severity
-    subject: str
-    text: str
-    hint: str = ""
-    exit_code: int = 0
-    duration_s: float | None = None
+    subject: str  # what was checked, or the kind of finding for scripts: ``tensor-overlap``
+    text: str  # the result, with names and numbers; never contains a secret
+    hint: str = ""  # what helps; empty if there is no problem
+    exit_code: int = 0  # of a command that ends because of it; 0 leaves it to the command
+    duration_s: float | None = None  # time the check took, ``None`` if irrelevant
 
     @classmethod
     def of(cls, subject: str, error: BitnetError) -> Finding:

@@ -42,27 +42,16 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.E
 
 @dataclass(frozen=True)
 class Owner:
-    """A process and its work.
+    """A process and its work."""
 
-    Attributes:
-        pid: its process id.
-        host: name of its machine, or container.
-        since: start of its work, in seconds since the epoch.
-        progress: of the work, in words.
-        process: distinguishes processes with the same pid.
-        boot: id of the machine's boot; empty if unknown.
-        namespace: namespace of the pid; containers have their own.
-        started: start of the process, in ticks since the boot.
-    """
-
-    pid: int
-    host: str
-    since: float
-    progress: str = ""
-    process: str = ""
-    boot: str = ""
-    namespace: str = ""
-    started: str = ""
+    pid: int  # its process id
+    host: str  # name of its machine, or container
+    since: float  # start of its work, in seconds since the epoch
+    progress: str = ""  # of the work, in words
+    process: str = ""  # distinguishes processes with the same pid
+    boot: str = ""  # id of the machine's boot; empty if unknown
+    namespace: str = ""  # namespace of the pid; containers have their own
+    started: str = ""  # start of the process, in ticks since the boot
 
     @classmethod
     def me(cls, *, since: float | None = None, progress: str = "") -> Owner:
@@ -198,19 +187,11 @@ def hold(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Lock]:
-    """Hold the lock file *path*.
+    """Hold the lock file *path*, which is created if missing.
 
-    Args:
-        path: the lock file; created if missing.
-        timeout_s: longest wait in seconds.
-        what: name of the work, for messages; the file's name when empty.
-        hint: what helps after too long a wait.
-        leave: keep the file; otherwise it is deleted with the lock, and a killed process's file by
-            the next one.
-        shared: hold it together with others that do the same; where the system cannot, it has no
-            effect.
-        clock: monotonic seconds.
-        sleep: waits this many seconds.
+    *what* is the name of the work, for messages, and *hint* helps after too long a wait. Without
+    *leave* the file is deleted with the lock, and a killed process's file by the next one. *shared*
+    holds it together with others that do the same; where the system cannot, it has no effect.
     """
     try:
         is_kernel = kernel_locks_work(path.parent) and not (shared and os.name == "nt")

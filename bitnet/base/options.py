@@ -60,7 +60,6 @@ def option(
     short: str = "",
     count: bool = False,
     metavar: str = "",
-    hidden: bool = False,
     bounds: tuple[float, float | None] | None = None,
 ) -> Any:
     """A dataclass field that is a command-line option; read by :mod:`bitnet.commands.declare`.
@@ -75,7 +74,6 @@ def option(
         short: a one-letter name.
         count: the option has no value; its occurrences are counted.
         metavar: placeholder of the value in help.
-        hidden: accepted but not shown, because a setting does the same.
         bounds: lowest and highest value, enforced by :func:`check_bounds`.
     """
     metadata = {
@@ -87,7 +85,6 @@ def option(
         "short": short,
         "count": count,
         "metavar": metavar,
-        "hidden": hidden,
         "bounds": bounds,
     }
     if isinstance(default, list):

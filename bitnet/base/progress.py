@@ -45,12 +45,8 @@ def human_time(duration_s: float) -> str:
 class Progress:
     """Bytes done out of a total, shown the way *mode* says; use it as a context manager.
 
-    Args:
-        label: what is being transferred.
-        total: bytes in all, ``None`` while unknown.
-        mode: ``auto`` is a bar on a terminal and lines elsewhere.
-        stream: where to write; stderr when not given.
-        clock: monotonic seconds, replaceable for tests.
+    *total* is ``None`` while unknown; *stream* is stderr when not given. The mode ``auto`` is a bar
+    on a terminal and lines elsewhere.
     """
 
     def __init__(

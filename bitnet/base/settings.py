@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from bitnet.base.errors import UsageError
@@ -29,13 +30,14 @@ MAX_CONNECTIONS = 64
 MAX_THREADS = 1024  # more only take time to start, and hold each other up
 
 BACKENDS = ("auto", "native", "reference")
-DRILL_ENTRY = re.compile(  # of a fault drill, see bitnet.hub.http
+_FAULT = re.compile(
     r"(?P<kind>(?:timeout|reset)(?![^@:])|(?:html|[45]\d\d)(?!@))"
     r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
     re.IGNORECASE,
 )
 
 _RATE = re.compile(r"(?P<count>[0-9]{1,15}(\.[0-9]+)?)(?P<unit>[kmg]?)(b?(/s)?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -64,16 +66,12 @@ def _wait(text: str) -> float:
     return 0.0 if text.strip() in ("0", "0.0") else _seconds(text)
 
 
-def _connections(text: str) -> int:
-    return _count(text, MAX_CONNECTIONS)
-
-
 def parse_rate(text: str) -> float:
     """Bytes per second in *text*, such as ``500k``, ``10M`` or ``1.5MB/s``; 0: no limit."""
     match = _RATE.fullmatch(text.strip())
     if match is None:
         raise ValueError("expected bytes per second, such as 500k or 10M; 0: no limit")
-    return float(match["count"]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match["unit"].lower()]
+    return float(match["count"]) * _UNITS[match["unit"].lower()]
 
 
 def _addresses(text: str) -> str:
@@ -98,10 +96,6 @@ def _count(text: str, most: int = 0) -> int:
     return value
 
 
-def _threads(text: str) -> int:
-    return _count(text, MAX_THREADS)
-
-
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -111,28 +105,41 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def _drill(text: str) -> str:
-    entries = [] if _is_switch(text) else text.strip().split(",")
-    if not all(DRILL_ENTRY.fullmatch(entry.strip()) for entry in entries):
-        raise ValueError("expected 1, or a list such as timeout:2,503,reset@1MB,429:3,html")
-    return text
+class NetworkFault(NamedTuple):
+    """One broken request: the fault, and the bytes of the body before it (None: at once)."""
+
+    kind: str
+    after_bytes: int | None = None
 
 
-def _is_switch(text: str) -> bool:
-    return text.strip().lower() in _TRUE | _FALSE
+def _drill(text: str) -> tuple[list[NetworkFault], bool] | None:
+    """The faults of a drill, and true if the last one repeats forever; ``None``: no drill.
+
+    ``1`` breaks every request. A list breaks one request per entry, in order, and then nothing:
+
+        timeout        no reply                     reset      connection refused or reset
+        503, 429 ...   a reply with that status     html       a login page instead of the file
+        reset@1MB      the body breaks off there    timeout@1MB  the body stops there
+        timeout:2      the same twice
+    """
+    if text.strip().lower() in _TRUE | _FALSE:
+        return ([NetworkFault("reset")], True) if _boolean(text) else None
+    faults: list[NetworkFault] = []
+    for entry in text.split(","):
+        match = _FAULT.fullmatch(entry.strip())
+        if match is None:
+            raise ValueError("expected 1, or a list such as timeout:2,503,reset@1MB,429:3,html")
+        after = int(match["size"]) * _UNITS[match["unit"].lower()] if match["size"] else None
+        faults += [NetworkFault(match["kind"].lower(), after)] * int(match["times"] or 1)
+    return faults, False
 
 
 class Setting(Generic[T]):
     """One environment variable: names in order of precedence, type, default and help.
 
-    Args:
-        names: the variable and its synonyms; the first one that is set wins, except for
-            booleans, where any synonym that is on wins.
-        parse: turns the text into a value or raises ``ValueError`` with what it expected.
-        default: value when no variable is set, or when its text is empty and *keep_empty* is off.
-        help: one sentence for the reference page.
-        secret: the value never appears in any output.
-        keep_empty: an empty text is parsed instead of counting as unset.
+    Of several that are set the first wins, or for a boolean any that is on. *parse* raises
+    ``ValueError`` with what it expected. The *default* holds when no variable is set, or when its
+    text is empty and *keep_empty* is off. A *secret* never appears in any output.
     """
 
     def __init__(
@@ -246,7 +253,7 @@ retry_after_max = Setting(
 )
 connections = Setting(
     "BITNET_CONNECTIONS",
-    parse=_connections,
+    parse=partial(_count, most=MAX_CONNECTIONS),
     default=0,
     help="parallel connections; 0: one, and 4 above 64 MB where one is slow and ranges work",
 )
@@ -265,7 +272,7 @@ hub_hosts: Setting[tuple[str, ...]] = Setting(
 simulate_network_error = Setting(
     "BITNET_SIMULATE_NETWORK_ERROR",
     parse=_drill,
-    default="",
+    default=None,
     help="fault drill: 1, or a list such as timeout:2,503,reset@1MB,429:3",
 )
 strict_tokenizers = Setting(
@@ -324,7 +331,7 @@ backend = Setting(
 threads = Setting(
     "BITNET_THREADS",
     "RAYON_NUM_THREADS",
-    parse=_threads,
+    parse=partial(_count, most=MAX_THREADS),
     default=0,
     help="compute threads; 0: one per core, within the quota of a container",
 )

@@ -60,18 +60,12 @@ def table(
     wrap: int | None = None,
     stream: TextIO | None = None,
 ) -> Iterator[str]:
-    """Lines of a table, the heading first.
+    """Lines of a table, the heading first; the cells of the columns *right* end in one line.
 
-    Args:
-        head: a name for each column.
-        rows: the cells.
-        shrink: columns that lose the middle of their cells where the terminal is too narrow, the
-            widest first.
-        whole: column of names that are typed again: it is never cut. Where the terminal is too
-            narrow for it, each has a line of its own, above the rest of its row.
-        right: columns whose cells end in one line.
-        wrap: column whose cells go on in the next line there, before others lose something.
-        stream: where it is shown; stdout when not given.
+    Where the terminal *stream*, by default stdout, is too narrow, the cells of the column *wrap* go
+    on in the next line; then those of the columns *shrink* lose their middle, the widest first. The
+    column *whole* has names that are typed again: it is never cut. If need be, each has a line of
+    its own, above the rest of its row.
     """
     stream = stream or sys.stdout
     rows = [[harmless(cell) for cell in row] for row in rows]

@@ -8,10 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet import native
-from bitnet.base.cores import thread_count
+from bitnet.base import native
 from bitnet.base.errors import BenchmarkError, InferenceError, UsageError
-from bitnet.base.memory import peak_memory
+from bitnet.base.machine import peak_memory, thread_count
 from bitnet.bench.report import BenchReport, Measured, Spread, describe_machine
 from bitnet.runtime.request import Request
 

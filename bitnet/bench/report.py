@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet import __version__, native
-from bitnet.base.cores import thread_count
+from bitnet import __version__
+from bitnet.base import native
 from bitnet.base.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
-from bitnet.base.memory import total_memory
+from bitnet.base.machine import thread_count, total_memory
 from bitnet.base.progress import human_size
 from bitnet.base.tables import quantity, table
 

@@ -9,11 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet import __version__, native
-from bitnet.base.cores import thread_count
+from bitnet import __version__
+from bitnet.base import native
 from bitnet.base.errors import ReferenceUnavailable
 from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding
+from bitnet.base.machine import thread_count
 from bitnet.crossval.answers import PROMPTS, faults_of, our_trace, prompts_for
 from bitnet.crossval.compare import compare, texts_for, tokenizer_parity
 from bitnet.crossval.evidence import (

@@ -13,7 +13,7 @@ import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
 
-from bitnet import native
-from bitnet.base import terminal
+from bitnet.base import native, terminal
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES
 

@@ -15,7 +15,7 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
 from bitnet.formats import not_a_model
 

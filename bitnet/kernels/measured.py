@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet import native
+from bitnet.base import native
 
 if TYPE_CHECKING:
     from types import ModuleType

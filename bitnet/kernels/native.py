@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet import native
-from bitnet.base import settings
-from bitnet.base.cores import thread_count, usable_cores
+from bitnet.base import native, settings
 from bitnet.base.errors import Unsupported
+from bitnet.base.machine import thread_count, usable_cores
 from bitnet.kernels.expert_instructions import GATINGS
 from bitnet.kernels.instructions import GATES
 from bitnet.kernels.interpreter import Interpreter

@@ -17,7 +17,7 @@ import numpy as np
 
 from bitnet.base import settings
 from bitnet.base.errors import InferenceError, InvalidFormat
-from bitnet.base.memory import free_memory, free_swap
+from bitnet.base.machine import free_memory, free_swap
 from bitnet.base.progress import human_size
 from bitnet.kernels.file_pages import give_back_pages
 from bitnet.kernels.ternary_packing import pack_ternary

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet import native
-from bitnet.base import settings
+from bitnet.base import native, settings
 from bitnet.base.errors import UsageError
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps

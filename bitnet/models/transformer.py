@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from bitnet.base.errors import InferenceError, UsageError
-from bitnet.base.memory import lock_pages
+from bitnet.base.machine import lock_pages
 from bitnet.base.progress import human_size
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.interpreter import Interpreter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.quants import i2_s, iq_bn, packed_u8, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS

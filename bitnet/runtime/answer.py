@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.base.memory import page_reads, peak_memory
+from bitnet.base.machine import page_reads, peak_memory
 from bitnet.runtime.conversation_text import ReasoningReader
 from bitnet.runtime.piece import Piece, TokenLogprob
 from bitnet.runtime.tool_blocks import overlap

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, from_os_error
-from bitnet.base.memory import total_memory
+from bitnet.base.machine import total_memory
 from bitnet.base.options import check_bounds, option, parse_duration
 from bitnet.base.trust import is_loopback
 

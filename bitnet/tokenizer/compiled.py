@@ -23,10 +23,9 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from bitnet import native
-from bitnet.base import settings
-from bitnet.base.cores import thread_count
+from bitnet.base import native, settings
 from bitnet.base.errors import InvalidFormat
+from bitnet.base.machine import thread_count
 from bitnet.store.tag import keep_in_cache
 from bitnet.tokenizer.limits import check_spec, over_budget
 from bitnet.tokenizer.merges import token_ids

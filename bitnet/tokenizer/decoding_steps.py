@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import Unsupported
 from bitnet.tokenizer.limits import over_budget
 from bitnet.tokenizer.spec import SPACE_SYMBOL, spell_bytes

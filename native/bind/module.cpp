@@ -14,7 +14,7 @@
 namespace nb = nanobind;
 
 NB_MODULE(_native, m) {
-    m.doc() = "Compiled parts of bitnet; import them through bitnet.native.";
+    m.doc() = "Compiled parts of bitnet; import them through bitnet.base.native.";
     m.attr("INTERFACE") = BITNET_INTERFACE;
     m.def("set_leak_warnings", &nb::set_leak_warnings, nb::arg("wanted"),
           "Whether the end of the process tells which objects of this module are left.");

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from bitnet.base import cores
-from bitnet.base.cores import thread_count, usable_cores
+from bitnet.base import machine
+from bitnet.base.machine import thread_count, usable_cores
 
 V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "33 25 0:29 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -87,6 +87,6 @@ def test_a_system_without_control_groups_has_the_cores_of_its_affinity(tmp_path,
 
 def test_compute_threads_follow_the_quota(system, monkeypatch):
     root = system("0::/\n", V2.format(root="/"), {"cpu.max": "200000 100000\n"})
-    monkeypatch.setattr(cores.usable_cores, "__defaults__", (root,))
+    monkeypatch.setattr(machine.usable_cores, "__defaults__", (root,))
     monkeypatch.delenv("BITNET_THREADS", raising=False)
     assert thread_count() == 2

@@ -16,12 +16,6 @@ CLASSES = [
 ]
 
 
-def test_all_names_are_exported_and_sorted():
-    exceptions = {error.__name__ for error in CLASSES}
-    assert set(errors.__all__) == exceptions | {"EXIT_CODES", "from_os_error", "is_panic"}
-    assert errors.__all__ == sorted(errors.__all__, key=lambda name: (not name.isupper(), name))
-
-
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
 def test_every_exit_code_is_in_the_table(error):
     assert error.exit_code in EXIT_CODES

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from bitnet.base.memory import (
+from bitnet.base.machine import (
     PageReads,
     free_memory,
     free_swap,
@@ -116,7 +116,7 @@ def test_more_than_the_limit_cannot_be_locked():
     code = """
 import os, resource
 import numpy as np
-from bitnet.base.memory import lock_pages
+from bitnet.base.machine import lock_pages
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
 if os.getuid() == 0:
     os.setuid(65534)

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import tiny_gguf
 
 import bitnet
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import BenchmarkError, InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.bench import (
     BenchPlan,

@@ -11,7 +11,7 @@ from llama_quantize import INSTALLED, REASON, quantize_rows
 from mixture_models import MODELS, digest, grid, our_types
 from tiny_models import tiny, write_model
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.convert import ConversionRequest, convert, plan_conversion
 from bitnet.convert.importance import read_importance

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tiny_models import tiny, tiny_gguf
 
-from bitnet import load, native
+from bitnet import load
+from bitnet.base import native
 from bitnet.crossval.evidence import compute_path, kernels_since, read_counters
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions

@@ -25,7 +25,7 @@ def test_every_command_and_every_option_is_on_the_page(generate):
     collection = load()
     for name in collection.task_names:
         section = page.split(f"\n## {collection[name].command_words}\n")[1].split("\n## ")[0]
-        for argument in collection[name].get_arguments():
+        for argument in collection[name].options:
             assert argument.spelling().replace("|", "\\|") in section
 
 

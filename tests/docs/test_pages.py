@@ -74,7 +74,7 @@ def test_commands_and_their_options_exist(page):
         dotted = ".".join([found[1], *words[:1]])  # `cache list` is `cache.list`
         known = {
             name if name.startswith("-") else f"--{name}"
-            for argument in commands[names.get(dotted, found[1])].get_arguments()
+            for argument in commands[names.get(dotted, found[1])].options
             for name in argument.names
         }
         given = {word.partition("=")[0] for word in words if word.startswith("--")}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.tokenizer import chat_child, limits
 
 ROW = re.compile(r"^\| `(\w+)` \| ([0-9,e]+) \|", re.MULTILINE)

@@ -10,7 +10,7 @@ import pytest
 import waiting
 from tiny_models import tiny_gguf
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import IntegrityError, InvalidFormat, NotFound
 from bitnet.formats.mapped_file import MappedFile, expect_unchanged, files_behind
 

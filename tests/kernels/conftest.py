@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 
 NATIVE = native.module()
 

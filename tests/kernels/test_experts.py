@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import in_encoding, tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.families.networks import Routing
 from bitnet.kernels import packing

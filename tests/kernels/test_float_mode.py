@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.models.load import load_model

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tiny_models import FAMILIES, in_encoding, tiny
 
-from bitnet import native
-from bitnet.base.cores import thread_count
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.base.machine import thread_count
 from bitnet.kernels import native as native_ops
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps

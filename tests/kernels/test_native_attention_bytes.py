@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from arithmetic import exponential, in_lanes, power, power_or_zero
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.kernels import kv_codes
 
 NATIVE = native.module()

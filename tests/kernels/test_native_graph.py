@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import FAMILIES, HYBRIDS, LAYERED, MIXTURES, in_encoding, tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.families.blocks import Attention, Branch, KeysValues
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.instructions import Attend, Embed, Linear

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.native import NativeOps
 from bitnet.quants import registry, types

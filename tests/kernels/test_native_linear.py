@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 
 NATIVE = native.module()

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 

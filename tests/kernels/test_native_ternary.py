@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.kernels import packing
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.quants.types import by_name

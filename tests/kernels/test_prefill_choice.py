@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.kernels import native as native_ops
 from bitnet.kernels import prefill_choice
 from bitnet.kernels.kv_codes import pages_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_models import in_encoding, tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import UsageError
 from bitnet.kernels import ternary_choice
 from bitnet.kernels.kv_cache import KVCache

@@ -10,7 +10,7 @@ from hf_folders import tiny_folder
 from llama_quantize import INSTALLED, REASON
 from tiny_models import in_encoding, tiny, write_model
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.adapters import read_adapter

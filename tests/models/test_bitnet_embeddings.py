@@ -5,7 +5,7 @@ import pytest
 from bitnet_embeddings import CONFIGS, DIM, EPS, HEAD, HEADS, LAYERS, folder, gguf, random_weights
 from hf_folders import tiny_folder
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint

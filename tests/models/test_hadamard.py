@@ -11,7 +11,7 @@ from rotations import F32, rotated
 from tiny_models import tiny
 
 import bitnet
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
 from bitnet.families.blocks import State
@@ -25,7 +25,7 @@ from bitnet.quants import registry
 from bitnet.quants.weight import Weight
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.sheet.inspection import inspect_gguf
-from bitnet.sheet.plan import ModelOrigin, Resources, plan_file
+from bitnet.sheet.plan import Resources, plan_path
 
 TINY = Path(bitnet.__file__).with_name("shipped") / "bitnet-tiny.gguf"
 PROMPT = "It is a truth universally acknowledged, that"
@@ -220,7 +220,7 @@ def test_plan_and_inspect_count_states_and_say_that_weights_are_rotated(tmp_path
     assert memory.states % one == 0
     assert memory.kv_at_context == KVCache(config, 64).cost(64, PREFILL_CHUNK)
     assert memory.kv_per_token == len(config.attentions) * 2 * 2 * (64 * 2 + 4)
-    plan = plan_file(path, ModelOrigin(local=True), machine=Resources(None, None))
+    plan = plan_path(path, Resources(None, None))
     assert "rotated: prism.hadamard version 1, blocks of 256, signs explicit" in "".join(
         plan.lines()
     )

@@ -18,7 +18,7 @@ from published_bitnets import (
     weights,
 )
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import Unsupported
 
 
@@ -104,13 +104,13 @@ def test_a_sub_interpreter_is_refused_with_the_reason():
             failed = interpreters.run_string(
                 number,
                 "import os; os.environ['BITNET_BACKEND'] = 'native'\\n"
-                "from bitnet import native\\n"
+                "from bitnet.base import native\\n"
                 "try: native.module()\\n"
                 "except native.Unsupported as error: print(error, flush=True)",
             )
             assert failed is None, failed
         run()
-        from bitnet import native
+        from bitnet.base import native
         native.module()
         run()
     """

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from llama_quantize import INSTALLED, REASON, quantize_rows
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import Unsupported
 from bitnet.quants import types
 from bitnet.quants.registry import dequantize, quantize

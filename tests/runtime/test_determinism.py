@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import FAMILIES, HYBRIDS, LAYERED, tiny
 
 import bitnet
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import UsageError
 from bitnet.kernels import kv_codes
 from bitnet.kernels.interpreter import Interpreter

@@ -11,7 +11,7 @@ import pytest
 import waiting
 from tiny_models import tiny_gguf
 
-from bitnet import native
+from bitnet.base import native
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 needs_native = pytest.mark.skipif(native.module() is None, reason="the module is not built")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scheduling import params, prompt, run, sampled
 from tiny_models import HYBRIDS, in_encoding, tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.kernels.kv_cache import KVCache, States
 from bitnet.kernels.native import NativeOps

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scheduling import params, prompt, run, sampled
 from tiny_models import in_encoding, seeing, tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.families.blocks import KeysValues
 from bitnet.kernels.interpreter import Interpreter

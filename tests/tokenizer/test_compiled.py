@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_specs import byte_level
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.tokenizer import Tokenizer, compiled
 from bitnet.tokenizer.merges import LazySequence
 from bitnet.tokenizer.spec import Step

@@ -8,7 +8,7 @@ import pytest
 from sentencepiece_configurations import compare_model, random_model
 from tokenizer_configurations import Outcome, compare, random_document
 
-from bitnet import native
+from bitnet.base import native
 
 FOUND = Path(__file__).parent / "found"
 RUNS, EACH = 8, 25

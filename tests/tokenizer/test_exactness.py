@@ -7,7 +7,7 @@ import random
 import pytest
 import tokenizers
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer

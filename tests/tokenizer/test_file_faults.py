@@ -11,7 +11,7 @@ from charsmaps import charsmap
 from sentencepiece_writer import model_from_spec, write_model
 from small_specs import pieces
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import BitnetError
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.load import load_tokenizer

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer

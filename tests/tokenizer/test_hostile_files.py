@@ -11,7 +11,7 @@ import pytest
 from charsmaps import charsmap
 from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, compiled
 from bitnet.tokenizer.library import library_engine, open_engine

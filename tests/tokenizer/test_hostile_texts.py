@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_specs import byte_level, pieces, split, words
 from vocabularies import GPT2_PATTERN
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.document import tokenizer_json

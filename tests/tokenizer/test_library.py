@@ -15,7 +15,7 @@ from vocabularies import PACKED as VOCABULARIES
 from vocabularies import SMALL, spec
 from vocabularies import text as random_text
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.comparison import PROBES

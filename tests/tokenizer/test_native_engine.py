@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_specs import BYTE_LEVEL_STEP, byte_level
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine

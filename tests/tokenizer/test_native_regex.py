@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 module = native.module()

@@ -5,7 +5,7 @@ import random
 import pytest
 from vocabularies import GPT2_PATTERN
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 module = native.module()

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from vocabularies import PACKED, SMALL, spec, text
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.tokenizer import Tokenizer, TokenSpan
 
 NEEDS_NATIVE = pytest.mark.skipif(native.module() is None, reason="no native module")

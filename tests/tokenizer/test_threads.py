@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from vocabularies import PACKED, SMALL, spec, text
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer

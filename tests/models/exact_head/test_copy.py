@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import Unsupported
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix

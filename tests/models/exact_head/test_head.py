@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny
 
-from bitnet import native
+from bitnet.base import native
 from bitnet.base.errors import Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps

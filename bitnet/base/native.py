@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STUB = Path(__file__).with_name("_native.pyi")  # what the module takes and gives
+_STUB = Path(__file__).parents[1] / "_native.pyi"  # what the module takes and gives
 
 _INSTALL = (
     "install a C++ compiler and install this again from its sources (pip install .), "
@@ -132,10 +132,6 @@ def module() -> ModuleType | None:
     """The extension module, or ``None`` where it is not installed or not to be used.
 
     One that was built from sources of another interface is as good as none.
-
-    Raises:
-        Unsupported: ``BITNET_BACKEND=native`` and there is no such module.
-        UsageError: ``BITNET_BACKEND`` names no backend.
     """
     backend = settings.backend()
     if backend == "reference":

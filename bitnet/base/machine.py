@@ -1,13 +1,20 @@
-"""Memory of this machine, of this process and of its container, as the system counts it."""
+"""Cores and memory of this machine that this process may use, as the system counts them.
+
+A container started with ``--cpus=2`` sees all cores of its host but may use the time of two: more
+threads would stall each other when the quota of a period is used up. Limits are read from both
+versions of control groups (Linux), from the process's group to the root.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from bitnet.base.control_groups import group_folders
+from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported
 from bitnet.base.progress import human_size
 
@@ -16,6 +23,56 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+
+# Activations, logits and the interpreter, besides weights and cache.
+OVERHEAD_BYTES = 200_000_000
+
+
+def thread_count() -> int:
+    """Compute threads to use: ``BITNET_THREADS``, else the cores this process may use."""
+    return settings.threads() or usable_cores()
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores this process may run on, or its quota in cores, rounded up, if that is less.
+
+    *root* is the parent of the system's ``proc`` and ``sys``.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return min([cores, *(max(1, math.ceil(quota)) for quota in _quotas(root))])
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Quotas, in cores, of the control groups of this process."""
+    for folder, version_2 in group_folders("cpu", root):
+        quota = _read_max(folder) if version_2 else _read_cfs(folder)
+        if quota is not None:
+            yield quota
+
+
+def _read_max(folder: Path) -> float | None:
+    """Quota of a group of version 2, ``None`` if there is none."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _read_cfs(folder: Path) -> float | None:
+    """Quota of a group of version 1, ``None`` if there is none."""
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+        return None if quota <= 0 else quota / period
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+# --- memory --------------------------------------------------------------------------------------
 
 
 _NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
@@ -54,6 +111,12 @@ def free_memory(root: Path = Path("/")) -> int | None:
     if available is None:
         return None
     return max(0, min([available, *(group.free for group in _groups(root))]))
+
+
+def fits_in_memory(size: int) -> bool | None:
+    """True if a model file of *size* bytes can run here, roughly; ``None`` if unknown."""
+    free = free_memory()
+    return None if free is None else size + OVERHEAD_BYTES <= free
 
 
 def free_swap(root: Path = Path("/")) -> int:
@@ -119,8 +182,6 @@ def page_reads(before: PageReads | None = None) -> PageReads:
 
 def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
     """Keep the pages of *arrays* in memory until they are freed; the number of their bytes."""
-    import ctypes
-
     total = 0
     for array in arrays:
         try:
@@ -169,3 +230,49 @@ def _meminfo(root: Path, name: str) -> int | None:
         if key == name:
             return int(rest.split()[0]) * 1024
     return None
+
+
+# --- control groups ------------------------------------------------------------------------------
+
+
+def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
+    """Folders of the groups with *controller*, from the process's own to the top; true: version 2.
+
+    *root* is the parent of the system's ``proc`` and ``sys``.
+    """
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = list(_mounts((root / "proc/self/mountinfo").read_text()))
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in memberships:
+        _, controllers, group = line.split(":", 2)
+        version_2 = not controllers
+        if not version_2 and controller not in controllers.split(","):
+            continue
+        for kind, options, mounted_group, mount_point in mounts:
+            if kind != ("cgroup2" if version_2 else "cgroup"):
+                continue
+            if version_2 or controller in options:
+                for folder in _folders(root, group, mounted_group, mount_point):
+                    yield folder, version_2
+
+
+def _mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
+    """Kind, options, mounted group and mount point of each mount of control groups."""
+    for line in mountinfo.splitlines():
+        place, _, source = line.partition(" - ")
+        fields, kind = place.split(" "), source.split(" ")
+        if len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+            yield kind[0], kind[2].split(","), fields[3], fields[4]
+
+
+def _folders(root: Path, group: str, mounted_group: str, mount_point: str) -> Iterator[Path]:
+    """Folders of *group* and its parents, as far as they are mounted."""
+    top = root / mount_point.lstrip("/")
+    try:
+        inside = PurePosixPath(group).relative_to(mounted_group)
+    except ValueError:  # a container whose own group is mounted
+        inside = PurePosixPath()
+    for part in (inside, *inside.parents):
+        yield top / part
