@@ -57,15 +57,13 @@ size_t AddedMatcher::first_candidate(std::string_view text, size_t at) const {
     if (tokens_.empty()) return text.size();
     if (only_start_ >= 0) {
         const void* found = at < text.size() ? std::memchr(text.data() + at, only_start_, text.size() - at) : nullptr;
-        return found == nullptr ? text.size()
-                                : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+        return found == nullptr ? text.size() : static_cast<size_t>(static_cast<const char*>(found) - text.data());
     }
     while (at < text.size() && trie_.start(text[at]) == 0) ++at;
     return at;
 }
 
-bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces& spaces,
-                         size_t* begin, size_t* end) {
+bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces& spaces, size_t* begin, size_t* end) {
     const char* const first = text.data();
     const char* const last = first + text.size();
     if (token.flags & AddedToken::kSingleWord) {

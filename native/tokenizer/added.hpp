@@ -64,8 +64,7 @@ private:
         size_t left_begin = 0, left_end = 0;  // as far to the left as it goes
         size_t right_end = 0;                 // as far to the right
     };
-    static bool widen(std::string_view text, const AddedToken& token, Spaces& spaces,
-                      size_t* begin, size_t* end);
+    static bool widen(std::string_view text, const AddedToken& token, Spaces& spaces, size_t* begin, size_t* end);
 
     std::vector<AddedToken> tokens_;
     TrieTables tables_;

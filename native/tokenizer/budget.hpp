@@ -42,8 +42,7 @@ public:
 class Budget {
 public:
     Budget() = default;
-    explicit Budget(size_t text_size)
-        : left_(limits::kBaseSteps + limits::kStepsPerByte * text_size), total_(left_) {}
+    explicit Budget(size_t text_size) : left_(limits::kBaseSteps + limits::kStepsPerByte * text_size), total_(left_) {}
 
     void spend(uint64_t steps) {
         if (steps > left_) draw(steps);

@@ -45,8 +45,7 @@ size_t table_size(size_t entries) {
     return size;
 }
 
-std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets,
-                                       const TokenizerParts& parts) {
+std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets, const TokenizerParts& parts) {
     const size_t n = offsets.size() - 1;
     std::vector<uint32_t> slots(table_size(n), 0);
     const auto spelling = [&](uint32_t id) {
@@ -124,8 +123,7 @@ std::future<void> beside(size_t size, const Checks& checks) {
 }
 
 // Of equal spellings the last one counts, as in vocabulary_slots.
-TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets,
-                      const TokenizerParts& parts) {
+TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets, const TokenizerParts& parts) {
     if (config.model != static_cast<uint32_t>(ModelKind::kUnigram)) return {};
     if (config.max_token_bytes > limits::kUnigramPieceBytes) wrong("a piece is too long");
     std::vector<std::pair<std::string_view, uint32_t>> entries;

@@ -219,8 +219,7 @@ private:
     const double* exact_ = nullptr;
     const uint32_t* byte_ids_ = nullptr;
     Trie pieces_;
-    size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0, n_offsets_ = 0,
-           n_byte_ids_ = 0;
+    size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0, n_offsets_ = 0, n_byte_ids_ = 0;
 };
 
 // What a compiled file is made of; plain little-endian arrays.

@@ -113,8 +113,7 @@ private:
 
 // SentencePiece BPE: merges by score of the result, highest and leftmost first.
 // Of all of these, spans may be null.
-void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
-                Spans* spans = nullptr);
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out, Spans* spans = nullptr);
 
 // SentencePiece Unigram: the segmentation with the best sum of scores.
 // `lowest` is the lowest score of a normal piece; what has no piece costs more.
@@ -140,9 +139,15 @@ public:
     // Throws std::invalid_argument for an entry that no real map has.
     size_t replace(std::string_view text, size_t at, std::string& out) const;
     // What the shortest known text that `text` begins with is replaced by; false for none.
-    bool shortest(std::string_view text, std::string_view* replacement) const;
+    bool shortest(std::string_view text, std::string_view* made) const;
 
 private:
+    // Calls each(size, value) for each known text that `text` begins with, from the shortest on, while it is true.
+    template <class Each>
+    void walk(std::string_view text, Each each) const;
+    std::string_view replacement(size_t value) const {
+        return strings_.substr(value, strings_.find('\0', value) - value);
+    }
     std::vector<uint32_t> units_;
     std::string_view strings_;
 };

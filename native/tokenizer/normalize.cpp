@@ -277,8 +277,7 @@ void normalize_bert(Normalized& text, uint32_t options) {
 void normalize_nmt(Normalized& text) {
     const auto in = [](uint32_t code, uint32_t first, uint32_t last) { return code >= first && code <= last; };
     filter(text, [&](uint32_t code) {
-        return !(in(code, 1, 8) || code == 0xB || in(code, 0xE, 0x1F) || code == 0x7F || code == 0x8F ||
-                 code == 0x9F);
+        return !(in(code, 1, 8) || code == 0xB || in(code, 0xE, 0x1F) || code == 0x7F || code == 0x8F || code == 0x9F);
     });
     map(text, [&](uint32_t code) {
         const bool space = code == 9 || code == 0xA || code == 0xC || code == 0xD || code == 0x1680 ||

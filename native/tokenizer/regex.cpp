@@ -23,7 +23,7 @@ bool can_be_empty(const Node& node) {
         case Node::kAlternate:
             return std::any_of(node.children.begin(), node.children.end(), can_be_empty);
         case Node::kRepeat: return node.min == 0 || can_be_empty(node.children[0]);
-        case Node::kAtomic: return can_be_empty(node.children[0]);
+        case Node::kEnclosed: return node.op != Op::kAtomic || can_be_empty(node.children[0]);
         default: return true;
     }
 }
@@ -46,15 +46,8 @@ public:
                 return;
             case Node::kAlternate: alternate(node); return;
             case Node::kRepeat: repeat(node); return;
-            case Node::kLook: enclosed(Op::kLook, node.children[0]); return;
-            case Node::kNotLook: enclosed(Op::kNotLook, node.children[0]); return;
-            case Node::kAtomic: enclosed(Op::kAtomic, node.children[0]); return;
-            case Node::kLineStart: add(Op::kLineStart); return;
-            case Node::kLineEnd: add(Op::kLineEnd); return;
-            case Node::kTextStart: add(Op::kTextStart); return;
-            case Node::kTextEnd: add(Op::kTextEnd); return;
-            case Node::kWordBorder: add(Op::kWordBorder); return;
-            case Node::kInsideWord: add(Op::kInsideWord); return;
+            case Node::kEnclosed: enclosed(node.op, node.children[0]); return;
+            case Node::kAssert: add(node.op); return;
         }
     }
 
@@ -67,12 +60,11 @@ public:
         FirstSet result;
         switch (node.kind) {
             case Node::kChar:
-                if (node.value < 128) result.ascii[node.value >> 6] |= uint64_t{1} << (node.value & 63);
+                if (node.value < 128) result.ascii.add(node.value);
                 else result.other = true;
                 return result;
             case Node::kSet:
-                result.ascii[0] = sets_[node.value].ascii[0];
-                result.ascii[1] = sets_[node.value].ascii[1];
+                result.ascii = sets_[node.value].ascii;
                 result.other = true;
                 return result;
             case Node::kConcat:
@@ -93,7 +85,9 @@ public:
                 result = first(node.children[0]);
                 result.nullable = result.nullable || node.min == 0;
                 return result;
-            case Node::kAtomic: return first(node.children[0]);
+            case Node::kEnclosed:
+                if (node.op == Op::kAtomic) return first(node.children[0]);
+                [[fallthrough]];
             default:
                 result.nullable = true;
                 return result;
@@ -104,8 +98,7 @@ public:
 
 private:
     static void join(FirstSet& into, const FirstSet& from) {
-        into.ascii[0] |= from.ascii[0];
-        into.ascii[1] |= from.ascii[1];
+        into.ascii.add(from.ascii);
         into.other = into.other || from.other;
     }
 
@@ -144,7 +137,7 @@ private:
             return;
         }
         if (node.mode == Node::kPossessive) {
-            Node atomic{Node::kAtomic};
+            Node atomic{Node::kEnclosed, 0, Op::kAtomic};
             atomic.children.push_back(node);
             atomic.children[0].mode = Node::kGreedy;
             emit(atomic);
@@ -393,8 +386,7 @@ bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
             }
             case Op::kLoop: case Op::kPossessive: good = enter_loop(inst, pc, &pos); break;
             case Op::kSplit: {
-                if (inst.guard >= 0 &&
-                    !guards_[static_cast<size_t>(inst.guard)].admits(begin_ + pos, end_)) {
+                if (inst.guard >= 0 && !guards_[static_cast<size_t>(inst.guard)].admits(begin_ + pos, end_)) {
                     pc = inst.b;
                     continue;
                 }

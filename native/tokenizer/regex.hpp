@@ -10,12 +10,17 @@
 #include <vector>
 
 #include "tokenizer/budget.hpp"
+#include "tokenizer/unicode.hpp"
 
 namespace bitnet {
 
-namespace unicode {
-struct Script;
-}
+// Some of the first 128 code points.
+struct AsciiSet {
+    uint64_t bits[2] = {0, 0};
+    bool contains(uint32_t code) const { return (bits[code >> 6] >> (code & 63) & 1) != 0; }
+    void add(uint32_t code) { bits[code >> 6] |= uint64_t{1} << (code & 63); }
+    void add(const AsciiSet& other) { bits[0] |= other.bits[0], bits[1] |= other.bits[1]; }
+};
 
 // A set of code points: a union of items, cut with other sets, perhaps inverted.
 struct CharSet {
@@ -31,21 +36,18 @@ struct CharSet {
     std::vector<Item> items;
     std::vector<std::pair<uint32_t, uint32_t>> ranges;  // those of the items, sorted and joined
     std::vector<CharSet> cuts;
-    uint64_t ascii[2] = {0, 0};  // the answer for the first 128 code points
-    uint32_t cost = 1;           // steps of one evaluation
+    AsciiSet ascii;     // the answer for the first 128 code points
+    uint32_t cost = 1;  // steps of one evaluation
 
-    bool contains(uint32_t code) const {
-        if (code < 128) return (ascii[code >> 6] >> (code & 63) & 1) != 0;
-        return evaluate(code);
-    }
+    bool contains(uint32_t code) const { return code < 128 ? ascii.contains(code) : evaluate(code); }
     bool evaluate(uint32_t code) const;
     uint32_t cost_of(uint32_t code) const { return code < 128 ? 1 : cost; }
     void finish();
 };
 
-// Which characters a part of a pattern can start with; bit 128 stands for all non-ASCII ones.
+// Which characters a part of a pattern can start with; `other` stands for all non-ASCII ones.
 struct FirstSet {
-    uint64_t ascii[2] = {0, 0};
+    AsciiSet ascii;
     bool other = false;
     bool nullable = false;
 
@@ -53,7 +55,7 @@ struct FirstSet {
         if (nullable) return true;
         if (p == end) return false;
         const auto c = static_cast<unsigned char>(*p);
-        return c < 128 ? (ascii[c >> 6] >> (c & 63) & 1) != 0 : other;
+        return c < 128 ? ascii.contains(c) : other;
     }
 };
 
@@ -159,11 +161,9 @@ private:
 
 // What the parser makes of a pattern; regex.cpp turns it into a program.
 struct RegexNode {
-    enum Kind {
-        kEmpty, kChar, kSet, kConcat, kAlternate, kRepeat, kLook, kNotLook, kAtomic,
-        kLineStart, kLineEnd, kTextStart, kTextEnd, kWordBorder, kInsideWord
-    } kind = kEmpty;
-    uint32_t value = 0;  // character, or index of a set
+    enum Kind { kEmpty, kChar, kSet, kConcat, kAlternate, kRepeat, kEnclosed, kAssert } kind = kEmpty;
+    uint32_t value = 0;                // character, or index of a set
+    Regex::Op op = Regex::Op::kMatch;  // of kEnclosed and kAssert
     uint32_t min = 0, max = 0;
     enum Mode { kGreedy, kLazy, kPossessive } mode = kGreedy;
     std::vector<RegexNode> children = {};

@@ -8,6 +8,8 @@
 namespace bitnet {
 namespace {
 
+using Op = Regex::Op;
+
 constexpr uint32_t kLongS = 0x17F;   // folds to s
 constexpr uint32_t kKelvin = 0x212A; // folds to k
 
@@ -19,12 +21,7 @@ bool is_letter(uint32_t code) {
     return (code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z');
 }
 
-CharSet::Item range(uint32_t first, uint32_t last) {
-    CharSet::Item item{CharSet::Item::kRange};
-    item.first = first;
-    item.last = last;
-    return item;
-}
+CharSet::Item range(uint32_t first, uint32_t last) { return {CharSet::Item::kRange, false, first, last}; }
 
 // Puts a node into another; every tree is built with this, so none is too high to walk.
 void adopt(RegexNode& parent, RegexNode child) {
@@ -165,8 +162,8 @@ private:
                 set.negated = true;
                 return add(std::move(set));
             }
-            case '^': return RegexNode{RegexNode::kLineStart};
-            case '$': return RegexNode{RegexNode::kLineEnd};
+            case '^': return assertion(Op::kLineStart);
+            case '$': return assertion(Op::kLineEnd);
             case '\\': return escape();
             case '*': case '+': case '?': refuse("a quantifier without a target");
             default: return literal(code);
@@ -178,18 +175,18 @@ private:
             return finish_group(alternation());  // captures are never asked for
         }
         const bool fold = fold_;
-        RegexNode::Kind kind = RegexNode::kEmpty;
+        Op op = Op::kMatch;  // none
         if (take(':')) {
         } else if (take("i:")) {
             fold_ = true;
         } else if (take("-i:")) {
             fold_ = false;
         } else if (take('=')) {
-            kind = RegexNode::kLook;
+            op = Op::kLook;
         } else if (take('!')) {
-            kind = RegexNode::kNotLook;
+            op = Op::kNotLook;
         } else if (take('>')) {
-            kind = RegexNode::kAtomic;
+            op = Op::kAtomic;
         } else if (take("i)")) {  // to the end of the enclosing group
             fold_ = true;
             RegexNode rest = alternation();
@@ -200,8 +197,8 @@ private:
         }
         RegexNode body = finish_group(alternation());
         fold_ = fold;
-        if (kind == RegexNode::kEmpty) return body;
-        RegexNode node{kind};
+        if (op == Op::kMatch) return body;
+        RegexNode node{RegexNode::kEnclosed, 0, op};
         adopt(node, std::move(body));
         return node;
     }
@@ -211,12 +208,10 @@ private:
         return body;
     }
 
+    static RegexNode assertion(Op op) { return {RegexNode::kAssert, 0, op}; }
+
     RegexNode literal(uint32_t code) {
-        if (!fold_) {
-            RegexNode node{RegexNode::kChar};
-            node.value = code;
-            return node;
-        }
+        if (!fold_) return {RegexNode::kChar, code};
         if (code >= 0x80) refuse("ignoring the case of non-ASCII characters");
         CharSet set;
         add_folded(set, code, code);
@@ -238,18 +233,16 @@ private:
     RegexNode add(CharSet set) {
         set.finish();
         sets_.push_back(std::move(set));
-        RegexNode node{RegexNode::kSet};
-        node.value = static_cast<uint32_t>(sets_.size() - 1);
-        return node;
+        return {RegexNode::kSet, static_cast<uint32_t>(sets_.size() - 1)};
     }
 
     RegexNode escape() {
         CharSet set;
         if (shorthand(set)) return add(std::move(set));
-        if (take('A')) return RegexNode{RegexNode::kTextStart};
-        if (take('z')) return RegexNode{RegexNode::kTextEnd};
-        if (take('b')) return RegexNode{RegexNode::kWordBorder};
-        if (take('B')) return RegexNode{RegexNode::kInsideWord};
+        if (take('A')) return assertion(Op::kTextStart);
+        if (take('z')) return assertion(Op::kTextEnd);
+        if (take('b')) return assertion(Op::kWordBorder);
+        if (take('B')) return assertion(Op::kInsideWord);
         return literal(escaped_character());
     }
 
@@ -447,9 +440,9 @@ void CharSet::finish() {
         }
     }
     ranges.resize(n);
-    ascii[0] = ascii[1] = 0;
+    ascii = {};
     for (uint32_t code = 0; code < 128; ++code) {
-        if (evaluate(code)) ascii[code >> 6] |= uint64_t{1} << (code & 63);
+        if (evaluate(code)) ascii.add(code);
     }
 }
 

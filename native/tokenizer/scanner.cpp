@@ -221,8 +221,7 @@ const char* Scanner::any(const char* p, const char* end) const {
     const uint8_t known = kLetter | kNumber | kSpace | (letters_ & kMark);
     const char* other = *p == ' ' ? second : p;
     if (const char* stop = run_of_others(classes_, other, end, known); stop > other) {
-        while (breaks_follow_ && stop < end &&
-               (*stop == '\n' || *stop == '\r' || (slashes_ && *stop == '/'))) {
+        while (breaks_follow_ && stop < end && (*stop == '\n' || *stop == '\r' || (slashes_ && *stop == '/'))) {
             ++stop;
         }
         return stop;

@@ -42,25 +42,54 @@ size_t child_offset(uint32_t unit) {
     return static_cast<size_t>(unit >> 10) << ((unit & (1u << 9)) >> 6);
 }
 
-// Calls offer(start, stop, id) for every piece in *text*, from left to right: true if it may be used; and
-// character(start, stop) for each character that is not such a piece.
-template <class Offer, class Character>
-void walk_pieces(const TokenizerFile& file, std::string_view text, Budget& budget, const Offer& offer,
-                 const Character& character) {
+struct Segment {
+    size_t begin, end;
+    bool unknown;
+};
+
+// The pieces of *text* with the best sum of scores. rate(begin, end, id, score): false if a piece may not be used. A
+// character that is not a piece scores *unknown*. Sums are rounded before they are compared, so that equal paths stay
+// equal.
+template <class Score, class Rate>
+std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view text, Budget& budget, Score unknown,
+                                   bool unknown_needs_id, const Rate& rate) {
+    struct Node {
+        Score score = 0;
+        bool unknown = false;
+        int64_t begin = -1;
+    };
+    std::vector<Node> nodes(text.size() + 1);
+    const auto offer = [&](size_t begin, size_t end, Score score, bool is_unknown) {
+        const Score candidate = score + nodes[begin].score;
+        Node& node = nodes[end];
+        if (node.begin >= 0 && !(candidate > node.score)) return;
+        if (is_unknown && unknown_needs_id && file.config.unknown_id == kNoId) throw std::invalid_argument(kNoUnknown);
+        node = {candidate, is_unknown, static_cast<int64_t>(begin)};
+    };
     const Trie& known = file.pieces();
-    for (size_t start = 0; start < text.size();) {
-        const size_t width = unicode::length(text, start);
+    for (size_t begin = 0; begin < text.size();) {
+        const size_t width = unicode::length(text, begin);
         bool has_single = false;
-        size_t stop = start + 1;
-        for (uint32_t node = known.start(text[start]); node != 0; ++stop) {
+        size_t end = begin + 1;
+        for (uint32_t node = known.start(text[begin]); node != 0; ++end) {
             const uint32_t id = known.value(node);
-            if (id != kNoId && offer(start, stop, id)) has_single = has_single || stop - start == width;
-            node = stop < text.size() ? known.follow(node, text[stop]) : 0;
+            Score score = 0;
+            if (id != kNoId && rate(begin, end, id, score)) {
+                offer(begin, end, score, id == file.config.unknown_id);
+                has_single = has_single || end - begin == width;
+            }
+            node = end < text.size() ? known.follow(node, text[end]) : 0;
         }
-        budget.spend(stop - start);
-        if (!has_single) character(start, start + width);
-        start += width;
+        budget.spend(end - begin);
+        if (!has_single) offer(begin, begin + width, unknown, true);
+        begin += width;
     }
+    std::vector<Segment> segments;
+    for (size_t end = text.size(); end > 0; end = segments.back().begin) {
+        segments.push_back({static_cast<size_t>(nodes[end].begin), end, nodes[end].unknown});
+    }
+    std::reverse(segments.begin(), segments.end());
+    return segments;
 }
 
 }  // namespace
@@ -90,26 +119,26 @@ CharsMap::CharsMap(std::string_view blob) {
     }
 }
 
-size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) const {
-    size_t best = 0;
-    uint32_t value = 0;
-    size_t unit_at = child_offset(units_[0]);
-    for (size_t size = 1; at + size <= text.size(); ++size) {
+template <class Each>
+void CharsMap::walk(std::string_view text, Each each) const {
+    size_t at = child_offset(units_[0]);
+    for (size_t size = 1; size <= text.size(); ++size) {
         if (size > limits::kCharsmapKeyBytes) {
             throw std::invalid_argument("character map: an entry for more than " +
                                         std::to_string(limits::kCharsmapKeyBytes) + " bytes");
         }
-        const auto byte = static_cast<unsigned char>(text[at + size - 1]);
-        unit_at ^= byte;
-        if (unit_at >= units_.size() || (units_[unit_at] & (kLeaf | 0xFF)) != byte) break;
-        const uint32_t unit = units_[unit_at];
-        unit_at ^= child_offset(unit);
-        if (unit_at >= units_.size()) break;
-        if (unit & kHasLeaf) {
-            best = size;
-            value = units_[unit_at] & ~kLeaf;
-        }
+        const auto byte = static_cast<unsigned char>(text[size - 1]);
+        at ^= byte;
+        if (byte == 0 || at >= units_.size() || (units_[at] & (kLeaf | 0xFF)) != byte) return;
+        const uint32_t unit = units_[at];
+        at ^= child_offset(unit);
+        if (at >= units_.size() || (unit & kHasLeaf && !each(size, units_[at] & ~kLeaf))) return;
     }
+}
+
+size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) const {
+    size_t best = 0, value = 0;
+    walk(text.substr(at), [&](size_t size, size_t its) { return best = size, value = its, true; });
     if (best == 0) {
         best = unicode::length(text, at);
         out.append(text.substr(at, best));
@@ -118,25 +147,14 @@ size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) con
     if (at + best < text.size() && unicode::continues(text[at + best])) {
         throw std::invalid_argument("character map: an entry that ends inside a character");
     }
-    out.append(strings_.substr(value, strings_.find('\0', value) - value));
+    out.append(replacement(value));
     return best;
 }
 
-bool CharsMap::shortest(std::string_view text, std::string_view* replacement) const {
-    size_t at = child_offset(units_[0]);
-    for (const char c : text) {
-        const auto byte = static_cast<unsigned char>(c);
-        at ^= byte;
-        if (byte == 0 || at >= units_.size() || (units_[at] & (kLeaf | 0xFF)) != byte) return false;
-        const uint32_t unit = units_[at];
-        at ^= child_offset(unit);
-        if (at >= units_.size()) return false;
-        if (!(unit & kHasLeaf)) continue;
-        const size_t value = units_[at] & ~kLeaf;
-        *replacement = strings_.substr(value, strings_.find('\0', value) - value);
-        return true;
-    }
-    return false;
+bool CharsMap::shortest(std::string_view text, std::string_view* made) const {
+    bool known = false;
+    walk(text, [&](size_t, size_t value) { return *made = replacement(value), known = true, false; });
+    return known;
 }
 
 std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
@@ -194,8 +212,7 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
     return out;
 }
 
-void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
-                Spans* spans) {
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out, Spans* spans) {
     struct Symbol {
         size_t begin, size;
         int64_t previous, next;
@@ -253,8 +270,7 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
             stack.pop_back();
             const auto found = unused.find(piece);
             if (found == unused.end()) {
-                add_piece(file, piece, static_cast<size_t>(piece.data() - text.data()), after_unknown,
-                          out, spans);
+                add_piece(file, piece, static_cast<size_t>(piece.data() - text.data()), after_unknown, out, spans);
             } else {
                 stack.push_back(piece.substr(found->second));
                 stack.push_back(piece.substr(0, found->second));
@@ -277,82 +293,36 @@ double lowest_score(const TokenizerFile& file) {
 
 void encode_unigram(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
                     Ids& out, Spans* spans) {
-    struct Node {
-        float score = 0.0f;
-        int64_t start = -1;
-    };
-    const float unknown = static_cast<float>(lowest) - kUnknownPenalty;
-    std::vector<Node> nodes(text.size() + 1);
-    // Sums are rounded before they are compared, so that equal paths stay equal.
-    const auto offer = [&](size_t start, size_t stop, float score) {
-        const float candidate = score + nodes[start].score;
-        Node& node = nodes[stop];
-        if (node.start < 0 || candidate > node.score) {
-            node = {candidate, static_cast<int64_t>(start)};
-        }
-    };
-    const auto offer_piece = [&](size_t start, size_t stop, uint32_t id) {
-        const bool whole = stop == text.size() || !unicode::continues(text[stop]);
+    const auto rate = [&](size_t begin, size_t end, uint32_t id, float& score) {
+        const bool whole = end == text.size() || !unicode::continues(text[end]);
         if (!whole || file.flags(id) & kUnused) return false;
         // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
-        offer(start, stop,
-              file.flags(id) & kUserDefined ? static_cast<float>(0.1 * static_cast<double>(stop - start - 1))
-                                            : file.score(id));
+        const bool bonus = (file.flags(id) & kUserDefined) != 0;
+        score = bonus ? static_cast<float>(0.1 * static_cast<double>(end - begin - 1)) : file.score(id);
         return true;
     };
-    walk_pieces(file, text, budget, offer_piece,
-                [&](size_t start, size_t stop) { offer(start, stop, unknown); });
-    std::vector<std::string_view> pieces;
-    for (size_t stop = text.size(); stop > 0;) {
-        const auto start = static_cast<size_t>(nodes[stop].start);
-        pieces.push_back(text.substr(start, stop - start));
-        stop = start;
-    }
+    const float unknown = static_cast<float>(lowest) - kUnknownPenalty;
     bool after_unknown = false;
-    for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
-        add_piece(file, *piece, static_cast<size_t>(piece->data() - text.data()), after_unknown, out,
-                  spans);
+    for (const Segment& part : best_segments(file, text, budget, unknown, false, rate)) {
+        add_piece(file, text.substr(part.begin, part.end - part.begin), part.begin, after_unknown, out, spans);
     }
 }
 
 void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
                           Ids& out, Spans* spans) {
-    struct Node {
-        double score = 0.0;
-        int64_t start = -1;
-        bool unknown = false;
-    };
-    const uint32_t unknown_id = file.config.unknown_id;
-    std::vector<Node> nodes(text.size() + 1);
-    const auto offer = [&](size_t start, size_t stop, double score, bool unknown) {
-        const double candidate = score + nodes[start].score;
-        Node& node = nodes[stop];
-        if (node.start >= 0 && candidate <= node.score) return;
-        if (unknown && unknown_id == kNoId) throw std::invalid_argument(kNoUnknown);
-        node = {candidate, static_cast<int64_t>(start), unknown};
-    };
-    const auto offer_piece = [&](size_t start, size_t stop, uint32_t id) {
-        offer(start, stop, file.exact_score(id), id == unknown_id);
+    const auto rate = [&](size_t, size_t, uint32_t id, double& score) {
+        score = file.exact_score(id);
         return true;
     };
     const double unknown = lowest - static_cast<double>(kUnknownPenalty);
-    walk_pieces(file, text, budget, offer_piece,
-                [&](size_t start, size_t stop) { offer(start, stop, unknown, true); });
-    Spans pieces;  // from the last one; a run of unknown ones is one
-    bool after_unknown = false;
-    for (size_t stop = text.size(); stop > 0;) {
-        const Node& node = nodes[stop];
-        const auto start = static_cast<size_t>(node.start);
-        if (node.unknown && after_unknown) pieces.back().begin = start;
-        else pieces.push_back({start, stop});
-        after_unknown = node.unknown;
-        stop = start;
-    }
-    for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
-        const std::string_view part = text.substr(piece->begin, piece->end - piece->begin);
+    const std::vector<Segment> parts = best_segments(file, text, budget, unknown, true, rate);
+    for (size_t i = 0; i < parts.size(); ++i) {
+        Span span{parts[i].begin, parts[i].end};
+        while (parts[i].unknown && i + 1 < parts.size() && parts[i + 1].unknown) span.end = parts[++i].end;
+        const std::string_view part = text.substr(span.begin, span.end - span.begin);
         const auto add = [&](uint32_t id) {
             out.push_back(id);
-            if (spans != nullptr) spans->push_back(*piece);
+            if (spans != nullptr) spans->push_back(span);
         };
         const auto has_id = [&](char c) { return file.byte_id(static_cast<unsigned char>(c)) != kNoId; };
         const uint32_t id = file.find(part.data(), part.size());
@@ -360,13 +330,12 @@ void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_
         else if (file.config.flags & kByteFallback && std::all_of(part.begin(), part.end(), has_id)) {
             for (const char c : part) add(file.byte_id(static_cast<unsigned char>(c)));
         } else {
-            add(unknown_id);
+            add(file.config.unknown_id);
         }
     }
 }
 
-void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out,
-                      Spans* spans) {
+void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out, Spans* spans) {
     const size_t before = out.size();
     size_t chars = 0;
     for (size_t i = 0; i < word.size(); i += unicode::length(word, i)) ++chars;

@@ -104,8 +104,7 @@ bool PreTokenizer::scans() const {
 }
 
 // Where a scanner is not certain: it covers every text, so the match begins at p.
-const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end,
-                                            Budget& budget) {
+const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end, Budget& budget) {
     const char *from = nullptr, *to = nullptr;
     return regex.find(begin, p, end, budget, &from, &to) && from == p ? to : end;
 }
@@ -192,8 +191,7 @@ void PreTokenizer::spell(Cut& cut) {
 }
 
 void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Expression* expression) {
-    const auto behavior = step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext
-                                                            : static_cast<Behavior>(step.a);
+    const auto behavior = step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext : static_cast<Behavior>(step.a);
     const bool invert = step.b != 0 && step.kind != StepKind::kMetaspace;
     pieces_.clear();
     for (const Cut::Piece& piece : cut.pieces) {
@@ -316,14 +314,11 @@ void PreTokenizer::arrange(Behavior behavior) {
     switch (behavior) {
         case Behavior::kIsolated: return;
         case Behavior::kRemoved:
-            m.erase(std::remove_if(m.begin(), m.end(), [](const Match& x) { return x.is_match; }),
-                    m.end());
+            m.erase(std::remove_if(m.begin(), m.end(), [](const Match& x) { return x.is_match; }), m.end());
             return;
         case Behavior::kContiguous: case Behavior::kMergedWithPrevious:
             for (const Match& match : m) {
-                const bool joins = behavior == Behavior::kContiguous
-                                       ? match.is_match == previous
-                                       : match.is_match && !previous;
+                const bool joins = behavior == Behavior::kContiguous ? match.is_match == previous : match.is_match && !previous;
                 previous = match.is_match;
                 if (joins && n > 0) m[n - 1].end = match.end;
                 else m[n++] = match;

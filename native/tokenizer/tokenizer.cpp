@@ -19,11 +19,10 @@ AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
     return AddedMatcher(std::move(chosen));
 }
 
-// Moves the spans from first on, of a part that begins at `by`.
-void shift(Spans* spans, size_t first, size_t by) {
+// Moves the spans from first on, of a part that begins at `by` in a text, to where they come from.
+void locate(Spans* spans, size_t first, size_t by, const Origin& origin = {}) {
     for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
-        (*spans)[i].begin += by;
-        (*spans)[i].end += by;
+        (*spans)[i] = source_of(origin, {(*spans)[i].begin + by, (*spans)[i].end + by});
     }
 }
 
@@ -63,8 +62,7 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
         std::vector<AddedToken> user;
         for (uint32_t id = 0; id < file_.n_tokens; ++id) {
             if (!(file_.flags(id) & kUserDefined)) continue;
-            if (!unicode::is_utf8(file_.token(id)) ||
-                file_.token(id).size() > limits::kAddedTokenBytes) {
+            if (!unicode::is_utf8(file_.token(id)) || file_.token(id).size() > limits::kAddedTokenBytes) {
                 throw std::invalid_argument("compiled tokenizer: a user-defined piece");
             }
             user.push_back({id, 0, std::string(file_.token(id))});
@@ -156,8 +154,7 @@ void TokenizerEngine::add_id(Worker& worker, uint32_t id, Span where, Ids& out, 
     if (spans != nullptr) spans->push_back(where);
 }
 
-void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
-                                  Spans* spans) {
+void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, Spans* spans) {
     worker.budget = worker.relay != nullptr ? worker.relay->budget : Budget(text.size());
     if (takes_words(worker, spans)) out.reserve(out.size() + text.size() / 4);
     (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
@@ -167,14 +164,13 @@ void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool pa
                 const size_t first = spans != nullptr ? spans->size() : 0;
                 encode_stretch(worker, text.substr(begin, end - begin),
                                {begin == 0, parse_special}, out, spans);
-                shift(spans, first, begin);
+                locate(spans, first, begin);
             },
             [&](uint32_t id, size_t begin, size_t end) { add_id(worker, id, {begin, end}, out, spans); });
 }
 
 // A stretch between tokens found in raw text. Its spans are in bytes of it.
-void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out,
-                                     Spans* spans) {
+void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans) {
     Normalized whole;
     whole.traced = spans != nullptr || worker.asks_for_first;
     std::string_view normalized = text;
@@ -190,10 +186,7 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
     }
     if (model() == ModelKind::kUnigram && is_sentencepiece()) {
         encode_model(worker, normalized, out, spans);
-        for (size_t i = known; spans != nullptr && i < spans->size(); ++i) {
-            (*spans)[i] = source_of(whole.origin, (*spans)[i]);
-        }
-        return;
+        return locate(spans, known, 0, whole.origin);
     }
     normalized_.split(
         normalized, place.parse_special,
@@ -216,11 +209,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     if (whole_text) {
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, text, out, spans);
-        shift(spans, first, begin);
-        for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
-            (*spans)[i] = source_of(whole.origin, (*spans)[i]);
-        }
-        return;
+        return locate(spans, first, begin, whole.origin);
     }
     Cut& cut = worker.cut;
     cut.text = text;
@@ -245,11 +234,8 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     for (const Cut::Piece& piece : cut.pieces) {
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, cut.text.substr(piece.begin, piece.end - piece.begin), out, spans);
-        shift(spans, first, piece.begin);
-        for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
-            (*spans)[i] = source_of(cut.origin, (*spans)[i]);
-        }
-        shift(spans, first, by);
+        locate(spans, first, piece.begin, cut.origin);
+        locate(spans, first, by);
     }
 }
 
@@ -277,8 +263,7 @@ void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
     const bool scanned = scans(worker);
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
         stop = std::min(text.size(), at + kPiecesBytes);
-        while (stop < text.size() &&
-               !(scanned ? Scanner::parts(text, stop) : file_.config.parts(text, stop))) ++stop;
+        while (stop < text.size() && !(scanned ? Scanner::parts(text, stop) : file_.config.parts(text, stop))) ++stop;
         worker.relay->add_piece(text.substr(at, stop - at), Pieces::kIsStretch);
     }
 }

@@ -6,8 +6,7 @@ namespace bitnet {
 
 // Breadth first over the sorted texts, so that the edges of a node lie together.
 TrieTables build_trie(std::vector<std::pair<std::string_view, uint32_t>> entries) {
-    std::stable_sort(entries.begin(), entries.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     struct Span {
         size_t first, last, depth;
     };
@@ -25,8 +24,7 @@ TrieTables build_trie(std::vector<std::pair<std::string_view, uint32_t>> entries
             const size_t start = i;
             const char byte = entries[i].first[span.depth];
             while (i < span.last && entries[i].first[span.depth] == byte) ++i;
-            out.edges.push_back({static_cast<unsigned char>(byte),
-                                 static_cast<uint32_t>(out.nodes.size())});
+            out.edges.push_back({static_cast<unsigned char>(byte), static_cast<uint32_t>(out.nodes.size())});
             out.nodes.push_back({});
             spans.push_back({start, i, span.depth + 1});
         }
@@ -53,15 +51,13 @@ bool Trie::is_sound(uint32_t n_values) const {
     const auto edge_is = [&](const TrieEdge& edge) {
         return edge.byte < 256 && edge.node > 0 && edge.node < n_nodes_;
     };
-    return std::all_of(nodes_, nodes_ + n_nodes_, node_is) &&
-           std::all_of(edges_, edges_ + n_edges_, edge_is);
+    return std::all_of(nodes_, nodes_ + n_nodes_, node_is) && std::all_of(edges_, edges_ + n_edges_, edge_is);
 }
 
 uint32_t Trie::follow(uint32_t node, char byte) const {
     const auto wanted = static_cast<unsigned char>(byte);
     const TrieEdge* const last = edges_ + nodes_[node].last_edge;
-    const TrieEdge* const found =
-        std::lower_bound(edges_ + nodes_[node].first_edge, last, wanted,
+    const TrieEdge* const found = std::lower_bound(edges_ + nodes_[node].first_edge, last, wanted,
                          [](const TrieEdge& edge, unsigned char value) { return edge.byte < value; });
     return found != last && found->byte == wanted ? found->node : 0;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <unordered_map>
 #include <vector>
 
 #include "tokenizer/unicode_tables.hpp"
@@ -11,55 +13,158 @@ namespace {
 
 // Everything above is rare (tags, private use) and found by binary search.
 constexpr uint32_t kFlat = 0x34000;
-constexpr uint8_t kUnassigned = 0;
 
-std::vector<uint8_t> flat_categories() {
-    std::vector<uint8_t> table(kFlat, kUnassigned);
-    for (const CategoryRange& range : kCategories) {
-        if (range.first >= kFlat) continue;
-        const uint32_t last = std::min(range.last, kFlat - 1);
-        std::memset(table.data() + range.first, range.category, last - range.first + 1);
+// Reads the numbers of a table: digits of five bits, the lowest first, and 32 more if another one follows.
+class Digits {
+public:
+    explicit Digits(const char* table) : at_(table) {}
+    bool at_end() const { return *at_ == '\0'; }
+    uint32_t next() {
+        uint32_t value = 0, digit = 32;
+        for (unsigned shift = 0; digit >= 32; shift += 5) {
+            digit = static_cast<uint32_t>(*at_++ - '0');
+            value |= (digit & 31) << shift;
+        }
+        return value;
     }
+    // Of a number with a sign, to be added without one.
+    uint32_t next_difference() {
+        const uint32_t value = next();
+        return value >> 1 ^ (0 - (value & 1));
+    }
+
+private:
+    const char* at_;
+};
+
+struct Run {
+    uint32_t first, last;
+    uint8_t value;
+};
+
+// Values of code points, 0 for most of them.
+class Runs {
+public:
+    explicit Runs(Digits digits) {
+        for (uint32_t at = 0; !digits.at_end();) {
+            const uint32_t size = digits.next(), value = digits.next();
+            if (value != 0) runs_.push_back({at, at + size - 1, static_cast<uint8_t>(value)});
+            at += size;
+        }
+    }
+    explicit Runs(const char* table) : Runs(Digits(table)) {}
+    uint8_t of(uint32_t code) const {
+        const auto found = std::lower_bound(runs_.begin(), runs_.end(), code,
+                                            [](const Run& run, uint32_t value) { return run.last < value; });
+        return found != runs_.end() && found->first <= code ? found->value : 0;
+    }
+    auto begin() const { return runs_.begin(); }
+    auto end() const { return runs_.end(); }
+
+private:
+    std::vector<Run> runs_;
+};
+
+// A set of code points: those of some categories, but for the runs that differ.
+class Set {
+public:
+    explicit Set(const char* table) : Set(Digits(table)) {}
+    bool contains(uint32_t code) const {
+        return (categories_ >> category(code) & 1u) != differing_.of(code);
+    }
+
+private:
+    explicit Set(Digits digits) : categories_(digits.next()), differing_(digits) {}
+    uint32_t categories_;
+    Runs differing_;
+};
+
+// What code points become.
+class Mapping {
+public:
+    struct Entry {
+        uint32_t code;
+        uint16_t at, size;
+    };
+    explicit Mapping(const char* table) {
+        uint32_t code = 0, before[kLongest] = {};
+        for (Digits digits(table); !digits.at_end(); ++code) {
+            const uint32_t gap = digits.next(), length = gap & 1 ? digits.next() : 1, step = gap & 1 ? digits.next() : 1;
+            const uint32_t size = digits.next();
+            code += gap >> 1;
+            for (uint32_t i = 0; i < size; ++i) before[i] += digits.next_difference();
+            for (uint32_t i = 0;; ++i) {
+                entries_.push_back({code, static_cast<uint16_t>(codes_.size()), static_cast<uint16_t>(size)});
+                codes_.insert(codes_.end(), before, before + size);
+                if (i + 1 == length) break;
+                code += step;
+                before[0] += step;
+            }
+        }
+    }
+    Codes of(const Entry& entry) const { return {codes_.data() + entry.at, entry.size}; }
+    Codes of(uint32_t code) const {
+        const auto found = std::lower_bound(entries_.begin(), entries_.end(), code,
+                                            [](const Entry& entry, uint32_t value) { return entry.code < value; });
+        return found != entries_.end() && found->code == code ? of(*found) : Codes{};
+    }
+    auto begin() const { return entries_.begin(); }
+    auto end() const { return entries_.end(); }
+
+private:
+    static constexpr size_t kLongest = 18;  // of Arabic ligatures
+    std::vector<Entry> entries_;
+    std::vector<uint32_t> codes_;
+};
+
+// A table, read when it is first asked for.
+template <class Table, const char* kDigits>
+const Table& read() {
+    static const Table table(kDigits);
     return table;
 }
 
-bool contains(const Range* ranges, size_t count, uint32_t code) {
-    const Range* end = ranges + count;
-    const Range* found = std::lower_bound(
-        ranges, end, code, [](const Range& range, uint32_t value) { return range.last < value; });
-    return found != end && found->first <= code;
-}
+constexpr auto categories = read<Runs, kCategories>;
+constexpr auto canonical_mapping = read<Mapping, kCanonical>;
+constexpr auto not_composed = read<Set, kNotComposed>;
 
-template <size_t N>
-bool contains(const Range (&ranges)[N], uint32_t code) {
-    return contains(ranges, N, code);
-}
+// What pairs of code points compose to. A longer decomposition is what its first code points compose to, and
+// its last one.
+class Compositions {
+public:
+    Compositions() {
+        for (uint16_t size = 2; size <= kLongest; ++size) {
+            for (const Mapping::Entry& entry : canonical_mapping()) {
+                if (entry.size != size || not_composed().contains(entry.code)) continue;
+                const Codes parts = canonical_mapping().of(entry);
+                uint32_t first = parts.at[0];
+                for (uint16_t i = 1; i + 1 < size; ++i) first = of(first, parts.at[i]);
+                pairs_.emplace(key(first, parts.at[size - 1]), entry.code);
+            }
+        }
+    }
+    uint32_t of(uint32_t first, uint32_t second) const {
+        const auto found = pairs_.find(key(first, second));
+        return found != pairs_.end() ? found->second : 0;
+    }
 
-template <size_t N>
-uint8_t class_of(const Class (&ranges)[N], uint32_t code) {
-    const Class* found = std::lower_bound(
-        ranges, ranges + N, code, [](const Class& range, uint32_t value) { return range.last < value; });
-    return found != ranges + N && found->first <= code ? found->value : 0;
-}
-
-template <size_t N, size_t M>
-Codes expansion(const Expansion (&entries)[N], const uint32_t (&codes)[M], uint32_t code) {
-    const Expansion* found = std::lower_bound(
-        entries, entries + N, code, [](const Expansion& entry, uint32_t value) { return entry.code < value; });
-    if (found == entries + N || found->code != code) return {};
-    return {codes + found->at, found->size};
-}
+private:
+    static constexpr uint16_t kLongest = 4;  // of Greek
+    static uint64_t key(uint32_t first, uint32_t second) { return uint64_t{first} << 32 | second; }
+    std::unordered_map<uint64_t, uint32_t> pairs_;
+};
 
 }  // namespace
 
 uint8_t category(uint32_t code) {
-    static const std::vector<uint8_t> table = flat_categories();
-    if (code < kFlat) return table[code];
-    const auto end = std::end(kCategories);
-    const auto found = std::lower_bound(
-        std::begin(kCategories), end, code,
-        [](const CategoryRange& range, uint32_t value) { return range.last < value; });
-    return found != end && found->first <= code ? found->category : kUnassigned;
+    static const std::vector<uint8_t> flat = [] {
+        std::vector<uint8_t> table(kFlat, 0);
+        for (const Run& run : categories()) {
+            if (run.first < kFlat) std::memset(&table[run.first], run.value, std::min(run.last, kFlat - 1) - run.first + 1);
+        }
+        return table;
+    }();
+    return code < kFlat ? flat[code] : categories().of(code);
 }
 
 uint32_t category_mask(const std::string& name) {
@@ -74,56 +179,56 @@ uint32_t category_mask(const std::string& name) {
 }
 
 const Script* find_script(const std::string& name) {
-    for (const Script& script : kScripts) {
-        if (name == script.name) return &script;
-    }
-    return nullptr;
+    static const std::vector<Script> scripts = [] {
+        std::vector<Script> made(std::size(kScriptNames));
+        for (const Run& run : read<Runs, kScripts>()) made[run.value - 1].emplace_back(run.first, run.last);
+        return made;
+    }();
+    const auto found = std::find(std::begin(kScriptNames), std::end(kScriptNames), name);
+    return found != std::end(kScriptNames) ? &scripts[static_cast<size_t>(found - std::begin(kScriptNames))] : nullptr;
 }
 
 bool in_script(const Script* script, uint32_t code) {
-    return contains(script->ranges, script->count, code);
+    const auto found = std::lower_bound(script->begin(), script->end(), code,
+                                        [](const auto& range, uint32_t value) { return range.second < value; });
+    return found != script->end() && found->first <= code;
 }
 
 bool is_space(uint32_t code) {
     if (code < 0x80) return code == ' ' || (code >= 9 && code <= 13);
-    return contains(kSpace, code);
+    return read<Set, kSpace>().contains(code);
 }
 
-bool is_word(uint32_t code) { return contains(kWord, code); }
-bool is_added_word(uint32_t code) { return contains(kAddedTokenWord, code); }
-bool is_punctuation(uint32_t code) { return contains(kPunctuation, code); }
-bool is_numeric(uint32_t code) { return contains(kNumeric, code); }
-
+bool is_word(uint32_t code) { return read<Set, kWord>().contains(code); }
+bool is_added_word(uint32_t code) { return read<Set, kAddedTokenWord>().contains(code); }
+bool is_punctuation(uint32_t code) { return read<Set, kPunctuation>().contains(code); }
+bool is_numeric(uint32_t code) { return read<Set, kNumeric>().contains(code); }
 bool is_mark(uint32_t code) {
     static const uint32_t marks = category_mask("M");
     return (marks >> category(code) & 1u) != 0;
 }
 
-bool is_combining_mark(uint32_t code) { return code >= 0x300 && contains(kCombiningMarks, code); }
-bool is_nonspacing_mark(uint32_t code) { return code >= 0x300 && contains(kNonspacingMarks, code); }
-bool is_control(uint32_t code) { return contains(kControls, code); }
-Codes canonical(uint32_t code) {
-    return code < 0xC0 ? Codes{} : expansion(kCanonical, kCanonicalCodes, code);
-}
+bool is_combining_mark(uint32_t code) { return read<Set, kCombiningMarks>().contains(code); }
+bool is_nonspacing_mark(uint32_t code) { return read<Set, kNonspacingMarks>().contains(code); }
+bool is_control(uint32_t code) { return read<Set, kControls>().contains(code); }
+Codes canonical(uint32_t code) { return code < 0xC0 ? Codes{} : canonical_mapping().of(code); }
+
 Codes compatible(uint32_t code) {
     if (code < 0xA0) return {};
-    const Codes found = expansion(kCompatible, kCompatibleCodes, code);
+    const Codes found = read<Mapping, kCompatible>().of(code);
     return found.size != 0 ? found : canonical(code);
 }
-Codes lower(uint32_t code) { return expansion(kLower, kLowerCodes, code); }
-uint8_t combining_class(uint32_t code) { return code < 0x300 ? 0 : class_of(kCombiningClasses, code); }
-uint8_t script(uint32_t code) { return class_of(kScriptRuns, code); }
+
+Codes lower(uint32_t code) { return read<Mapping, kLower>().of(code); }
+uint8_t combining_class(uint32_t code) { return code < 0x300 ? 0 : read<Runs, kCombiningClasses>().of(code); }
+uint8_t script(uint32_t code) { return read<Runs, kScriptNumbers>().of(code); }
 
 uint32_t compose(uint32_t first, uint32_t second) {
     constexpr uint32_t kL = 0x1100, kV = 0x1161, kT = 0x11A7, kS = 0xAC00;
     if (first - kL < 19 && second - kV < 21) return kS + ((first - kL) * 21 + (second - kV)) * 28;
     if (first - kS < 11172 && (first - kS) % 28 == 0 && second - kT - 1 < 27) return first + (second - kT);
-    const auto key = [](const Pair& pair) { return uint64_t{pair.first} << 32 | pair.second; };
-    const Pair wanted{first, second, 0};
-    const Pair* const end = std::end(kCompositions);
-    const Pair* const found = std::lower_bound(std::begin(kCompositions), end, wanted,
-                                               [&](const Pair& a, const Pair& b) { return key(a) < key(b); });
-    return found != end && key(*found) == key(wanted) ? found->whole : 0;
+    static const Compositions compositions;
+    return compositions.of(first, second);
 }
 
 size_t grapheme(std::string_view text, size_t at) {
@@ -134,7 +239,7 @@ size_t grapheme(std::string_view text, size_t at) {
         if ((code >= 0x1160 && code < 0x11A8) || (code >= 0xD7B0 && code <= 0xD7C6)) return kV;
         if ((code >= 0x11A8 && code < 0x1200) || (code >= 0xD7CB && code <= 0xD7FB)) return kT;
         if (code >= 0xAC00 && code <= 0xD7A3) return (code - 0xAC00) % 28 == 0 ? kLV : kLVT;
-        return code >= 0x20 && code < 0x7F ? uint8_t{kOther} : class_of(kGraphemes, code);
+        return code >= 0x20 && code < 0x7F ? uint8_t{kOther} : read<Runs, kGraphemes>().of(code);
     };
     const char* const begin = text.data() + at;
     const char* const end = text.data() + text.size();
@@ -162,26 +267,22 @@ size_t grapheme(std::string_view text, size_t at) {
 
 namespace {
 
-// For each character below kFlat: 1 where NFC may change it, 2 where NFKC may.
-std::vector<uint8_t> flat_changes() {
-    std::vector<uint8_t> table(kFlat, 0);
-    const auto set = [&](uint32_t first, uint32_t last, uint8_t bits) {
-        for (uint32_t code = first; code <= std::min(last, kFlat - 1); ++code) table[code] |= bits;
-    };
-    const uint32_t marks = category_mask("M");
-    for (const CategoryRange& range : kCategories) {
-        if (marks >> range.category & 1u) set(range.first, range.last, 3);
-    }
-    for (const Range& range : kNfcChanges) set(range.first, range.last, 1);
-    for (const Range& range : kNfkcChanges) set(range.first, range.last, 2);
-    set(0x1100, 0x11FF, 3);
-    return table;
-}
-
+// Whether NFC (bit 1) or NFKC (bit 2) may change a character: it is a mark, composes with one before, or is
+// decomposed and not composed again.
 bool may_change(uint32_t code, uint8_t bit) {
-    static const std::vector<uint8_t> table = flat_changes();
-    if (code < kFlat) return (table[code] & bit) != 0;
-    return is_mark(code) || (bit == 1 ? contains(kNfcChanges, code) : contains(kNfkcChanges, code));
+    static const std::vector<uint8_t> flat = [] {
+        std::vector<uint8_t> table(kFlat, 0);
+        for (uint32_t letter = 0x1100; letter < 0x1200; ++letter) table[letter] = 3;  // Hangul
+        for (const Run& run : categories()) {
+            if (run.first < kFlat && is_mark(run.first)) std::memset(&table[run.first], 3, run.last - run.first + 1);
+        }
+        for (const Mapping::Entry& entry : read<Mapping, kCompatible>()) table[entry.code] |= 2;
+        for (const Mapping::Entry& entry : canonical_mapping()) {
+            if (entry.size == 1 || not_composed().contains(entry.code)) table[entry.code] |= 3;
+        }
+        return table;
+    }();
+    return code < kFlat ? (flat[code] & bit) != 0 : is_mark(code);
 }
 
 }  // namespace

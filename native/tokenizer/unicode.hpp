@@ -6,11 +6,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace bitnet::unicode {
 
-struct Range;
-struct Script;
+using Script = std::vector<std::pair<uint32_t, uint32_t>>;  // its ranges, in order
 
 // Index of the general category of a code point in kCategoryNames.
 uint8_t category(uint32_t code);
@@ -76,8 +77,7 @@ inline uint32_t next(const char*& p, const char* end) {
         return p += 2, code;
     }
     if (size == 3) {
-        const uint32_t code =
-            (first & 0x0F) << 12 | (byte(p[1]) & 0x3F) << 6 | (byte(p[2]) & 0x3F);
+        const uint32_t code = (first & 0x0F) << 12 | (byte(p[1]) & 0x3F) << 6 | (byte(p[2]) & 0x3F);
         return p += 3, code;
     }
     const uint32_t code = (first & 0x07) << 18 | (byte(p[1]) & 0x3F) << 12 |

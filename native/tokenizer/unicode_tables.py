@@ -4,12 +4,17 @@ The native tokenizer must cut text exactly where that library does, so its table
 from a version of the Unicode database but asked from the library itself::
 
     python native/tokenizer/unicode_tables.py > native/tokenizer/unicode_tables.hpp
+
+Tables are numbers in digits of five bits, which `Digits` in unicode.cpp reads: properties as runs
+of code points, sets as general categories and the runs that differ from them, mappings as runs of
+code points and the differences to what those before became.
 """
 
 from __future__ import annotations
 
 import sys
 import unicodedata
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests/support"))
 from charsmaps import charsmap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
+
+    Normalize = Callable[[str], str]
+    Split = Callable[[str], list[tuple[str, tuple[int, int]]]]
 
 CATEGORIES = [
     *("Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps"),
@@ -30,157 +38,114 @@ SCRIPTS = [
 ]
 _SURROGATES = range(0xD800, 0xE000)
 _CODE_POINTS = [code for code in range(0x110000) if code not in _SURROGATES]
-_CHUNK = 4096
-
-Ranges = list[tuple[int, int]]
-
-
-def chunks() -> Iterator[list[int]]:
-    """All code points except surrogates, in order, in lists short enough to split quickly."""
-    for start in range(0, len(_CODE_POINTS), _CHUNK):
-        yield _CODE_POINTS[start : start + _CHUNK]
+_CHUNK = 4096  # characters of one text: short enough to split quickly
+_WIDTH = 110  # digits of a line
 
 
-def to_ranges(codes: list[int]) -> Ranges:
-    """Runs of consecutive *codes* as ``(first, last)``."""
-    ranges: Ranges = []
-    for code in codes:
-        if ranges and ranges[-1][1] == code - 1:
-            ranges[-1] = (ranges[-1][0], code)
-        else:
-            ranges.append((code, code))
-    return ranges
-
-
-def codes_removed_by(step: Callable[[str], list[tuple[str, tuple[int, int]]]]) -> Ranges:
+def codes_removed_by(step: Split) -> list[int]:
     """Code points that the pre-tokenizer *step*, which removes what it matches, removes."""
     codes: list[int] = []
-    for chunk in chunks():
-        kept = set("".join(piece for piece, _ in step("".join(map(chr, chunk)))))
-        codes += [code for code in chunk if chr(code) not in kept]
-    return to_ranges(codes)
+    for start in range(0, len(_CODE_POINTS), _CHUNK):
+        chunk = _CODE_POINTS[start : start + _CHUNK]
+        rest = set("".join(piece for piece, _ in step("".join(map(chr, chunk)))))
+        codes += [code for code in chunk if chr(code) not in rest]
+    return codes
 
 
-def matching(pattern: str) -> Ranges:
+def codes_matching(pattern: str) -> list[int]:
     """Code points that the regular expression *pattern* matches."""
     from tokenizers import Regex, pre_tokenizers
 
     return codes_removed_by(pre_tokenizers.Split(Regex(pattern), "removed").pre_tokenize_str)
 
 
-def alone(step: Callable[[str], list[tuple[str, tuple[int, int]]]]) -> Ranges:
+def codes_alone(step: Split) -> list[int]:
     """Code points that *step* always makes a piece of their own between two letters."""
-    return to_ranges([code for code in _CODE_POINTS if len(step(f"a{chr(code)}a")) == 3])
+    return [code for code in _CODE_POINTS if len(step(f"a{chr(code)}a")) == 3]
 
 
-def codes_changed_by(normalize: Callable[[str], str]) -> Ranges:
-    """Code points that *normalize* turns into something else."""
-    return to_ranges([code for code in _CODE_POINTS if normalize(chr(code)) != chr(code)])
+def codes_removed_in(**options: bool) -> list[int]:
+    """Code points that a BertNormalizer with these *options* alone leaves out."""
+    from tokenizers import normalizers
+
+    names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
+    step = normalizers.BertNormalizer(**{name: options.get(name, False) for name in names})
+    return [code for code in _CODE_POINTS if not step.normalize_str(chr(code))]
 
 
-def codes_removed_in(normalize: Callable[[str], str]) -> Ranges:
-    """Code points that *normalize* leaves out."""
-    return to_ranges([code for code in _CODE_POINTS if not normalize(chr(code))])
-
-
-def word_characters() -> Ranges:
+def word_characters() -> list[int]:
     """Code points the library counts as part of a word around a ``single_word`` added token."""
     from tokenizers import AddedToken, Tokenizer, models
 
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))  # noqa: S106
     tokenizer.add_tokens([AddedToken("Q", single_word=True, normalized=False)])
-    texts = [f"Q{chr(code)}" for code in _CODE_POINTS]
-    found = tokenizer.encode_batch(texts)
-    return to_ranges(
-        [
-            code
-            for code, encoding in zip(_CODE_POINTS, found, strict=True)
-            if encoding.tokens[0] != "Q"
-        ]
-    )
+    encodings = tokenizer.encode_batch([f"Q{chr(code)}" for code in _CODE_POINTS])
+    pairs = zip(_CODE_POINTS, encodings, strict=True)
+    return [code for code, encoding in pairs if encoding.tokens[0] != "Q"]
 
 
-def expansions(normalize: Callable[[str], str]) -> dict[int, list[int]]:
+def expansions(normalize: Normalize) -> dict[int, list[int]]:
     """Code points that *normalize* turns into others, Hangul syllables excepted."""
     changed = {
         code: [ord(char) for char in normalize(chr(code))]
         for code in _CODE_POINTS
         if not 0xAC00 <= code <= 0xD7A3
     }
-    return {code: made for code, made in changed.items() if made != [code]}
+    return {code: codes for code, codes in changed.items() if codes != [code]}
 
 
-def combining_classes() -> list[tuple[int, int, int]]:
-    """Ranges of canonical combining classes other than 0, as normalization orders by them."""
+def combining_classes() -> dict[int, int]:
+    """Canonical combining classes other than 0, as normalization orders by them."""
     from tokenizers import normalizers
 
     nfd = normalizers.NFD().normalize_str
-    ranges: list[tuple[int, int, int]] = []
+    classes = {}
     for code in _CODE_POINTS:
-        kind = unicodedata.combining(chr(code))
+        number = unicodedata.combining(chr(code))
         # It goes before a mark of the highest class, and one of that class before no other.
-        moves = kind == 240 or nfd(f"a\u0345{chr(code)}")[1] != "\u0345"
-        if kind == 0 or not moves or nfd(chr(code)) != chr(code):
-            continue
-        if ranges and ranges[-1][1:] == (code - 1, kind):
-            ranges[-1] = (ranges[-1][0], code, kind)
-        else:
-            ranges.append((code, code, kind))
-    return ranges
+        moves = number == 240 or nfd(f"a\u0345{chr(code)}")[1] != "\u0345"
+        if number and moves and nfd(chr(code)) == chr(code):
+            classes[code] = number
+    return classes
 
 
-def compositions() -> list[tuple[int, int, int]]:
-    """Pairs of code points and what they compose to, Hangul excepted."""
-    from tokenizers import normalizers
-
-    nfc, nfd = normalizers.NFC().normalize_str, normalizers.NFD().normalize_str
-    triples = []
-    for code, parts in expansions(nfd).items():
-        first, last = nfc("".join(map(chr, parts[:-1]))), chr(parts[-1])
-        if len(parts) > 1 and len(first) == 1 and nfc(first + last) == chr(code):
-            triples.append((ord(first), ord(last), code))
-    return sorted(triples)
-
-
-def script_runs() -> list[tuple[int, int, int]]:
-    """Ranges of scripts as the pre-tokenizer ``UnicodeScripts`` sees them; 0 fits all."""
+def script_numbers() -> dict[int, int]:
+    """Numbers of the scripts that the pre-tokenizer ``UnicodeScripts`` sees; 0 fits all."""
     from tokenizers import pre_tokenizers
 
     split = pre_tokenizers.UnicodeScripts().pre_tokenize_str
-    scripts: list[str] = []
-    ranges: list[tuple[int, int, int]] = []
+    scripts: list[str] = []  # a character of each
+    numbers: dict[int, int] = {}
 
-    def number_of(char: str) -> int:
+    def number_of(char: str, before: int) -> int:
         if len(split("a" + char)) == len(split("\u03b1" + char)) == 1:
             return 0
-        last = ranges[-1] if ranges else (0, 0, 0)
-        if last[2] and len(split(chr(last[1]) + char)) == 1:
-            return last[2]
+        if numbers.get(before) and len(split(chr(before) + char)) == 1:
+            return numbers[before]
         number = next((n for n, one in enumerate(scripts, 1) if len(split(one + char)) == 1), 0)
         if number == 0:
             scripts.append(char)
         return number or len(scripts)
 
+    last = 0
     for code in _CODE_POINTS:
-        number = number_of(chr(code))
-        if ranges and ranges[-1][1:] == (code - 1, number):
-            ranges[-1] = (ranges[-1][0], code, number)
-        elif number:
-            ranges.append((code, code, number))
-    return ranges
+        if number := number_of(chr(code), last):
+            numbers[code] = number
+            last = code
+    return numbers
 
 
-def grapheme_classes() -> list[tuple[int, int, int]]:
-    """Ranges of classes of extended grapheme clusters, see GraphemeClass in unicode.hpp."""
+def grapheme_classes() -> dict[int, int]:
+    """Classes of extended grapheme clusters, see `grapheme` in unicode.cpp."""
     from tokenizers import normalizers
 
-    def mapping(chars: list[str]) -> Callable[[str], str]:
+    def mapping(chars: list[str]) -> Normalize:
         table = charsmap({char.encode(): b"X" for char in chars})
-        normalize: Callable[[str], str] = normalizers.Precompiled(table).normalize_str
+        normalize: Normalize = normalizers.Precompiled(table).normalize_str
         return normalize
 
     after_letter, after_sign = mapping(["a"]), mapping(["\u00a9"])
-    classes: dict[int, int] = {}
+    classes = {}
     for start in range(0, len(_CODE_POINTS), 64):
         chunk = _CODE_POINTS[start : start + 64]
         own = mapping([chr(code) for code in chunk if code]) if chunk[0] < 0x20000 else None
@@ -195,122 +160,131 @@ def grapheme_classes() -> list[tuple[int, int, int]]:
             elif after_sign(f"\u00a9\u200d{char}") != "X" + char:
                 classes[code] = 4
     classes[0] = 3
-    ranges: list[tuple[int, int, int]] = []
-    for code, kind in sorted(classes.items()):
-        if ranges and ranges[-1][1:] == (code - 1, kind):
-            ranges[-1] = (ranges[-1][0], code, kind)
-        else:
-            ranges.append((code, code, kind))
-    return ranges
+    return classes
 
 
-def rows(name: str, kind: str, cells: Sequence[tuple[int, ...]]) -> str:
-    """A C++ array of *kind*."""
-    texts = ["{" + ",".join(f"{value:#x}" for value in cell) + "}" for cell in cells]
-    lines = [",".join(texts[i : i + 6]) for i in range(0, len(texts), 6)]
-    return f"constexpr {kind} k{name}[] = {{\n    " + ",\n    ".join(lines) + "};\n"
+def digits(number: int) -> str:
+    """*number* in digits of five bits, the lowest first; 32 more if another one follows."""
+    text = ""
+    while number >= 32:
+        text += chr(ord("0") + 32 + number % 32)
+        number //= 32
+    return text + chr(ord("0") + number)
 
 
-def expansion_table(name: str, found: dict[int, list[int]]) -> str:
-    """A C++ array of places in a second one, which holds what each code point becomes."""
-    pool: list[int] = []
-    cells = []
-    for code, made in sorted(found.items()):
-        cells.append((code, len(pool), len(made)))
-        pool += made
-    lines = [",".join(f"{code:#x}" for code in pool[i : i + 14]) for i in range(0, len(pool), 14)]
-    return rows(name, "Expansion", cells) + (
-        f"constexpr uint32_t k{name}Codes[] = {{\n    " + ",\n    ".join(lines) + "};\n"
-    )
+def encode_runs(values: dict[int, int]) -> str:
+    """A length and a value for each run of code points; *values* are 0 where they have none."""
+    text, end = "", 0
+    pairs = enumerate(sorted(values))
+    for (_, value), group in groupby(pairs, lambda pair: (pair[1] - pair[0], values[pair[1]])):
+        codes = [code for _, code in group]
+        if codes[0] > end:
+            text += digits(codes[0] - end) + digits(0)
+        text += digits(len(codes)) + digits(value)
+        end = codes[-1] + 1
+    return text
 
 
-def table(name: str, ranges: Ranges) -> str:
-    """A C++ array of ``{first, last}``."""
-    cells = [f"{{{first:#x},{last:#x}}}" for first, last in ranges]
-    lines = [",".join(cells[i : i + 6]) for i in range(0, len(cells), 6)]
-    return f"constexpr Range k{name}[] = {{\n    " + ",\n    ".join(lines) + "};\n"
+def encode_set(codes: Iterable[int], categories: dict[int, int]) -> str:
+    """A bit for each category that *codes* have most of, and the runs that differ from those."""
+    codes = set(codes)
+    sizes = [0] * len(CATEGORIES)
+    for code, category in categories.items():
+        sizes[category] += 1 if code in codes else -1
+    mask = sum(1 << category for category, size in enumerate(sizes) if size > 0)
+    differing = codes ^ {code for code, category in categories.items() if mask >> category & 1}
+    return digits(mask) + encode_runs(dict.fromkeys(differing, 1))
+
+
+def encode_mapping(mapping: dict[int, list[int]]) -> str:
+    """Entries of *mapping*: twice the gap to the one before, how many codes, and their differences
+    to those in the same places of the one before. An odd first number begins a run of entries with
+    one code, which has its length and the step of both."""
+    items = sorted(mapping.items())
+
+    def run_length(at: int, step: int) -> int:
+        code, targets = items[at]
+        length = 1
+        while len(targets) == 1 and items[at + length : at + length + 1] == [
+            (code + step * length, [targets[0] + step * length])
+        ]:
+            length += 1
+        return length
+
+    text, at, end, before = "", 0, 0, [0] * max(map(len, mapping.values()))
+    while at < len(items):
+        code, targets = items[at]
+        length, step = max((run_length(at, step), -step) for step in (1, 2))
+        length, step = (length, -step) if length > 2 else (1, 1)
+        text += digits(2 * (code - end) + (length > 1))
+        text += digits(length) + digits(step) if length > 1 else ""
+        text += digits(len(targets))
+        for place, target in enumerate(targets):
+            change = target - before[place]
+            text += digits(2 * change if change >= 0 else -2 * change - 1)
+            before[place] = target
+        before[0] += (length - 1) * step
+        end = code + (length - 1) * step + 1
+        at += length
+    return text
+
+
+def table(name: str, text: str) -> str:
+    """A C++ array of *text*, whose characters may end a raw literal only at the end of a line."""
+    lines = [text[at : at + _WIDTH] for at in range(0, len(text), _WIDTH)]
+    return f"constexpr char k{name}[] =\n" + "\n".join(f'    R"({line})"' for line in lines) + ";\n"
+
+
+def names(name: str, items: list[str]) -> str:
+    """A C++ array of texts."""
+    return f"constexpr const char* k{name}[] = {{" + ", ".join(f'"{item}"' for item in items) + "};\n"
 
 
 def write() -> str:
     """The header file."""
-    from tokenizers import normalizers, pre_tokenizers
+    from tokenizers import normalizers as n
+    from tokenizers import pre_tokenizers as p
 
-    labelled = sorted(
-        (first, last, index)
-        for index, name in enumerate(CATEGORIES)
-        if name not in ("Cn", "Cs")
-        for first, last in matching(rf"\p{{{name}}}")
-    )
-    cells = [f"{{{first:#x},{last:#x},{index}}}" for first, last, index in labelled]
-    lines = [",".join(cells[i : i + 6]) for i in range(0, len(cells), 6)]
+    categories = dict.fromkeys(_CODE_POINTS, 0)
+    for number, name in enumerate(CATEGORIES):
+        if name not in ("Cn", "Cs"):
+            categories.update(dict.fromkeys(codes_matching(rf"\p{{{name}}}"), number))
+    scripts: dict[int, int] = {}
+    for number, name in enumerate(SCRIPTS, 1):
+        scripts.update(dict.fromkeys(codes_matching(rf"\p{{{name}}}"), number))
+    canonical, compatible = (expansions(form.normalize_str) for form in (n.NFD(), n.NFKD()))
+    nfc = n.NFC().normalize_str
+    excluded = [c for c, parts in canonical.items() if len(parts) > 1 and nfc(chr(c)) != chr(c)]
+    sets = {
+        "Space": codes_matching(r"\s"),
+        "Word": codes_matching(r"\w"),
+        "AddedTokenWord": word_characters(),
+        "Punctuation": codes_removed_by(p.Punctuation("removed").pre_tokenize_str),
+        "Numeric": codes_alone(p.Digits(individual_digits=True).pre_tokenize_str),
+        "CombiningMarks": expansions(n.StripAccents().normalize_str),
+        "NonspacingMarks": codes_removed_in(strip_accents=True),
+        "Controls": codes_removed_in(clean_text=True),
+        "NotComposed": excluded,
+    }
+    runs = {
+        "Categories": {code: number for code, number in categories.items() if number},
+        "Scripts": scripts,
+        "CombiningClasses": combining_classes(),
+        "ScriptNumbers": script_numbers(),
+        "Graphemes": grapheme_classes(),
+    }
+    mappings = {
+        "Canonical": canonical,
+        "Compatible": {c: to for c, to in compatible.items() if to != canonical.get(c)},
+        "Lower": expansions(n.Lowercase().normalize_str),
+    }
     parts = [
         "// Written by unicode_tables.py from the `tokenizers` library; do not edit.\n",
-        "#pragma once\n",
-        "#include <cstddef>\n#include <cstdint>\n\nnamespace bitnet::unicode {\n",
-        "struct Range {\n    uint32_t first, last;\n};\n",
-        "struct CategoryRange {\n    uint32_t first, last;\n    uint8_t category;\n};\n",
-        "constexpr const char* kCategoryNames[] = {"
-        + ", ".join(f'"{name}"' for name in CATEGORIES)
-        + "};\n",
-        "constexpr CategoryRange kCategories[] = {\n    " + ",\n    ".join(lines) + "};\n",
-        *(table(f"Script{name}", matching(rf"\p{{{name}}}")) for name in SCRIPTS),
-        "struct Script {\n    const char* name;\n    const Range* ranges;\n    size_t count;\n};\n",
-        "constexpr Script kScripts[] = {\n    "
-        + ",\n    ".join(
-            f'{{"{name}", kScript{name}, sizeof(kScript{name}) / sizeof(Range)}}'
-            for name in SCRIPTS
-        )
-        + "};\n",
-        table("Space", matching(r"\s")),
-        table("Word", matching(r"\w")),
-        table("AddedTokenWord", word_characters()),
-        table("BertSpace", codes_removed_by(pre_tokenizers.WhitespaceSplit().pre_tokenize_str)),
-        table(
-            "Punctuation", codes_removed_by(pre_tokenizers.Punctuation("removed").pre_tokenize_str)
-        ),
-        table("Numeric", alone(pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str)),
-        "struct Expansion {\n    uint32_t code;\n    uint16_t at, size;\n};\n",
-        "struct Pair {\n    uint32_t first, second, whole;\n};\n",
-        "struct Class {\n    uint32_t first, last;\n    uint8_t value;\n};\n",
-        expansion_table("Canonical", canonical := expansions(normalizers.NFD().normalize_str)),
-        expansion_table(
-            "Compatible",
-            {
-                code: made
-                for code, made in expansions(normalizers.NFKD().normalize_str).items()
-                if made != canonical.get(code)
-            },
-        ),
-        expansion_table("Lower", expansions(normalizers.Lowercase().normalize_str)),
-        rows("CombiningClasses", "Class", combining_classes()),
-        rows("Compositions", "Pair", compositions()),
-        rows("ScriptRuns", "Class", script_runs()),
-        rows("Graphemes", "Class", grapheme_classes()),
-        table("CombiningMarks", codes_changed_by(normalizers.StripAccents().normalize_str)),
-        table(
-            "NonspacingMarks",
-            codes_removed_in(
-                normalizers.BertNormalizer(
-                    clean_text=False,
-                    handle_chinese_chars=False,
-                    strip_accents=True,
-                    lowercase=False,
-                ).normalize_str
-            ),
-        ),
-        table(
-            "Controls",
-            codes_removed_in(
-                normalizers.BertNormalizer(
-                    clean_text=True,
-                    handle_chinese_chars=False,
-                    strip_accents=False,
-                    lowercase=False,
-                ).normalize_str
-            ),
-        ),
-        table("NfcChanges", codes_changed_by(normalizers.NFC().normalize_str)),
-        table("NfkcChanges", codes_changed_by(normalizers.NFKC().normalize_str)),
+        "#pragma once\n\nnamespace bitnet::unicode {\n",
+        names("CategoryNames", CATEGORIES) + names("ScriptNames", SCRIPTS),
+        *(table(name, encode_runs(values)) for name, values in runs.items()),
+        *(table(name, encode_set(codes, categories)) for name, codes in sets.items()),
+        *(table(name, encode_mapping(mapping)) for name, mapping in mappings.items()),
         "}  // namespace bitnet::unicode\n",
     ]
     return "\n".join(parts)
