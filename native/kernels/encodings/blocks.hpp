@@ -203,8 +203,7 @@ struct Group {
     return int8_t((low | high << 4) - 32);
 }
 
-[[maybe_unused]] inline void unpack_k(const uint8_t* block, int j, const uint8_t* high, const uint8_t* q,
-                                      Group& out) {
+[[maybe_unused]] inline void unpack_k(const uint8_t* block, int j, const uint8_t* high, const uint8_t* q, Group& out) {
     uint8_t scale[8], min[8];
     unpack_k_scales(block + 4, scale, min);
     for (int i = 0; i < 32; ++i) {

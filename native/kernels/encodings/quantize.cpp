@@ -1,5 +1,7 @@
 #include "encodings/quantize.hpp"
 
+#include <type_traits>
+
 #include "encodings/scale_search.hpp"
 #include "system/split.hpp"
 
@@ -9,12 +11,6 @@ namespace {
 struct BlockQ2_K { uint8_t scales[16], q[64]; uint16_t d, dmin; };
 struct BlockQ3_K { uint8_t high[32], q[64], scales[12]; uint16_t d; };
 static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110, "ggml layout");
-
-template <class Block>
-void store(uint8_t*& out, const Block& block) {
-    std::memcpy(out, &block, sizeof block);
-    out += sizeof block;
-}
 
 // The integer part, and INT_MIN for what is none, as x86-64 converts.
 int truncate(float v) { return v > -2147483648.0f && v < 2147483648.0f ? int(v) : INT_MIN; }
@@ -87,80 +83,49 @@ void round_affine(const float* x, const float* importance, float mean_square, in
     d = float_to_half(scale), m = float_to_half(low);
 }
 
-template <class Body>
-void each_32(const float* x, const float* importance, int64_t cols, Body&& body) {
-    const float mean_square = importance ? sum_of_squares(x, cols) / float(cols) : 0.0f;
-    for (int64_t i = 0; i < cols; i += 32) body(x + i, importance ? importance + i : nullptr, mean_square);
+template <class Block>
+constexpr bool kHasFifths = std::is_same_v<Block, BlockQ5_0> || std::is_same_v<Block, BlockQ5_1>;
+template <class Block>
+constexpr int kTop = kHasFifths<Block> ? 31 : 15;
+
+template <class Block>
+void pack_codes(const uint8_t* codes, Block& block) {
+    pack_nibbles(codes, block.q);
+    if constexpr (kHasFifths<Block>) pack_fifths(codes, block.high);
 }
 
-void row_q4_0(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
-        uint8_t codes[32];
-        BlockQ4_0 block;
-        block.d = round_symmetric(x, its, mean_square, 8, codes);
-        pack_nibbles(codes, block.q);
-        store(out, block);
-    });
+template <class Block>  // Q4_0, Q5_0
+void round_to_scale(const float* x, const float* importance, float mean_square, Block& block) {
+    uint8_t codes[32];
+    block.d = round_symmetric(x, importance, mean_square, (kTop<Block> + 1) / 2, codes);
+    pack_codes(codes, block);
 }
 
-void row_q5_0(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
-        uint8_t codes[32];
-        BlockQ5_0 block;
-        block.d = round_symmetric(x, its, mean_square, 16, codes);
-        pack_nibbles(codes, block.q);
-        pack_fifths(codes, block.high);
-        store(out, block);
-    });
+template <class Block>  // Q4_1, Q5_1
+void round_to_scale_and_minimum(const float* x, const float* importance, float mean_square, Block& block) {
+    uint8_t codes[32];
+    round_affine(x, importance, mean_square, kTop<Block>, codes, block.d, block.m);
+    pack_codes(codes, block);
 }
 
-void row_q4_1(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
-        uint8_t codes[32];
-        BlockQ4_1 block;
-        round_affine(x, its, mean_square, 15, codes, block.d, block.m);
-        pack_nibbles(codes, block.q);
-        store(out, block);
-    });
+void round_q8_0(const float* x, const float*, float, BlockQ8_0& block) {
+    const float scale = std::fabs(extreme(x, 32)) / 127.0f, inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    block.d = float_to_half(scale);
+    for (int i = 0; i < 32; ++i) block.q[i] = int8_t(truncate(std::round(x[i] * inverse)));
 }
 
-void row_q5_1(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    each_32(row, importance, cols, [&](const float* x, const float* its, float mean_square) {
-        uint8_t codes[32];
-        BlockQ5_1 block;
-        round_affine(x, its, mean_square, 31, codes, block.d, block.m);
-        pack_nibbles(codes, block.q);
-        pack_fifths(codes, block.high);
-        store(out, block);
-    });
-}
-
-void row_q8_0(const float* row, const float*, int64_t cols, uint8_t* out) {
-    each_32(row, nullptr, cols, [&](const float* x, const float*, float) {
-        BlockQ8_0 block;
-        const float scale = std::fabs(extreme(x, 32)) / 127.0f, inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-        block.d = float_to_half(scale);
-        for (int i = 0; i < 32; ++i) block.q[i] = int8_t(truncate(std::round(x[i] * inverse)));
-        store(out, block);
-    });
-}
-
-void row_mxfp4(const float* row, const float*, int64_t cols, uint8_t* out) {
-    each_32(row, nullptr, cols, [&](const float* x, const float*, float) {
-        BlockMXFP4 block;
-        const float largest = std::fabs(extreme(x, 32));
-        block.power = largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
-        const float scale = half_power(block.power);
-        uint8_t codes[32];
-        for (int i = 0; i < 32; ++i) {
-            const auto error = [&](int code) { return std::fabs(float(kFp4Codes.code[code]) * scale - x[i]); };
-            codes[i] = 0;
-            for (int code = 1; code < 16; ++code)
-                if (error(code) < error(codes[i])) codes[i] = uint8_t(code);
-        }
-        pack_nibbles(codes, block.q);
-        store(out, block);
-    });
+void round_mxfp4(const float* x, const float*, float, BlockMXFP4& block) {
+    const float largest = std::fabs(extreme(x, 32));
+    block.power = largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
+    const float scale = half_power(block.power);
+    uint8_t codes[32];
+    for (int i = 0; i < 32; ++i) {
+        const auto error = [&](int code) { return std::fabs(float(kFp4Codes.code[code]) * scale - x[i]); };
+        codes[i] = 0;
+        for (int code = 1; code < 16; ++code)
+            if (error(code) < error(codes[i])) codes[i] = uint8_t(code);
+    }
+    pack_nibbles(codes, block.q);
 }
 
 // ---- 256 weights with a scale and a minimum per group: Q2_K, Q4_K, Q5_K
@@ -239,58 +204,28 @@ void pack_k_scales(const AffineSuper& its, uint8_t* packed) {
     }
 }
 
-// Nibbles of 256 codes, two rows of 32 in a byte.
-void pack_k_nibbles(const uint8_t* codes, uint8_t* q) {
-    for (int j = 0; j < 4; ++j, codes += 64)
-        for (int i = 0; i < 32; ++i) q[32 * j + i] = uint8_t((codes[i] & 15) | codes[i + 32] << 4);
-}
-
-template <class Body>
-void each_super(const float* x, const float* importance, int64_t cols, Body&& body) {
-    for (int64_t i = 0; i < cols; i += kSuper) body(x + i, importance ? importance + i : nullptr);
-}
-
-void row_q2_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+void round_q2_k(const float* x, const float* importance, float, BlockQ2_K& block) {
     constexpr AffineType kType{16, 3, 15, {-0.5f, 0.1f, 15, true, false}, 1.0f};
-    each_super(row, importance, cols, [&](const float* x, const float* its) {
-        AffineSuper super;
-        round_super(kType, x, its, super);
-        BlockQ2_K block;
-        for (int g = 0; g < 16; ++g) block.scales[g] = uint8_t(super.scales[g] | super.mins[g] << 4);
-        pack_pairs(super.codes, block.q);
-        block.d = super.d, block.dmin = super.dmin;
-        store(out, block);
-    });
+    AffineSuper super;
+    round_super(kType, x, importance, super);
+    for (int g = 0; g < 16; ++g) block.scales[g] = uint8_t(super.scales[g] | super.mins[g] << 4);
+    pack_pairs(super.codes, block.q);
+    block.d = super.d, block.dmin = super.dmin;
 }
 
-void row_q4_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    constexpr AffineType kType{32, 15, 63, {-1.0f, 0.1f, 20, false, false}, 2.0f};
-    each_super(row, importance, cols, [&](const float* x, const float* its) {
-        AffineSuper super;
-        round_super(kType, x, its, super);
-        BlockQ4_K block;
-        block.d = super.d, block.dmin = super.dmin;
-        pack_k_scales(super, block.scales);
-        pack_k_nibbles(super.codes, block.q);
-        store(out, block);
-    });
-}
-
-void row_q5_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    constexpr AffineType kType{32, 31, 63, {-0.5f, 0.1f, 15, false, false}, 2.0f};
-    each_super(row, importance, cols, [&](const float* x, const float* its) {
-        AffineSuper super;
-        round_super(kType, x, its, super);
-        BlockQ5_K block;
-        block.d = super.d, block.dmin = super.dmin;
-        pack_k_scales(super, block.scales);
-        pack_k_nibbles(super.codes, block.q);
-        for (int i = 0; i < 32; ++i) {
-            block.high[i] = 0;
-            for (int j = 0; j < 8; ++j) block.high[i] |= uint8_t((super.codes[32 * j + i] >> 4) << j);
-        }
-        store(out, block);
-    });
+template <class Block>  // Q4_K, Q5_K
+void round_k(const float* x, const float* importance, float, Block& block) {
+    constexpr bool kFifths = std::is_same_v<Block, BlockQ5_K>;
+    constexpr AffineSearch kPlain = kFifths ? AffineSearch{-0.5f, 0.1f, 15, false, false} : AffineSearch{-1.0f, 0.1f, 20, false, false};
+    AffineSuper super;
+    round_super({32, kFifths ? 31 : 15, 63, kPlain, 2.0f}, x, importance, super);
+    block.d = super.d, block.dmin = super.dmin;
+    pack_k_scales(super, block.scales);
+    for (int j = 0; j < 4; ++j)
+        for (int i = 0; i < 32; ++i)
+            block.q[32 * j + i] = uint8_t((super.codes[64 * j + i] & 15) | super.codes[64 * j + 32 + i] << 4);
+    if constexpr (kFifths)
+        for (int i = 0; i < kSuper; ++i) block.high[i % 32] |= uint8_t((super.codes[i] >> 4) << (i / 32));
 }
 
 // ---- 256 weights with a signed scale per group of 16: Q3_K, Q6_K
@@ -321,54 +256,46 @@ void scales_of_q3_k(const float* x, const float* importance, int8_t* codes, int8
     d = largest != 0.0f ? float_to_half(1.0f / inverse) : 0;
 }
 
-void row_q3_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    each_super(row, importance, cols, [&](const float* x, const float* its) {
-        int8_t codes[kSuper], scale_codes[16];
-        BlockQ3_K block{};
-        scales_of_q3_k(x, its, codes, scale_codes, block.d);
-        for (int g = 0; g < 16; ++g) {
-            const int code = scale_codes[g];
-            block.scales[g % 8] |= uint8_t((code & 15) << (g < 8 ? 0 : 4));
-            block.scales[8 + g % 4] |= uint8_t(code >> 4 << 2 * (g / 4));
-            round_again(x + 16 * g, 16, half_to_float(block.d) * float(code - 32), 0.0f, -4, 3, codes + 16 * g);
-        }
-        uint8_t low[kSuper];
-        for (int i = 0; i < kSuper; ++i) {
-            block.high[i % 32] |= uint8_t((codes[i] >> 2 & 1) << i / 32);
-            low[i] = uint8_t(codes[i] & 3);
-        }
-        pack_pairs(low, block.q);
-        store(out, block);
-    });
+void round_q3_k(const float* x, const float* importance, float, BlockQ3_K& block) {
+    int8_t codes[kSuper], scale_codes[16];
+    scales_of_q3_k(x, importance, codes, scale_codes, block.d);
+    for (int g = 0; g < 16; ++g) {
+        const int code = scale_codes[g];
+        block.scales[g % 8] |= uint8_t((code & 15) << (g < 8 ? 0 : 4));
+        block.scales[8 + g % 4] |= uint8_t(code >> 4 << 2 * (g / 4));
+        round_again(x + 16 * g, 16, half_to_float(block.d) * float(code - 32), 0.0f, -4, 3, codes + 16 * g);
+    }
+    uint8_t low[kSuper];
+    for (int i = 0; i < kSuper; ++i) {
+        block.high[i % 32] |= uint8_t((codes[i] >> 2 & 1) << i / 32);
+        low[i] = uint8_t(codes[i] & 3);
+    }
+    pack_pairs(low, block.q);
 }
 
-void row_q6_k(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    each_super(row, importance, cols, [&](const float* x, const float* its) {
-        int8_t codes[kSuper];
-        float scales[16], w[16];
-        for (int g = 0; g < 16; ++g) {
-            weigh_by_square(x + 16 * g, 16, w);
-            scales[g] = fit_symmetric(x + 16 * g, its ? its + 16 * g : w, 16, 32, codes + 16 * g);
+void round_q6_k(const float* x, const float* importance, float, BlockQ6_K& block) {
+    int8_t codes[kSuper];
+    float scales[16], w[16];
+    for (int g = 0; g < 16; ++g) {
+        weigh_by_square(x + 16 * g, 16, w);
+        scales[g] = fit_symmetric(x + 16 * g, importance ? importance + 16 * g : w, 16, 32, codes + 16 * g);
+    }
+    const float largest = of_largest_size(scales);
+    if (std::fabs(largest) < kNothing) return;
+    const float inverse = -128.0f / largest;
+    block.d = float_to_half(1.0f / inverse);
+    for (int g = 0; g < 16; ++g) {
+        block.scales[g] = int8_t(std::min(127, nearest(inverse * scales[g])));
+        round_again(x + 16 * g, 16, half_to_float(block.d) * float(block.scales[g]), 0.0f, -32, 31, codes + 16 * g);
+    }
+    for (int half = 0; half < 2; ++half)
+        for (int i = 0; i < 32; ++i) {
+            const int8_t* four = codes + 128 * half + i;  // 32 apart
+            block.low[64 * half + i] = uint8_t((four[0] & 15) | four[64] << 4);
+            block.low[64 * half + 32 + i] = uint8_t((four[32] & 15) | four[96] << 4);
+            block.high[32 * half + i] =
+                uint8_t(four[0] >> 4 | four[32] >> 4 << 2 | four[64] >> 4 << 4 | four[96] >> 4 << 6);
         }
-        BlockQ6_K block{};
-        const float largest = of_largest_size(scales);
-        if (std::fabs(largest) < kNothing) return store(out, block);
-        const float inverse = -128.0f / largest;
-        block.d = float_to_half(1.0f / inverse);
-        for (int g = 0; g < 16; ++g) {
-            block.scales[g] = int8_t(std::min(127, nearest(inverse * scales[g])));
-            round_again(x + 16 * g, 16, half_to_float(block.d) * float(block.scales[g]), 0.0f, -32, 31, codes + 16 * g);
-        }
-        for (int half = 0; half < 2; ++half)
-            for (int i = 0; i < 32; ++i) {
-                const int8_t* four = codes + 128 * half + i;  // 32 apart
-                block.low[64 * half + i] = uint8_t((four[0] & 15) | four[64] << 4);
-                block.low[64 * half + 32 + i] = uint8_t((four[32] & 15) | four[96] << 4);
-                block.high[32 * half + i] =
-                    uint8_t(four[0] >> 4 | four[32] >> 4 << 2 | four[64] >> 4 << 4 | four[96] >> 4 << 6);
-            }
-        store(out, block);
-    });
 }
 
 // ---- 32 weights with a scale of sixteen uneven values: IQ4_NL, and IQ4_XS with eight of them
@@ -414,40 +341,51 @@ void round_uneven(const float* x, float scale, uint8_t* q) {
     pack_nibbles(codes, q);
 }
 
-void row_iq4_nl(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    for (int64_t i = 0; i < cols; i += 32) {
-        const float* x = row + i;
-        const float scale = fit_uneven(x, importance ? importance + i : nullptr, sum_of_squares(x, 32) * (2.0f / 32.0f));
-        BlockIQ4_NL block;
-        block.d = float_to_half(scale);
-        round_uneven(x, scale, block.q);
-        store(out, block);
+void round_iq4_nl(const float* x, const float* importance, float, BlockIQ4_NL& block) {
+    const float scale = fit_uneven(x, importance, sum_of_squares(x, 32) * (2.0f / 32.0f));
+    block.d = float_to_half(scale);
+    round_uneven(x, scale, block.q);
+}
+
+void round_iq4_xs(const float* x, const float* importance, float, BlockIQ4_XS& block) {
+    const float mean_square = sum_of_squares(x, kSuper) * (2.0f / float(kSuper));
+    float scales[8];
+    for (int g = 0; g < 8; ++g) scales[g] = fit_uneven(x + 32 * g, importance ? importance + 32 * g : nullptr, mean_square);
+    const float d = -extreme(scales, 8) / 32.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    block.d = float_to_half(d);
+    for (int g = 0; g < 8; ++g) {
+        const int code = clamp_code(nearest(inverse * scales[g]), -32, 31);
+        round_uneven(x + 32 * g, d * float(code), block.q + 16 * g);
+        block.scales_low[g / 2] |= uint8_t(((code + 32) & 15) << 4 * (g % 2));
+        block.scales_high = uint16_t(block.scales_high | (code + 32) >> 4 << 2 * g);
     }
 }
 
-void row_iq4_xs(const float* row, const float* importance, int64_t cols, uint8_t* out) {
-    each_super(row, importance, cols, [&](const float* x, const float* its) {
-        const float mean_square = sum_of_squares(x, kSuper) * (2.0f / float(kSuper));
-        float scales[8];
-        for (int g = 0; g < 8; ++g) scales[g] = fit_uneven(x + 32 * g, its ? its + 32 * g : nullptr, mean_square);
-        const float d = -extreme(scales, 8) / 32.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        BlockIQ4_XS block{};
-        block.d = float_to_half(d);
-        for (int g = 0; g < 8; ++g) {
-            const int code = clamp_code(nearest(inverse * scales[g]), -32, 31);
-            round_uneven(x + 32 * g, d * float(code), block.q + 16 * g);
-            block.scales_low[g / 2] |= uint8_t(((code + 32) & 15) << 4 * (g % 2));
-            block.scales_high = uint16_t(block.scales_high | (code + 32) >> 4 << 2 * g);
-        }
-        store(out, block);
-    });
+// ---- rows
+
+template <class Block, int kWeights, void (*kRound)(const float*, const float*, float, Block&)>
+void round_row(const float* row, const float* importance, int64_t cols, uint8_t* out) {
+    const float mean_square = importance ? sum_of_squares(row, cols) / float(cols) : 0.0f;
+    for (int64_t i = 0; i < cols; i += kWeights, out += sizeof(Block)) {
+        Block block{};
+        kRound(row + i, importance ? importance + i : nullptr, mean_square, block);
+        std::memcpy(out, &block, sizeof block);
+    }
+}
+
+template <class Block, int kWeights, void (*kRound)(const float*, const float*, float, Block&)>
+constexpr Quantizer quantizer(int ggml_id) {
+    return {ggml_id, kWeights, int(sizeof(Block)), round_row<Block, kWeights, kRound>};
 }
 
 constexpr Quantizer kQuantizers[] = {
-    {2, 32, 18, row_q4_0},      {3, 32, 20, row_q4_1},      {6, 32, 22, row_q5_0},    {7, 32, 24, row_q5_1},
-    {8, 32, 34, row_q8_0},      {10, 256, 84, row_q2_k},    {11, 256, 110, row_q3_k}, {12, 256, 144, row_q4_k},
-    {13, 256, 176, row_q5_k},   {14, 256, 210, row_q6_k},   {20, 32, 18, row_iq4_nl}, {23, 256, 136, row_iq4_xs},
-    {39, 32, 17, row_mxfp4},
+    quantizer<BlockQ4_0, 32, round_to_scale>(2), quantizer<BlockQ4_1, 32, round_to_scale_and_minimum>(3),
+    quantizer<BlockQ5_0, 32, round_to_scale>(6), quantizer<BlockQ5_1, 32, round_to_scale_and_minimum>(7),
+    quantizer<BlockQ8_0, 32, round_q8_0>(8), quantizer<BlockQ2_K, 256, round_q2_k>(10),
+    quantizer<BlockQ3_K, 256, round_q3_k>(11), quantizer<BlockQ4_K, 256, round_k>(12),
+    quantizer<BlockQ5_K, 256, round_k>(13), quantizer<BlockQ6_K, 256, round_q6_k>(14),
+    quantizer<BlockIQ4_NL, 32, round_iq4_nl>(20), quantizer<BlockIQ4_XS, 256, round_iq4_xs>(23),
+    quantizer<BlockMXFP4, 32, round_mxfp4>(39),
 };
 
 }  // namespace

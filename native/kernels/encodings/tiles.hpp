@@ -19,6 +19,9 @@
 //                  Q6: 2 x 64, bits 2j, 2j + 1 of line h to column 16h + 4j + b
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "encodings/blocks.hpp"
 
 namespace bitnet {
@@ -62,10 +65,27 @@ static_assert(tile_sizes_agree(), "tile layout");
 
 // Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled) of tiled_cols.
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);
-// The tile of 16 rows as they are in a file, each where its pointer says; `Kernels::gather` is the same, faster.
-void pack_tile(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+// The tile of 16 rows of floats, each where its pointer says.
+void pack_float_tile(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
 
 namespace {
+
+template <Type kFirst, class Add, int... kNext>
+void each_from(Add add, std::integer_sequence<int, kNext...>) {
+    (add(std::integral_constant<Type, Type(kNext + int(kFirst))>()), ...);
+}
+
+// Calls *add* with every type from kFirst to the one before kEnd, as a constant: linear_block<type.value>.
+template <Type kFirst, Type kEnd, class Add>
+void each_type(Add add) {
+    each_from<kFirst>(add, std::make_integer_sequence<int, int(kEnd) - int(kFirst)>());
+}
+
+// The same for every block encoding with interleaved rows.
+template <class Add>
+void each_block_type(Add add) {
+    each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add);
+}
 
 [[maybe_unused]] inline int tile_code(Type type, const TileLayout& layout, const uint8_t* unit, int lane, int c) {
     const int j = c / 4, byte = 4 * lane + c % 4;

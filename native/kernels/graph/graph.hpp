@@ -68,7 +68,7 @@ public:
     // Keys and values are the *place*-th of the pages of *table*; with k and v below 0, those that are stored there.
     // *sinks*: a score per head of one more key, whose value is 0; null: none.
     void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap, const float* sinks);
-    // Layers whose state begins at *offset* in that of a segment; see ops/delta.hpp. *bias* may be null.
+    // Layers whose state begins at *offset* in that of a segment; see `Kernels`. *bias* may be null.
     void convolve(int out, int x, const float* weight, const float* bias, int64_t width, bool silu, int64_t offset);
     struct Delta {
         int out, q, k, v, alpha, beta;

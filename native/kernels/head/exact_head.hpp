@@ -83,6 +83,9 @@ struct HeadInput {
     float slack = 0.0f;               // what an error costs per unit of the row's norm
 };
 
+// False when *x* is not finite, or so long that products could overflow.
+bool head_input(const ExactHead& m, const float* x, HeadInput& out);
+
 // approx and upper of the 16 rows of one tile.
 using HeadTile = void (*)(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step,
                             const float* residual, const float* norm, float* approx, float* upper);
@@ -123,7 +126,8 @@ std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQu
 // x cannot be bounded.
 bool head_bounds(const ExactHead& m, const float* x, bool sixth, float* approx, float* upper);
 
-// Logits of rows *ids* with the head's own kernel.
+// Logits of rows *ids* with the head's own kernel, on all threads (ops/matrix_rows.cpp). Rows of a file are read from
+// there: a fault for a page of a mapping takes longer, and keeps it in the memory of the process.
 void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* out);
 
 }  // namespace bitnet

@@ -41,8 +41,7 @@
 #include <cstdint>
 
 #include "head/exact_head.hpp"
-#include "isa/levels.hpp"
-#include "ops/delta.hpp"
+#include "isa/cpu.hpp"
 #include "encodings/tiles.hpp"
 
 namespace bitnet {
@@ -161,6 +160,41 @@ struct RopeArgs {
     float* out = nullptr;
 };
 
+// Layers with a state of fixed size: a causal convolution of each channel, the gated delta rule, and Mamba-2's scan.
+// One position follows another in each, and every sum is added in one order, so the bits depend neither on how
+// a sequence is cut nor on threads or vector widths.
+struct ConvolveArgs {
+    const float* x = nullptr;       // (tokens, channels)
+    const float* weight = nullptr;  // (channels, width), the last for the position itself
+    float* state = nullptr;         // (width - 1, channels): the inputs before, and afterwards the last ones
+    const float* bias = nullptr;    // (channels), or none
+    float* out = nullptr;           // (tokens, channels)
+    int64_t tokens = 0, channels = 0, width = 0;
+    bool silu = false;  // of the result
+};
+constexpr int64_t kLineFloats = 16;  // channels of a cache line, which threads should not take from each other
+
+struct DeltaArgs {
+    const float *q = nullptr, *k = nullptr;         // (tokens, key_heads, key_dim)
+    const float* v = nullptr;                       // (tokens, heads, value_dim)
+    const float *alpha = nullptr, *beta = nullptr;  // (tokens, heads)
+    const float *a = nullptr, *dt = nullptr;        // (heads)
+    float* state = nullptr;                         // (heads, key_dim, value_dim)
+    float* out = nullptr;                           // as v
+    int64_t tokens = 0, heads = 0, key_heads = 0, key_dim = 0, value_dim = 0;
+    bool grouped = false;  // neighbouring heads share a key head; otherwise every key_heads-th does
+};
+
+struct ScanArgs {
+    const float* x = nullptr;                       // (tokens, heads, head_dim)
+    const float *b = nullptr, *c = nullptr;         // (tokens, groups, state_size)
+    const float* dt = nullptr;                      // (tokens, heads)
+    const float *a = nullptr, *bias = nullptr, *skip = nullptr;  // (heads)
+    float* state = nullptr;                         // (heads, state_size, head_dim)
+    float* out = nullptr;                           // as x
+    int64_t tokens = 0, heads = 0, head_dim = 0, groups = 0, state_size = 0;  // neighbouring heads share a group
+};
+
 enum class TernarySource : int;  // ternary/layout.hpp
 
 // The operations on rows of floats, members of Kernels: plain loops that every instruction set compiles for itself
@@ -198,7 +232,7 @@ struct Kernels {
     // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
     void (*store_position)(const float* k, const float* v, KvType type, int64_t kv_heads, int64_t head_dim, int64_t slot,
                            int16_t* page);
-    // pack_tile of encodings/tiles.hpp: 16 rows, each where its pointer says, as a tile.
+    // The tile (encodings/tiles.hpp) of 16 rows as they are in a file, each where its pointer says.
     void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
     // A tile of 16 whole rows of i2_s or tq2_0, *cols* a multiple of 128, with two bits per weight
     // (ternary/layout.hpp); returns whether a code was 3.
@@ -214,9 +248,8 @@ struct Kernels {
     void add_##name##_ternary(Kernels&);  \
     void add_##name##_head(Kernels&);     \
     void add_##name##_attention(Kernels&);
-BITNET_DECLARE(scalar)
+const Kernels& scalar_kernels();
 BITNET_LEVELS(BITNET_DECLARE)
 #undef BITNET_DECLARE
-void add_scalar_groups(Kernels&);
 
 }  // namespace bitnet

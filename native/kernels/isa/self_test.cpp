@@ -2,11 +2,11 @@
 // that disagree, of weights or of attention, are those of the next level instead, everything else is scalar.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "isa/dispatch.hpp"
 #include "ops/matrix_rows.hpp"
 #include "ops/ops.hpp"
-#include "head/input.hpp"
 #include "ternary/layout.hpp"
 #include "system/thread_pool.hpp"
 
@@ -24,6 +24,11 @@ struct Random {
         return state ^= state << 5;
     }
     float unit() { return float(next() >> 8) * 0x1p-23f - 1.0f; }
+    std::vector<float> units(int64_t n) {
+        std::vector<float> drawn(static_cast<size_t>(n));
+        for (float& f : drawn) f = unit();
+        return drawn;
+    }
 };
 
 // Random bytes are valid codes almost everywhere; scales must be ordinary numbers.
@@ -76,6 +81,17 @@ bool close(const std::vector<float>& got, const std::vector<float>& expected, bo
         norm += double(expected[i]) * expected[i];
     }
     return error <= kSelfTestNmse * norm;
+}
+
+// Whether run(kernels, out) writes the same *n* numbers with *k* as with the scalar kernels; if they are not to be *exact*,
+// floats near them.
+template <class T, class Run>
+bool agrees(const Kernels& k, int64_t n, bool exact, Run run) {
+    std::vector<T> got(static_cast<size_t>(n)), expected(got.size());
+    run(scalar_kernels(), expected.data());
+    run(k, got.data());
+    if constexpr (std::is_same_v<T, float>) return close(got, expected, exact);
+    else return std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)) == 0;
 }
 
 // Matrix of *type*: random rows, packed where the type has interleaved ones.
@@ -154,14 +170,12 @@ const Kernels& slower_that(Agrees agrees, const Kernels& k) {
 bool dequantize_agrees(const Kernels& k) {
     constexpr int64_t kCols = 512;
     Random random;
-    std::vector<float> got(kCols), expected(kCols);
     for (int i = 0; i < kTypes; ++i) {
         const Type type = Type(i);
         if (is_ternary(type) || is_tiled(type)) continue;
         const std::vector<uint8_t> weight = random_weights(type, 2, kCols, random);
-        scalar_kernels().dequantize(type, weight.data(), 1, kCols, expected.data());
-        k.dequantize(type, weight.data(), 1, kCols, got.data());
-        if (got != expected) return false;
+        const auto run = [&](const Kernels& its, float* out) { its.dequantize(type, weight.data(), 1, kCols, out); };
+        if (!agrees<float>(k, kCols, true, run)) return false;
     }
     return true;
 }
@@ -182,11 +196,8 @@ bool gather_agrees(const Kernels& k) {
         const std::vector<uint8_t> weight = random_weights(type, kTileRows, cols, random);
         const uint8_t* rows[kTileRows];
         for (int r = 0; r < kTileRows; ++r) rows[r] = &weight[size_t((r * 7 + 3) % kTileRows * row_bytes(type, cols))];
-        std::vector<uint8_t> got(size_t(weight_bytes(tiled(type), kTileRows, cols))), expected(got.size());
-        scalar_kernels().gather(type, rows, cols, expected.data());
-        k.gather(type, rows, cols, got.data());
-        if (got != expected) return false;
-        if (!rows_agree(type)) return false;
+        const auto run = [&](const Kernels& its, uint8_t* out) { its.gather(type, rows, cols, out); };
+        if (!agrees<uint8_t>(k, weight_bytes(tiled(type), kTileRows, cols), true, run) || !rows_agree(type)) return false;
     }
     return true;
 }
@@ -194,23 +205,25 @@ bool gather_agrees(const Kernels& k) {
 // Rows of a file that say 0, 1 and 2, as tiles: the same bytes.
 bool packing_agrees(const Kernels& k) {
     constexpr int64_t kCols = 512, kDense = kCols / kDenseStep * kDenseStep;
-    const Kernels& s = scalar_kernels();
     Random random;
+    const auto without_threes = [](std::vector<uint8_t>& codes) {
+        for (uint8_t& b : codes) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));
+    };
     for (const TernarySource source : {TernarySource::i2_s, TernarySource::tq2_0}) {
-        std::vector<uint8_t> rows(size_t(ternary_source_bytes(source, kTernaryRows, kCols)));
-        std::vector<uint8_t> got(4 * kCols), expected(4 * kCols), dense(kDense / kDenseStep * 64), expected_dense(dense.size());
+        std::vector<uint8_t> rows(size_t(ternary_source_bytes(source, kTernaryRows, kCols))), tile(4 * kCols);
         for (const bool wrong : {false, true}) {
-            for (uint8_t& b : rows) {
-                b = uint8_t(random.next() >> 11);
-                if (!wrong) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));  // no code is 3
-            }
-            if (s.pack_two_bits(source, rows.data(), kCols, expected.data()) != wrong) return false;
-            if (k.pack_two_bits(source, rows.data(), kCols, got.data()) != wrong || got != expected) return false;
+            for (uint8_t& b : rows) b = uint8_t(random.next() >> 11);
+            if (!wrong) without_threes(rows);
+            bool right = true;
+            const auto run = [&](const Kernels& its, uint8_t* out) {
+                right = its.pack_two_bits(source, rows.data(), kCols, out) == wrong && right;
+            };
+            if (!agrees<uint8_t>(k, 4 * kCols, true, run) || !right) return false;
         }
-        for (uint8_t& b : expected) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));
-        s.make_dense(expected.data(), kDense, expected_dense.data());
-        k.make_dense(expected.data(), kDense, dense.data());
-        if (dense != expected_dense) return false;
+        scalar_kernels().pack_two_bits(source, rows.data(), kCols, tile.data());
+        without_threes(tile);
+        const auto run = [&](const Kernels& its, uint8_t* out) { its.make_dense(tile.data(), kDense, out); };
+        if (!agrees<uint8_t>(k, kDense / kDenseStep * 64, true, run)) return false;
     }
     return true;
 }
@@ -290,36 +303,23 @@ bool exact_head_agrees(const HeadKernels& k) {
 bool row_ops_agree(const Kernels& k) {
     constexpr int64_t kCols = 333;
     Random random;
-    std::vector<float> x(kCols), w(kCols), got(kCols), expected(kCols);
-    for (float& f : x) f = random.unit();
-    for (float& f : w) f = random.unit();
-    const Kernels& s = scalar_kernels();
-    s.rms_norm(x.data(), w.data(), kCols, 1e-5f, expected.data());
-    k.rms_norm(x.data(), w.data(), kCols, 1e-5f, got.data());
-    if (!close(got, expected, false)) return false;
+    const std::vector<float> x = random.units(kCols), w = random.units(kCols);
+    const auto near = [&](auto run) { return agrees<float>(k, kCols, false, run); };
     for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid,
-                            Gate::silu_clamped, Gate::swiglu_oai, Gate::identity}) {
-        s.gate(kind, x.data(), w.data(), kCols, expected.data());
-        k.gate(kind, x.data(), w.data(), kCols, got.data());
-        if (!close(got, expected, false)) return false;
-    }
-    s.softcap(x.data(), kCols, 0.5f, expected.data());
-    k.softcap(x.data(), kCols, 0.5f, got.data());
-    return close(got, expected, false);
+                            Gate::silu_clamped, Gate::swiglu_oai, Gate::identity})
+        if (!near([&](const Kernels& its, float* out) { its.gate(kind, x.data(), w.data(), kCols, out); })) return false;
+    return near([&](const Kernels& its, float* out) { its.rms_norm(x.data(), w.data(), kCols, 1e-5f, out); }) &&
+           near([&](const Kernels& its, float* out) { its.softcap(x.data(), kCols, 0.5f, out); });
 }
 
 // Bit for bit: sums are added in one order.
 bool states_agree(const Kernels& k) {
     constexpr int64_t kTokens = 3, kHeads = 2, kKeys = 24, kValues = 37, kWidth = 3, kChannels = 41;
     Random random;
-    const auto draw = [&](int64_t n) {
-        std::vector<float> made(static_cast<size_t>(n));
-        for (float& f : made) f = random.unit();
-        return made;
-    };
-    const std::vector<float> q = draw(kTokens * kKeys), key = draw(kTokens * kKeys), v = draw(kTokens * kHeads * kValues);
-    const std::vector<float> alpha = draw(kTokens * kHeads), a = draw(kHeads), start = draw(kHeads * kKeys * kValues);
-    const std::vector<float> x = draw(kTokens * kChannels), weight = draw(kChannels * kWidth);
+    const std::vector<float> q = random.units(kTokens * kKeys), key = random.units(kTokens * kKeys);
+    const std::vector<float> v = random.units(kTokens * kHeads * kValues), alpha = random.units(kTokens * kHeads);
+    const std::vector<float> a = random.units(kHeads), start = random.units(kHeads * kKeys * kValues);
+    const std::vector<float> x = random.units(kTokens * kChannels), weight = random.units(kChannels * kWidth);
     std::vector<float> results[2];
     for (const Kernels* each : {&scalar_kernels(), &k}) {
         std::vector<float> state = start, out(v.size()), mixed(x.size());
@@ -353,42 +353,33 @@ bool states_agree(const Kernels& k) {
 bool rope_agrees(const Kernels& k) {
     constexpr int64_t kCols = 84;
     Random random;
-    std::vector<float> x(kCols), w(kCols), got(kCols), expected(kCols);
-    for (float& f : x) f = random.unit();
-    for (float& f : w) f = random.unit();
-    const Kernels& s = scalar_kernels();
+    const std::vector<float> x = random.units(kCols), w = random.units(kCols);
     for (const bool half : {true, false}) {
         RopeArgs a;
         a.x = x.data(), a.cos = w.data(), a.sin = w.data() + 20, a.half = half;
         a.heads = 2, a.head_dim = kCols / 2, a.rotated = 40;
-        a.out = expected.data();
-        s.rope(a, 0, 1);
-        a.out = got.data();
-        k.rope(a, 0, 1);
-        if (!close(got, expected, false)) return false;
+        const auto run = [&](const Kernels& its, float* out) { a.out = out, its.rope(a, 0, 1); };
+        if (!agrees<float>(k, kCols, false, run)) return false;
     }
     return true;
 }
 
 // Rounded activations are part of the ternary result, so they must be the same bits.
 bool rounding_agrees(const Kernels& k) {
-    constexpr int64_t kCols = 416;
+    constexpr int64_t kCols = 416, kRuns = kCols / 32;
+    struct Rounded {
+        int8_t q[2 * kCols];
+        float step[1 + kRuns];
+        int32_t sum[1 + kRuns];
+    };
     Random random;
-    std::vector<float> x(kCols);
-    std::vector<BlockInput> blocks[2] = {std::vector<BlockInput>(kCols / 32), std::vector<BlockInput>(kCols / 32)};
-    std::vector<int8_t> q[4] = {std::vector<int8_t>(kCols), q[0], q[0], q[0]};
-    std::vector<float> step[4] = {std::vector<float>(kCols / 32), step[0], step[0], step[0]};
-    std::vector<int32_t> sum[4] = {std::vector<int32_t>(kCols / 32), sum[0], sum[0], sum[0]};
-    for (float& f : x) f = random.unit();
-    const Kernels* both[2] = {&scalar_kernels(), &k};
-    for (int i = 0; i < 2; ++i) {
-        both[i]->quantize_block(x.data(), kCols, blocks[i].data());
-        both[i]->quantize_ternary(x.data(), kCols, q[i].data(), step[i].data(), sum[i].data());
-        both[i]->quantize_runs(x.data(), kCols, q[2 + i].data(), step[2 + i].data(), sum[2 + i].data());
-    }
-    const auto same = [](const auto* pair) { return pair[0] == pair[1] && pair[2] == pair[3]; };
-    return std::memcmp(blocks[0].data(), blocks[1].data(), kCols / 32 * sizeof(BlockInput)) == 0 && same(q) && same(step) &&
-           same(sum);
+    const std::vector<float> x = random.units(kCols);
+    const auto blocks = [&](const Kernels& its, BlockInput* out) { its.quantize_block(x.data(), kCols, out); };
+    const auto others = [&](const Kernels& its, Rounded* out) {
+        its.quantize_ternary(x.data(), kCols, out->q, out->step, out->sum);
+        its.quantize_runs(x.data(), kCols, out->q + kCols, out->step + 1, out->sum + 1);
+    };
+    return agrees<BlockInput>(k, kRuns, true, blocks) && agrees<Rounded>(k, 1, true, others);
 }
 
 bool attention_agrees_on(KvType type, const Kernels& k) {

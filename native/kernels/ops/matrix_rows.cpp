@@ -47,11 +47,8 @@ void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, fl
     uint8_t* tile = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64;
     detail::active().gather(a.type, all, a.cols, tile);
     LinearArgs tile_args = a;
-    tile_args.type = tiled(a.type);
-    tile_args.weight = tile;
-    tile_args.row_bytes = row_bytes(tile_args.type, a.cols);
-    tile_args.rows = count;
-    tile_args.y = y;
+    tile_args.type = tiled(a.type), tile_args.weight = tile, tile_args.row_bytes = row_bytes(tile_args.type, a.cols);
+    tile_args.rows = count, tile_args.y = y;
     const Kernels& kernels = detail::active();
     const LinearKernel kernel = (a.tokens <= kDecodeTokens ? kernels.decode : kernels.prefill)[int(tile_args.type)];
     kernel(tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
@@ -71,7 +68,7 @@ bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
 
 #if defined(BITNET_X86)
 void gather_floats_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
-    if (type == Type::F32) return pack_tile(type, rows, cols, tile);
+    if (type == Type::F32) return pack_float_tile(type, rows, cols, tile);
     int64_t c = 0;
     for (; c + 8 <= cols; c += 8) {
         transpose_8x8(rows, c, tile + 32 * c);
@@ -79,7 +76,7 @@ void gather_floats_x86(Type type, const uint8_t* const* rows, int64_t cols, uint
     }
     const uint8_t* rest[kTileRows];
     for (int r = 0; r < kTileRows; ++r) rest[r] = rows[r] + 2 * c;
-    pack_tile(type, rest, cols - c, tile + 32 * c);
+    pack_float_tile(type, rest, cols - c, tile + 32 * c);
 }
 #endif
 
@@ -94,13 +91,9 @@ void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     }
 }
 
-void linear_chosen_rows(const FloatRows& m, const float* x, const int64_t* ids, int64_t count, float* y) {
+void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* y) {
     LinearArgs a;
-    a.type = m.type;
-    a.row_bytes = row_bytes(m.type, m.cols);
-    a.cols = m.cols;
-    a.tokens = 1;
-    a.x = x;
+    a.type = m.type, a.row_bytes = row_bytes(m.type, m.cols), a.cols = m.cols, a.tokens = 1, a.x = x;
     parallel_for((count + kTileRows - 1) / kTileRows, [&](int64_t tile) {
         const int64_t first = tile * kTileRows, n = std::min<int64_t>(kTileRows, count - first);
         const uint8_t* rows[kTileRows];
@@ -109,7 +102,7 @@ void linear_chosen_rows(const FloatRows& m, const float* x, const int64_t* ids, 
         for (int64_t i = 0; i < n; ++i) {
             const int64_t begin = ids[first + i] * a.row_bytes;
             uint8_t* copy = m.file >= 0 ? &room[size_t(i * a.row_bytes)] : nullptr;
-            rows[i] = read_file(m.file, m.offset + begin, a.row_bytes, copy) ? copy : m.weight + begin;
+            rows[i] = read_file(m.file, m.file_offset + begin, a.row_bytes, copy) ? copy : m.weight + begin;
         }
         one_tile(a, rows, n, y + first);
     });

@@ -1,12 +1,132 @@
 // The operations that are plain loops, as the compiler makes them with the flags of the including file.
 #pragma once
 
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
 #include "ops/attention.hpp"
-#include "ops/delta_loops.hpp"
+#include "ops/elementary.hpp"
 #include "ops/float_ops.hpp"
+#include "system/thread_pool.hpp"
 
 namespace bitnet {
 namespace {
+
+// ---- layers with a state
+
+constexpr int kStateColumns = 32;
+constexpr double kLeastLength = 1e-6;  // added to squared lengths, as in the models' training
+
+// *x* over its length and times *scale*, (key_dim).
+inline void normalize(const float* x, int64_t n, double scale, float* out) {
+    double squares = 0;
+    for (int64_t i = 0; i < n; ++i) squares += double(x[i]) * double(x[i]);
+    const float by = float(scale / std::sqrt(squares + kLeastLength));
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * by;
+}
+
+inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); }
+
+[[maybe_unused]] void convolve(const ConvolveArgs& a, int64_t c0, int64_t c1) {
+    const int64_t before = a.width - 1;
+    const auto input = [&](int64_t t) {
+        return t < before ? a.state + t * a.channels : a.x + (t - before) * a.channels;
+    };
+    for (int64_t t = 0; t < a.tokens; ++t) {
+        float* __restrict out = a.out + t * a.channels;
+        if (a.bias) std::memcpy(out + c0, a.bias + c0, size_t(c1 - c0) * sizeof(float));
+        else std::memset(out + c0, 0, size_t(c1 - c0) * sizeof(float));
+        for (int64_t j = 0; j < a.width; ++j) {
+            const float* __restrict x = input(t + j);
+            for (int64_t c = c0; c < c1; ++c) out[c] += a.weight[c * a.width + j] * x[c];
+        }
+        if (a.silu)
+            for (int64_t c = c0; c < c1; ++c) out[c] = out[c] / (1.0f + exp_fast(-out[c]));
+    }
+    for (int64_t t = 0; t < before; ++t)
+        std::memmove(a.state + t * a.channels + c0, input(a.tokens + t) + c0, size_t(c1 - c0) * sizeof(float));
+}
+
+// f(count, j) for the columns j to j + count of *all*: *count* is a type, mostly of kStateColumns.
+template <class F>
+void each_columns(int64_t all, const F& f) {
+    int64_t j = 0;
+    for (; j + kStateColumns <= all; j += kStateColumns) f(std::integral_constant<int, kStateColumns>(), j);
+    for (; j < all; ++j) f(std::integral_constant<int, 1>(), j);
+}
+
+// Columns j to j + N of the matrix of one head, which stay in the nearest cache between its two uses.
+template <int N>
+void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const float* k, const float* v, float decay,
+                   float rate, float* out) {
+    float change[N] = {}, sum[N] = {};
+    for (int64_t i = 0; i < dk; ++i) {
+        float* __restrict row = state + i * dv;
+        for (int j = 0; j < N; ++j) {
+            row[j] *= decay;
+            change[j] += row[j] * k[i];
+        }
+    }
+    for (int j = 0; j < N; ++j) change[j] = rate * (v[j] - change[j]);
+    for (int64_t i = 0; i < dk; ++i) {
+        float* __restrict row = state + i * dv;
+        for (int j = 0; j < N; ++j) {
+            row[j] += k[i] * change[j];
+            sum[j] += row[j] * q[i];
+        }
+    }
+    for (int j = 0; j < N; ++j) out[j] = sum[j];
+}
+
+[[maybe_unused]] void delta_rule(const DeltaArgs& args, int64_t head) {
+    const int64_t dk = args.key_dim, dv = args.value_dim, repeats = args.heads / args.key_heads;
+    const int64_t key_head = args.grouped ? head / repeats : head % args.key_heads;
+    float* q = reinterpret_cast<float*>(thread_scratch(size_t(2 * dk) * sizeof(float)));
+    float* k = q + dk;
+    float* state = args.state + head * dk * dv;
+    for (int64_t t = 0; t < args.tokens; ++t) {
+        const int64_t key = (t * args.key_heads + key_head) * dk, value = (t * args.heads + head) * dv;
+        normalize(args.q + key, dk, 1.0 / std::sqrt(double(dk)), q);
+        normalize(args.k + key, dk, 1.0, k);
+        const double step = softplus(double(args.alpha[t * args.heads + head]) + double(args.dt[head]));
+        const float decay = float(std::exp(double(args.a[head]) * step));
+        const float rate = float(1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head]))));
+        each_columns(dv, [&](auto count, int64_t j) {
+            delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay, rate, args.out + value + j);
+        });
+    }
+}
+
+// Columns j to j + N of the state of one head.
+template <int N>
+void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const float* b, const float* c, float decay,
+                  float step, float skip, float* out) {
+    float written[N], sum[N] = {};
+    for (int j = 0; j < N; ++j) written[j] = step * x[j];
+    for (int64_t i = 0; i < size; ++i) {
+        float* __restrict row = state + i * dim;
+        for (int j = 0; j < N; ++j) {
+            row[j] = row[j] * decay + b[i] * written[j];
+            sum[j] += row[j] * c[i];
+        }
+    }
+    for (int j = 0; j < N; ++j) out[j] = sum[j] + skip * x[j];
+}
+
+[[maybe_unused]] void selective_scan(const ScanArgs& args, int64_t head) {
+    const int64_t dim = args.head_dim, size = args.state_size, group = head / (args.heads / args.groups);
+    float* state = args.state + head * size * dim;
+    for (int64_t t = 0; t < args.tokens; ++t) {
+        const int64_t value = (t * args.heads + head) * dim, key = (t * args.groups + group) * size;
+        const double step = softplus(double(args.dt[t * args.heads + head]) + double(args.bias[head]));
+        const float decay = float(std::exp(double(args.a[head]) * step));
+        each_columns(dim, [&](auto count, int64_t j) {
+            scan_columns<count.value>(state + j, size, dim, args.x + value + j, args.b + key, args.c + key, decay,
+                                      float(step), args.skip[head], args.out + value + j);
+        });
+    }
+}
 
 void add_row_ops(Kernels& k) {
     k.quantize_block = quantize_block;

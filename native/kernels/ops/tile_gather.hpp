@@ -1,10 +1,10 @@
-// Rows of block encodings as tiles of 16 (encodings/tiles.hpp), which `pack_tile` defines, as fast as memory is read.
+// Rows of block encodings, as they are in a file, as tiles of 16 (encodings/tiles.hpp), as fast as memory is read.
 //
 // The including file defines `transpose_lines`: 16 bytes of each of 16 rows become four lines of dwords, one of each row.
 // And `planes`: bytes 0, 1, 2 and 3 of the dwords of a line, 16 each. Everything else is plain loops over the dwords of lines.
 #pragma once
 
-#include "ops/tile_groups.hpp"
+#include "encodings/tiles.hpp"
 
 namespace bitnet {
 namespace {

@@ -3,9 +3,6 @@
 // The including file defines `Vec`, the vectors of its instruction set, of which one or two cover a tile.
 #pragma once
 
-#include <type_traits>
-#include <utility>
-
 #include "isa/kernels.hpp"
 
 namespace bitnet {
@@ -110,23 +107,6 @@ struct UnpackedGroup {
     typename Vec::Float scale(int v, int half) const { return Vec::load_float(at + scale_at(v, half)); }
     typename Vec::Float min(int v) const { return Vec::load_float(at + min_at(v)); }
 };
-
-template <Type kFirst, class Add, int... kNext>
-void each_from(Add add, std::integer_sequence<int, kNext...>) {
-    (add(std::integral_constant<Type, Type(kNext + int(kFirst))>()), ...);
-}
-
-// Calls *add* with every type from kFirst to the one before kEnd, as a constant: linear_block<type.value>.
-template <Type kFirst, Type kEnd, class Add>
-void each_type(Add add) {
-    each_from<kFirst>(add, std::make_integer_sequence<int, int(kEnd) - int(kFirst)>());
-}
-
-// The same for every block encoding with interleaved rows.
-template <class Add>
-void each_block_type(Add add) {
-    each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add);
-}
 
 struct AsTheyAre {
     typename Vec::Int operator()(typename Vec::Int codes) const { return codes; }

@@ -13,11 +13,19 @@
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
 #include "system/float_mode.hpp"
 #include "system/forks.hpp"
 
 namespace bitnet {
 namespace {
+
+std::atomic<int> fork_count{0};
+#if !defined(_WIN32)
+[[maybe_unused]] const int forks_are_counted = pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
+#endif
 
 constexpr int kCallerSpins = 200;  // then the caller gives its core to a worker that lost one
 
@@ -171,6 +179,8 @@ Pool& prepared(State& s) {
 }
 
 }  // namespace
+
+int forks() { return fork_count.load(std::memory_order_relaxed); }
 
 void set_threads(int count) { requested_threads.store(count < 1 ? 1 : count); }
 
