@@ -9,7 +9,7 @@
 #include "ops/experts.hpp"
 #include "ops/ops.hpp"
 #include "system/float_mode.hpp"
-#include "bind/released.hpp"
+#include "bind/module.hpp"
 
 namespace bitnet {
 

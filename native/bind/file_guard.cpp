@@ -1,4 +1,5 @@
-#include "bind/file_guard.hpp"
+// Reads from a mapped file that ends before them: zeros and a mark, where the system sends SIGBUS.
+#include "bind/module.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -10,9 +11,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace bitnet {
 namespace {
@@ -125,11 +123,8 @@ bool is_torn(int i) { return i >= 0 && i < kRanges && ranges[i].torn.load(); }
 #endif
 
 int guard_buffer(nb::handle mapped) {
-    Py_buffer view{};
-    if (PyObject_GetBuffer(mapped.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    const int number = guard(reinterpret_cast<uintptr_t>(view.buf), static_cast<size_t>(view.len));
-    PyBuffer_Release(&view);
-    return number;
+    const Buffer buffer(mapped);
+    return guard(reinterpret_cast<uintptr_t>(buffer.data()), buffer.size());
 }
 
 }  // namespace
@@ -137,8 +132,7 @@ int guard_buffer(nb::handle mapped) {
 void bind_file_guard(nb::module_& m) {
     m.def("guard_mapping", &guard_buffer, "mapped"_a,
           "Let reads behind the end of a mapped file give zeros; a number for the functions below, -1: cannot be.");
-    m.def("watch_mappings", &watch,
-          "Take the place of a handler that has been installed since; false: cannot be.");
+    m.def("watch_mappings", &watch, "Take the place of a handler that has been installed since; false: cannot be.");
     m.def("release_mapping", &release, "number"_a, "Before or after the mapping goes.");
     m.def("is_torn", &is_torn, "number"_a, "Whether such a read has been.");
 }

@@ -1,39 +1,20 @@
-#include "bind/gguf.hpp"
+// Python's view of the GGUF index.
+#include "bind/module.hpp"
 
 #include <cstring>
 #include <type_traits>
 
 #include "gguf/index.hpp"
-#include "bind/released.hpp"
-
-namespace nb = nanobind;
 
 namespace bitnet {
 namespace {
 
-// A contiguous Python buffer, held for as long as this lives.
-class Buffer {
-  public:
-    explicit Buffer(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    }
-    ~Buffer() { PyBuffer_Release(&view_); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    const uint8_t* data() const { return static_cast<const uint8_t*>(view_.buf); }
-    uint64_t size() const { return uint64_t(view_.len); }
-
-  private:
-    Py_buffer view_;
-};
-
 nb::bytes slice(const Buffer& buffer, uint64_t at, uint64_t size) {
-    return nb::bytes(reinterpret_cast<const char*>(buffer.data()) + at, size_t(size));
+    return to_bytes(buffer.text().substr(size_t(at), size_t(size)));
 }
 
 nb::tuple problem_tuple(const Buffer& buffer, const gguf::Problem& problem) {
-    return nb::make_tuple(uint32_t(problem.fault), uint32_t(problem.section), problem.index,
-                          problem.at, problem.amount,
+    return nb::make_tuple(uint32_t(problem.fault), uint32_t(problem.section), problem.index, problem.at, problem.amount,
                           slice(buffer, problem.name_at, problem.name_size));
 }
 
@@ -51,14 +32,12 @@ nb::tuple gguf_index(nb::handle object, uint64_t total) {
         return nb::make_tuple(problem_tuple(buffer, problem), nb::none(), nb::none(), 0);
     nb::list keys;
     for (const auto& k : index.keys)
-        keys.append(nb::make_tuple(slice(buffer, k.name_at, k.name_size), k.type, k.at, k.end,
-                                   k.item_type, k.length));
+        keys.append(nb::make_tuple(slice(buffer, k.name_at, k.name_size), k.type, k.at, k.end, k.item_type, k.length));
     nb::list tensors;
     for (const auto& t : index.tensors) {
         nb::list dims;
         for (uint32_t i = t.n_dims; i > 0; --i) dims.append(t.dims[i - 1]);  // rows first
-        tensors.append(nb::make_tuple(slice(buffer, t.name_at, t.name_size), nb::tuple(dims),
-                                      t.type, t.offset));
+        tensors.append(nb::make_tuple(slice(buffer, t.name_at, t.name_size), nb::tuple(dims), t.type, t.offset));
     }
     return nb::make_tuple(nb::none(), keys, tensors, index.end);
 }
@@ -67,8 +46,7 @@ nb::tuple gguf_index(nb::handle object, uint64_t total) {
 nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
     if (count > buffer.size() / 8) return nb::none();
-    nb::object out =
-        nb::steal(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t((count + 1) * sizeof(uint64_t))));
+    nb::object out = nb::steal(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t((count + 1) * sizeof(uint64_t))));
     if (!out.is_valid()) throw nb::python_error();
     auto* starts = reinterpret_cast<uint64_t*>(PyByteArray_AS_STRING(out.ptr()));
     bool fits;
@@ -128,8 +106,7 @@ nb::object gguf_strings(nb::handle object, uint64_t count) {
         if (length > uint64_t(end - at)) return nb::none();
         PyObject* text = decode_short(at, length);
         if (text == nullptr && !PyErr_Occurred())
-            text = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(at), Py_ssize_t(length),
-                                        "surrogateescape");
+            text = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(at), Py_ssize_t(length), "surrogateescape");
         if (text == nullptr) throw nb::python_error();
         PyList_SET_ITEM(out.ptr(), Py_ssize_t(i), text);
         at += length;
@@ -140,12 +117,11 @@ nb::object gguf_strings(nb::handle object, uint64_t count) {
 }  // namespace
 
 void bind_gguf(nb::module_& m) {
-    m.def("gguf_index", &gguf_index, nb::arg("buffer"), nb::arg("total"),
+    m.def("gguf_index", &gguf_index, "buffer"_a, "total"_a,
           "Structure of a GGUF header: (problem, keys, tensors, end).");
-    m.def("gguf_string_starts", &gguf_string_starts, nb::arg("buffer"), nb::arg("count"),
+    m.def("gguf_string_starts", &gguf_string_starts, "buffer"_a, "count"_a,
           "Starts of the strings of an array as native uint64, and the end of the last.");
-    m.def("gguf_strings", &gguf_strings, nb::arg("buffer"), nb::arg("count"),
-          "The strings of an array.");
+    m.def("gguf_strings", &gguf_strings, "buffer"_a, "count"_a, "The strings of an array.");
 }
 
 }  // namespace bitnet

@@ -1,6 +1,6 @@
 // Python's view of a graph: what it requires of its operands stands here. It is built from packing.Matrix and float
 // arrays, which it keeps alive.
-#include "bind/graph.hpp"
+#include "bind/module.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -12,9 +12,6 @@
 #include "bind/arrays.hpp"
 #include "graph/graph.hpp"
 #include "system/thread_pool.hpp"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace bitnet {
 namespace {

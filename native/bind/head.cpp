@@ -1,4 +1,5 @@
-#include "bind/head.hpp"
+// Python's view of the exact head.
+#include "bind/module.hpp"
 
 #include <nanobind/stl/vector.h>
 
@@ -8,9 +9,6 @@
 #include "bind/arrays.hpp"
 #include "ops/ops.hpp"
 #include "head/exact_head.hpp"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace bitnet {
 namespace {

@@ -1,21 +1,19 @@
 // Python's view of the kernels: which there are, their counters and threads, and how weights are packed for them.
-#include "bind/kernels.hpp"
-
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "system/arena.hpp"
+#include <algorithm>
+
 #include "bind/arrays.hpp"
 #include "encodings/quantize.hpp"
 #include "ops/counters.hpp"
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
+#include "system/arena.hpp"
 #include "system/thread_pool.hpp"
-
-namespace nb = nanobind;
-using namespace nb::literals;
+#include "ternary/layout.hpp"
 
 namespace bitnet {
 namespace {
@@ -64,6 +62,26 @@ void bind_quantize_rows(int ggml_id, const Floats& x, const std::optional<Floats
                   out.data());
 }
 
+// In the order of TernarySource; encodings by the names the quants package gives them.
+constexpr const char* kSources[] = {"CODES", "I2_S", "TQ2_0", "TQ1_0", "PACKED_U8", "IQ2_BN"};
+static_assert(sizeof(kSources) / sizeof(kSources[0]) == size_t(TernarySource::kCount));
+
+bool bind_pack_ternary(const std::string& source, const Bytes& weight, int64_t rows, int64_t inputs, int type, int64_t cols,
+               const OutBytes& out) {
+    const auto* found = std::find(std::begin(kSources), std::end(kSources), source);
+    require(found != std::end(kSources), "unknown ternary source");
+    const auto kind = TernarySource(found - std::begin(kSources));
+    const int64_t size = rows > 0 && inputs > 0 ? ternary_source_bytes(kind, rows, inputs) : 0;
+    require(size > 0 && int64_t(weight.size()) >= size, "weight has too few bytes or a wrong shape");
+    require(type >= 0 && type < kTypes && is_ternary(Type(type)), "unknown ternary type");
+    const auto packed = Type(type);
+    require(cols >= inputs && cols % ternary_step(packed) == 0 && int64_t(out.size()) >= ternary_code_bytes(packed, rows, cols),
+            "out must hold whole tiles of cols columns");
+    require(packed != Type::TernaryDense || cols <= kDenseCols, "too many columns for dense tiles");
+    const Computing computing;
+    return pack_ternary(kind, weight.data(), rows, inputs, packed, cols, out.data());
+}
+
 int64_t bind_tiled_columns(int type, int64_t cols) {
     require(type >= 0 && type < kTypes && can_tile(Type(type)) && cols > 0, "the encoding has no form with interleaved rows");
     return tiled_cols(Type(type), cols);
@@ -106,9 +124,10 @@ void bind_kernels(nb::module_& m) {
     m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");
     m.def("row_bytes", &bind_row_bytes, "type"_a, "cols"_a, "Bytes of a row, 0 if cols is not a whole number of blocks.");
     m.def("allocate_weights", &bind_allocate, "size"_a, "Bytes for a repacked matrix, near those of others.");
-    m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
-          "out"_a.noconvert(),
+    m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "out"_a.noconvert(),
           "The matrix with its rows interleaved 16 by 16, of type NAME_R16 and tiled_columns.");
+    m.def("pack_ternary", &bind_pack_ternary, "source"_a, "weight"_a.noconvert(), "rows"_a, "inputs"_a, "type"_a, "cols"_a,
+          "out"_a.noconvert(), "Pack a ternary matrix into tiles; False if a code means nothing.");
     m.def("tiled_columns", &bind_tiled_columns, "type"_a, "cols"_a, "Columns of a matrix of cols as pack_rows makes it.");
     m.def("quantize_rows", &bind_quantize_rows, "ggml_id"_a, "x"_a.noconvert(), "importance"_a.none(),
           "out"_a.noconvert(), "Round rows of floats to blocks as llama-quantize does.");

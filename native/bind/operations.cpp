@@ -1,6 +1,6 @@
 // Python's view of the operations by themselves: what they require of their operands stands here. Outputs are allocated
 // by the caller and never converted, so a wrong dtype is a TypeError.
-#include "bind/operations.hpp"
+#include "bind/module.hpp"
 
 #include <nanobind/stl/optional.h>
 
@@ -9,15 +9,9 @@
 #include "bind/arrays.hpp"
 #include "isa/dispatch.hpp"
 #include "ops/counters.hpp"
-#include "ops/delta.hpp"
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
 #include "system/split.hpp"
-
-#include <nanobind/stl/optional.h>
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace bitnet {
 namespace {
@@ -223,10 +217,10 @@ void bind_operations(nb::module_& m) {
           "Numbers and weights of each token's experts; gating 0 softmax, 1 softmax of the chosen, 2 sigmoid");
     m.def("delta_rule", &bind_delta_rule, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
           "alpha"_a.noconvert(), "beta"_a.noconvert(), "a"_a.noconvert(), "dt"_a.noconvert(), "grouped"_a,
-          "state"_a.noconvert(), "out"_a.noconvert(), "The gated delta rule (native/kernels/ops/delta.hpp).");
+          "state"_a.noconvert(), "out"_a.noconvert(), "The gated delta rule (native/kernels/isa/kernels.hpp).");
     m.def("selective_scan", &bind_selective_scan, "x"_a.noconvert(), "b"_a.noconvert(), "c"_a.noconvert(),
           "dt"_a.noconvert(), "a"_a.noconvert(), "bias"_a.noconvert(), "skip"_a.noconvert(), "state"_a.noconvert(),
-          "out"_a.noconvert(), "The scan of Mamba-2 (native/kernels/ops/delta.hpp).");
+          "out"_a.noconvert(), "The scan of Mamba-2 (native/kernels/isa/kernels.hpp).");
 }
 
 }  // namespace bitnet

@@ -13,14 +13,11 @@
 #include "tokenizer/steps.hpp"
 #include "tokenizer/unicode.hpp"
 
-namespace nb = nanobind;
-
 namespace bitnet {
 namespace {
 
 // The expression built into the ByteLevel step.
-constexpr const char* kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 constexpr std::pair<std::string_view, StepKind> kPlainNormalizers[] = {
     {"NFC", StepKind::kNfc}, {"NFKC", StepKind::kNfkc}, {"NFD", StepKind::kNfd}, {"NFKD", StepKind::kNfkd},
@@ -29,8 +26,7 @@ constexpr std::pair<std::string_view, StepKind> kPlainNormalizers[] = {
 constexpr std::pair<std::string_view, StepKind> kPlainPreTokenizers[] = {
     {"WhitespaceSplit", StepKind::kWhitespaceSplit}, {"Whitespace", StepKind::kWhitespace},
     {"UnicodeScripts", StepKind::kUnicodeScripts}, {"BertPreTokenizer", StepKind::kBertPreTokenizer}};
-constexpr std::string_view kBehaviors[] = {"removed", "isolated", "mergedwithprevious", "mergedwithnext",
-                                           "contiguous"};
+constexpr std::string_view kBehaviors[] = {"removed", "isolated", "mergedwithprevious", "mergedwithnext", "contiguous"};
 constexpr std::string_view kSchemes[] = {"never", "first", "always"};
 
 constexpr uint32_t code(Behavior behavior) { return static_cast<uint32_t>(behavior); }
@@ -122,8 +118,7 @@ TokenizerStep metaspace(const Entry& entry) {
     const nb::object given = entry.get("prepend_scheme");
     const std::string scheme = given.is_none() ? entry.flag("add_prefix_space", true) ? "always" : "never"
                                                : entry.text("prepend_scheme");
-    const std::string symbol =
-        entry.has("replacement") ? entry.text("replacement") : std::string(kSpaceSymbol);
+    const std::string symbol = entry.has("replacement") ? entry.text("replacement") : std::string(kSpaceSymbol);
     if (symbol.empty() || unicode::length(symbol, 0) != symbol.size()) entry.wrong("replacement");
     return {StepKind::kMetaspace, index_of(kSchemes, scheme, "prepend_scheme"), entry.flag("split", true), symbol};
 }
@@ -188,7 +183,7 @@ nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spe
         append(out, {static_cast<uint32_t>(step.other.size())});
         out.append(step.other);
     }
-    return nb::bytes(out.data(), out.size());
+    return to_bytes(out);
 }
 
 }  // namespace bitnet

@@ -9,16 +9,15 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "tokenizer/regex.hpp"
 #include "tokenizer/scanner.hpp"
-#include "bind/released.hpp"
+#include "bind/module.hpp"
 #include "tokenizer/tokenizer.hpp"
 #include "tokenizer/many.hpp"
 #include "tokenizer/unicode.hpp"
-
-namespace nb = nanobind;
 
 namespace bitnet {
 
@@ -35,7 +34,6 @@ namespace {
 std::string_view view(const nb::bytes& bytes) {
     return {static_cast<const char*>(bytes.data()), bytes.size()};
 }
-
 
 // Python's numbers for ids, made once: making them again takes longer than finding the ids.
 class Numbers {
@@ -94,29 +92,14 @@ private:
 // Keeps the buffer that the engine looks into.
 class PyTokenizer {
 public:
-    explicit PyTokenizer(nb::handle buffer) {
-        if (PyObject_GetBuffer(buffer.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-        try {
-            engine_ = std::make_unique<TokenizerEngine>(static_cast<const char*>(view_.buf),
-                                                        static_cast<size_t>(view_.len));
-        } catch (...) {
-            PyBuffer_Release(&view_);
-            throw;
-        }
-    }
-    PyTokenizer(const PyTokenizer&) = delete;
-    PyTokenizer& operator=(const PyTokenizer&) = delete;
-    ~PyTokenizer() {
-        engine_.reset();
-        PyBuffer_Release(&view_);
-    }
+    explicit PyTokenizer(nb::handle buffer) : buffer_(buffer), engine_(buffer_.text().data(), buffer_.size()) {}
 
     nb::object encode(nb::str text, bool parse_special) {
         const std::string_view input = utf8(text);
         Ids ids;
         {
             const Released released;
-            engine_->encode(input, parse_special, ids);
+            engine_.encode(input, parse_special, ids);
         }
         Numbers::List list(numbers_, size(), ids.size());
         list.add(ids);
@@ -132,7 +115,7 @@ public:
             inputs.push_back(utf8(kept.back()));
         }
         nb::list out;
-        ManyTexts many(*engine_, parse_special, threads);
+        ManyTexts many(engine_, parse_special, threads);
         std::optional<Numbers::List> ids;  // of the text whose parts come
         {
             const Released released;
@@ -167,7 +150,7 @@ public:
         std::vector<size_t> characters;  // up to each byte, the one it belongs to included
         {
             const Released released;
-            engine_->encode(input, parse_special, ids, &spans);
+            engine_.encode(input, parse_special, ids, &spans);
             characters.reserve(input.size());
             size_t count = 0;
             for (const char c : input) characters.push_back(count += !unicode::continues(c));
@@ -186,43 +169,39 @@ public:
 
     nb::bytes token_spelling(uint32_t id) const {
         check(id);
-        const std::string_view bytes = engine_->file().token(id);
-        return nb::bytes(bytes.data(), bytes.size());
+        return to_bytes(engine_.file().token(id));
     }
 
     uint32_t token_flags(uint32_t id) const {
         check(id);
-        return engine_->file().flags(id);
+        return engine_.file().flags(id);
     }
 
     nb::object find(nb::bytes spelling) const {
         const std::string_view text = view(spelling);
-        const uint32_t id = engine_->file().find(text.data(), text.size());
+        const uint32_t id = engine_.file().find(text.data(), text.size());
         return id == kNoId ? nb::none() : nb::cast(id);
     }
 
-    nb::bytes section(Section id) const {
-        const std::string_view bytes = engine_->file().section(id);
-        return nb::bytes(bytes.data(), bytes.size());
-    }
+    nb::bytes section(Section id) const { return to_bytes(engine_.file().section(id)); }
     // (id, text, flags) of the tokens that are cut out of a text.
     nb::list added() const {
         nb::list out;
-        for (const AddedToken& token : read_added(engine_->file().section(Section::kAdded), size())) {
+        for (const AddedToken& token : read_added(engine_.file().section(Section::kAdded), size())) {
             out.append(nb::make_tuple(token.id, nb::str(token.text.data(), token.text.size()), token.flags));
         }
         return out;
     }
-    nb::bytes key() const { return nb::bytes(static_cast<const char*>(view_.buf) + 32, 32); }
-    uint32_t size() const { return engine_->file().n_tokens; }
+    nb::bytes key() const { return to_bytes(buffer_.text().substr(32, 32)); }
+    uint32_t size() const { return engine_.file().n_tokens; }
 
 private:
     void check(uint32_t id) const {
-        if (id >= engine_->file().n_tokens) throw nb::index_error("token id out of range");
+        if (id >= engine_.file().n_tokens) throw nb::index_error("token id out of range");
     }
-    Py_buffer view_{};
+    const Buffer buffer_;
     Numbers numbers_;
-    std::unique_ptr<TokenizerEngine> engine_;
+    TokenizerEngine engine_;
 };
 
 nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offsets, nb::bytes bytes,
@@ -231,8 +210,7 @@ nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offse
     const TokenizerParts parts{view(key), view(meta), view(config), view(offsets), view(bytes),
                                view(flags), view(merges), view(scores), view(byte_ids), view(added),
                                view(steps), view(charsmap), view(prefix), view(suffix)};
-    const std::string file = build_tokenizer(parts);
-    return nb::bytes(file.data(), file.size());
+    return to_bytes(build_tokenizer(parts));
 }
 
 // Calls each(begin, end) for every match of a pattern.
@@ -279,23 +257,16 @@ nb::str replace_all(const std::string& pattern, const std::string& content, nb::
 
 // The bounds of budget.hpp by their names in bitnet/tokenizer/limits.py.
 nb::dict bounds() {
+    constexpr std::pair<const char*, uint64_t> kBounds[] = {
+        {"PATTERN_BYTES", limits::kPatternBytes}, {"PATTERN_DEPTH", limits::kPatternDepth},
+        {"PATTERN_PROGRAM", limits::kPatternProgram}, {"PATTERN_REPEAT", limits::kPatternRepeat},
+        {"BASE_STEPS", limits::kBaseSteps}, {"STEPS_PER_BYTE", limits::kStepsPerByte}, {"STEPS", limits::kSteps},
+        {"TOKENS", kMaxTokens}, {"MERGES", kMaxMerges}, {"TOKEN_BYTES", limits::kTokenBytes},
+        {"ADDED_TOKEN_BYTES", limits::kAddedTokenBytes}, {"UNIGRAM_PIECE_BYTES", limits::kUnigramPieceBytes},
+        {"WORD_CHARS", limits::kWordChars}, {"CHARSMAP_KEY_BYTES", limits::kCharsmapKeyBytes},
+        {"GROWTH", limits::kGrowth}, {"GROWTH_BASE", limits::kGrowthBase}};
     nb::dict found;
-    found["PATTERN_BYTES"] = limits::kPatternBytes;
-    found["PATTERN_DEPTH"] = limits::kPatternDepth;
-    found["PATTERN_PROGRAM"] = limits::kPatternProgram;
-    found["PATTERN_REPEAT"] = limits::kPatternRepeat;
-    found["BASE_STEPS"] = limits::kBaseSteps;
-    found["STEPS_PER_BYTE"] = limits::kStepsPerByte;
-    found["STEPS"] = limits::kSteps;
-    found["TOKENS"] = kMaxTokens;
-    found["MERGES"] = kMaxMerges;
-    found["TOKEN_BYTES"] = limits::kTokenBytes;
-    found["ADDED_TOKEN_BYTES"] = limits::kAddedTokenBytes;
-    found["UNIGRAM_PIECE_BYTES"] = limits::kUnigramPieceBytes;
-    found["WORD_CHARS"] = limits::kWordChars;
-    found["CHARSMAP_KEY_BYTES"] = limits::kCharsmapKeyBytes;
-    found["GROWTH"] = limits::kGrowth;
-    found["GROWTH_BASE"] = limits::kGrowthBase;
+    for (const auto& [name, bound] : kBounds) found[name] = bound;
     found["SCORE"] = static_cast<double>(limits::kScore);
     return found;
 }
@@ -332,41 +303,39 @@ void bind_tokenizer(nb::module_& m) {
     static_assert(offsetof(FileHeader, key) == 32, "key() reads it there");
     nb::exception<OverBudget>(m, "OverBudget", PyExc_RuntimeError);
     nb::class_<PyTokenizer>(m, "TokenizerEngine", "A compiled tokenizer that lies in memory.")
-        .def(nb::init<nb::handle>(), nb::arg("buffer"))
-        .def("encode", &PyTokenizer::encode, nb::arg("text"), nb::arg("parse_special"))
-        .def("encode_many", &PyTokenizer::encode_many, nb::arg("texts"),
-             nb::arg("parse_special"), nb::arg("threads"), "As encode, of many texts at once.")
-        .def("spans", &PyTokenizer::spans, nb::arg("text"), nb::arg("parse_special"),
-             "Ids, with the characters each stands for.")
-        .def("token_spelling", &PyTokenizer::token_spelling, nb::arg("id"),
+        .def(nb::init<nb::handle>(), "buffer"_a)
+        .def("encode", &PyTokenizer::encode, "text"_a, "parse_special"_a)
+        .def("encode_many", &PyTokenizer::encode_many, "texts"_a,
+             "parse_special"_a, "threads"_a, "As encode, of many texts at once.")
+        .def("spans", &PyTokenizer::spans, "text"_a, "parse_special"_a, "Ids, with the characters each stands for.")
+        .def("token_spelling", &PyTokenizer::token_spelling, "id"_a,
              "Bytes of a byte-level token; of others, and of added tokens, their text.")
-        .def("token_flags", &PyTokenizer::token_flags, nb::arg("id"))
-        .def("find", &PyTokenizer::find, nb::arg("spelling"))
+        .def("token_flags", &PyTokenizer::token_flags, "id"_a)
+        .def("find", &PyTokenizer::find, "spelling"_a)
         .def_prop_ro("meta", [](const PyTokenizer& self) { return self.section(Section::kMeta); })
         .def("added", &PyTokenizer::added, "(id, text, flags) of each added token.")
         .def_prop_ro("key", &PyTokenizer::key)
         .def("__len__", &PyTokenizer::size);
-    m.def("build_tokenizer", &build, nb::kw_only(), nb::arg("key"), nb::arg("meta"),
-          nb::arg("config"), nb::arg("offsets"), nb::arg("bytes"), nb::arg("flags"),
-          nb::arg("merges"), nb::arg("scores"), nb::arg("byte_ids"), nb::arg("added"),
-          nb::arg("steps"), nb::arg("charsmap"), nb::arg("prefix"), nb::arg("suffix"),
+    m.def("build_tokenizer", &build, nb::kw_only(), "key"_a, "meta"_a, "config"_a, "offsets"_a, "bytes"_a, "flags"_a,
+          "merges"_a, "scores"_a, "byte_ids"_a, "added"_a,
+          "steps"_a, "charsmap"_a, "prefix"_a, "suffix"_a,
           "Content of a compiled file; ValueError when the parts do not fit together.");
-    m.def("pair_ids", &pair_ids, nb::arg("pairs"), nb::arg("ids"),
+    m.def("pair_ids", &pair_ids, "pairs"_a, "ids"_a,
           "Ids of pairs of texts as 32-bit numbers; None when one is not a pair of known texts.");
-    m.def("spell", &spell, nb::arg("texts"), nb::arg("kinds"), nb::arg("added"), nb::arg("outside"),
-          nb::arg("byte_level"), nb::arg("byte_fallback"), nb::arg("sentencepiece"),
+    m.def("spell", &spell, "texts"_a, "kinds"_a, "added"_a, "outside"_a,
+          "byte_level"_a, "byte_fallback"_a, "sentencepiece"_a,
           "Bytes of all tokens, their offsets, their flags, the ids of bytes, and the added tokens.");
-    m.def("pack_steps", &pack_steps, nb::arg("normalizers"), nb::arg("pre_tokenizers"), nb::arg("spelled"),
+    m.def("pack_steps", &pack_steps, "normalizers"_a, "pre_tokenizers"_a, "spelled"_a,
           "Steps for build_tokenizer; ValueError when one is not run exactly.");
-    m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
+    m.def("regex_find_all", &find_all, "pattern"_a, "text"_a,
           "Texts of all matches; ValueError when the pattern is not supported, OverBudget when the"
           " text costs too much.");
-    m.def("regex_replace", &replace_all, nb::arg("pattern"), nb::arg("content"), nb::arg("text"),
+    m.def("regex_replace", &replace_all, "pattern"_a, "content"_a, "text"_a,
           "The text with all matches replaced; as regex_find_all.");
-    m.def("scan_all", &scan_all, nb::arg("pattern"), nb::arg("text"),
+    m.def("scan_all", &scan_all, "pattern"_a, "text"_a,
           "Texts of the matches a scanner finds, and the rest of the text from where it is not"
           " certain; None when there is no scanner for the pattern.");
-    m.def("scan_parts", &scan_parts, nb::arg("text"),
+    m.def("scan_parts", &scan_parts, "text"_a,
           "Places where a text may be cut: scan_all finds the same on each side as in the whole.");
     m.def("tokenizer_bounds", &bounds, "What hostile files and texts may ask for at most.");
 }

@@ -12,8 +12,6 @@
 #include "tokenizer/file.hpp"
 #include "tokenizer/steps.hpp"
 
-namespace nb = nanobind;
-
 namespace bitnet {
 namespace {
 
@@ -152,8 +150,8 @@ nb::object spell(nb::list texts, nb::bytes kinds, nb::list added, const std::vec
         offsets.push_back(static_cast<uint32_t>(out.size()));
     }
     for (const uint32_t id : outside) flag(id) &= ~kInModel;
-    const auto bytes = [](std::string_view from) { return nb::bytes(from.data(), from.size()); };
-    return nb::make_tuple(bytes(out), bytes(as_bytes(offsets)), bytes(flags), bytes(as_bytes(byte_ids)), bytes(packed));
+    return nb::make_tuple(to_bytes(out), to_bytes(as_bytes(offsets)), to_bytes(flags), to_bytes(as_bytes(byte_ids)),
+                          to_bytes(packed));
 }
 
 }  // namespace bitnet
