@@ -197,9 +197,12 @@ def encode_set(codes: Iterable[int], categories: dict[int, int]) -> str:
 
 
 def encode_mapping(mapping: dict[int, list[int]]) -> str:
-    """Entries of *mapping*: twice the gap to the one before, how many codes, and their differences
-    to those in the same places of the one before. An odd first number begins a run of entries with
-    one code, which has its length and the step of both."""
+    """The entries of *mapping*, in order.
+
+    Each is twice the gap to the one before, how many codes, and their differences to those in the
+    same places of the one before. An odd first number begins a run of entries with one code, which
+    has its length and the step of both.
+    """
     items = sorted(mapping.items())
 
     def run_length(at: int, step: int) -> int:
@@ -237,7 +240,8 @@ def table(name: str, text: str) -> str:
 
 def names(name: str, items: list[str]) -> str:
     """A C++ array of texts."""
-    return f"constexpr const char* k{name}[] = {{" + ", ".join(f'"{item}"' for item in items) + "};\n"
+    texts = ", ".join(f'"{item}"' for item in items)
+    return f"constexpr const char* k{name}[] = {{{texts}}};\n"
 
 
 def write() -> str:
