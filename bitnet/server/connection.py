@@ -30,25 +30,23 @@ class PatientProtocol(H11Protocol):
     h11 bounds the size of headers, which uvicorn's other protocol does not.
     """
 
-    _waiting_for_headers: asyncio.TimerHandle | None = None
-    _waiting_for_reader: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, within the time limit."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by what is waited for
         super().connection_made(transport)
-        if self._has_its_share():
+        if self._is_one_too_many():
             transport.write(_BUSY)
             transport.close()
             return
-        self._expect_headers()
+        self._wait_for("headers", HEADER_PATIENCE_S)
 
     def data_received(self, data: bytes) -> None:
         """Receive data."""
-        if self._waiting_for_headers is None and not self._answering:
-            self._expect_headers()
+        if "headers" not in self._timers and not self._answering:
+            self._wait_for("headers", HEADER_PATIENCE_S)
         super().data_received(data)
         if self._answering:
-            self._headers_came()
+            self._stop_waiting("headers")
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client has finished sending: it has gone, or it waits for its answer.
@@ -76,22 +74,21 @@ class PatientProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than it is sent data."""
         super().pause_writing()
-        abort = self.transport.abort
-        self._waiting_for_reader = self.loop.call_later(READER_PATIENCE_S, abort)
+        self._wait_for("reader", READER_PATIENCE_S)
 
     def resume_writing(self) -> None:
         """The client has continued to read."""
-        self._reader_came()
+        self._stop_waiting("reader")
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers."""
-        self._headers_came()
-        self._reader_came()
+        for what in [*self._timers]:
+            self._stop_waiting(what)
         super().connection_lost(exc)
 
-    def _has_its_share(self) -> bool:
-        """True if this connection is one too many of its client."""
+    def _is_one_too_many(self) -> bool:
+        """True if this client has its share of the connections without this one."""
         if not self.client:
             return False
         clients = [getattr(connection, "client", None) for connection in self.connections]
@@ -103,20 +100,15 @@ class PatientProtocol(H11Protocol):
         cycle: Any = self.cycle
         return cycle is not None and not cycle.response_complete
 
-    def _expect_headers(self) -> None:
-        self._waiting_for_headers = self.loop.call_later(HEADER_PATIENCE_S, self._give_up)
+    def _wait_for(self, what: str, patience_s: float) -> None:
+        """Close the connection after *patience_s*, unless *what* comes."""
+        self._timers[what] = self.loop.call_later(patience_s, self._give_up, what)
 
-    def _headers_came(self) -> None:
-        if self._waiting_for_headers is not None:
-            self._waiting_for_headers.cancel()
-            self._waiting_for_headers = None
+    def _stop_waiting(self, what: str) -> None:
+        if timer := self._timers.pop(what, None):
+            timer.cancel()
 
-    def _reader_came(self) -> None:
-        if self._waiting_for_reader is not None:
-            self._waiting_for_reader.cancel()
-            self._waiting_for_reader = None
-
-    def _give_up(self) -> None:
-        self._waiting_for_headers = None
-        if not self._answering:
+    def _give_up(self, what: str) -> None:
+        self._stop_waiting(what)
+        if what == "reader" or not self._answering:
             self.transport.abort()

@@ -49,6 +49,7 @@ __all__ = [
     "name_of",
     "open_slot",
     "prepare",
+    "receive",
     "respond",
     "slot_of",
     "taking",
@@ -90,6 +91,12 @@ async def open_slot(request: Request, name: str | None) -> Slot:
     loaded = models.wait_until_loaded(slot, state["deadline"])
     await (loaded if slot.loaded else unless_gone(request, loaded))
     return slot
+
+
+async def receive(request: Request, form: Form) -> tuple[Body, Slot]:
+    """The body of *request*, of *form*, and the slot of its model, as :func:`open_slot`."""
+    body = await body_of(request, form)
+    return body, await open_slot(request, body["model"])
 
 
 def name_of(slot: Slot, body: Body) -> str:
@@ -169,8 +176,7 @@ async def compute(request: Request, slot: Slot, form: Form, make: Callable[[], T
 
 async def answer(request: Request, form: Form) -> JSONResponse | StreamingResponse:
     """The response to *request*, whose body is of *form*, as its address makes it."""
-    body = await body_of(request, form)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, form)
     models: Models = request.app.state.models
     is_open, limit = form.tokens == EVERYTHING, models.max_output_tokens
     default = ModelRequest(max_tokens=EVERYTHING if is_open else min(form.tokens, limit))

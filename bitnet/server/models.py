@@ -85,7 +85,7 @@ class Models:
         self.created = int(time.time())
         self.max_batch, self.deadline_s = max_batch, deadline_s
         self.max_output_tokens = max_output_tokens
-        self._kv_budget_bytes = kv_budget_bytes
+        self._sizes: dict[str, Any] = {"max_batch": max_batch, "kv_budget_bytes": kv_budget_bytes}
         self._preparing = ThreadPoolExecutor(PREPARING, "bitnet-prepare")
         self._compiling = ThreadPoolExecutor(COMPILING, "bitnet-grammar")
         self._memory_bytes = memory_bytes
@@ -187,10 +187,7 @@ class Models:
     def pin(self, slot: Slot, model: LanguageModel) -> None:
         """Have *model*, which is loaded, answer for *slot* until the end."""
         slot.pinned = True
-        self._fill(slot, model)
-
-    def _fill(self, slot: Slot, model: LanguageModel) -> None:
-        slot.fill(model, max_batch=self.max_batch, kv_budget_bytes=self._kv_budget_bytes)
+        slot.fill(model, **self._sizes)
 
     def hold(self, slot: Slot) -> None:
         """Keep *slot* in memory, once it is there, until :meth:`release`."""
@@ -309,13 +306,12 @@ class Models:
             async with self._turn:
                 self._check_needed(slot)
                 checkpoint = await asyncio.to_thread(open_narrated, slot.open, slot.narrate)
-                slot.size_bytes = await asyncio.to_thread(
-                    memory_of, checkpoint, slot.context, self.max_batch, self._kv_budget_bytes
-                )
+                size = partial(memory_of, checkpoint, slot.context, **self._sizes)
+                slot.size_bytes = await asyncio.to_thread(size)
                 await self._make_room(slot)
                 slot.state = "loading"
                 model = await asyncio.to_thread(load_narrated, checkpoint, slot.load, slot.narrate)
-                self._fill(slot, model)
+                slot.fill(model, **self._sizes)
                 slot.start()
         except Refused:
             slot.state = "unloaded"

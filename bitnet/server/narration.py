@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -258,12 +258,11 @@ def stderr_as_events(narrate: Narrate) -> Iterator[None]:
 
     *narrate* writes to the stream that was stderr before.
     """
-    before, lines = sys.stderr, _Lines(narrate)
-    sys.stderr = lines
+    lines = _Lines(narrate)
     try:
-        yield
+        with redirect_stderr(lines):
+            yield
     finally:
-        sys.stderr = before
         lines.rest()
 
 

@@ -168,11 +168,7 @@ class Slot:
     # --- while it is loaded ----------------------------------------------------------------------
 
     def fill(
-        self,
-        model: LanguageModel,
-        *,
-        max_batch: int,
-        kv_budget_bytes: int | None = None,
+        self, model: LanguageModel, *, max_batch: int, kv_budget_bytes: int | None = None
     ) -> None:
         """Have *model* answer, once :meth:`start` is called; it must not be used elsewhere.
 

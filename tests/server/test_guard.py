@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from functools import partial
 
 import pytest
 from waiting import PATIENCE_S, until
@@ -205,8 +204,8 @@ def test_a_request_that_fails_is_undone_last_first():
     undone = []
 
     async def app(scope, receive, send):
-        scope["state"]["ends"].append(partial(undone.append, "the model is released"))
-        scope["state"]["ends"].append(partial(undone.append, "the answers are cancelled"))
+        scope["state"]["ends"].callback(undone.append, "the model is released")
+        scope["state"]["ends"].callback(undone.append, "the answers are cancelled")
         raise ConnectionError("the client has gone")
 
     with pytest.raises(ConnectionError):

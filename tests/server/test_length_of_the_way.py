@@ -44,17 +44,16 @@ def passed(serving):
     return files, ours
 
 
-#: Types that carry the request, its answer or the model that gives it.
-CARRIERS = {
-    *("Guard", "Models", "Slot", "LanguageModel", "Scheduler"),
-    *("Form", "Request", "Sequence", "Piece", "Answer"),
+#: Types that a chat passes, from the guard on.
+TYPES = {
+    *("Guard", "Form", "Models", "Slot", "LanguageModel"),
+    *("Request", "Scheduler", "PrefixCache", "Sequence", "Sampler", "Piece", "Answer"),
 }
-#: Types beside the way: the reuse of prefixes, the choice of a token, the connection.
-OTHERS = {"PrefixCache", "Sampler", "PatientProtocol"}
 
 
 def test_a_streamed_chat_passes_few_files_and_types(passed):
     files, types = passed
     assert len({path for path in files if path.split("/")[0] in ROOMS}) <= 20
     names = {entry.__name__ for entry in types if entry.__module__.split(".")[1] in ROOMS}
-    assert names <= CARRIERS | OTHERS
+    assert names - {"PatientProtocol"} <= TYPES  # that is the connection's
+    assert len(TYPES) <= 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from bitnet.server.exchange import body_of, compute, open_slot, prepare, taking
+from bitnet.server.exchange import compute, prepare, receive, taking
 from bitnet.wire.anthropic import COUNT, message_requests
 
 router = APIRouter(tags=["Anthropic"])
@@ -17,8 +17,7 @@ router = APIRouter(tags=["Anthropic"])
 )
 async def count_tokens(request: Request) -> dict[str, int]:
     """Number of tokens in the prompt of the same request to ``/v1/messages``."""
-    body = await body_of(request, COUNT)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, COUNT)
 
     def count() -> int:
         (asked,) = message_requests(body)

@@ -16,10 +16,10 @@ from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.dialects.openai import embed_body
 from bitnet.server.exchange import (
-    body_of,
     compute,
     name_of,
     open_slot,
+    receive,
     respond,
     slot_of,
     taking,
@@ -48,8 +48,7 @@ router = APIRouter(tags=["llama-server"])
 )
 async def infill(request: Request) -> Response:
     """Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can."""
-    body = await body_of(request, INFILL)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, INFILL)
     make = partial(infill_requests, body, slot.model.tokenizer)
     return await respond(request, slot, INFILL, body, make, {"model": name_of(slot, body)})
 
@@ -61,8 +60,7 @@ async def infill(request: Request) -> Response:
 )
 async def apply_template(request: Request) -> dict[str, str]:
     """The prompt of a chat, without answering it."""
-    body = await body_of(request, TEMPLATE)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, TEMPLATE)
 
     def render() -> str:
         asked = ModelRequest(messages=without_nulls(body["messages"]), tools=body["tools"])
@@ -124,8 +122,7 @@ async def health(request: Request) -> JSONResponse:
 )
 async def embedding(request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in the form of llama.cpp's server."""
-    body = await body_of(request, EMBED)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, EMBED)
     asked = EMBEDDING.read({"input": body["content"], "model": body["model"]})
     reply = await embed_body(request, slot, EMBED, asked)
     rows = [{"index": row["index"], "embedding": [row["embedding"]]} for row in reply["data"]]

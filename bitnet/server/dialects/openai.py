@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from bitnet.server.exchange import body_of, collect, name_of, open_slot, taking
+from bitnet.server.exchange import collect, name_of, receive, taking
 from bitnet.wire import openai, openai_reply
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/embeddings", summary="Vectors of texts", openapi_extra=taking(openai.EMBEDDING))
 async def embeddings(request: Request) -> JSONResponse:
     """Embeddings of texts, pooled as the model says and normalized to length one."""
-    body = await body_of(request, openai.EMBEDDING)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, openai.EMBEDDING)
     return JSONResponse(await embed_body(request, slot, openai.EMBEDDING, body))
 
 

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request, Response
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.exchange import (
     DEFAULT_TOKENS,
-    body_of,
     compute,
-    open_slot,
+    receive,
     respond,
     taking,
 )
@@ -24,8 +23,7 @@ router = APIRouter(tags=["worker"])
 @router.post("/v1/inference", summary="The continuation of a text", openapi_extra=taking(INFERENCE))
 async def inference(request: Request) -> Response:
     """Continue ``prompt``, greedily by default."""
-    body = await body_of(request, INFERENCE)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, INFERENCE)
     most = min(DEFAULT_TOKENS, request.app.state.models.max_output_tokens)
     make = partial(inference_requests, body, ModelRequest(max_tokens=most))
     ids = {"request_id": request.state.request_id, "worker_id": request.app.state.worker_id}
@@ -35,8 +33,7 @@ async def inference(request: Request) -> Response:
 @router.post("/tokenize", summary="The ids of a text", openapi_extra=taking(TOKENIZE))
 async def tokenize(request: Request) -> dict[str, Any]:
     """Ids of ``content``; ``with_pieces`` adds the text of each."""
-    body = await body_of(request, TOKENIZE)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, TOKENIZE)
     tokenizer = slot.model.tokenizer
 
     def encode_all() -> list[Any]:
@@ -53,7 +50,6 @@ async def tokenize(request: Request) -> dict[str, Any]:
 @router.post("/detokenize", summary="The text of ids", openapi_extra=taking(DETOKENIZE))
 async def detokenize(request: Request) -> dict[str, str]:
     """Text of ``tokens``."""
-    body = await body_of(request, DETOKENIZE)
-    slot = await open_slot(request, body["model"])
+    body, slot = await receive(request, DETOKENIZE)
     decode = partial(slot.model.tokenizer.decode, body["tokens"])
     return {"content": await compute(request, slot, DETOKENIZE, decode)}
