@@ -5,7 +5,6 @@ import contextlib
 import json
 import socket
 import threading
-from dataclasses import replace
 
 import pytest
 from server_process import listening
@@ -175,9 +174,8 @@ def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatc
     monkeypatch.setattr(exchange, "DEFAULT_TOKENS", 8)
     body = CHAT.read({"messages": [{"role": "user", "content": "a"}]})
     inner = worker.slot
-    monkeypatch.setattr(inner, "limits", replace(inner.limits, max_output_tokens=1000))
     monkeypatch.setattr(inner, "fair_positions", share)
-    (sequence,) = exchange.prepare_sequences(*chat_requests(body), inner, 1)
+    (sequence,) = exchange.prepare_sequences(*chat_requests(body), inner, 1, 1000)
     spare = 11 - sequence.prompt_tokens  # the numbers above are for a prompt of 11 ids of 64
     assert sequence.request.max_tokens == expected + (spare if share else 0)
 
