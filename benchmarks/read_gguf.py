@@ -14,7 +14,8 @@ import statistics
 import time
 from pathlib import Path
 
-from bitnet.formats.gguf import GGUF, Array
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_contents import Array
 
 
 def header(path):

@@ -26,9 +26,9 @@ from synthetic_shapes import SHAPES, expert_keys, tensors
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_index import ARRAY, VALUE_TYPES
-from bitnet.quants import i2_s, registry, types
+from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
-from bitnet.quants.ternary import Ternary
+from bitnet.quants.ternary import Ternary, pack_i2_s
 
 ALIGNMENT = 32
 FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0": 7} | {
@@ -59,7 +59,7 @@ def _behind_scales(ternary, codes):
 
 
 PACKERS = {
-    "I2_S": i2_s.pack_i2_s,
+    "I2_S": pack_i2_s,
     **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
     "Q4_0": pack_q4_0,
     "Q8_0": pack_q8_0,

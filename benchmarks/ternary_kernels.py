@@ -22,7 +22,7 @@ import numpy as np
 
 from bitnet.base import native
 from bitnet.bench.report import describe_machine
-from bitnet.kernels.ternary_packing import COLUMNS
+from bitnet.kernels.packing import COLUMNS
 
 SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
 LAYOUTS = ("TERNARY", "TERNARY_DENSE")

@@ -29,24 +29,14 @@ import bitnet
 from bitnet.base import native
 from bitnet.base.errors import BitnetError
 from bitnet.convert import ConversionRequest, convert
-from bitnet.crossval.answers import PROMPTS, our_trace
 from bitnet.crossval.compare import compare
-from bitnet.crossval.references import (
-    BitnetCpp,
-    Float64,
-    IkLlamaCpp,
-    LlamaCpp,
-    Question,
-    Transformers,
-)
-from bitnet.crossval.trace import Prompt
+from bitnet.crossval.references import BitnetCpp, Float64, IkLlamaCpp, LlamaCpp, Transformers
+from bitnet.crossval.run import PROMPTS, our_trace
+from bitnet.crossval.trace import Prompt, Question
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_new import NewTensor, encode_value, write_new
-from bitnet.formats.gguf_write import raw_values
-from bitnet.quants.i2_s import pack_i2_s
-from bitnet.quants.packed_u8 import pack_u8
+from bitnet.formats.gguf_write import NewTensor, encode_value, raw_values, write_new
 from bitnet.quants.registry import dequantize, unpack_ternary
-from bitnet.quants.ternary import Ternary
+from bitnet.quants.ternary import Ternary, pack_i2_s, pack_u8
 from bitnet.shipped import SHIPPED
 
 STEPS = 24

@@ -66,7 +66,7 @@ def _tiktoken(name):
         import base64
 
         ranks = {base64.b64decode(text): int(rank) for text, rank in lines}
-        from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+        from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
         step = PRE_TOKENIZERS["gpt-4o" if name == "o200k_base" else "llama3"].steps[0]
         pattern = step.options["pattern"]["Regex"]

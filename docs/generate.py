@@ -16,8 +16,10 @@ from bitnet.base.errors import EXIT_CODES
 from bitnet.commands import load
 from bitnet.commands.declare import GROUPS, Task
 from bitnet.commands.program import summary
-from bitnet.families import config_json, gguf_keys, rope_keys
+from bitnet.families import config_json
 from bitnet.families.family import Family, families
+from bitnet.families.keys import COMMON
+from bitnet.families.rope_keys import PARAMETERS
 from bitnet.runtime import request
 from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from invoke.collection import Collection
 
-    from bitnet.families.rules import Rule
+    from bitnet.families.keys import Rule
 
 FOLDER = Path(__file__).parent / "reference"
 # Examples that are not run as blocks of the page, and what runs them.
@@ -130,7 +132,7 @@ def models() -> str:
     """Every family, and what becomes of every key of a model."""
     rope = [
         [kind, f"`{key}`", note]
-        for kind, keys in rope_keys.PARAMETERS.items()
+        for kind, keys in PARAMETERS.items()
         for key, note in (keys or {"rope_theta": "base"}).items()
     ]
     parts = [
@@ -167,7 +169,7 @@ def models() -> str:
         _rules(config_json.QUANTIZATION),
         "## Keys of GGUF files",
         "Below the name of the architecture; every other key there is refused.",
-        _rules(gguf_keys.COMMON),
+        _rules(COMMON),
         "## Extended contexts",
         "`longrope` (Phi-3.5, Phi-4-mini) has two lists of frequency factors. A prompt within the "
         "original context uses the short list, a longer prompt the long one, whatever the size of "
@@ -206,7 +208,7 @@ def _family(family: Family) -> str:
             + ", ".join(f"`{key}` ({note})" for key, note in family.rope_parameters.items())
             + "."
         )
-    for where, rules in (("`config.json`", family.config_keys), ("GGUF", family.gguf_keys)):
+    for where, rules in (("`config.json`", family.config_rules), ("GGUF", family.gguf_keys)):
         if rules:
             facts += [f"Keys of its own in {where}:", _rules(rules)]
     return "\n\n".join(facts)

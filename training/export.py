@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 
 from bitnet.convert.request import ConversionRequest
 from bitnet.convert.run import plan_conversion
-from bitnet.formats.gguf_new import encode_value
-from bitnet.quants.packed_u8 import pack_u8
+from bitnet.formats.gguf_write import encode_value
+from bitnet.quants.ternary import pack_u8
 from training.model import Shape, TinyBitNet, ternary
 from training.text import BEGIN, END
 

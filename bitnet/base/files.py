@@ -51,9 +51,10 @@ def digest_of(path: Path) -> str:
 
 
 def free_space(folder: Path) -> int:
-    """Bytes free on the file system of *folder*."""
+    """Bytes free on the file system of *folder*, which need not exist yet."""
     try:
-        return shutil.disk_usage(folder).free
+        whole = folder.absolute()
+        return shutil.disk_usage(next(it for it in (whole, *whole.parents) if it.exists())).free
     except OSError as error:
         raise from_os_error(error, folder) from error
 

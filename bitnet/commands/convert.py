@@ -170,7 +170,7 @@ class Fix:
     @property
     def changes(self) -> list[str]:
         """All changes in the form of :func:`bitnet.formats.gguf_write.parse_change`."""
-        from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+        from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
         if not self.set_pre:
             return list(self.set)

@@ -58,7 +58,7 @@ def _check_outputs(requested):
 
 def _texts(file):
     """The prompts in *file*, one a line; wrong ones are refused before a model is loaded."""
-    from bitnet.crossval.answers import PROMPTS
+    from bitnet.crossval.run import PROMPTS
 
     if not file:
         return PROMPTS

@@ -12,10 +12,16 @@ Memory is bounded: some million weights at a time, or one ternary matrix.
 
 from __future__ import annotations
 
-from bitnet.convert.comparison import Converted
-from bitnet.convert.cost import Cost, measure
 from bitnet.convert.request import ENCODINGS, ConversionRequest
-from bitnet.convert.run import Conversion, ConversionPlan, convert, plan_conversion
+from bitnet.convert.run import (
+    Conversion,
+    ConversionPlan,
+    Converted,
+    Cost,
+    convert,
+    measure,
+    plan_conversion,
+)
 
 __all__ = [
     "ENCODINGS",

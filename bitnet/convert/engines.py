@@ -10,9 +10,10 @@ import math
 from typing import TYPE_CHECKING
 
 from bitnet.base.findings import Finding
-from bitnet.families.blocks import DeltaNet, LatentAttention, Mamba2, State
+from bitnet.families.blocks import LatentAttention
 from bitnet.families.family import WINDOWS, of_gguf
-from bitnet.quants.iq_bn import SHORTEST_ROW
+from bitnet.families.mixers import DeltaNet, Mamba2, State
+from bitnet.quants.ternary import SHORTEST_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.family import LlamaCppSupport
     from bitnet.formats.checkpoint import Checkpoint
-
-__all__ = ["differences", "is_dynamic"]
 
 
 def differences(

@@ -15,7 +15,6 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.formats.gguf import GGUF
 from bitnet.quants.registry import dequantize
-from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Importance", "read_importance"]
+    from bitnet.quants.weight import Weight
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
@@ -81,16 +80,9 @@ def _from_gguf(path: Path) -> Importance:
         if missing:
             raise _invalid(path, f"it has no key {missing[0]}")
         tensors = {
-            info.name: dequantize(
-                Weight(
-                    info.name,
-                    info.shape,
-                    info.type,
-                    np.frombuffer(file.tensor_bytes(info.name), "u1"),
-                )
-            )
-            for info in file.tensors.values()
-            if info.name.endswith((_SUMS, _COUNTS))
+            name: dequantize(file.weight(name))
+            for name in file.tensors
+            if name.endswith((_SUMS, _COUNTS))
         }
         datasets = list(file.metadata[_KEYS[0]])
         chunks = int(file.metadata[_KEYS[1]])

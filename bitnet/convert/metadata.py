@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.convert.engines import is_dynamic
 from bitnet.convert.request import MIXTURES
-from bitnet.families.family import of_gguf
-from bitnet.families.gguf_keys import find_zero
-from bitnet.formats.gguf_checkpoint import INPUTS, effective_keys
-from bitnet.formats.gguf_new import encode_value
-from bitnet.formats.gguf_write import raw_values
+from bitnet.families.family import find_zero, of_gguf
+from bitnet.formats.containers import INPUTS, effective_keys
+from bitnet.formats.gguf_write import encode_value, raw_values
 from bitnet.quants import registry
 from bitnet.tokenizer.export import gguf_keys
 from bitnet.tokenizer.from_gguf import spec_from_gguf
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from bitnet.convert.request import ConversionRequest
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
-
-__all__ = ["metadata"]
 
 # general.file_type as llama.cpp numbers it; 40 is Q1_0 as well as bitnet.cpp's I2_S, 137
 # ik_llama.cpp's, 141 and 143 are PrismML's.

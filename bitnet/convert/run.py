@@ -1,4 +1,4 @@
-"""Plan and run a conversion, and report the result for every tensor.
+"""Plan and run a conversion, compare every tensor with its source, and measure the cost.
 
 plan = plan_conversion(Path("model"), Request("Q8_0"))  # what will be written, and how large
 plan.check()  # whatever is to be refused is refused here
@@ -7,37 +7,42 @@ done = plan.write(Path("model.gguf"))
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, NoSpace
+import numpy as np
+
+from bitnet.base.errors import InvalidFormat, NoSpace, VerificationFailed
+from bitnet.base.files import free_space
 from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
-from bitnet.convert.comparison import Converted, compare
 from bitnet.convert.engines import differences
 from bitnet.convert.importance import read_importance
 from bitnet.convert.metadata import metadata
-from bitnet.convert.mixtures import mixture_types
-from bitnet.convert.request import BLOCKS, MIXTURES
-from bitnet.convert.tensors import Job, job
+from bitnet.convert.request import BLOCKS, MIXTURES, mixture_types
+from bitnet.convert.tensors import Job, count_nonzero, job
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_new import NewTensor, file_size, write_new
-from bitnet.formats.gguf_write import refuse_existing
+from bitnet.formats.gguf_write import NewTensor, file_size, refuse_existing, write_new
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.native import select
 from bitnet.models.hidden_program import layout
-from bitnet.models.load import config_from
+from bitnet.models.load import config_from, load_model
+from bitnet.quants import registry
+from bitnet.quants.ternary import Ternary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from bitnet.convert.importance import Importance
     from bitnet.convert.request import ConversionRequest
     from bitnet.formats.checkpoint import Checkpoint
-
-__all__ = ["Conversion", "ConversionPlan", "convert", "plan_conversion"]
+    from bitnet.quants.weight import Weight
+    from bitnet.tokenizer import Tokenizer
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -144,12 +149,7 @@ class ConversionPlan:
 
 
 def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
-    """Plan for converting the model at *source*; no weights are read.
-
-    Args:
-        source: GGUF file, or folder with safetensors.
-        request: options of the conversion.
-    """
+    """Plan for converting the model at *source*; no weights are read."""
     checkpoint = open_checkpoint(
         source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_keys
     )
@@ -198,11 +198,7 @@ def convert(
 ) -> Conversion:
     """Write the model at *source* as the GGUF file *output*.
 
-    Args:
-        source: GGUF file, or folder with safetensors.
-        output: the new file, which must not exist.
-        request: options of the conversion.
-        on_progress: called with the bytes written so far and in total.
+    *output* must not exist. *on_progress* is called with the bytes written so far and in total.
     """
     refuse_existing(output)
     plan = plan_conversion(source, request)
@@ -219,12 +215,152 @@ def _tensors(count: int) -> str:
 
 
 def _check_room(output: Path, size: int) -> None:
-    place = output.absolute().parent
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if free < size:
+    if (free := free_space(output.parent)) < size:
         raise NoSpace(
             f"{output.name} takes {human_size(size)}, the disk has {human_size(free)} free",
             hint="choose another disk, or a smaller --type",
         )
+
+
+@dataclass(frozen=True)
+class Converted:
+    """One tensor, read back.
+
+    Attributes:
+        name: GGUF name.
+        before: its encoding in the source.
+        after: its encoding in the file.
+        exact: it decodes to the same numbers.
+        error: largest difference, as a share of the largest weight.
+        keeps_rounding: products with it round their input to int8 if and only if they did before.
+    """
+
+    name: str
+    before: str
+    after: str
+    exact: bool
+    error: float = 0.0
+    keeps_rounding: bool = True
+
+
+def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
+    """Compare every tensor of the file at *path* with its source."""
+    written = open_checkpoint(path).weights
+    for item in jobs:
+        weight = written[item.weight.name]
+        exact, error = _difference(item, weight)
+        before, after = item.weight.quant.name, weight.quant.name
+        result = Converted(weight.name, before, after, exact, error, item.keeps_rounding)
+        if item.is_copy and not exact:
+            raise VerificationFailed(
+                f"{weight.name}: what was read back differs", hint="check the disk"
+            )
+        item.judge(exact, error)
+        yield result
+
+
+def _difference(job: Job, written: Weight) -> tuple[bool, float]:
+    """True if *written* equals the source exactly; and the largest relative difference."""
+    if job.matrices:
+        pairs = zip(job.matrices, written.matrices(), strict=True)
+        results = [_difference(matrix, its) for matrix, its in pairs]
+        return all(exact for exact, _ in results), max(error for _, error in results)
+    if job.is_copy:
+        size = written.quant.size_bytes(written.shape)
+        exact = np.array_equal(job.weight.data[:size], written.data[:size])
+        return exact, 0.0
+    if job.target.is_ternary and job.from_ternary:
+        return _ternary_difference(job.ternary(), registry.unpack_ternary(written), written.name)
+    copied = Job(written, written.quant, None, allow_lossy=False)
+    largest, apart, exact = 0.0, 0.0, True
+    for before, after in zip(job.values(), copied.values(job.step), strict=True):
+        exact = exact and np.array_equal(before, after)
+        largest = max(largest, float(np.abs(before).max(initial=0)))
+        apart = max(apart, float(np.abs(before - after).max(initial=0)))
+    return exact, apart / largest if largest else apart
+
+
+def _nonzero_codes(ternary: Ternary) -> NDArray[np.int8]:
+    """Codes; 0 where the scale is 0, whatever is stored."""
+    rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
+    codes = ternary.codes.reshape(rows, groups, -1) * (ternary.scales != 0)[:, :, None]
+    nonzero: NDArray[np.int8] = codes.reshape(ternary.codes.shape).astype(np.int8)
+    return nonzero
+
+
+def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool, float]:
+    """As :func:`_difference`; codes must be equal, and scales where they have weights."""
+    if not np.array_equal(_nonzero_codes(source), _nonzero_codes(copy)):
+        raise VerificationFailed(f"{name}: other codes than its source's", hint="check the disk")
+    groups = max(source.scales.shape[1], copy.scales.shape[1])
+    before, after = (
+        np.broadcast_to(
+            np.repeat(scales, groups // scales.shape[1], axis=1), (len(source.codes), groups)
+        )
+        for scales in (source.scales, copy.scales)
+    )
+    used = count_nonzero(Ternary(source.codes, before)) > 0
+    apart = np.where(used, np.abs(before - after), 0).max(initial=0)
+    largest = np.where(used, np.abs(before), 0).max(initial=0)
+    return bool(apart == 0), float(apart / largest) if largest else 0.0
+
+
+POSITIONS = 128
+TEXT = """\
+The old lighthouse at the end of the bay had not been lit for thirty years when Anna bought it. She
+paid less for it than for her first car, and the mayor, who signed the papers in a kitchen that
+smelled of coffee and fish, asked her twice whether she knew about the stairs. There are 214 of
+them. In winter the wind comes from the north-west at 60 km/h and more, and water carried up arrives
+as half of it. def climb(steps): return sum(1 for step in range(steps) if step % 2 == 0). The first
+thing she did was to paint the door green, because a green door means that somebody is at home.
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Divergence of two models on a fixed text.
+
+    Attributes:
+        positions: number of tokens compared.
+        mean_kl: mean Kullback-Leibler divergence from the source's probabilities, in nats.
+        top1: share of positions with the same likeliest token.
+    """
+
+    positions: int
+    mean_kl: float
+    top1: float
+
+    def facts(self) -> dict[str, Any]:
+        """The metrics as JSON values."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """The metrics as text."""
+        same = round(self.top1 * self.positions)
+        return (
+            f"cost on {self.positions} tokens of text: mean KL {self.mean_kl:.2g} nats, likeliest "
+            f"token the same at {same} ({self.top1:.0%})"
+        )
+
+
+def measure(source: Checkpoint, written: Path, tokenizer: Tokenizer) -> Cost:
+    """Divergence of the file *written* from the model *source* it was made from.
+
+    Both run here one after the other, on the best backend available.
+    """
+    ids = tokenizer.encode(TEXT)
+    before = _log_probabilities(source, ids)
+    after = _log_probabilities(open_checkpoint(written), ids)
+    kl = (np.exp(before) * (before - after)).sum(axis=-1, dtype=np.float64)
+    same = before.argmax(axis=-1) == after.argmax(axis=-1)
+    return Cost(len(kl), max(0.0, float(kl.mean())), float(same.mean()))
+
+
+def _log_probabilities(checkpoint: Checkpoint, ids: list[int]) -> NDArray[np.float64]:
+    """Log-probabilities after each of the first of *ids*, ``(positions, vocabulary)``."""
+    model = load_model(checkpoint, ops=select())
+    ids = ids[: min(POSITIONS, model.config.context_length)]
+    logits = model.forward(ids, KVCache(model.config, len(ids)), all_positions=True)
+    rows = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    found: NDArray[np.float64] = rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+    return found

@@ -13,10 +13,8 @@ from bitnet.base.errors import Unsupported
 from bitnet.convert.request import BLOCKS, MIXTURES, ROUNDED, TERNARY
 from bitnet.models.orders import column_order, row_order
 from bitnet.quants import registry, types
-from bitnet.quants.i2_s import pack_i2_s
-from bitnet.quants.iq_bn import pack_iq2_bn
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
-from bitnet.quants.ternary import Ternary, ternarize
+from bitnet.quants.ternary import Ternary, pack_i2_s, pack_iq2_bn, ternarize
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
     from bitnet.quants.weight import Weight
-
-__all__ = ["Job", "count_nonzero", "job"]
 
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 _CHUNK = 1 << 22  # weights at a time
@@ -319,8 +315,8 @@ class Job:
 
 _UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
 _RENAMED = {
-    registry.I2_S_ARM: types.by_name("I2_S") or registry.I2_S_ARM,
-    types.Q2_0_G128: types.by_name("PQ2_0") or types.Q2_0_G128,
+    registry.I2_S_ARM: types.by_name("I2_S"),
+    types.Q2_0_G128: types.by_name("PQ2_0"),
 }
 _PACKERS = {
     "I2_S": pack_i2_s,
@@ -360,7 +356,7 @@ def job(
     if weight.name in mixture:
         target = mixture[weight.name]
     elif is_other or request.type in MIXTURES:
-        target = _RENAMED.get(weight.quant, weight.quant) if keeps else _quant_type("F32")
+        target = _RENAMED.get(weight.quant, weight.quant) if keeps else types.by_name("F32")
     else:
         target = _target(weight, request, keeps=keeps)
     if len(weight.shape) == 3 and target.name == "I2_S":
@@ -380,15 +376,15 @@ def job(
 def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> QuantType:
     """New type of the matrix *weight*; a GGUF file *keeps* the types that are not to change."""
     own = _RENAMED.get(weight.quant, weight.quant)
-    quant = _quant_type(request.type)
+    quant = types.by_name(request.type)
     if own.name == "MXFP4" and request.type != "F32":  # smaller than any other, and exact
         return own
     if request.type in TERNARY:
         in_block = weight.name.startswith("blk.") and weight.name.endswith(".weight")
         if in_block or (request.type in SCALED_BLOCKS and _seems_ternary(weight, quant)):
             return quant
-        return own if keeps else _quant_type("F16")
-    return _quant_type("F16") if weight.shape[-1] % quant.block_size else quant
+        return own if keeps else types.by_name("F16")
+    return types.by_name("F16") if weight.shape[-1] % quant.block_size else quant
 
 
 def _seems_ternary(weight: Weight, target: QuantType) -> bool:
@@ -425,9 +421,3 @@ def _as_ternary(values: NDArray[np.float32], target: QuantType) -> Ternary | Non
     if not np.array_equal(codes * scales, groups):
         return None
     return Ternary(codes.reshape(rows, columns), scales.reshape(shape))
-
-
-def _quant_type(name: str) -> QuantType:
-    found = types.by_name(name)
-    assert found is not None, name
-    return found

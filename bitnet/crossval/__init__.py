@@ -6,17 +6,15 @@ question --> reference engine --> trace --+
         `--> float64 pass ----> trace --+
 ```
 
-    trace.py               prompts, and an engine's answers: best tokens, not whole vocabularies
+    trace.py               prompts, an engine's answers to them, engines and recordings
     options.py             what the command line asks for
-    reference.py           a reference engine, the request to it, recordings
     references.py          the engines, by name; the float64 pass, which measures both sides
     reference_process.py   the program that runs one of them, in its own process
     llama_api.py           the C API of llama.cpp, for that program
-    answers.py             the prompts for both sides, our answers, faults of answers
     compare.py             traces into rows, and tokenizers text by text; pure functions
-    operations.py          every operation, computed again from the engine's own inputs
+    operations.py          every operation, computed again from the engine's own inputs; routers
     evidence.py            all results, as one record; the compute path, as the backend counted it
     judge.py               the verdict, from that record alone, and its thresholds
-    run.py                 all of it, in order
+    run.py                 the prompts for both sides, our answers, faults of answers; all in order
     report.py              report.json, report.md and, by report.html.j2, report.html; checks of one
 """

@@ -21,8 +21,7 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from bitnet.crossval.reference import Reference
-    from bitnet.crossval.trace import Position, PromptTrace, Trace
+    from bitnet.crossval.trace import Position, PromptTrace, Reference, Trace
     from bitnet.tokenizer import Tokenizer
 
 _TINY = 1e-12  # smallest remaining probability; anything below is rounding
@@ -113,7 +112,7 @@ def compare(
     """*ours* beside *theirs*: a row for each position, and one for each continuation.
 
     Prompts are paired by index and only if their tokens are equal; unpaired ones have no row, and
-    :mod:`bitnet.crossval.answers` has found them. *exact* is the float64 pass over the same
+    :mod:`bitnet.crossval.run` has found them. *exact* is the float64 pass over the same
     prompts, *today* another one where it was recorded.
     """
     rows: list[Row] = []

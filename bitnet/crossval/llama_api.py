@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.crossval.reference import EngineFailed
+from bitnet.crossval.trace import EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -29,8 +29,14 @@ import numpy as np
 from bitnet.base.files import sha256_of
 from bitnet.crossval.llama_api import Llama
 from bitnet.crossval.operations import ROWS
-from bitnet.crossval.reference import EngineFailed
-from bitnet.crossval.trace import EngineFacts, Prompt, PromptTrace, Trace, prompt_trace
+from bitnet.crossval.trace import (
+    EngineFacts,
+    EngineFailed,
+    Prompt,
+    PromptTrace,
+    Trace,
+    prompt_trace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,13 +28,22 @@ from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command, isolate
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
-from bitnet.crossval.reference import EngineFailed, Question, Recorded, Reference
-from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace, prompt_trace, trace_from
+from bitnet.crossval.trace import (
+    EngineFacts,
+    EngineFailed,
+    PromptTrace,
+    Question,
+    Recorded,
+    Reference,
+    Trace,
+    prompt_trace,
+    trace_from,
+)
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry
-from bitnet.quants.iq_bn import SHORTEST_ROW
+from bitnet.quants.ternary import SHORTEST_ROW
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
@@ -44,7 +53,7 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.trace import Arithmetic, Prompt
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.kernels.ops import Array
+    from bitnet.kernels.kv_codes import Array
     from bitnet.models.transformer import Model
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from functools import partial
 
 from bitnet.families.dense import dense
 from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
-from bitnet.families.rules import neutral, read
+from bitnet.families.keys import neutral
 
 register(
     Family(
@@ -21,7 +21,6 @@ register(
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 2048,
         },
-        config_keys={"attention_bias": read("biases around attention")},
         gguf_keys={"attention.sliding_window": neutral(0)},
         llama_cpp=None,
         biases={"attention_bias": ATTENTION},
@@ -35,7 +34,6 @@ register(
         architecture="bitnet",
         model_types=(),
         classes=("BitnetForCausalLM",),  # 1bitLLM's models, whose model_type is llama
-        activation="silu",
         quantization={
             "quant_method": "bitnet",
             "linear_class": "autobitlinear",

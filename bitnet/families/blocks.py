@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.families.networks import Activation, Experts, FeedForward
-from bitnet.families.states import (
+from bitnet.families.mixers import (
     LARGEST_HEAD,
+    Activation,
     DeltaNet,
+    Experts,
+    FeedForward,
     Mamba2,
     ShortConvolution,
     State,
@@ -27,27 +30,6 @@ if TYPE_CHECKING:
 
     from bitnet.families.hadamard import HadamardBasis
     from bitnet.families.rope import Rope
-
-__all__ = [
-    "Activation",
-    "Attention",
-    "Block",
-    "Branch",
-    "CacheKind",
-    "DeltaNet",
-    "FeedForward",
-    "KVType",
-    "KeysValues",
-    "LatentAttention",
-    "LayerInput",
-    "Mamba2",
-    "Mixer",
-    "ModelConfig",
-    "Pooling",
-    "ShortConvolution",
-    "State",
-    "Sum",
-]
 
 Pooling = Literal["none", "mean", "cls", "last"]
 KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
@@ -218,10 +200,7 @@ class LayerInput:
     width: int
     activation: Activation
 
-    @property
-    def cache(self) -> None:
-        """It needs no other position."""
-        return
+    cache: ClassVar[None] = None  # it needs no other position
 
     def faults(self) -> Iterator[tuple[bool, str]]:
         """Conditions, and what it means that one is true."""
@@ -402,14 +381,13 @@ class ModelConfig:
             (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
             (not self._shares_well, "attention that reads a cache of another kind"),
         )
-        for found in (own, *(mixer.faults() for mixer in self.mixers())):
-            for fails, fault in found:
-                if fails:
-                    raise InvalidFormat(
-                        f"{self.architecture}: the keys make no transformer: {fault} "
-                        f"({len(self.blocks)} layers of width {self.dim})",
-                        hint="the file is damaged; fetch it again",
-                    )
+        for fails, fault in chain(own, *(mixer.faults() for mixer in self.mixers())):
+            if fails:
+                raise InvalidFormat(
+                    f"{self.architecture}: the keys make no transformer: {fault} "
+                    f"({len(self.blocks)} layers of width {self.dim})",
+                    hint="the file is damaged; fetch it again",
+                )
 
 
 def _outside(cap: float) -> bool:

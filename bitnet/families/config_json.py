@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.family import Family, families, of_model_type
-from bitnet.families.foreign import sentence_about
+from bitnet.families.family import Family, architecture_refusal, families, of_model_type
+from bitnet.families.keys import HARMLESS, Rule, check, neutral, read, refusal, without
 from bitnet.families.rope_keys import from_parameters
-from bitnet.families.rules import HARMLESS, Rule, check, neutral, read, refusal, without
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.family import Values
-
-__all__ = ["CHANGES", "Description", "describe", "gguf_name"]
 
 _SIZES = {
     "num_hidden_layers": "block_count",
@@ -186,14 +183,8 @@ class Description:
 def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = ()) -> Description:
     """Description of the language model in *outer*, with every key accounted for.
 
-    Args:
-        outer: a ``config.json``; in a multimodal model its ``text_config`` counts.
-        model: name of the model in errors.
-        ignore: keys to ignore, with or without the names of the tables that contain them.
-
-    Raises:
-        Unsupported: a ``model_type``, or a key that changes the result in an unsupported way.
-        InvalidFormat: keys are missing or invalid.
+    In a multimodal model its ``text_config`` counts. Keys to *ignore* are named with or without the
+    tables that contain them.
     """
     config, quantization, ignored = _without_ignored(outer, ignore)
     family = _family(config, outer)
@@ -225,22 +216,19 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
         ) from error
     name = keys.pop("architecture", family.architecture)
     metadata = {"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()}
-    size = config.get("vocab_size")
-    headless = not _first_architecture(config).endswith(_WRITES_TEXT) and bool(
-        _first_architecture(config)
-    )
+    named = _first_architecture(config)
     return Description(
-        family,
-        metadata,
-        freq_factors,
-        tied,
-        headless,
-        biases,
-        size,
-        values,
-        factors,
-        quantization,
-        ignored,
+        family=family,
+        metadata=metadata,
+        freq_factors=freq_factors,
+        tied=tied,
+        headless=bool(named) and not named.endswith(_WRITES_TEXT),
+        biases=biases,
+        vocab_size=config.get("vocab_size"),
+        values=values,
+        factors=factors,
+        quantization=quantization,
+        ignored=ignored,
     )
 
 
@@ -284,9 +272,9 @@ def _without_ignored(
     def clean(table: Any, prefix: str) -> Any:
         if not isinstance(table, dict):
             return table
-        kept = without(table, ignore, prefix=prefix)
-        ignored.update({f"{prefix}{key}": table[key] for key in table.keys() - kept.keys()})
-        return {key: clean(value, f"{prefix}{key}.") for key, value in kept.items()}
+        rest = without(table, ignore, prefix=prefix)
+        ignored.update({f"{prefix}{key}": table[key] for key in table.keys() - rest.keys()})
+        return {key: clean(value, f"{prefix}{key}.") for key, value in rest.items()}
 
     config = clean(merged, "") if ignore else merged
     quantization = config.get("quantization_config") or {}
@@ -302,19 +290,16 @@ def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
         kind = inner.get("model_type", outer.get("model_type"))
     family = of_model_type(kind, _first_architecture(config)) if isinstance(kind, str) else None
     if family is None:
-        known = sorted(name for one in families() for name in one.model_types)
-        raise Unsupported(
-            f"Unsupported architecture: {kind or '(none)'}. "
-            f"Supported: {', '.join(known)}{sentence_about(str(kind))}",
-            hint="choose a model of one of these families",
-        )
+        supported = (name for family in families() for name in family.model_types)
+        raise architecture_refusal(str(kind or ""), supported)
     return family
 
 
 def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
     """Refuse configurations that are not supported."""
+    rules = family.config_rules
     for key in ("hidden_act", "hidden_activation"):
-        allowed = family.config_keys.get(key) or neutral(None, family.activation)
+        allowed = rules.get(key) or neutral(None, family.activation)
         if not allowed.allows(config.get(key)):
             raise Unsupported(
                 f"{family.title} with activation {config[key]!r}; supported: {family.activation!r}",
@@ -324,7 +309,7 @@ def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
     for key, value in config.items():
         if key in READ:
             continue
-        rule = family.config_keys.get(key)
+        rule = rules.get(key)
         if key in ("layer_types", "no_rope_layers") and rule is None:
             plain = {"full_attention"} if key == "layer_types" else {1}
             if value is not None and not set(value) <= plain:
@@ -342,7 +327,7 @@ def _both_ways(config: Mapping[str, Any], family: Family, model: str) -> dict[st
         return {}
     if value is not False or family.translate(config).get("attention.sliding_window"):
         why = "bidirectional attention is supported without windows only"
-        raise refusal(key, value, model=model, kind=family.title, why=why)
+        raise refusal(key, value, why, model=model, kind=family.title)
     return {"attention.causal": False}
 
 
@@ -360,13 +345,8 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
     """Refuse models of other kinds, such as classifiers, or with custom code."""
     named = _first_architecture(config)
     if named and not named.endswith((*_WRITES_TEXT, _HEADLESS)):
-        raise refusal(
-            "architectures",
-            config["architectures"],
-            model=model,
-            kind=family.title,
-            why="such a model neither generates text nor computes embeddings",
-        )
+        why = "such a model neither generates text nor computes embeddings"
+        raise refusal("architectures", config["architectures"], why, model=model, kind=family.title)
     code = config.get("auto_map")
     if not code:
         return
@@ -379,29 +359,18 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
         for end in ("config", "forcausallm", "model", "forconditionalgeneration")
     }
     if not classes <= own:
-        raise refusal(
-            "auto_map",
-            code,
-            model=model,
-            kind=family.title,
-            why="the model brings custom code, which is not run",
-        )
+        why = "the model brings custom code, which is not run"
+        raise refusal("auto_map", code, why, model=model, kind=family.title)
 
 
 def _check_quantization(
     given: Mapping[str, Any], config: Mapping[str, Any], family: Family, model: str
 ) -> None:
-    below = _BELOW
-    check(given, QUANTIZATION, model=model, kind=family.title, below=below)
+    check(given, QUANTIZATION, model=model, kind=family.title, below=_BELOW)
     eps = given.get("rms_norm_eps", _EPS_OF_NORMS)
     if given.get("use_rms_norm") and eps != config["rms_norm_eps"]:
-        raise refusal(
-            f"{below}rms_norm_eps",
-            eps,
-            model=model,
-            kind=family.title,
-            why=f"only the model's own, {config['rms_norm_eps']}, is computed",
-        )
+        why = f"only the model's own, {config['rms_norm_eps']}, is computed"
+        raise refusal(f"{_BELOW}rms_norm_eps", eps, why, model=model, kind=family.title)
     linear = given.get("linear_class", "bitlinear")
     mode = given.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):
@@ -409,8 +378,5 @@ def _check_quantization(
 
 
 def _biases(config: Mapping[str, Any], family: Family) -> frozenset[str]:
-    found: set[str] = set()
-    for key, parts in family.biases.items():
-        if not key or config.get(key):
-            found |= set(parts)
-    return frozenset(found)
+    enabled = (parts for key, parts in family.biases.items() if not key or config.get(key))
+    return frozenset().union(*enabled)

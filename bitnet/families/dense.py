@@ -1,4 +1,4 @@
-"""The usual decoder: every block is attention, then a feed-forward network.
+"""The usual decoder, every block of which is attention and a feed-forward network; its windows.
 
 A family calls :func:`dense` with what it does differently.
 """
@@ -6,35 +6,33 @@ A family calls :func:`dense` with what it does differently.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.blocks import Attention, Block, Branch, FeedForward, ModelConfig
+from bitnet.families.blocks import Attention, Block, Branch, ModelConfig
+from bitnet.families.keys import contradiction, read, refusal
+from bitnet.families.mixers import FeedForward
 from bitnet.families.rope import rope_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from bitnet.families.keys import Keys
-    from bitnet.families.networks import Experts
-
-__all__ = [
-    "AFTER",
-    "AROUND",
-    "BEFORE",
-    "Sizes",
-    "attention",
-    "dense",
-    "model_of",
-    "per_layer",
-    "read_windows",
-    "sizes",
-]
+    from bitnet.families.mixers import Experts
 
 #: Names of the norms before and behind attention, and before and behind the feed-forward network.
 BEFORE = (("attn_norm", ""), ("ffn_norm", ""))
 AFTER = (("", "post_attention_norm"), ("", "post_ffw_norm"))
 AROUND = (("attn_norm", "post_attention_norm"), ("ffn_norm", "post_ffw_norm"))
+
+#: Rules for the keys of windows in ``config.json``.
+WINDOW_CONFIG = {
+    "layer_types": read("which layers have a window"),
+    "sliding_window": read("positions a query attends to"),
+}
+_KINDS = {"sliding_attention": True, "full_attention": False}
+
+Kind = TypeVar("Kind")
 
 MAX_LAYERS = 4096  # keeps a damaged file from making us list billions of tensors
 
@@ -57,11 +55,7 @@ class Sizes:
 
 
 def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
-    """Sizes of the model, with networks *ffn* wide or as the key has it.
-
-    Raises:
-        InvalidFormat: a key or the embedding is missing or impossible.
-    """
+    """Sizes of the model, with networks *ffn* wide or as the key has it."""
     embedding = keys.weights.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise InvalidFormat(
@@ -70,10 +64,7 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
         )
     layers = keys.integer("block_count")
     if layers > MAX_LAYERS:
-        raise InvalidFormat(
-            f"{keys.path.name}: {layers:,} layers, expected at most {MAX_LAYERS:,}",
-            hint="the file is damaged; fetch it again",
-        )
+        raise contradiction(keys, f"{layers:,} layers, expected at most {MAX_LAYERS:,}")
     dim = keys.integer("embedding_length")
     if ffn is None:
         has_experts = keys.value("expert_count", 0)  # it may have no other network
@@ -82,34 +73,20 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
 
 
 def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[int, ...]:
-    """The integers of *key*, one for each of *layers*; a single one is that of all.
-
-    Raises:
-        InvalidFormat: they are missing, too few or too many, or not integers.
-    """
+    """The integers of *key*, one for each of *layers*; a single one is that of all."""
     numbers = keys.value(key, *(() if default is ... else (default,)))
     if not isinstance(numbers, list):
         return (keys.integer(key, numbers),) * layers
     whole = all(isinstance(it, int) and not isinstance(it, bool) and it >= 0 for it in numbers)
     if not whole or len(numbers) != layers:
-        raise InvalidFormat(
-            f"{keys.path.name}: {key} does not have an integer for each of {layers:,} layers",
-            hint="the file is damaged; fetch it again",
-        )
+        raise contradiction(keys, f"{key} does not have an integer for each of {layers:,} layers")
     return tuple(numbers)
 
 
 def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **more: Any) -> Attention:
     """Attention of a layer, with *more* fields, as all families read its keys.
 
-    Args:
-        keys: the model.
-        dim: width of the residual stream.
-        kv_heads: of this layer, where layers differ.
-        more: fields of :class:`Attention`.
-
-    Raises:
-        Unsupported: values are not as wide as keys.
+    *dim* is the width of the residual stream, *kv_heads* are those of a layer, where layers differ.
     """
     heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", dim // max(heads, 1))
@@ -135,7 +112,7 @@ def dense(
     each: Callable[[int, Attention], Attention] = lambda _layer, attention: attention,
     residual_scale: float = 1.0,
     ffn: dict[str, Any] | None = None,
-    network: Callable[[int, FeedForward], FeedForward | Experts] | None = None,
+    mixture: Experts | None = None,
     **more: Any,
 ) -> ModelConfig:
     """ModelConfig of the usual blocks.
@@ -148,8 +125,7 @@ def dense(
         each: attention of a layer, from its number and the usual one.
         residual_scale: factor on the outputs of attention and feed-forward.
         ffn: fields of :class:`FeedForward`.
-        network: that of a layer, or experts, from its number and the usual one; the usual one by
-            default.
+        mixture: experts of all layers but the first ones, of which a key gives the number.
         more: fields of :class:`Attention`.
     """
     model_sizes = sizes(keys)
@@ -158,12 +134,13 @@ def dense(
     if window and not causal:
         window = window // 2 + 1  # half of it on each side
     usual = attention(keys, model_sizes.dim, **more)
-    usual_network = FeedForward(model_sizes.ffn, **(ffn or {}))
+    network = FeedForward(model_sizes.ffn, **(ffn or {}))
+    dense_layers = keys.integer("leading_dense_block_count", 0) if mixture else model_sizes.layers
     (before, behind), (ffn_before, ffn_behind) = norms
 
     def block(layer: int, its_window: int) -> Block:
         mixer = each(layer, replace(usual, window=its_window))
-        its_network = network(layer, usual_network) if network else usual_network
+        its_network = mixture if mixture and layer >= dense_layers else network
         return (
             Branch(before, (mixer,), behind, residual_scale),
             Branch(ffn_before, (its_network,), ffn_behind, residual_scale),
@@ -188,22 +165,93 @@ def model_of(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> Mo
     )
 
 
+def check_local_base(keys: Keys, base: float, kind: str) -> None:
+    """Refuse another RoPE base of layers with a window than *base*, that of the others."""
+    key = "rope.freq_base_swa"
+    if (local := keys.number(key, base)) != base:
+        why = f"only that of the other layers, {base:g}, is computed"
+        raise refusal(key, local, why, model=keys.path.name, kind=kind)
+
+
 def read_windows(keys: Keys, layers: int, *, period: int, window: int) -> tuple[int, ...]:
     """Window of each layer; by default the last layer of each *period* has none."""
     pattern = keys.value("attention.sliding_window_pattern", period)
     if isinstance(pattern, bool) or not isinstance(pattern, list | int):
-        raise InvalidFormat(
-            f"{keys.path.name}: attention.sliding_window_pattern is {pattern!r}, expected a "
-            "number or one entry a layer",
-            hint="the file is damaged; fetch it again",
-        )
+        problem = f"is {pattern!r}, expected a number or one entry a layer"
+        raise contradiction(keys, f"attention.sliding_window_pattern {problem}")
     if not isinstance(pattern, list):
         pattern = keys.integer("attention.sliding_window_pattern", period)
         pattern = [not pattern or (layer + 1) % pattern != 0 for layer in range(layers)]
     if len(pattern) != layers:
-        raise InvalidFormat(
-            f"{keys.path.name}: attention.sliding_window_pattern is for another number of layers: "
-            f"{len(pattern):,}, expected {layers:,}",
-            hint="the file is damaged; fetch it again",
-        )
+        problem = f"another number of layers: {len(pattern):,}, expected {layers:,}"
+        raise contradiction(keys, f"attention.sliding_window_pattern is for {problem}")
     return tuple(window if local else 0 for local in pattern)
+
+
+def everywhere(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``sliding_window`` for all layers (Mistral, Phi-3)."""
+    return {"attention.sliding_window": _window(config)}
+
+
+def from_first(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``layer_types``, or windows from layer ``max_window_layers`` on (Qwen)."""
+    window = _window(config) if config.get("use_sliding_window") else 0
+    first = config.get("max_window_layers", 0)
+    pattern = _window_pattern(config, window)
+    if pattern is None:
+        pattern = [bool(window) and layer >= first for layer in range(config["num_hidden_layers"])]
+    return {
+        "attention.sliding_window": window,
+        **({"attention.sliding_window_pattern": pattern} if window else {}),
+    }
+
+
+def alternating(
+    default_period: int, key: str = ""
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """``layer_types``, or windows in all layers but one in every *default_period* (Gemma).
+
+    The *key*, if it has a name, overrides this number.
+    """
+
+    def keys(config: Mapping[str, Any]) -> dict[str, Any]:
+        window = _window(config)
+        period = config.get(key) or default_period
+        pattern = _window_pattern(config, window)
+        if pattern is None:
+            pattern = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
+        if True in pattern and not window:
+            raise ValueError("layers with a window, and no sliding_window")
+        return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
+
+    return keys
+
+
+def _window(config: Mapping[str, Any]) -> int:
+    window = config.get("sliding_window")
+    if window is None:
+        return 0
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise InvalidFormat(f"config.json: sliding_window is {window!r}, expected at least 1")
+    return window
+
+
+def _window_pattern(config: Mapping[str, Any], window: int) -> list[bool] | None:
+    pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
+    if pattern and any(pattern) and not window:
+        raise ValueError("layers with a window in layer_types, and no sliding_window")
+    return pattern
+
+
+def layer_kinds(
+    config: Mapping[str, Any], kinds: Any, meanings: Mapping[str, Kind]
+) -> list[Kind] | None:
+    """Meanings of the *kinds* of all layers; ``None`` if they are not given."""
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != config["num_hidden_layers"]:
+        raise ValueError("layer_types for another number of layers")
+    unknown = [kind for kind in kinds if kind not in meanings]
+    if unknown:
+        raise ValueError(f"a layer of the kind {unknown[0]!r} in layer_types")
+    return [meanings[kind] for kind in kinds]

@@ -6,31 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.networks import Experts, Gating, Routing
-from bitnet.families.rules import read
+from bitnet.families.keys import read
+from bitnet.families.mixers import Experts, Gating, Routing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from bitnet.families.blocks import FeedForward, ModelConfig
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
-
-__all__ = [
-    "EXPERT_CONFIG",
-    "EXPERT_KEYS",
-    "EXPERT_TENSORS",
-    "GROUPED_CONFIG",
-    "GROUPED_KEYS",
-    "GROUPED_TENSORS",
-    "expert_keys",
-    "experts",
-    "gating",
-    "group_keys",
-    "group_routing",
-    "has_corrections",
-    "in_layers",
-    "without_drafting_blocks",
-]
 
 _GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid"}
 _HINT = "the file is damaged, or of a kind that is not known; update bitnet"
@@ -50,14 +33,15 @@ EXPERT_CONFIG = {
     "num_experts_per_tok": read("experts of a token"),
     "num_local_experts": read("name of `num_experts` since transformers 5"),
 }
-#: The same where experts are chosen by groups, behind layers without any.
-GROUPED_TENSORS = EXPERT_TENSORS | {
-    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+#: The same with a network beside the experts.
+SHARED_TENSORS = EXPERT_TENSORS | {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
-GROUPED_CONFIG = {
+#: The same where experts are chosen by groups, behind layers without any.
+GROUPED_TENSORS = SHARED_TENSORS | {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
+GROUPED_CONFIG = EXPERT_CONFIG | {
     "first_k_dense_replace": read("layers without experts, at the beginning"),
     "n_group": read("groups of experts"),
     "n_routed_experts": read("experts of a layer"),
@@ -73,8 +57,12 @@ EXPERT_KEYS = {
     "expert_used_count": read("experts of a token"),
     "expert_feed_forward_length": read("width inside an expert"),
 }
+#: The same with a network beside the experts.
+SHARED_KEYS = EXPERT_KEYS | {
+    "expert_shared_feed_forward_length": read("width of the network beside the experts")
+}
 #: The same where experts are chosen by groups, behind layers without any.
-GROUPED_KEYS = {
+GROUPED_KEYS = EXPERT_KEYS | {
     "expert_gating_func": read("1: softmax, 2: sigmoid of the router's logits"),
     "expert_group_count": read("groups of experts"),
     "expert_group_used_count": read("groups of a token"),
@@ -86,29 +74,20 @@ GROUPED_KEYS = {
 }
 
 
-def experts(keys: Keys, *, width: int, routing: dict[str, Any], **more: Any) -> Experts:
-    """The experts of a layer.
+def experts(
+    keys: Keys, *, width: int = 0, routing: Mapping[str, Any] | None = None, **more: Any
+) -> Experts:
+    """The experts of a layer, with more fields of :class:`Routing` and of :class:`Experts`.
 
-    Args:
-        keys: the model.
-        width: inside an expert, if no key gives it.
-        routing: fields of :class:`Routing`.
-        more: fields of :class:`Experts`.
+    An expert is *width* wide if no key says so.
     """
     count, used = keys.integer("expert_count"), keys.integer("expert_used_count")
     return Experts(
-        Routing(count, used, **routing),
+        Routing(count, used, **(routing or {})),
         keys.integer("expert_feed_forward_length", width),
         fused=any(name.endswith(".ffn_gate_up_exps.weight") for name in keys.weights),
         **more,
     )
-
-
-def in_layers(
-    network: Experts, *, first: int = 0
-) -> Callable[[int, FeedForward], FeedForward | Experts]:
-    """Function for :func:`~bitnet.families.dense.dense`: *network* from layer *first* on."""
-    return lambda layer, usual: network if layer >= first else usual
 
 
 def group_keys(config: Mapping[str, Any], leading_dense: int) -> dict[str, Any]:
@@ -127,7 +106,14 @@ def group_keys(config: Mapping[str, Any], leading_dense: int) -> dict[str, Any]:
     }
 
 
-def group_routing(keys: Keys, *, renormalised: bool, default: Gating = "sigmoid") -> dict[str, Any]:
+def experts_by_groups(keys: Keys, *, default: Gating = "sigmoid", **routing: Any) -> Experts:
+    """Experts that are chosen by groups, and the networks beside them, as one."""
+    network = experts(keys, routing=group_routing(keys, default) | routing)
+    width = keys.integer("expert_shared_feed_forward_length", 0) or network.width
+    return replace(network, shared=width * keys.integer("expert_shared_count"))
+
+
+def group_routing(keys: Keys, default: Gating = "sigmoid") -> dict[str, Any]:
     """Fields of :class:`Routing` by the keys :data:`GROUPED_KEYS`."""
     groups = keys.integer("expert_group_count", 1) or 1
     return {
@@ -135,7 +121,7 @@ def group_routing(keys: Keys, *, renormalised: bool, default: Gating = "sigmoid"
         "corrected": has_corrections(keys.weights),
         "groups": groups,
         "groups_used": keys.integer("expert_group_used_count", 1) if groups > 1 else 1,
-        "renormalised": bool(keys.value("expert_weights_norm", renormalised)),
+        "renormalised": bool(keys.value("expert_weights_norm", False)),
         "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
     }
 
@@ -148,11 +134,7 @@ def without_drafting_blocks(keys: Keys, model: ModelConfig) -> ModelConfig:
 
 
 def gating(keys: Keys, default: Gating) -> Gating:
-    """Gating by its number in GGUF.
-
-    Raises:
-        Unsupported: the number is not known.
-    """
+    """Gating by its number in GGUF."""
     number = keys.integer("expert_gating_func", 0)
     if number == 0:
         return default
@@ -169,16 +151,14 @@ def has_corrections(names: Iterable[str]) -> bool:
 
 
 def expert_keys(config: Mapping[str, Any], count: int, width: str = "") -> dict[str, Any]:
-    """GGUF keys of experts from a ``config.json``.
+    """GGUF keys of experts from a ``config.json``, which may have two names for their number.
 
-    Args:
-        config: the keys. The number of experts may have two names in a family.
-        count: experts, if no key gives them.
-        width: key of the width inside an expert; empty: it is that of the network.
+    There are *count* if no key says so. The key *width* has the width inside an expert; without a
+    name it is that of the network.
     """
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     counts = {config[name] for name in names if config.get(name) is not None} or {count}
     if len(counts) > 1:
         raise ValueError(f"several numbers of experts: {sorted(counts)}")
-    found = {"expert_count": counts.pop(), "expert_used_count": config["num_experts_per_tok"]}
-    return found | ({"expert_feed_forward_length": config[width]} if width else {})
+    keys = {"expert_count": counts.pop(), "expert_used_count": config["num_experts_per_tok"]}
+    return keys | ({"expert_feed_forward_length": config[width]} if width else {})

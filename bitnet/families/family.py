@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from bitnet.base.errors import Unsupported
 from bitnet.families.dense import dense
+from bitnet.families.keys import COMMON, check, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys, RopeStyle
-    from bitnet.families.rules import Rule
-
-__all__ = [
-    "ATTENTION",
-    "BIASES",
-    "MLP",
-    "QKV",
-    "WINDOWS",
-    "Family",
-    "LlamaCppSupport",
-    "Values",
-    "families",
-    "of_gguf",
-    "of_model_type",
-    "register",
-]
+    from bitnet.families.keys import Keys, RopeStyle, Rule
 
 Values: TypeAlias = "Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]"
 
@@ -91,7 +79,8 @@ class Family:
         aliases: other names of keys in ``config.json``, which count where both are given.
         quantization: ``quantization_config`` of folders without one.
         defaults: transformers' defaults for keys missing from ``config.json``.
-        config_keys: rules for ``config.json``, besides those shared by all families.
+        config_keys: rules for ``config.json``, besides those shared by all families and those of
+            *biases*.
         rope_parameters: rules for ``rope_parameters``, besides those of the kind of scaling.
         gguf_keys: rules for GGUF files, besides those shared by all families.
         tensors: names of tensors that differ from the usual ones, those of layers without number.
@@ -118,7 +107,7 @@ class Family:
     title: str
     architecture: str
     model_types: tuple[str, ...]
-    activation: str
+    activation: str = "silu"
     gguf: tuple[str, ...] = ()
     in_gguf: bool = True
     classes: tuple[str, ...] = ()
@@ -150,6 +139,16 @@ class Family:
         """Its names in GGUF files; empty if another family reads those."""
         return (self.architecture, *self.gguf) if self.in_gguf else ()
 
+    @property
+    def config_rules(self) -> Mapping[str, Rule]:
+        """Rules for ``config.json``, besides those shared by all families."""
+        rules = {
+            key: read("biases of " + ", ".join(f"`{part}`" for part in parts))
+            for key, parts in self.biases.items()
+            if key
+        }
+        return {**rules, **self.config_keys}
+
 
 _REGISTERED: list[Family] = []
 
@@ -158,6 +157,15 @@ def register(family: Family) -> Family:
     """Add *family* to the registry."""
     _REGISTERED.append(family)
     return family
+
+
+def register_variant(parent: Family, **changes: Any) -> Family:
+    """Add a family that differs from *parent*; entries of tables are added to those of *parent*."""
+    whole = {
+        name: {**getattr(parent, name), **change} if isinstance(change, Mapping) else change
+        for name, change in changes.items()
+    }
+    return register(replace(parent, **whole))
 
 
 @cache
@@ -171,10 +179,76 @@ def families() -> tuple[Family, ...]:
 
 def of_gguf(architecture: str) -> Family | None:
     """The family that reads GGUF files of *architecture*."""
-    return next((one for one in families() if architecture in one.architectures), None)
+    return next((it for it in families() if architecture in it.architectures), None)
 
 
 def of_model_type(model_type: str, named: str = "") -> Family | None:
     """The family of *model_type* in ``config.json``, or that of the class *named* there."""
-    own = next((one for one in families() if named in one.classes), None)
-    return own or next((one for one in families() if model_type in one.model_types), None)
+    own = next((it for it in families() if named in it.classes), None)
+    return own or next((it for it in families() if model_type in it.model_types), None)
+
+
+_EXPERTS = "a mixture of experts"
+_STATE = "a model with state-space or recurrent layers"
+_LATENT = "a model with latent attention"
+_BY_NAME = (
+    (re.compile(r"deepseek[-_]?v?(2|32|4)|minicpm3|kimi"), _LATENT),
+    (re.compile(r"moe|mixtral|dbrx|grok|deepseek|llama4|arctic|minimax"), _EXPERTS),
+    (re.compile(r"mamba|rwkv|jamba|qwen3[-_]?next|bamba"), _STATE),
+    (re.compile(r"bert|t5enc|embed"), "an encoder for embeddings"),
+    (re.compile(r"^t5|bart|whisper"), "an encoder and a decoder"),
+    (re.compile(r"gemma-?3n|openelm|deci"), "a model whose layers differ in shape"),
+    (re.compile(r"clip|vit|vision|siglip|mmproj"), "a model of images"),
+)
+_BY_TENSOR = (
+    (re.compile(r"_exps\.|\.experts\.|ffn_gate_inp|block_sparse_moe"), _EXPERTS),
+    (re.compile(r"\bssm_|\.mamba\.|\.mixer\.|time_mix"), _STATE),
+    (re.compile(r"lora_[ab]\b|\.lora_", re.IGNORECASE), "an adapter (LoRA), not a whole model"),
+    (re.compile(r"^(v|mm)\.|vision"), "a multimodal model with images"),
+    (re.compile(r"attn_sinks|self_attn\.sinks"), "a model with attention sinks"),
+    (re.compile(r"cross_attn|encoder\."), "a model with an encoder"),
+    (re.compile(r"^cls\.|^score\.|classifier"), "a classifier"),
+)  # fmt: skip
+
+
+def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "") -> Unsupported:
+    """Error for a model of the architecture *name*, with what that is if the name says so."""
+    text = next((text for pattern, text in _BY_NAME if pattern.search(name.lower())), "")
+    return Unsupported(
+        f"Unsupported {kind}architecture: {name or '(none)'}. "
+        f"Supported: {', '.join(sorted(supported))}{text and f'. {name} is {text}'}",
+        hint="choose a model of one of these families",
+    )
+
+
+def what_it_is(tensors: Iterable[str]) -> str:
+    """The kind of model that contains one of *tensors*; empty if they say nothing."""
+    names = list(tensors)
+    for pattern, text in _BY_TENSOR:
+        if any(pattern.search(name) for name in names):
+            return text
+    return ""
+
+
+def check_keys(
+    metadata: Mapping[str, Any], family: Family, *, prefixes: Iterable[str], model: str
+) -> None:
+    """Refuse keys of GGUF's *metadata*, below *prefixes*, that are not in the family's table."""
+    rules = COMMON | dict(family.gguf_keys)
+    for prefix in prefixes:
+        own = {
+            key.removeprefix(f"{prefix}."): value
+            for key, value in metadata.items()
+            if key.startswith(f"{prefix}.")
+        }
+        check(own, rules, model=model, kind=family.title, below=f"{prefix}.")
+
+
+def find_zero(metadata: Mapping[str, Any], family: Family) -> str:
+    """The first key that is 0 and with which llama.cpp then computes nothing; empty if none is.
+
+    *metadata* has no keys that llama.cpp ignores.
+    """
+    names = family.llama_cpp.nonzero if family.llama_cpp is not None else ()
+    keys = (f"{family.architecture}.{name}" for name in names)
+    return next((key for key in keys if metadata.get(key, 1) == 0), "")

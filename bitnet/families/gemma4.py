@@ -7,31 +7,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.families.blocks import Attention, Branch, FeedForward, LayerInput, Sum
-from bitnet.families.dense import attention, model_of, per_layer, read_windows, sizes
+from bitnet.families.blocks import Attention, Branch, LayerInput, Sum
+from bitnet.families.dense import (
+    WINDOW_CONFIG,
+    alternating,
+    attention,
+    model_of,
+    per_layer,
+    read_windows,
+    sizes,
+)
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts
 from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
-from bitnet.families.gemma2 import NORMS
-from bitnet.families.rules import HARMLESS, neutral, read
-from bitnet.families.windows import alternating
+from bitnet.families.gemma import NORMS
+from bitnet.families.keys import HARMLESS, contradiction, neutral, read
+from bitnet.families.mixers import FeedForward
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bitnet.families.blocks import Activation, ModelConfig
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
+    from bitnet.families.mixers import Activation
 
 _PERIOD = 6
 _SCALE = "layer_output_scale"  # of all layers or of none
 _ACTIVATION: Activation = "gelu_tanh"
-_ROPES = {
-    "full_attention": {
-        "rope_type": "proportional",
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 1e6,
-    },
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-}
+_FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+_LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def _decoder(keys: Keys) -> ModelConfig:
@@ -45,17 +48,13 @@ def _decoder(keys: Keys) -> ModelConfig:
         usual = FeedForward(ffn, _ACTIVATION)
         if f"blk.{layer}.ffn_gate_inp.weight" not in keys.weights:
             return Branch("ffn_norm", (usual,), "post_ffw_norm")
-        mixture = experts(keys, width=0, routing={}, activation=_ACTIVATION, normed=True)
+        mixture = experts(keys, activation=_ACTIVATION, normed=True)
         first = Branch("ffn_norm", (usual,), "post_ffw_norm_1")
         second = Branch("pre_ffw_norm_2", (mixture,), "post_ffw_norm_2")
         return Branch("", (Sum((first, second)),), "post_ffw_norm")
 
     blocks = (
-        (
-            Branch("attn_norm", (mixer,), "post_attention_norm"),
-            network(layer, ffn),
-            *added,
-        )
+        (Branch("attn_norm", (mixer,), "post_attention_norm"), network(layer, ffn), *added)
         for layer, (mixer, ffn) in enumerate(zip(attentions, widths, strict=True))
     )
     return model_of(
@@ -89,9 +88,8 @@ def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
         )
     head_dim = keys.integer("attention.key_length_swa", full.head_dim)
     if keys.integer("attention.value_length_swa", head_dim) != head_dim:
-        raise InvalidFormat(
-            f"{keys.path.name}: attention.value_length_swa is not {head_dim}, the width of keys",
-            hint="the file is damaged; fetch it again",
+        raise contradiction(
+            keys, f"attention.value_length_swa is not {head_dim}, the width of keys"
         )
     # Layers with a window have frequencies of their own, without scaling.
     local = replace(
@@ -116,11 +114,8 @@ def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
             continue
         before = [at for at in range(own) if made[at].window == window]
         if not before:
-            raise InvalidFormat(
-                f"{keys.path.name}: layer {layer} shares keys and values, and no layer before "
-                "has any of its kind",
-                hint="the file is damaged; fetch it again",
-            )
+            problem = "shares keys and values, and no layer before has any of its kind"
+            raise contradiction(keys, f"layer {layer} {problem}")
         made.append(replace(made[before[-1]], shared_cache=before[-1]))
     return made
 
@@ -194,13 +189,16 @@ register(
             "sliding_window": 512,
             "max_position_embeddings": 131072,
             "tie_word_embeddings": True,
-            "rope_parameters": _ROPES,
+            "rope_parameters": {
+                "full_attention": _FULL_ROPE,
+                "sliding_attention": _LOCAL_ROPE,
+            },
             "hidden_size_per_layer_input": 256,
             "num_kv_shared_layers": 0,
         },
         config_keys={
             **EXPERT_CONFIG,
-            "attention_bias": read("biases around attention"),
+            **WINDOW_CONFIG,
             "attention_k_eq_v": read("values of full attention are the keys"),
             "enable_moe_block": read("every layer has experts beside its network"),
             "final_logit_softcapping": read("soft cap on logits"),
@@ -211,7 +209,6 @@ register(
             "num_global_key_value_heads": read("key heads of full attention, with its keys alone"),
             "num_kv_shared_layers": read("layers at the end that read the keys of one before"),
             "per_layer_config": read("width and key heads of full attention"),
-            "sliding_window": read("positions a query attends to"),
             "top_k_experts": read("experts of a token"),
             "use_bidirectional_attention": neutral(
                 None, "vision", note="text attends to what is before it"

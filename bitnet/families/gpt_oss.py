@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.dense import dense, sizes
-from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts, in_layers
+from bitnet.families.dense import WINDOW_CONFIG, alternating, dense, sizes
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts
 from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
-from bitnet.families.rules import neutral, read
-from bitnet.families.windows import alternating
+from bitnet.families.keys import neutral
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +31,7 @@ def _decoder(keys: Keys) -> ModelConfig:
         biased=True,
     )
     norms = (("attn_norm", ""), ("post_attention_norm", ""))
-    return dense(keys, norms=norms, period=2, sinks=True, network=in_layers(network))
+    return dense(keys, norms=norms, period=2, sinks=True, mixture=network)
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +44,6 @@ register(
         title="gpt-oss",
         architecture="gpt-oss",
         model_types=("gpt_oss",),
-        activation="silu",
         defaults={
             "hidden_size": 2880,
             "intermediate_size": 2880,
@@ -70,9 +68,7 @@ register(
         },
         config_keys={
             **EXPERT_CONFIG,
-            "attention_bias": read("biases around attention"),
-            "layer_types": read("which layers have a window"),
-            "sliding_window": read("positions a query attends to"),
+            **WINDOW_CONFIG,
             "swiglu_alpha": neutral(None, 1.702),
             "swiglu_limit": neutral(None, 7.0),
         },

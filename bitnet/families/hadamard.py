@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from bitnet.families.keys import Keys
 
-__all__ = ["HadamardBasis", "hadamard_basis"]
-
 _PREFIX = "prism.hadamard."
 _KNOWN = {
     "version": 1,
@@ -67,12 +65,7 @@ class HadamardBasis:
 
 
 def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
-    """The basis that *checkpoint* names; ``None``: its weights are not rotated.
-
-    Raises:
-        Unsupported: a version, a transform or a key that is not known.
-        InvalidFormat: values that contradict each other or the tensors.
-    """
+    """The basis that *checkpoint* names; ``None``: its weights are not rotated."""
     keys = {
         key.removeprefix(_PREFIX): value
         for key, value in checkpoint.metadata.items()

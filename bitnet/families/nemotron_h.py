@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.blocks import Branch, FeedForward, Mixer
+from bitnet.families.blocks import Branch, Mixer
 from bitnet.families.dense import attention, model_of, per_layer, sizes
 from bitnet.families.experts import (
-    EXPERT_CONFIG,
-    EXPERT_KEYS,
     GROUPED_CONFIG,
     GROUPED_KEYS,
     experts,
@@ -18,6 +16,7 @@ from bitnet.families.experts import (
     without_drafting_blocks,
 )
 from bitnet.families.family import Family, LlamaCppSupport, register
+from bitnet.families.keys import Rule, neutral, read, refusal
 from bitnet.families.mamba2 import (
     MAMBA2_KEYS,
     NO_LIMIT,
@@ -26,14 +25,14 @@ from bitnet.families.mamba2 import (
     mamba2_tensors,
     mamba2_values,
 )
-from bitnet.families.rules import Rule, neutral, read, refusal
+from bitnet.families.mixers import FeedForward
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
-    from bitnet.families.networks import Experts
+    from bitnet.families.mixers import Experts
 
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _IGNORED = Rule("transformers ignores it")
@@ -62,7 +61,7 @@ def _decoder(keys: Keys) -> ModelConfig:
 
 def _mixture(keys: Keys, width: int) -> Experts:
     """Experts of a layer, of as many numbers together as its *width* if no key says how many."""
-    routing = group_routing(keys, renormalised=False) | {"corrected": True, "gating": "sigmoid"}
+    routing = group_routing(keys) | {"corrected": True, "gating": "sigmoid"}
     used = max(keys.integer("expert_used_count"), 1)
     network = experts(keys, width=width // used, routing=routing, activation="relu", gated=False)
     return replace(
@@ -78,13 +77,8 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
         kinds = [_KINDS[letter] for letter in config["hybrid_override_pattern"]]
     kinds = [_FORMER_NAMES.get(kind, kind) for kind in kinds]
     if set(kinds) - set(_KINDS.values()) or {"mlp", "moe"} <= set(kinds):
-        raise refusal(
-            "layers_block_type",
-            kinds,
-            model="config.json",
-            kind="Nemotron-H",
-            why="layers are linear_attention, full_attention, and either mlp or moe",
-        )
+        why = "layers are linear_attention, full_attention, and either mlp or moe"
+        raise refusal("layers_block_type", kinds, why, kind="Nemotron-H")
     widths = {"mlp": config["intermediate_size"], "moe": config["moe_intermediate_size"]}
     heads, epsilon = config["num_key_value_heads"], config["rms_norm_eps"]
     return {
@@ -148,7 +142,6 @@ register(
             "use_conv_bias": True,
         },
         config_keys={
-            **EXPERT_CONFIG,
             **GROUPED_CONFIG,
             "attention_bias": _IGNORED,
             "conv_kernel": read("positions of a convolution"),
@@ -165,21 +158,17 @@ register(
             "mamba_n_groups": read("other name of `n_groups`"),
             "mamba_num_heads": read("heads of a state-space model"),
             "mamba_proj_bias": _IGNORED,
-            "mlp_bias": read("biases in the feed-forward network"),
             "mlp_hidden_act": neutral(None, "relu2"),
             "moe_latent_size": read("width of what experts read and give; null: the model's"),
             "moe_shared_expert_intermediate_size": read("width of the network beside the experts"),
             "n_groups": read("groups of heads that share inputs and outputs of states"),
-            "n_shared_experts": Rule("transformers ignores it"),
+            "n_shared_experts": _IGNORED,
             "sliding_window": _IGNORED,
             "ssm_state_size": read("rows of a state"),
             "time_step_limit": NO_LIMIT,
             "time_step_min": Rule("no limit, as in llama.cpp; transformers limits prompts only"),
-            "use_bias": read("biases of the projections of a state-space model"),
-            "use_conv_bias": read("biases of convolutions"),
         },
         gguf_keys={
-            **EXPERT_KEYS,
             **GROUPED_KEYS,
             **MAMBA2_KEYS,
             "attention.head_count_kv": read("key and value heads; 0: a layer without attention"),

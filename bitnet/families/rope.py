@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.families.keys import contradiction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.keys import Keys, RopeStyle
-
-__all__ = ["SCALINGS", "Rope", "magnitude", "rope_from"]
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 
@@ -59,8 +58,7 @@ class Rope:
     def frequencies(self, context: int) -> tuple[NDArray[np.float64], float]:
         """Frequencies in radians per position, ``(dims / 2,)``, and the attention factor.
 
-        Args:
-            context: positions the sequence may reach.
+        They are those of a sequence that may reach *context* positions.
         """
         beyond = context > self.original_context
         theta = self.theta
@@ -103,12 +101,7 @@ def magnitude(factor: float, scale: float = 1.0) -> float:
 
 
 def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
-    """Position embedding from the keys and tensors of *checkpoint*, read as by llama.cpp.
-
-    Raises:
-        Unsupported: unknown scaling, or two kinds of it.
-        InvalidFormat: a key has the wrong type, or frequency factors have the wrong size.
-    """
+    """Position embedding from the keys and tensors of *checkpoint*, read as by llama.cpp."""
     dims = checkpoint.integer("rope.dimension_count", head_dim)
     pairs = (dims // 2,)
     context = checkpoint.integer("context_length")
@@ -148,10 +141,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         ("rope.scaling.attn_factor", attention_factor),
     ):
         if number <= 0:
-            raise InvalidFormat(
-                f"{checkpoint.path.name}: {key} is {number:g}, expected a number above 0",
-                hint="the file is damaged; fetch it again",
-            )
+            raise contradiction(checkpoint, f"{key} is {number:g}, expected a number above 0")
     implied = 1.0
     if scaling == "yarn":
         divided_by = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import Unsupported
+from bitnet.families.keys import check, refusal
 from bitnet.families.rope import magnitude
-from bitnet.families.rules import check, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.family import Family
-
-__all__ = ["PARAMETERS", "from_parameters"]
 
 # Parameters of each kind of scaling, besides rope_theta and the kind itself.
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -49,9 +47,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "factor": "of the attention factor",
         "attention_factor": "on rotated queries and keys",
     },
-    "proportional": {
-        "factor": "divides the frequencies",
-    },
+    "proportional": {"factor": "divides the frequencies"},
     "llama3": {
         "factor": "divides low frequencies",
         "low_freq_factor": "pairs with fewer rotations have low frequencies",
@@ -66,12 +62,7 @@ _EVERYWHERE = {"rope_type", "type", "rope_theta"}
 def from_parameters(
     config: Mapping[str, Any], family: Family, *, model: str
 ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-    """GGUF keys and tensors of the position embedding of *config*.
-
-    Raises:
-        Unsupported: a kind of scaling, or one of its parameters, is not supported.
-        KeyError, TypeError, ValueError, ZeroDivisionError: parameters are missing or invalid.
-    """
+    """GGUF keys and tensors of the position embedding of *config*."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
     if family.layered_rope:
@@ -116,13 +107,9 @@ def _split_by_attention(
             f"rope_parameters.{strange[0]}", nested[strange[0]], model=model, kind=family.title
         )
     if (local.get("rope_type") or "default") != "default":
-        raise refusal(
-            "rope_parameters.sliding_attention",
-            local,
-            model=model,
-            kind=family.title,
-            why="layers with a window support RoPE without scaling only",
-        )
+        why = "layers with a window support RoPE without scaling only"
+        key = "rope_parameters.sliding_attention"
+        raise refusal(key, local, why, model=model, kind=family.title)
     given = {key: value for key, value in local.items() if value is not None}
     rest = {key: given[key] for key in given.keys() - _EVERYWHERE}
     check(rest, {}, model=model, kind=family.title, below="rope_parameters.sliding_attention.")
@@ -156,13 +143,8 @@ def _rotary_dims(
     if partial is None or partial == 1.0 or given.get("rope_type") == "proportional":
         return int(head_dim)
     if not family.partial_rotation:
-        raise refusal(
-            "partial_rotary_factor",
-            partial,
-            model=model,
-            kind=family.title,
-            why="models of this family apply RoPE to whole heads",
-        )
+        why = "models of this family apply RoPE to whole heads"
+        raise refusal("partial_rotary_factor", partial, why, model=model, kind=family.title)
     return int(head_dim * partial)
 
 
@@ -184,8 +166,7 @@ def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
     """Original context length; a key next to ``rope_parameters`` takes precedence."""
     if "original_max_position_embeddings" in config:
         return int(config["original_max_position_embeddings"])
-    found = given.get("original_max_position_embeddings", config["max_position_embeddings"])
-    return int(found)
+    return int(given.get("original_max_position_embeddings", config["max_position_embeddings"]))
 
 
 def _yarn(

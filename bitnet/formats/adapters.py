@@ -20,16 +20,13 @@ from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import safetensors
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.inventory import Inventory
-from bitnet.quants import registry, types
-from bitnet.quants.weight import Weight
+from bitnet.quants import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-__all__ = ["Adapter", "Pair", "read_adapter"]
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _AGAIN = "fetch the adapter again"
@@ -108,12 +105,7 @@ def _of_file(path: Path) -> Adapter:
         if keys.get("adapter.alora.invocation_tokens"):
             raise _refusal(path, "adapter.alora.invocation_tokens", "it begins with a token")
         alpha = float(keys.get("adapter.lora.alpha", 0.0))
-        factors = {
-            name: registry.dequantize(
-                Weight(name, its.shape, its.type, np.frombuffer(file.tensor_bytes(name), np.uint8))
-            )
-            for name, its in file.tensors.items()
-        }
+        factors = {name: registry.dequantize(file.weight(name)) for name in file.tensors}
         architecture = file.architecture
     pairs = _pairs(path, factors, _FILE_NAME)
     scaled = {
@@ -137,10 +129,9 @@ def _of_folder(path: Path) -> Adapter:
         raise NotFound(f"{path} has no {TENSORS}", hint="save the adapter as safetensors")
     factors = {}
     for name, tensor in safetensors.read_file(files, TENSORS).items():
-        quant = types.by_name(tensor.dtype)
-        if tensor.dtype not in ("F32", "F16", "BF16") or quant is None:
-            raise _refusal(path, name, f"it is {tensor.dtype}")
-        factors[name] = registry.dequantize(Weight(name, tensor.shape, quant, tensor.data))
+        if not tensor.quant.known:
+            raise _refusal(path, name, f"it is {tensor.quant.name}")
+        factors[name] = registry.dequantize(tensor)
     pairs = _pairs(path, factors, _FOLDER_NAME)
     scaled = {
         f"{name}.weight": pair._replace(scale=_scale(path, config, name, len(pair.a)))

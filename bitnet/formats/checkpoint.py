@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.formats.gguf_values import Array
+from bitnet.families.keys import contradiction
+from bitnet.formats.gguf_contents import Array
 from bitnet.formats.inventory import Inventory
 from bitnet.formats.sentence_transformers import Prompts
 from bitnet.quants import registry
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import GGUF
     from bitnet.quants.weight import Weight
 
-__all__ = ["Checkpoint", "has_input_norms"]
-
 # Third-party conversions of BitNet use other prefixes for their keys.
 _PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")
 
@@ -42,11 +41,7 @@ _LARGEST = 2**32 - 1
 
 
 def has_input_norms(names: Iterable[str]) -> bool:
-    """True if there is a norm before every projection, as in BitNet's embedding models.
-
-    Args:
-        names: of the tensors, as in GGUF.
-    """
+    """True if there is a norm before every projection, as in BitNet's embedding models."""
     return any(name.endswith("_norm_in.weight") for name in names)
 
 
@@ -127,15 +122,9 @@ class Checkpoint:
         """The tensor *name* decoded; ``None`` if it does not exist."""
         weight = self.weights.get(name)
         if weight is not None and weight.shape != shape:
-            raise InvalidFormat(
-                f"{self.path.name}: {name} has shape {weight.shape}, expected {shape}",
-                hint="the file is damaged; fetch it again",
-            )
+            raise contradiction(self, f"{name} has shape {weight.shape}, expected {shape}")
         return None if weight is None else registry.dequantize(weight)
 
     def _wrong_value(self, key: str, found: Any, expected: str) -> InvalidFormat:
-        return InvalidFormat(
-            f"{self.path.name}: the key {self.architecture}.{key} is {found!r}, "
-            f"expected {expected}",
-            hint="the file is damaged; fetch it again",
-        )
+        name = f"{self.architecture}.{key}"
+        return contradiction(self, f"the key {name} is {found!r}, expected {expected}")

@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.formats.safetensors import Tensor
+from bitnet.quants.types import by_name
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
     from numpy.typing import NDArray
 
-__all__ = ["MXFP4", "split_gates", "split_heads", "stack_experts", "turn_experts"]
+    from bitnet.quants.weight import Weight
 
 _ONE = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 _FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
 _SHARED = re.compile(r"(?P<block>blk\.\d+\.)(?P<part>ffn_\w+)_shexp\.weight")
-MXFP4 = "MXFP4"
 _TURNED = re.compile(
     r"(?P<all>.*\.experts)\.(?P<part>gate_up|down)_proj(?P<kind>_blocks|_scales|_bias)?"
 )
@@ -34,10 +33,10 @@ _WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
-def stack_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
     """*tensors*, with ``experts.0.up_proj.weight`` and the like as one ``experts.up_proj``."""
-    stacked: dict[str, Tensor] = {}
-    parts: dict[str, dict[int, Tensor]] = {}
+    stacked: dict[str, Weight] = {}
+    parts: dict[str, dict[int, Weight]] = {}
     for name, tensor in tensors.items():
         match = _ONE.fullmatch(name)
         if match is None:
@@ -45,21 +44,21 @@ def stack_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor
         else:
             parts.setdefault(f"{match['all']}.{match['part']}", {})[int(match["number"])] = tensor
     for name, experts in parts.items():
-        kinds = {(tensor.dtype, tensor.shape) for tensor in experts.values()}
+        kinds = {(tensor.quant, tensor.shape) for tensor in experts.values()}
         if sorted(experts) != list(range(len(experts))) or len(kinds) > 1 or name in stacked:
             raise InvalidFormat(
                 f"{model}: {name} is incomplete, or its {len(experts):,} experts differ in shape",
                 hint="fetch the whole model again",
             )
-        first = experts[0]
+        shape = len(experts), *experts[0].shape
         pieces = tuple(experts[number].data for number in range(len(experts)))
-        stacked[name] = Tensor(first.dtype, (len(experts), *first.shape), _NOTHING, pieces)
+        stacked[name] = replace(experts[0], shape=shape, data=_NOTHING, pieces=pieces)
     return stacked
 
 
-def split_gates(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
     """*tensors* by GGUF name; ``ffn_gate_up_exps`` is ``ffn_gate_exps`` and ``ffn_up_exps``."""
-    split: dict[str, Tensor] = {}
+    split: dict[str, Weight] = {}
     for name, tensor in tensors.items():
         match = _FUSED.fullmatch(name)
         if match is None:
@@ -78,23 +77,19 @@ def split_gates(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
 
 
 def split_heads(
-    tensors: Mapping[str, Tensor], heads: int, key_dim: int, model: str
-) -> dict[str, Tensor]:
+    tensors: Mapping[str, Weight], heads: int, key_dim: int, model: str
+) -> dict[str, Weight]:
     """*tensors* by GGUF name, with ``attn_kv_b`` as ``attn_k_b`` and ``attn_v_b``.
 
-    Args:
-        tensors: of latent attention. Matrices of values stay where they are in the files, those of
-            keys are turned in memory.
-        heads: matrices of either.
-        key_dim: rows of a head that belong to its keys.
-        model: name of the model in errors.
+    Matrices of values stay where they are in the files, those of keys, *key_dim* rows of each
+    head, are turned in memory.
     """
-    split: dict[str, Tensor] = {}
+    split: dict[str, Weight] = {}
     for name, tensor in tensors.items():
         if not name.endswith(".attn_kv_b.weight"):
             split[name] = tensor
             continue
-        width = _WIDTHS.get(tensor.dtype)
+        width = _WIDTHS.get(tensor.quant.name)
         if width is None or len(tensor.shape) != 2 or tensor.shape[0] % heads:
             raise InvalidFormat(
                 f"{model}: {name} of shape {tensor.shape} is not a matrix of floats for each of "
@@ -107,9 +102,10 @@ def split_heads(
         values = tuple(head[key_dim:].reshape(-1).view(np.uint8) for head in words)
         block = name.removesuffix("attn_kv_b.weight")
         shape, flat = (heads, latent, min(key_dim, rows)), keys.reshape(-1).view(np.uint8)
-        split[f"{block}attn_k_b.weight"] = Tensor(tensor.dtype, shape, flat)
+        split[f"{block}attn_k_b.weight"] = replace(tensor, shape=shape, data=flat)
         shape = (heads, max(rows - key_dim, 0), latent)
-        split[f"{block}attn_v_b.weight"] = Tensor(tensor.dtype, shape, _NOTHING, values)
+        its = replace(tensor, shape=shape, data=_NOTHING, pieces=values)
+        split[f"{block}attn_v_b.weight"] = its
     return split
 
 
@@ -121,26 +117,26 @@ def _name_alone(name: str, tensors: Container[str]) -> str:
     return f"{match['block']}{match['part']}.weight"
 
 
-def _half(tensor: Tensor, half: int) -> Tensor:
+def _half(tensor: Weight, half: int) -> Weight:
     """The first or the second rows of each matrix."""
     *experts, rows, columns = tensor.shape
     pieces = [piece.reshape(2, -1)[half] for piece in _matrices(tensor)]
     shape = (*experts, rows // 2, columns)
     if not experts:
         return replace(tensor, shape=shape, data=pieces[0])
-    return Tensor(tensor.dtype, shape, _NOTHING, tuple(pieces))
+    return replace(tensor, shape=shape, data=_NOTHING, pieces=tuple(pieces))
 
 
-def _matrices(tensor: Tensor) -> tuple[np.ndarray, ...]:
+def _matrices(tensor: Weight) -> tuple[np.ndarray, ...]:
     if tensor.pieces:
         return tensor.pieces
     count = tensor.shape[0] if len(tensor.shape) == 3 else 1
     return tuple(tensor.data.reshape(count, -1))
 
 
-def turn_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
     """*tensors* with the experts of gpt-oss as ``gate_proj``, ``up_proj`` and ``down_proj``."""
-    turned: dict[str, Tensor] = {}
+    turned: dict[str, Weight] = {}
     for name, tensor in tensors.items():
         match = _TURNED.fullmatch(name)
         if match is None:
@@ -156,33 +152,35 @@ def turn_experts(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]
                 f"{model}: {name} of shape {tensor.shape} is not a matrix of experts: {error}",
                 hint="fetch the whole model again",
             ) from error
-        dtype = MXFP4 if kind == "_blocks" else tensor.dtype
+        quant = by_name("MXFP4") if kind == "_blocks" else tensor.quant
         names = ("gate", "up") if part == "gate_up" else (part,)
         end = "_bias" if kind == "_bias" else ""
         for at, own in enumerate(names):
             mine = np.ascontiguousarray(rows[:, at :: len(names)])
             shape: tuple[int, ...] = mine.shape
-            if dtype == MXFP4:
+            if kind == "_blocks":
                 shape = (*shape[:2], shape[2] // 17 * 32)
             data = mine.reshape(-1).view(np.uint8)
-            turned[f"{match['all']}.{own}_proj{end}"] = Tensor(dtype, shape, data)
+            its = replace(tensor, shape=shape, quant=quant, data=data)
+            turned[f"{match['all']}.{own}_proj{end}"] = its
     return turned
 
 
-def _rows_of(tensors: Mapping[str, Tensor], name: str, kind: str) -> NDArray[Any]:
+def _rows_of(tensors: Mapping[str, Weight], name: str, kind: str) -> NDArray[Any]:
     """Rows of the matrices, or numbers of the biases, ``(experts, rows, ...)``."""
     tensor = tensors[name]
     if kind == "_blocks":
         scales = tensors[name.removesuffix("_blocks") + "_scales"]
         blocks = tensor.data.reshape(tensor.shape)  # (experts, rows, columns / 32, 16)
-        if (tensor.dtype, scales.dtype) != ("U8", "U8") or scales.shape != tensor.shape[:3]:
+        are_bytes = {tensor.quant.name, scales.quant.name} == {"U8"}
+        if not are_bytes or scales.shape != tensor.shape[:3]:
             raise ValueError("its scales do not fit")
         nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
         packed = nibbles[..., :16] | nibbles[..., 16:] << 4
         powers = scales.data.reshape(*scales.shape, 1)
         whole: NDArray[Any] = np.concatenate([powers, packed], axis=-1)
         return whole.reshape(*scales.shape[:2], -1)
-    words = np.dtype(f"<u{_WIDTHS[tensor.dtype]}")
+    words = np.dtype(f"<u{_WIDTHS[tensor.quant.name]}")
     values = tensor.data.view(words).reshape(tensor.shape)
     if values.ndim != (2 if kind else 3):
         raise ValueError("it has other dimensions")

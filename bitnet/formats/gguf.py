@@ -23,19 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import gguf_index, not_a_model
+from bitnet.formats.gguf_contents import TensorInfo, decode, layout_faults, printable
 from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
-from bitnet.formats.gguf_layout import TensorInfo, layout_faults
-from bitnet.formats.gguf_values import Array, decode, printable
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import types
+from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
     from bitnet.quants.types import Dialect
-
-__all__ = ["GGUF", "MAGIC", "Array", "NeedMoreBytes", "TensorInfo", "part_number"]
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +113,7 @@ class GGUF:
     def open(cls, path: str | os.PathLike[str], *, check_layout: bool = True) -> GGUF:
         """Open the file at *path*, and with it all parts of a split model.
 
-        Args:
-            path: the file, or any part of a split model.
-            check_layout: refuse tensors that are cut off, misaligned, or overlap.
+        With *check_layout*, tensors that are cut off, misaligned, or overlap are refused.
         """
         paths = _part_paths(Path(path))
         maps: list[MappedFile] = []
@@ -154,10 +150,7 @@ class GGUF:
     ) -> GGUF:
         """Read the header at the start of *buffer*, which may hold only a prefix of the file.
 
-        Args:
-            buffer: the first bytes of the file.
-            size: bytes of the whole file, if known.
-            label: name of the file in messages.
+        *size* is that of the whole file, if known; messages call it *label*.
         """
         view = memoryview(buffer).cast("B")
         total = _UNKNOWN_SIZE if size is None else max(size, len(view))
@@ -222,6 +215,13 @@ class GGUF:
                 hint=_REFETCH,
             )
         return view[info.offset : end]
+
+    def weight(self, name: str, rounds_input: bool = True) -> Weight:
+        """Tensor *name*, a view into the mapped file."""
+        import numpy as np
+
+        info, data = self.tensors[name], np.frombuffer(self.tensor_bytes(name), dtype=np.uint8)
+        return Weight(name, info.shape, info.type, data, rounds_input=rounds_input)
 
     def check_layout(self) -> None:
         """Check that every tensor lies inside its file, aligned and apart from all others."""

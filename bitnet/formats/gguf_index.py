@@ -19,23 +19,6 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 if TYPE_CHECKING:
     from bitnet.base.errors import BitnetError
 
-__all__ = [
-    "ARRAY",
-    "MAX_ENTRIES",
-    "STRING",
-    "VALUE_TYPES",
-    "Fault",
-    "Index",
-    "KeyEntry",
-    "NeedMoreBytes",
-    "Problem",
-    "Section",
-    "TensorEntry",
-    "explain",
-    "index",
-    "walk",
-]
-
 MAX_ENTRIES = 65536  # keys, and tensors: far more than any model has
 MAX_NAME_BYTES = 65535  # the format's own limit for keys
 MAX_DIMS = 4

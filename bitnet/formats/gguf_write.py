@@ -1,7 +1,15 @@
-"""Copies of GGUF files with corrected metadata; tensor data is copied bit for bit.
+"""Write GGUF files: copies with corrected metadata, or files of new tensors.
 
-Only the header is written again. The data section is copied as one piece, so offsets, padding and
-anything else in it are unchanged. ``gguf_new.py`` writes files of new tensors.
+In a copy only the header is written again. The data section is copied as one piece, so offsets,
+padding and anything else in it are unchanged. New tensors are written chunk by chunk::
+
+    write_new(
+        Path("model.gguf"),
+        {"general.architecture": encode_value("llama")},
+        [NewTensor("output_norm.weight", (64,), F32, lambda: [values.tobytes()])],
+    )
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -23,16 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = [
-    "KeyChange",
-    "new_file",
-    "pack_string",
-    "pack_tensor",
-    "parse_change",
-    "raw_values",
-    "refuse_existing",
-    "write_copy",
-]
+    from bitnet.quants.types import QuantType
 
 _CHUNK_BYTES = 8 << 20
 _TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
@@ -71,11 +70,6 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
 
     Without a type the key keeps its type; a new key gets ``bool`` for ``true`` and ``false``,
     ``uint32`` (``int64`` if that is too small) or ``float32`` for numbers, else ``string``.
-
-    Args:
-        text: the user's text.
-        metadata: the file's values.
-        types: the names of their types.
     """
     name, equals, value = text.partition("=")
     key, _, kind = name.partition(":")
@@ -141,11 +135,8 @@ def write_copy(
     The copy gets its name only when it is complete, on disk and verified: metadata as requested,
     tensor data with the same SHA-256.
 
-    Args:
-        source: a GGUF file that is not split.
-        output: the copy, which must not exist.
-        changes: in the form of :func:`parse_change`.
-        on_progress: called with the bytes written so far and in total.
+    *source* is not split, *output* must not exist. *on_progress* is called with the bytes
+    written so far and in total.
     """
     refuse_existing(output)
     with GGUF.open(source) as gguf:
@@ -160,7 +151,7 @@ def write_copy(
         types = {key.name.decode(): VALUE_TYPES[key.type][0] for key in index.keys}
         parsed = [parse_change(text, gguf.metadata, types) for text in changes]
         _check(parsed)
-        header = _header(view, index, parsed, gguf.alignment)
+        header = _copied_header(view, index, parsed, gguf.alignment)
         with new_file(output) as draft:
             digest = _write(draft, header, view[gguf.data_offset :], on_progress)
             _verify(draft, gguf, parsed, data_offset=len(header), digest=digest)
@@ -193,7 +184,9 @@ def pack_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) ->
     )
 
 
-def _header(view: memoryview, index: Index, changes: list[KeyChange], alignment: int) -> bytes:
+def _copied_header(
+    view: memoryview, index: Index, changes: list[KeyChange], alignment: int
+) -> bytes:
     """Header with *changes* in place of the old values, padded to the alignment."""
     by_key = {change.key.encode("utf-8", "surrogateescape"): change for change in changes}
     known = {key.name for key in index.keys}
@@ -313,3 +306,128 @@ def refuse_existing(output: Path) -> None:
 
 def _exists(output: Path) -> UsageError:
     return UsageError(f"{output} exists and is not overwritten", hint="name another --output")
+
+
+VERSION = 3
+ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A tensor to write.
+
+    Attributes:
+        name: GGUF name.
+        shape: rows first.
+        type: its encoding.
+        chunks: yields its bytes in pieces.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: QuantType
+    chunks: Callable[[], Iterable[bytes | memoryview]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it takes."""
+        size = self.type.size_bytes(self.shape)
+        if size is None:
+            raise Unsupported(
+                f"{self.name}: shape {self.shape} does not fill blocks of {self.type.name} "
+                f"({self.type.block_size} weights)",
+                hint="choose another encoding, such as F16",
+            )
+        return size
+
+
+def encode_value(value: Any) -> bytes:
+    """Type id and *value* as stored in a GGUF file.
+
+    Integers become uint32 where they fit, else int32 or int64, in arrays int32; floats float32;
+    ``bytes`` an array of uint8. Items of a list have one type; an empty list is one of strings.
+    """
+    if isinstance(value, bytes):
+        return struct.pack("<IIQ", ARRAY, _TYPE_IDS["uint8"], len(value)) + value
+    if not isinstance(value, list):
+        kind = _kind(value)
+        return struct.pack("<I", _TYPE_IDS[kind]) + _scalar(kind, value)
+    kind = _kind(value[0]) if value else "string"
+    if kind == "uint32":
+        kind = "int32"
+    head = struct.pack("<IIQ", ARRAY, _TYPE_IDS[kind], len(value))
+    return head + b"".join(_scalar(kind, item) for item in value)
+
+
+def write_new(
+    output: Path,
+    metadata: Mapping[str, bytes],
+    tensors: Sequence[NewTensor],
+    *,
+    check: Callable[[Path], None] = lambda _path: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Write a file; it gets its name only when it is complete and has passed *check*.
+
+    *metadata* are values from :func:`encode_value`. *check* is called with the finished file
+    before it gets its name, and raises to discard it; *on_progress* with the bytes written so
+    far and in total.
+    """
+    refuse_existing(output)
+    header = _header(metadata, tensors)
+    total = file_size(metadata, tensors)
+    with new_file(output) as draft:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("xb") as file:
+            done = file.write(header)
+            for tensor in tensors:
+                start = done
+                for chunk in tensor.chunks():
+                    done += file.write(chunk)
+                    on_progress(done, total)
+                assert done - start == tensor.size_bytes, tensor.name
+                done += file.write(bytes(-done % ALIGNMENT))
+            file.flush()
+            os.fsync(file.fileno())
+        check(draft)
+
+
+def file_size(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> int:
+    """Number of bytes that :func:`write_new` writes."""
+    return len(_header(metadata, tensors)) + sum(_round_up(one.size_bytes) for one in tensors)
+
+
+def _header(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
+    pieces = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
+    pieces += [_string(key) + value for key, value in metadata.items()]
+    offset = 0
+    for tensor in tensors:
+        pieces.append(pack_tensor(_raw(tensor.name), tensor.shape, tensor.type.ggml_id, offset))
+        offset += _round_up(tensor.size_bytes)
+    header = b"".join(pieces)
+    return header + bytes(-len(header) % ALIGNMENT)
+
+
+def _round_up(size: int) -> int:
+    return size + -size % ALIGNMENT
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "uint32" if 0 <= value < 2**32 else "int32" if -(2**31) <= value < 0 else "int64"
+    return "float32" if isinstance(value, float) else "string"
+
+
+def _scalar(kind: str, value: Any) -> bytes:
+    number = _TYPE_IDS[kind]
+    return _string(value) if number == STRING else struct.pack("<" + VALUE_TYPES[number][1], value)
+
+
+def _string(text: str) -> bytes:
+    return pack_string(_raw(text))
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

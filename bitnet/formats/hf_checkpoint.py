@@ -1,10 +1,20 @@
-"""A folder with ``config.json`` and safetensors files as a :class:`Checkpoint`."""
+"""A folder with ``config.json`` and safetensors files as a :class:`Checkpoint`.
+
+Linear layers may be ternary by ``quantization_config``:
+https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/bitnet.py
+
+Matrices of one and two bits of MLX: ``X.weight`` has the codes in 32-bit words, the first in the
+lowest bits; ``X.scales`` and ``X.biases`` have a number per group of columns: ``w = scale * code +
+bias``. With groups of 128, and a bias by which the weights are -d and d, or -d, 0, d and 2 d, these
+are the blocks of Q1_0 and PQ2_0, byte by byte, and become them here. Source: mlx,
+``mlx.core.quantize``.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +22,9 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import word
 from bitnet.families import config_json
-from bitnet.formats import mlx, safetensors, sentence_transformers
-from bitnet.formats.bit_linear import BitLinear
+from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.expert_tensors import (
-    MXFP4,
     split_gates,
     split_heads,
     stack_experts,
@@ -33,10 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.config_json import Description
-    from bitnet.formats.safetensors import Tensor
-    from bitnet.quants.types import QuantType
-
-__all__ = ["open_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +53,11 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
 
     Ternary weights stay packed; plain weights are quantized here if ``quantization_config`` says
     ``online``.
-
-    Args:
-        path: the folder, or a file in it.
-        ignore_keys: keys of ``config.json`` to ignore.
     """
     folder = path if path.is_dir() else path.parent
     files = Inventory(folder)
     outer = files.json("config.json", dict)
-    bits_of_mlx = mlx.mlx_quantization(outer, folder.name)
+    bits_of_mlx = _mlx_bits(outer, folder.name)
     stored = safetensors.read_folder(files)
     if path != folder and path.name not in files.names:
         raise InvalidFormat(
@@ -65,8 +65,8 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         )
     config = outer
     if bits_of_mlx is not None:
-        stored = mlx.repack(stored, bits_of_mlx)
-        config = {key: outer[key] for key in outer if key not in mlx.CONFIG_KEYS}
+        stored = _repack(stored, bits_of_mlx)
+        config = {key: outer[key] for key in outer if key not in _MLX_KEYS}
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
     stored = stack_experts(stored, folder.name)
     if description.family.transposed_experts:
@@ -94,7 +94,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     }
     if bits is not None and bits.converts("lm_head") and not description.headless:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
-        source = _plain_weight(head, tensors[head])
+        source = replace(tensors[head], name=head)
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
     _multiply(weights, description)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
@@ -118,8 +118,8 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
 
 
 def _rename(
-    found: Mapping[str, Tensor], said: Description, folder: Path
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+    found: Mapping[str, Weight], said: Description, folder: Path
+) -> tuple[dict[str, Weight], dict[str, str]]:
     """Tensors by GGUF name, and their original names."""
     names: dict[str, str] = {}
     left_out = []
@@ -163,13 +163,12 @@ def _is_behind(name: str, said: Description) -> bool:
     return match is not None and int(match[1]) >= layers
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(
-        one.data, other.data
-    )
+def _same(one: Weight, other: Weight) -> bool:
+    same_form = (one.quant, one.shape) == (other.quant, other.shape)
+    return same_form and np.array_equal(one.data, other.data)
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Path) -> None:
+def _check_tensors(tensors: Mapping[str, Weight], said: Description, folder: Path) -> None:
     """Check head, vocabulary and biases against ``config.json``."""
     embedding = tensors.get("token_embd.weight")
     needs_head = not said.tied and not said.headless
@@ -197,20 +196,19 @@ def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Pat
 
 def _weight(
     name: str,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Weight],
     said: Description,
     bits: BitLinear | None,
     module: str,
 ) -> Weight:
-    tensor = tensors[name]
-    weight = _plain_weight(name, tensor)
+    weight = replace(tensors[name], name=name)
     function = said.values.get(_end(name))
     if function is not None:
         return _floats(name, function(registry.dequantize(weight)))
     if said.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
-    matrix = name.startswith("blk.") and len(tensor.shape) == 2
+    matrix = name.startswith("blk.") and len(weight.shape) == 2
     if matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
         scale = tensors.get(f"{name.removesuffix('weight')}scale")
         return bits.weight(name, weight, scale)
@@ -218,7 +216,7 @@ def _weight(
         scale = tensors.get(f"{name.removesuffix('bias')}scale")
         if scale is not None:
             return _floats(name, registry.dequantize(weight) * np.float32(bits.factor(name, scale)))
-    if tensor.dtype == "U8" and matrix:
+    if weight.quant.name == "U8" and matrix:
         raise Unsupported(
             f"{name}: packed weights, and quantization_config does not say that they are BitNet's",
             hint="choose another model",
@@ -242,18 +240,157 @@ def _end(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("blk.") else name
 
 
-def _plain_weight(name: str, tensor: Tensor) -> Weight:
-    quant = types.by_name(tensor.dtype)
-    if tensor.dtype not in ("F32", "F16", "BF16", MXFP4, *mlx.TYPES.values()) or quant is None:
-        quant = _unknown(tensor.dtype)
-    return Weight(name, tensor.shape, quant, tensor.data, rounds_input=False, pieces=tensor.pieces)
-
-
 def _floats(name: str, values: NDArray[Any]) -> Weight:
     quant = types.by_id(0)
     return Weight(name, values.shape, quant, values.astype("<f4").reshape(-1).view(np.uint8))
 
 
-def _unknown(dtype: str) -> QuantType:
-    """A type without a decoder, so that the error names tensor and type when it is needed."""
-    return types.QuantType(dtype, -1, 1, 0)
+@dataclass(frozen=True)
+class BitLinear:
+    """Storage of the linear layers of a safetensors folder.
+
+    Attributes:
+        online: plain weights are quantized when they are read; otherwise they are packed.
+        multiplies: the scale of packed weights multiplies (``AutoBitLinear``), else it divides.
+        kept: patterns of modules that stay plain; ``None``: only the head.
+    """
+
+    online: bool
+    multiplies: bool
+    kept: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, quantization: Mapping[str, Any]) -> BitLinear | None:
+        """Storage as *quantization* describes it; ``None`` if nothing is ternary."""
+        if not quantization:
+            return None
+        multiplies = quantization.get("linear_class", "bitlinear") == "autobitlinear"
+        online = multiplies and quantization.get("quantization_mode") == "online"
+        kept = quantization.get("modules_to_not_convert")
+        return cls(online, multiplies, None if kept is None else tuple(map(str, kept)))
+
+    def converts(self, module: str) -> bool:
+        """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary."""
+        patterns = ("lm_head",) if self.kept is None else self.kept
+        try:
+            return not any(
+                re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", module) or module.endswith(pattern)
+                for pattern in patterns
+            )
+        except re.error as error:
+            raise InvalidFormat(
+                f"config.json: modules_to_not_convert: {error}", hint="fetch config.json again"
+            ) from error
+
+    def weight(self, name: str, plain: Weight, scale: Weight | None) -> Weight:
+        """The ternary weight of a layer from its stored form."""
+        packed = plain.quant.name == "U8"
+        if packed == self.online or len(plain.shape) != 2:
+            kind = "packed" if packed else "plain"
+            mode = "online" if self.online else "offline"
+            raise Unsupported(
+                f"{name}: {kind} weights with quantization_mode {mode!r}",
+                hint="fetch the config.json that belongs to these weights",
+            )
+        if not packed:
+            return registry.quantize(name, registry.dequantize(plain), registry.PACKED_U8)
+        if scale is None:
+            raise InvalidFormat(f"{name}: packed ternary weights without a weight_scale")
+        shape = (4 * plain.shape[0], plain.shape[1])
+        return Weight(name, shape, registry.PACKED_U8, plain.data, self.factor(name, scale))
+
+    @property
+    def scales_biases(self) -> bool:
+        """True if the scale of packed weights applies to their bias, too (``AutoBitLinear``)."""
+        return self.multiplies and not self.online
+
+    def factor(self, name: str, scale: Weight) -> float:
+        """Factor that the *scale* next to the tensor *name* stands for."""
+        factor = _number(f"{name.rpartition('.')[0]}.scale", scale)
+        return factor if self.multiplies else 1 / factor
+
+
+def _number(name: str, tensor: Weight) -> float:
+    values = registry.dequantize(tensor)
+    factor = float(values.reshape(-1)[0]) if values.size == 1 else 0.0
+    if not np.isfinite(factor) or factor <= 0:
+        raise InvalidFormat(f"{name}: its weight_scale is not a positive number")
+    return factor
+
+
+#: Keys of ``config.json`` that describe the packing, and nothing else of the model.
+_MLX_KEYS = ("quantization", "quantization_config")
+
+#: Names of the types that :func:`_repack` gives, by bits.
+_MLX_TYPES = {1: "Q1_0", 2: "PQ2_0"}
+_GROUP = 128
+_HINT = "fetch the model's GGUF file, or its folder of plain weights"
+
+
+def _mlx_bits(config: Mapping[str, Any], model: str) -> int | None:
+    """Bits of the weights of MLX in a folder with *config*; ``None`` if there are none."""
+    packing = config.get("quantization")
+    if not isinstance(packing, dict):
+        return None
+    bits = packing.get("bits")
+    expected = {"bits": bits, "group_size": _GROUP, "mode": "affine"}
+    again = config.get("quantization_config", packing)
+    if bits not in _MLX_TYPES or again != packing or {"mode": "affine"} | packing != expected:
+        raise Unsupported(
+            f"{model}: quantization in config.json is {packing!r}; of MLX, 1 and 2 bits in "
+            f"groups of {_GROUP} are read, the same for every matrix",
+            hint=_HINT,
+        )
+    return int(bits)
+
+
+def _repack(tensors: Mapping[str, Weight], bits: int) -> dict[str, Weight]:
+    """*tensors* with packed matrices as tensors of the type ``_MLX_TYPES[bits]``."""
+    matrices = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        packed = tensors.get(f"{stem}.weight")
+        if packed is None or packed.quant.name != "U32":
+            matrices[name] = tensor
+        elif kind == "weight":
+            matrices[name] = _matrix(stem, tensors, bits)
+        elif kind not in ("scales", "biases"):
+            matrices[name] = tensor
+    return matrices
+
+
+def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
+    words = tensors[f"{stem}.weight"]
+    scales, biases = (_numbers(f"{stem}.{kind}", tensors) for kind in ("scales", "biases"))
+    rows, columns = words.shape[0], words.shape[-1] * 32 // bits
+    expected = (rows, columns // _GROUP)
+    if len(words.shape) != 2 or columns % _GROUP or {scales.shape, biases.shape} != {expected}:
+        raise InvalidFormat(
+            f"{stem}: codes of shape {words.shape}, scales of {scales.shape} and biases of "
+            f"{biases.shape} do not belong together",
+            hint="fetch the whole model again",
+        )
+    d = -biases
+    halves = d.astype(np.float16)
+    step = d + d if bits == 1 else d
+    if not (np.array_equal(scales, step) and np.array_equal(halves.astype(np.float32), d)):
+        raise Unsupported(
+            f"{stem}: weights that are not symmetric, or scales that are not float16, do not fit "
+            f"{_MLX_TYPES[bits]}",
+            hint=_HINT,
+        )
+    blocks = np.concatenate(
+        [halves.reshape(-1, 1).view(np.uint8), words.data.reshape(halves.size, -1)], axis=1
+    )
+    quant = types.by_name(_MLX_TYPES[bits])
+    return replace(words, shape=(rows, columns), quant=quant, data=blocks.reshape(-1))
+
+
+def _numbers(name: str, tensors: Mapping[str, Weight]) -> NDArray[np.float32]:
+    tensor = tensors.get(name)
+    if tensor is None or not tensor.quant.known:
+        raise InvalidFormat(
+            f"{name} of packed weights is missing, or not numbers",
+            hint="fetch the whole model again",
+        )
+    return registry.dequantize(tensor)

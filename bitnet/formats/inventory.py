@@ -15,19 +15,55 @@ import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
 from bitnet.base.files import digest_of
-from bitnet.formats.json_file import parse_json
 from bitnet.formats.mapped_file import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bitnet.formats.json_file import T
+T = TypeVar("T", dict, list)  # type: ignore[type-arg]
 
-__all__ = ["Inventory"]
+
+def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -> T:
+    """The object or array that *raw* is, a part of the file *path*.
+
+    A *unique* key may not be there twice; otherwise the last one counts, as in transformers: a
+    published ``config.json`` has one.
+    """
+    try:
+        content = json.loads(raw)
+        if unique and (twice := find_repeated_keys(raw)):
+            raise ValueError(f"the key {twice[0][0][:80]!r} is there twice")
+    except (ValueError, RecursionError) as error:
+        raise damage_error(path, f"it is not valid JSON: {error}") from None
+    if not isinstance(content, kind):
+        raise damage_error(path, f"it is not a JSON {'array' if kind is list else 'object'}")
+    return content
+
+
+def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
+    """Keys in the JSON text *raw* that an object has again later, with their values."""
+    overwritten: list[tuple[str, Any]] = []
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            last = {key: at for at, (key, _) in enumerate(pairs)}
+            overwritten.extend(pair for at, pair in enumerate(pairs) if last[pair[0]] != at)
+        return found
+
+    json.loads(raw, object_pairs_hook=collect)
+    return overwritten
+
+
+def damage_error(path: Path, why: str) -> InvalidFormat:
+    """The error about the file *path*, which is damaged."""
+    where = f"{path.parent.name}/{path.name}"
+    return InvalidFormat(f"{where}: {why}", hint="the file is damaged: fetch it again")
+
 
 _LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MappedFile", "expect_unchanged", "files_behind"]
-
 
 class MappedFile(mmap.mmap):
     """A regular, non-empty file, mapped read-only.

@@ -16,15 +16,6 @@ from bitnet.formats.gguf import part_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "candidates_below",
-    "find_models",
-    "is_model_folder",
-    "model_name",
-    "models_below",
-    "only_model",
-]
-
 
 def model_name(path: Path) -> str:
     """The name of the model at *path* for clients: a file's without ``.gguf``, a folder's whole."""
@@ -135,12 +126,7 @@ def only_model(path: Path) -> Path:
 def find_models(
     folder: Path, *, among: Callable[[Path], Iterable[Path]] = models_below
 ) -> list[Path]:
-    """The models below *folder*, sorted.
-
-    Args:
-        folder: to look through.
-        among: what counts as one.
-    """
+    """The models below *folder*, sorted."""
     try:
         if not folder.is_dir():
             if folder.exists():

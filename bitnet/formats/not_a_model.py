@@ -10,8 +10,6 @@ from bitnet.base.invocation import word
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["empty", "folder_without_model", "kind_from_head", "missing", "other_kind"]
-
 _FETCH = "check the path, or fetch a model: bitnet download-model smollm2-135m"
 _KINDS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),

@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, NotFound
-from bitnet.formats.json_file import damage_error, parse_json
+from bitnet.formats.inventory import damage_error, parse_json
+from bitnet.quants.types import QuantType, by_name
+from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from bitnet.formats.inventory import Inventory
-
-__all__ = ["Tensor", "read_file", "read_folder", "recognises"]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -52,23 +49,6 @@ _ITEM_BYTES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Tensor:
-    """One tensor.
-
-    Attributes:
-        dtype: in the format's spelling: ``F32``, ``BF16``, ``U8``.
-        shape: rows first.
-        data: its bytes, one-dimensional uint8, a view into the mapped file.
-        pieces: of the matrices of experts, those of each; *data* is empty then.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: NDArray[np.uint8]
-    pieces: tuple[NDArray[np.uint8], ...] = ()
-
-
 def recognises(path: Path) -> bool:
     """True if *path* is a safetensors file, or a folder that contains some."""
     if path.is_dir():
@@ -78,9 +58,9 @@ def recognises(path: Path) -> bool:
     return len(head) == 9 and head[8:] == b"{" and head[4:8] == b"\0\0\0\0"
 
 
-def read_folder(files: Inventory) -> dict[str, Tensor]:
+def read_folder(files: Inventory) -> dict[str, Weight]:
     """All tensors of the model of *files*, by name."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Weight] = {}
     places: dict[str, str] = {}
     names, index = _names(files)
     for file in names:
@@ -95,7 +75,7 @@ def read_folder(files: Inventory) -> dict[str, Tensor]:
     return tensors
 
 
-def read_file(files: Inventory, name: str) -> dict[str, Tensor]:
+def read_file(files: Inventory, name: str) -> dict[str, Weight]:
     """The tensors of the file *name*, by name."""
     mapped, path = files.map(name), files.path(name)
     view = memoryview(mapped)
@@ -111,9 +91,20 @@ def read_file(files: Inventory, name: str) -> dict[str, Tensor]:
     extents = {name: _extent(name, entry, path) for name, entry in directory.items()}
     _check_layout(extents, len(data), path)
     return {
-        name: Tensor(entry["dtype"], tuple(entry["shape"]), data[slice(*extents[name])])
+        name: Weight(
+            name,
+            tuple(entry["shape"]),
+            _type_of(entry["dtype"]),
+            data[slice(*extents[name])],
+            rounds_input=False,
+        )
         for name, entry in directory.items()
     }
+
+
+def _type_of(dtype: str) -> QuantType:
+    """The type *dtype*; but for those of models without a decoder, for an error when it is used."""
+    return by_name(dtype) if dtype in ("F32", "F16", "BF16") else QuantType(dtype, -1, 1, 0)
 
 
 def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:

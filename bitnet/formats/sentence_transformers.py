@@ -14,16 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.families.rules import HARMLESS, Rule, check, neutral, read, refusal, without
-from bitnet.formats.json_file import damage_error
+from bitnet.families.keys import HARMLESS, Rule, check, neutral, read, refusal, without
+from bitnet.formats.inventory import damage_error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from bitnet.families.blocks import Pooling
     from bitnet.formats.inventory import Inventory
-
-__all__ = ["POOLINGS", "Prompts", "pooling_type", "prompts"]
 
 #: By their number in GGUF.
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last")

@@ -2,7 +2,7 @@
 
 ``run`` computes an instruction with the operations of a backend, which defines what it means.
 ``compile`` adds it to a graph of ``native/kernels/graph/graph.hpp``, with numbers for registers.
-Those of layers with a state are in ``state_instructions.py``.
+Those of layers with a state and of experts are in ``mixer_instructions.py``.
 """
 
 from __future__ import annotations
@@ -13,35 +13,14 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from bitnet.kernels.program import Activation
+from bitnet.families.mixers import Activation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import KeysValues
+    from bitnet.kernels.ops import Graph, Pass
     from bitnet.kernels.program import Register, Rotation
-    from bitnet.kernels.targets import Graph, Pass
-
-__all__ = [
-    "GATES",
-    "Add",
-    "Attend",
-    "Center",
-    "Embed",
-    "Gate",
-    "Hadamard",
-    "Join",
-    "Linear",
-    "Mark",
-    "Norm",
-    "Rotate",
-    "Scale",
-    "Select",
-    "Split",
-    "Take",
-    "Temper",
-    "Transpose",
-]
 
 #: Numbers of the activations in the compiled module.
 GATES: dict[Activation, int] = {name: number for number, name in enumerate(get_args(Activation))}

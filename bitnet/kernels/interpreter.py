@@ -1,19 +1,18 @@
-"""Interpreter of programs: runs each instruction with the operations of a backend."""
+"""Interpreter of programs: runs each instruction in a pass, with the operations of a backend."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from bitnet.kernels.instructions import Mark
-from bitnet.kernels.targets import Pass
+from bitnet.kernels.ops import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.kernels.program import Array, Program, Segment
-
-__all__ = ["Interpreter"]
+    from bitnet.kernels.program import Program, Segment
 
 
 class Interpreter:
@@ -26,10 +25,10 @@ class Interpreter:
 
     def run(self, segments: Sequence[Segment]) -> Array:
         """Rows of the outputs of all *segments*, ``(R, width)``; their caches are advanced."""
-        one = Pass(self.program, self._weights, self._ops, segments)
+        forward_pass = Pass(self.program, self._weights, self._ops, segments)
         for instruction in self.program.instructions:
-            instruction.run(one)
-        return one.finish()
+            instruction.run(forward_pass)
+        return forward_pass.finish()
 
     def trace(
         self, segments: Sequence[Segment]

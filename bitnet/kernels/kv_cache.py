@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from bitnet.base.errors import InferenceError, UsageError
-from bitnet.families.blocks import KeysValues, State
+from bitnet.families.blocks import KeysValues
+from bitnet.families.mixers import State
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from bitnet.kernels.kv_codes import Array
 
     Page: TypeAlias = NDArray[Any]
-
-__all__ = ["PAGE", "KVCache", "Seen", "States", "page_tables", "pages_for", "state_ranges"]
 
 SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
 SLACK = 256  # positions before a kept one to which the cache can be truncated as well
@@ -72,11 +71,8 @@ class KVCache:
     def __init__(self, config: ModelConfig, capacity: int, *, dtype: DTypeLike = np.int16) -> None:
         """An empty cache.
 
-        Args:
-            config: of the model.
-            capacity: positions, at least one.
-            dtype: int16, the codes of :mod:`bitnet.kernels.kv_codes`, or a type of floats for
-                exact comparisons.
+        *capacity* is in positions. *dtype* is int16, the codes of
+        :mod:`bitnet.kernels.kv_codes`, or a type of floats for exact comparisons.
         """
         if capacity < 1:
             raise UsageError(f"a context of {capacity} positions; at least 1 is needed")

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import KVType
 
-__all__ = [
-    "PAGE",
-    "Array",
-    "Vectors",
-    "encode_groups",
-    "encode_keys",
-    "encode_values",
-    "load",
-    "page_words",
-    "pages_of",
-    "store",
-]
-
 Array: TypeAlias = "NDArray[np.floating[Any]]"
 
 PAGE = 64  # positions; ``kKeyBlock`` in native/kernels/isa/kernels.hpp
@@ -84,8 +71,7 @@ def encode_groups(x: Array) -> Vectors:
     Zeros fill the last group. A step is NaN where the largest magnitude of its group was above 1e16
     or not a number.
 
-    Returns:
-        Codes ``(..., G, 32)`` and steps ``(..., G)``.
+    Codes are ``(..., G, 32)``, steps ``(..., G)``.
     """
     numbers = np.asarray(x, dtype=np.float32)
     padding = [(0, 0)] * (numbers.ndim - 1) + [(0, -numbers.shape[-1] % GROUP)]
@@ -126,12 +112,7 @@ def store(
 ) -> None:
     """Put *keys* and *values*, ``(T, kv_heads, D)``, into places *slots* of *page*.
 
-    Args:
-        page: one layer's, ``(2, kv_heads, page_words(D, kv_type))``.
-        slots: T places, from 0 to 63.
-        keys: what to store.
-        values: as *keys*.
-        kv_type: form of the codes.
+    *page* is that of a layer, ``(2, kv_heads, page_words(D, kv_type))``.
     """
     if kv_type == "q8":
         _store_bytes(page, slots, keys, values)
@@ -151,8 +132,7 @@ def store(
 def load(pages: NDArray[np.int16], head_dim: int, kv_type: KVType = "f16") -> tuple[Array, Array]:
     """Keys and values of *pages*, ``(P, 2, kv_heads, page_words(D, kv_type))``, as float32.
 
-    Returns:
-        ``(kv_heads, 64 * P, D)`` each.
+    They are ``(kv_heads, 64 * P, D)`` each.
     """
     kv_heads = pages.shape[2]
     keys_and_values: list[list[Array]] = [[], []]
@@ -191,9 +171,8 @@ def _parts(
 ) -> tuple[tuple[NDArray[np.int16], NDArray[np.int16]], NDArray[np.float32]]:
     """Views of a layer's *page*.
 
-    Returns:
-        The codes of keys, ``(kv_heads, D / 2, 64, 2)``, and of values, ``(kv_heads, 32, D, 2)``, D
-        even; the steps of both, ``(2, kv_heads, 64)``.
+    The codes of keys are ``(kv_heads, D / 2, 64, 2)``, those of values ``(kv_heads, 32, D,
+    2)``, D even; the steps of both ``(2, kv_heads, 64)``.
     """
     heads, even = page.shape[1], _even(head_dim)
     keys, values = page[:, :, : PAGE * even]
@@ -206,9 +185,8 @@ def _bytes_of(
 ) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.uint16]]:
     """Views of a layer's *page* of bytes, of G groups in each head.
 
-    Returns:
-        The codes of keys, plus 128, ``(kv_heads, 8 G, 64, 4)``, and of values, ``(kv_heads, 16,
-        32 G, 4)``; the upper halves of the steps of both, ``(2, kv_heads, G, 64)``.
+    The codes of keys, plus 128, are ``(kv_heads, 8 G, 64, 4)``, those of values ``(kv_heads,
+    16, 32 G, 4)``; the upper halves of the steps of both ``(2, kv_heads, G, 64)``.
     """
     heads, groups = page.shape[1], page.shape[2] // (PAGE * (GROUP // 2 + 1))
     words = PAGE * groups * GROUP // 2

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base import native, settings
-from bitnet.base.errors import Unsupported
+from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.machine import thread_count, usable_cores
-from bitnet.kernels.expert_instructions import GATINGS
+from bitnet.kernels.choices import choose_prefill, dense_pays
 from bitnet.kernels.instructions import GATES
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.kv_codes import pages_of
+from bitnet.kernels.kv_codes import Array, pages_of
+from bitnet.kernels.mixer_instructions import GATINGS
 from bitnet.kernels.native_graph import CompiledProgram
-from bitnet.kernels.ops import Activation, Array, Ops
+from bitnet.kernels.ops import Ops
 from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
-from bitnet.kernels.prefill_choice import choose_prefill
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.ternary_choice import dense_pays
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -37,12 +36,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.keys import RopeStyle
-    from bitnet.families.networks import Routing
+    from bitnet.families.mixers import Activation, Routing
     from bitnet.kernels.kv_cache import Seen
     from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
-
-__all__ = ["NativeOps"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +76,7 @@ class NativeOps(Ops):
     """
 
     def __init__(self, *, threads: int = 0) -> None:
-        """Start *threads* threads, :func:`thread_count` by default, and test the kernels.
-
-        Raises:
-            Unsupported: the compiled module is not installed.
-        """
+        """Start *threads* threads, :func:`thread_count` by default, and test the kernels."""
         module = native.module()
         if module is None:
             raise Unsupported(
@@ -108,11 +101,7 @@ class NativeOps(Ops):
         return self._native
 
     def expect(self, weights: Collection[Weight]) -> None:
-        """Choose how ternary matrices are packed, which may be measured, and where experts are.
-
-        Raises:
-            InferenceError: copies of all matrices but those of experts do not fit in memory.
-        """
+        """Choose how ternary matrices are packed, which may be measured, and where experts are."""
         self._map_experts = experts_stay(weights)
         ternary = (w.shape for w in weights if registry.rounds_activations(w))
         self._dense = dense_pays(self._native, sum(math.prod(shape) for shape in ternary))
@@ -209,40 +198,21 @@ class NativeOps(Ops):
         return out
 
     def delta_rule(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        alpha: Array,
-        beta: Array,
-        a: Any,
-        dt: Any,
-        *,
-        grouped: bool,
-        out_state: Array,
+        self, rows: Sequence[Array], a: Any, dt: Any, *, grouped: bool, out_state: Array
     ) -> Array:
-        rows = [_floats(x) for x in (q, k, v, alpha, beta)]
+        rows = [_floats(x) for x in rows]
         out = np.empty_like(rows[2])
         with _state(out_state) as state:
             self._native.delta_rule(*rows, a, dt, grouped, state, out)
         return out
 
     def selective_scan(
-        self,
-        x: Array,
-        b: Array,
-        c: Array,
-        dt: Array,
-        a: Any,
-        bias: Any,
-        skip: Any,
-        *,
-        out_state: Array,
+        self, rows: Sequence[Array], vectors: Sequence[Any], *, out_state: Array
     ) -> Array:
-        rows = [_floats(it) for it in (x, b, c, dt)]
+        rows = [_floats(x) for x in rows]
         out = np.empty_like(rows[0])
         with _state(out_state) as state:
-            self._native.selective_scan(*rows, a, bias, skip, state, out)
+            self._native.selective_scan(*rows, *vectors, state, out)
         return out
 
     def route(self, logits: Array, bias: Any | None, routing: Routing) -> tuple[Array, Array]:
@@ -271,6 +241,17 @@ class NativeOps(Ops):
         out = np.empty_like(x)
         self._native.softcap(x, cap, out)
         return out
+
+
+def select(*, threads: int = 0) -> Ops:
+    """The backend ``BITNET_BACKEND`` asks for; without it the fastest there is.
+
+    It has the compiled module's :func:`thread_count` unless *threads* says how many.
+    """
+    if not 0 <= threads <= settings.MAX_THREADS:
+        expected = f"expected 0 to {settings.MAX_THREADS}"
+        raise UsageError(f"threads is {threads}, {expected}", field="threads")
+    return ReferenceOps() if native.module() is None else NativeOps(threads=threads)
 
 
 def _floats(x: Array) -> NDArray[np.float32]:

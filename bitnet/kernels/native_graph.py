@@ -9,7 +9,7 @@ import numpy as np
 from bitnet.kernels.instructions import Rotate
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_cache import page_tables, state_ranges
-from bitnet.kernels.targets import Graph
+from bitnet.kernels.ops import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.kernels.kv_cache import KVCache
-    from bitnet.kernels.ops import Array, Ops, Prepared
+    from bitnet.kernels.kv_codes import Array
+    from bitnet.kernels.ops import Ops, Prepared
     from bitnet.kernels.program import Program, Rotation, Segment
-
-__all__ = ["CompiledProgram"]
 
 
 class CompiledProgram:
@@ -32,11 +31,8 @@ class CompiledProgram:
     ) -> None:
         """Compile *program*.
 
-        Args:
-            module: the compiled module.
-            program: what to run.
-            weights: as *ops* prepared them.
-            ops: the operations of *module*; they serve caches of floats.
+        *ops* are the operations of *module*, which prepared *weights*; they serve caches of
+        floats.
         """
         self._interpreter = Interpreter(program, weights, ops)
         tables = page_tables(program.caches)

@@ -1,4 +1,6 @@
-"""Operations that a model needs from a backend. ``reference.py`` defines what is correct.
+"""Operations that a model needs from a backend, and what instructions run on: a pass or a graph.
+
+``reference.py`` defines which results of operations are correct.
 
 Activations are float arrays with one row per token: ``(T, dim)``, or ``(T, heads, head_dim)``
 inside attention.
@@ -6,24 +8,25 @@ inside attention.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bitnet.kernels.program import Activation, Array
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.families.keys import RopeStyle
-    from bitnet.families.networks import Routing
-    from bitnet.kernels.kv_cache import Seen
-    from bitnet.kernels.program import Program, Segment
+    from bitnet.families.mixers import Activation, Routing
+    from bitnet.kernels.kv_cache import KVCache, Seen
+    from bitnet.kernels.kv_codes import Array
+    from bitnet.kernels.program import Program, Register, Rotation, Segment
     from bitnet.quants.weight import Weight
-
-__all__ = ["Activation", "Array", "Ops", "Prepared"]
 
 Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
 
@@ -38,24 +41,14 @@ class Ops(ABC):
     name: str
 
     def expect(self, weights: Collection[Weight]) -> None:  # noqa: B027 - most have nothing to choose
-        """Before a model's *weights* are prepared: a chance to choose their form by all of them.
-
-        Raises:
-            InferenceError: they cannot fit in memory in any form.
-        """
+        """Choose the form of a model's *weights* by all of them, before they are prepared."""
 
     @abstractmethod
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Prepared:
-        """*weight* unpacked, repacked or uploaded, once; what the other operations take.
+        """Prepare *weight* once, in the layout that the other operations expect.
 
-        Args:
-            weight: what to prepare.
-            looked_up: mostly :meth:`embed` and others that take single rows will read it.
-            expert: it is one of a mixture, of which a token reads few.
-
-        Raises:
-            Unsupported: the encoding has no kernel here.
-            InvalidFormat: the weight's bytes are damaged.
+        It is *looked_up* if mostly :meth:`embed` and others that take single rows will read
+        it, an *expert* if it is one of a mixture, of which a token reads few.
         """
 
     def reads(self, prepared: Prepared) -> list[NDArray[np.uint8]]:  # noqa: ARG002
@@ -101,11 +94,8 @@ class Ops(ABC):
     def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
         """*x*, shape ``(T, heads, head_dim)``, rotated pair by pair.
 
-        Args:
-            x: only the first ``2 * pairs`` elements of a head are rotated, the others are kept.
-            angles: float64, shape ``(T, pairs)``.
-            style: which elements form a pair.
-            scale: factor on the rotated elements.
+        Only the first ``2 * pairs`` elements of a head are rotated, by *angles*, float64
+        ``(T, pairs)``, and multiplied with *scale*; the others are kept.
         """
 
     @abstractmethod
@@ -122,14 +112,11 @@ class Ops(ABC):
     ) -> Array:
         """Attention of the last T of S positions: ``(T, heads * head_dim)``.
 
-        Args:
-            q: ``(T, heads, head_dim)``.
-            seen: of S positions; query t sees keys up to ``S - T + t``.
-            scale: factor on the scores.
-            window: how many positions back a query sees, itself included; 0: all.
-            softcap: scores become ``softcap * tanh(scores / softcap)``; 0: they stay.
-            causal: otherwise a query also sees keys behind it, as far as its window reaches.
-            sinks: ``(heads,)``, scores of one more key of each head, whose value is zero.
+        *q* is ``(T, heads, head_dim)``; query t sees keys up to ``S - T + t``, as many
+        positions back as its *window*, itself included; 0: all. Unless it is *causal*, it
+        also sees keys behind it, as far as its window reaches. With *softcap* scores become
+        ``softcap * tanh(scores / softcap)``. *sinks*, ``(heads,)``, are scores of one more
+        key of each head, whose value is zero.
         """
 
     @abstractmethod
@@ -138,87 +125,48 @@ class Ops(ABC):
     ) -> Array:
         """A causal convolution of each channel, ``(T, channels)``.
 
-        Args:
-            x: ``(T, channels)``.
-            weight: ``(channels, width)`` in one row, the last of each for the position itself.
-            bias: ``(channels,)``, or None.
-            silu: the result is silu of it.
-            out_state: the inputs before, ``(width - 1, channels)``; afterwards the last ones.
+        *weight* has ``(channels, width)`` in one row, the last of each for the position
+        itself. *out_state* holds the inputs before, ``(width - 1, channels)``, and
+        afterwards the last ones.
         """
 
     @abstractmethod
     def delta_rule(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        alpha: Array,
-        beta: Array,
-        a: Prepared,
-        dt: Prepared,
-        *,
-        grouped: bool,
-        out_state: Array,
+        self, rows: Sequence[Array], a: Prepared, dt: Prepared, *, grouped: bool, out_state: Array
     ) -> Array:
         """The gated delta rule, position by position: ``(T, heads, value_dim)``.
 
-        With *q* and *k* of length one, and for the matrix S of each head::
+        *rows* are q and k, ``(T, key_heads, key_dim)``, v, ``(T, heads, value_dim)``, alpha and
+        beta, ``(T, heads)``. With q and k of length one, *a* and *dt* of ``(heads,)``, and for the
+        matrix S of each head, in *out_state*, ``(heads, key_dim, value_dim)``::
 
             S = S * exp(a * softplus(alpha + dt))
             S = S + outer(k, sigmoid(beta) * (v - S.T @ k))
             out = S.T @ q / sqrt(key_dim)
 
-        Args:
-            q: ``(T, key_heads, key_dim)``.
-            k: as *q*.
-            v: ``(T, heads, value_dim)``.
-            alpha: ``(T, heads)``.
-            beta: as *alpha*.
-            a: ``(heads,)``.
-            dt: as *a*.
-            grouped: neighbouring heads share a key head; otherwise every key_heads-th head does.
-            out_state: the matrices, ``(heads, key_dim, value_dim)``, which are updated.
+        Heads that share a key head are neighbours (*grouped*); otherwise every key_heads-th does.
         """
 
     @abstractmethod
     def selective_scan(
-        self,
-        x: Array,
-        b: Array,
-        c: Array,
-        dt: Array,
-        a: Prepared,
-        bias: Prepared,
-        skip: Prepared,
-        *,
-        out_state: Array,
+        self, rows: Sequence[Array], vectors: Sequence[Prepared], *, out_state: Array
     ) -> Array:
         """The scan of Mamba-2, position by position: ``(T, heads, head_dim)``.
 
-        With ``step = softplus(dt + bias)`` and for the state S of each head::
+        *rows* are x, ``(T, heads, head_dim)``, b and c, ``(T, groups, state_size)``, of which
+        neighbouring heads share a group, and dt, ``(T, heads)``; *vectors* are a, bias and skip,
+        ``(heads,)``. With ``step = softplus(dt + bias)`` and for the state S of each head, in
+        *out_state*, ``(heads, state_size, head_dim)``::
 
             S = S * exp(a * step) + outer(b, step * x)
             out = S.T @ c + skip * x
-
-        Args:
-            x: ``(T, heads, head_dim)``.
-            b: ``(T, groups, state_size)``; neighbouring heads share a group.
-            c: as *b*.
-            dt: ``(T, heads)``.
-            a: ``(heads,)``.
-            bias: as *a*.
-            skip: as *a*.
-            out_state: the states, ``(heads, state_size, head_dim)``, which are updated.
         """
 
     @abstractmethod
     def route(self, logits: Array, bias: Prepared | None, routing: Routing) -> tuple[Array, Array]:
         """Numbers of the experts of each token, best first, and their weights: ``(T, used)``.
 
-        Args:
-            logits: of the router, ``(T, experts)``.
-            bias: added to the scores for the choice alone, ``(experts,)``.
-            routing: the rule.
+        *bias*, ``(experts,)``, is added to the scores for the choice alone.
         """
 
     @abstractmethod
@@ -234,3 +182,126 @@ class Ops(ABC):
     @abstractmethod
     def softcap(self, x: Array, cap: float) -> Array:
         """``cap * tanh(x / cap)``."""
+
+
+class Pass:
+    """One run of a program over *segments*.
+
+    Attributes:
+        registers: their values, ``(T, width)`` each.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Prepared],
+        ops: Ops,
+        segments: Sequence[Segment],
+    ) -> None:
+        """A run whose registers are empty."""
+        self.program = program
+        self.weights = weights
+        self.ops = ops
+        self.segments = segments
+        self.registers: dict[Register, Array] = {}
+        self._angles: dict[int, tuple[Array, float]] = {}
+        self._selected = False
+        for segment in segments:
+            segment.cache.begin()
+
+    def finish(self) -> Array:
+        """The result; the caches now hold the segments' tokens."""
+        for segment in self.segments:
+            segment.cache.advance(len(segment.tokens))
+        return self.registers[self.program.result]
+
+    def select(self) -> list[int]:
+        """Numbers of the requested rows, which are all rows from now on."""
+        requested: list[int] = []
+        at = 0
+        for segment in self.segments:
+            at += len(segment.tokens)
+            requested.extend(range(at - segment.rows, at))
+        self._selected = True
+        self._angles = {}
+        return requested
+
+    def positions(self) -> Iterator[int]:
+        """The position of every row."""
+        for segment in self.segments:
+            yield from self._positions(segment)
+
+    def _positions(self, segment: Segment) -> range:
+        stop = segment.cache.length + len(segment.tokens)
+        return range(stop - self._count(segment), stop)
+
+    def _count(self, segment: Segment) -> int:
+        """Number of rows of *segment*."""
+        return segment.rows if self._selected else len(segment.tokens)
+
+    def heads(self, register: Register, head_dim: int) -> Array:
+        """Value of *register* head by head, ``(T, heads, head_dim)``."""
+        x = self.registers[register]
+        return x.reshape(len(x), -1, head_dim)
+
+    def rows(self) -> Iterator[tuple[slice, KVCache]]:
+        """Rows of each segment, and its cache."""
+        end = 0
+        for segment in self.segments:
+            end += self._count(segment)
+            yield slice(end - self._count(segment), end), segment.cache
+
+    def states(
+        self, number: int, shape: tuple[int, ...], *, first: bool = False
+    ) -> Iterator[tuple[slice, Array]]:
+        """Rows of each segment, and the last or the *first* numbers of its state *number*."""
+        size = math.prod(shape)
+        for rows, cache in self.rows():
+            state = cache.state(number)
+            yield rows, (state[:size] if first else state[-size:]).reshape(shape)
+
+    def angles(self, rotation: Rotation) -> tuple[Array, float]:
+        """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
+        angles = self._angles.get(id(rotation))
+        if angles is None:
+            parts = [np.empty((0, len(rotation.frequencies(1)[0])))]
+            scale = rotation.frequencies(1)[1]
+            for segment in self.segments:
+                positions, reach = self._positions(segment), segment.cache.reach
+                by_regime = groupby(positions, lambda at, r=reach: rotation.regime(max(r, at + 1)))  # type: ignore[misc]
+                for _, group in by_regime:
+                    rows = np.array(list(group), dtype=np.float64)
+                    frequencies, scale = rotation.frequencies(max(reach, int(rows[-1]) + 1))
+                    parts.append(rows[:, None] * frequencies)
+            angles = self._angles[id(rotation)] = (np.concatenate(parts), scale)
+        return angles
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph of the compiled module that is being built.
+
+    Attributes:
+        native: the module's ``Graph``.
+        weights: by name, as the module takes them.
+        rotations: their numbers.
+        places: number of the table of pages of each cache, and its place there.
+        states: numbers of each state in that of a sequence.
+        numbers: of the registers so far.
+        names: numbers of their places in memory.
+    """
+
+    native: Any
+    weights: Mapping[str, Prepared]
+    rotations: Mapping[Rotation, int]
+    places: Mapping[int, tuple[int, int]]
+    states: Mapping[int, range]
+    numbers: dict[Register, int] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+
+    def __getitem__(self, register: Register) -> int:
+        """Number of *register*."""
+        if register not in self.numbers:
+            place = self.names.setdefault(register.name, len(self.names))
+            self.numbers[register] = self.native.add_register(register.width, place)
+        return self.numbers[register]

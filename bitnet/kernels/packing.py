@@ -1,17 +1,26 @@
-"""A weight in the bytes that the kernels of the compiled module read.
+"""A weight in the bytes that the kernels of the compiled module read, and pages of mapped files.
 
 Block-quantized and float matrices are copied with their rows interleaved 16 by 16 (``*_R16``;
 ``native/kernels/encodings/tiles.hpp`` has the layout), and the pages of the mapped file they came
-from are given back. Ternary ones go through ``ternary_packing``. Matrices of experts may stay in
+from are given back, so the weights take their place in memory once. Matrices of experts may stay in
 the file, where a product makes tiles of their rows each time: about half the speed in decode, but
 the system can drop their pages and read them again.
+
+Every ternary encoding becomes one with two bits per weight, or one with five weights per byte
+(``choices.py``), when a model is loaded, in memory with huge pages. Packing costs less than reading
+the file did, and a core reads such memory almost twice as fast as a mapped file.
+``native/kernels/ternary/layout.hpp`` draws the layout.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
+import os
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,8 +28,6 @@ from bitnet.base import settings
 from bitnet.base.errors import InferenceError, InvalidFormat
 from bitnet.base.machine import free_memory, free_swap
 from bitnet.base.progress import human_size
-from bitnet.kernels.file_pages import give_back_pages
-from bitnet.kernels.ternary_packing import pack_ternary
 from bitnet.quants import registry
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 
@@ -31,8 +38,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.quants.weight import Weight
-
-__all__ = ["Matrix", "experts_stay", "multiplies_in_rows", "prepare_matrix"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +79,7 @@ def multiplies_in_rows(weight: Weight) -> bool:
 def experts_stay(weights: Collection[Weight]) -> bool:
     """True if matrices of experts among *weights* stay in their files.
 
-    Raises:
-        InferenceError: copies of all others do not fit in memory.
+    An error says that copies of all others do not fit in memory.
     """
     choice, free = settings.experts(), free_memory()
     total = sum(weight.size_bytes for weight in weights)
@@ -103,15 +107,9 @@ def prepare_matrix(
 
     An encoding without a kernel is unpacked to F32.
 
-    Args:
-        native: the compiled module.
-        weight: what to prepare.
-        in_rows: keep a block-quantized or float matrix where it is in the file, which is enough for
-            ``embed``; ``linear`` is slower on it, and slow where it is not multiplies_in_rows.
-        dense: pack ternary weights at 1.6 bits, where two are more.
-
-    Raises:
-        InvalidFormat: the weight's bytes are damaged.
+    *in_rows* keeps a block-quantized or float matrix where it is in the file, which is enough
+    for ``embed``; ``linear`` is slower on it, and slow where it is not multiplies_in_rows.
+    *dense* packs ternary weights at 1.6 bits, where two are more.
     """
     rows, columns = weight.shape
     weight = registry.with_kernels(weight)
@@ -191,3 +189,125 @@ def _matrix(
         factors,
         inputs or columns,
     )
+
+
+_ROWS, _LINE = 16, 64  # of a tile; bytes of all its rows
+COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
+_MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/kernels/ternary/layout.hpp
+# Columns of a block where rows must be whole blocks to be read in place.
+_IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
+
+
+class PackedTernary(NamedTuple):
+    """A ternary matrix in tiles.
+
+    Attributes:
+        kind: ``TERNARY``, ``TERNARY_DENSE``, or ``TERNARY_BLOCKS`` where a row has a scale per 256
+            columns.
+        data: codes, and for ``TERNARY_BLOCKS`` the scales behind them.
+        columns: of the tiles, whole lines; those behind the matrix's are zero weights.
+        scale: of all weights.
+        factors: of each row, ``(rows,)`` float32, or ``None``.
+    """
+
+    kind: str
+    data: NDArray[np.uint8]
+    columns: int
+    scale: float
+    factors: NDArray[np.float32] | None
+
+
+def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> PackedTernary:
+    """*weight*, a ternary matrix in any encoding, for the kernels of the compiled module *native*.
+
+    With *dense*, five weights to a byte, unless blocks have scales of their own.
+    """
+    rows, inputs = weight.shape
+    name = weight.quant.name
+    if inputs % _IN_PLACE.get(name, inputs + 1) == 0:
+        source, codes, scales = name, weight.data, registry.ternary_scales(weight)
+    else:
+        ternary = registry.unpack_ternary(weight)
+        source, codes, scales = "CODES", ternary.codes.view(np.uint8).reshape(-1), ternary.scales
+    tiles = -(-rows // _ROWS)
+    groups = scales.shape[1]
+    dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
+    kind = "TERNARY_BLOCKS" if groups > 1 else "TERNARY_DENSE" if dense else "TERNARY"
+    columns = _whole_lines(kind, inputs)
+    code_bytes = tiles * columns // COLUMNS[kind] * _LINE
+    data: NDArray[np.uint8] = native.allocate_weights(
+        code_bytes + (tiles * _ROWS * groups * 4 if groups > 1 else 0)
+    )
+    number = native.kernel_types().index(kind)
+    if not native.pack_ternary(source, codes, rows, inputs, number, columns, data[:code_bytes]):
+        raise InvalidFormat(
+            f"{weight.name}: code 3 where only 0, 1 and 2 are {name} weights",
+            hint="the file is damaged, or written with another layout; download it again",
+        )
+    give_back_pages(weight.data)
+    if groups > 1:
+        filled = np.zeros((tiles * _ROWS, groups), dtype=np.float32)
+        filled[:rows] = scales
+        tail = data[code_bytes:].view(np.float32).reshape(tiles, groups, _ROWS)
+        tail[:] = filled.reshape(tiles, _ROWS, groups).transpose(0, 2, 1)
+        return PackedTernary(kind, data, columns, 1.0, None)
+    first = scales[0, 0]
+    if (scales == first).all():
+        return PackedTernary(kind, data, columns, float(first), None)
+    return PackedTernary(kind, data, columns, 1.0, scales[:, 0].copy())
+
+
+def _whole_lines(kind: str, inputs: int) -> int:
+    """Columns of the lines that hold *inputs*."""
+    return -(-inputs // COLUMNS[kind]) * COLUMNS[kind]
+
+
+def give_back_pages(data: NDArray[np.uint8]) -> None:
+    """Let go of the whole pages of a file, mapped to be read, that *data* lies in."""
+    base: object = data
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    if not isinstance(base, memoryview) or not base.readonly or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    mapped = base.obj
+    if not isinstance(mapped, mmap.mmap):
+        return
+    start = data.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data
+    begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    if length > 0:
+        mapped.madvise(mmap.MADV_DONTNEED, begin, length)
+
+
+def open_again(data: NDArray[np.uint8]) -> tuple[int, int] | None:
+    """The file that *data* is mapped from, opened to be read, and the offset of *data* there.
+
+    The caller closes it. ``None`` where the system does not tell, or the file has been replaced.
+    """
+    if sys.platform != "linux" or not data.nbytes:
+        return None
+    try:
+        path, offset, identity = _mapping(data.ctypes.data, data.ctypes.data + data.nbytes)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    found = os.fstat(file)
+    if (found.st_dev, found.st_ino) == identity:
+        return file, offset
+    os.close(file)
+    return None
+
+
+def _mapping(start: int, end: int) -> tuple[bytes, int, tuple[int, int]]:
+    """Path, offset, and device and inode of the file that has these addresses.
+
+    Raises:
+        ValueError: none has.
+    """
+    for line in Path("/proc/self/maps").read_bytes().splitlines():
+        addresses, _, offset, device, inode, *path = line.split(maxsplit=5)
+        first, last = (int(address, 16) for address in addresses.split(b"-"))
+        if path and first <= start and end <= last:
+            major, minor = (int(number, 16) for number in device.split(b":"))
+            return path[0], int(offset, 16) + start - first, (os.makedev(major, minor), int(inode))
+    raise ValueError("no file is mapped there")

@@ -1,4 +1,4 @@
-"""A model's forward pass as data: instructions over named registers.
+"""A model's forward pass as data, instructions over named registers.
 
 A register holds float rows, one per token of the batch: ``(T, width)``. Weights are named; the
 tokens of all segments of a batch follow each other. ``instructions.py`` says what each instruction
@@ -10,9 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from bitnet.families.blocks import Activation
-from bitnet.kernels.kv_codes import Array
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,16 +19,7 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import CacheKind
     from bitnet.families.keys import RopeStyle
     from bitnet.kernels.kv_cache import KVCache
-
-__all__ = [
-    "Activation",
-    "Array",
-    "Instruction",
-    "Program",
-    "Register",
-    "Rotation",
-    "Segment",
-]
+    from bitnet.kernels.kv_codes import Array
 
 
 class Rotation(Protocol):
@@ -77,11 +65,7 @@ class Instruction(Protocol):
         """Do it in a ``Pass``: with the operations of any backend, which defines what it means."""
 
     def compile(self, to: Any) -> None:
-        """Add it to a ``targets.Graph``.
-
-        Raises:
-            NotImplementedError: its ``native`` has no method for it.
-        """
+        """Add it to a ``Graph``; NotImplementedError if that has no method for it."""
 
 
 class Register(NamedTuple):

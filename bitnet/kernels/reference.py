@@ -15,7 +15,7 @@ import numpy as np
 
 from bitnet.base.errors import UsageError
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.ops import Activation, Array, Ops
+from bitnet.kernels.ops import Ops
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.families.keys import RopeStyle
-    from bitnet.families.networks import Routing
+    from bitnet.families.mixers import Activation, Routing
     from bitnet.kernels.kv_cache import Seen
+    from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
-
-__all__ = ["ReferenceOps"]
 
 _CHUNK = 1 << 18  # codes turned into floats at a time: they stay in the processor's cache
 
@@ -196,19 +195,10 @@ class ReferenceOps(Ops):
         return _silu(mixed) if silu else mixed
 
     def delta_rule(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        alpha: Array,
-        beta: Array,
-        a: Any,
-        dt: Any,
-        *,
-        grouped: bool,
-        out_state: Array,
+        self, rows: Sequence[Array], a: Any, dt: Any, *, grouped: bool, out_state: Array
     ) -> Array:
         _calls["delta_rule/numpy"] += 1
+        q, k, v, alpha, beta = rows
         heads, key_dim, _ = out_state.shape
         repeats = heads // k.shape[1]
         spread = partial(np.repeat, repeats=repeats) if grouped else _tile_heads(repeats)
@@ -227,18 +217,10 @@ class ReferenceOps(Ops):
         return out
 
     def selective_scan(
-        self,
-        x: Array,
-        b: Array,
-        c: Array,
-        dt: Array,
-        a: Any,
-        bias: Any,
-        skip: Any,
-        *,
-        out_state: Array,
+        self, rows: Sequence[Array], vectors: Sequence[Any], *, out_state: Array
     ) -> Array:
         _calls["selective_scan/numpy"] += 1
+        (x, b, c, dt), (a, bias, skip) = rows, vectors
         repeats = x.shape[1] // b.shape[1]
         b, c = (np.repeat(it, repeats, axis=1) for it in (b, c))  # (T, H, N)
         step = np.logaddexp(self.dtype.type(0), dt + bias)  # (T, H)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
-from bitnet.families.blocks import State
 from bitnet.families.config_json import gguf_name
 from bitnet.families.family import of_gguf
+from bitnet.families.mixers import State
 from bitnet.formats.adapters import Adapter, Pair, read_adapter
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
@@ -31,15 +31,9 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["parse_adapter", "split_adapters", "with_adapters"]
-
 
 def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
-    """Path and scale of ``FILE[:SCALE]``.
-
-    Raises:
-        UsageError: the scale is not a number.
-    """
+    """Path and scale of ``FILE[:SCALE]``."""
     path = Path(text)
     name, colon, scale = os.fspath(text).rpartition(":")
     if path.exists() or not name or not colon:
@@ -59,11 +53,7 @@ def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
 def split_adapters(
     texts: Iterable[str],
 ) -> tuple[list[tuple[Path, float]], dict[str, tuple[Path, float]]]:
-    """Adapters of every answer, as :func:`parse_adapter`, and those of ``NAME=FILE[:SCALE]``.
-
-    Raises:
-        UsageError: a scale is not a number, or two have one name.
-    """
+    """Adapters of every answer, as :func:`parse_adapter`, and those of ``NAME=FILE[:SCALE]``."""
     always, by_name = [], {}
     for text in texts:
         name, equals, rest = text.partition("=")
@@ -77,13 +67,7 @@ def split_adapters(
 
 
 def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]) -> Checkpoint:
-    """*checkpoint* with the *adapters*, each with a factor on all that it adds.
-
-    Raises:
-        NotFound: an adapter does not exist.
-        InvalidFormat: one is damaged, or is not for this model.
-        Unsupported: one changes what is not computed.
-    """
+    """*checkpoint* with the *adapters*, each with a factor on all that it adds."""
     pairs: dict[str, list[Pair]] = {}
     for path, factor in adapters:
         for name, pair in _for_model(read_adapter(path), checkpoint).items():

@@ -11,19 +11,8 @@ import operator
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from bitnet.families.blocks import (
-    Attention,
-    DeltaNet,
-    FeedForward,
-    LatentAttention,
-    LayerInput,
-    Mamba2,
-    Mixer,
-    ShortConvolution,
-    Sum,
-)
-from bitnet.families.networks import Experts
-from bitnet.kernels.expert_instructions import Enumerate
+from bitnet.families.blocks import Attention, LatentAttention, LayerInput, Mixer, Sum
+from bitnet.families.mixers import DeltaNet, Experts, FeedForward, Mamba2, ShortConvolution
 from bitnet.kernels.instructions import (
     Add,
     Attend,
@@ -41,16 +30,14 @@ from bitnet.kernels.instructions import (
     Temper,
     Transpose,
 )
+from bitnet.kernels.mixer_instructions import Convolve, DeltaRule, Enumerate, SelectiveScan
 from bitnet.kernels.program import Program, Register
-from bitnet.kernels.state_instructions import Convolve, DeltaRule, SelectiveScan
 from bitnet.models.layout import Layout, ProgramBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from bitnet.families.blocks import Branch, ModelConfig
-
-__all__ = ["hidden_program", "layout"]
 
 #: Names of the result and the input of mixers that are not attention.
 _NAMES = {
@@ -65,9 +52,7 @@ _NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "f
 def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
     """Program from tokens to the normalized hidden state that the head reads.
 
-    Args:
-        decoder: its blocks.
-        tensors: names of the model's tensors; optional ones that it lacks are left out.
+    *tensors* are the names of the model's; optional ones that it lacks are left out.
     """
     writer = _Writer(decoder, tensors)
     return Program(tuple(writer.instructions), decoder.caches, writer.x)

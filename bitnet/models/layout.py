@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.families.networks import FeedForward, Routing
-from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
+from bitnet.families.mixers import FeedForward, Routing
 from bitnet.kernels.instructions import Add, Center, Gate, Hadamard, Linear, Mark, Norm, Split
+from bitnet.kernels.mixer_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.program import Instruction, Register
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Mapping
 
     from bitnet.families.blocks import ModelConfig
-    from bitnet.families.networks import Experts
-
-__all__ = ["Layout", "ProgramBuilder"]
+    from bitnet.families.mixers import Experts
 
 
 @dataclass(frozen=True)

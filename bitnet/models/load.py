@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import Unsupported
-from bitnet.families.family import families, of_gguf
-from bitnet.families.foreign import sentence_about
-from bitnet.families.gguf_keys import check_keys, find_zero
+from bitnet.families.family import architecture_refusal, check_keys, families, find_zero, of_gguf
 from bitnet.families.hadamard import hadamard_basis
-from bitnet.families.rules import refusal
+from bitnet.families.keys import refusal
 from bitnet.formats.checkpoint import has_input_norms
 from bitnet.formats.sentence_transformers import POOLINGS
 from bitnet.kernels.reference import ReferenceOps
@@ -23,34 +20,21 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Ops
     from bitnet.models.exact_head.head import HeadMode
 
-__all__ = ["ARCHITECTURES", "config_from", "load_model"]
-
 #: Names of the supported architectures in GGUF files.
 ARCHITECTURES = tuple(sorted(name for family in families() for name in family.architectures))
 
 
 def config_from(checkpoint: Checkpoint) -> ModelConfig:
-    """Configuration of the transformer in *checkpoint*.
-
-    Raises:
-        Unsupported: the architecture is unknown, or a key changes the computation in a way that
-            is not supported.
-        InvalidFormat: a key is missing or invalid.
-    """
+    """Configuration of the transformer in *checkpoint*, with every key accounted for."""
     family = of_gguf(checkpoint.architecture)
     if family is None:
-        name = checkpoint.architecture
-        raise Unsupported(
-            f"Unsupported quantized architecture: {name or '(none)'}. "
-            f"Supported: {', '.join(ARCHITECTURES)}{sentence_about(name)}",
-            hint="choose a model of one of these families",
-        )
+        raise architecture_refusal(checkpoint.architecture, ARCHITECTURES, kind="quantized ")
     check_keys(
         checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=checkpoint.path.name
     )
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):
         why = "llama.cpp computes no usable logits with 0, so no file can mean that"
-        raise refusal(zero, 0, model=checkpoint.path.name, kind=family.title, why=why)
+        raise refusal(zero, 0, why, model=checkpoint.path.name, kind=family.title)
     config = family.decoder(checkpoint)
     if not family.gguf_keys.get("attention.scale"):
         _check_scale(checkpoint, family, config)
@@ -70,15 +54,11 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
 def _check_scale(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:
     """Refuse a factor on attention scores that the family does not read."""
     for usual in {attention.scale for attention in config.attentions}:
-        found = checkpoint.number("attention.scale", usual)
-        if found and abs(found - usual) > 1e-4 * usual:
-            raise refusal(
-                f"{checkpoint.architecture}.attention.scale",
-                found,
-                model=checkpoint.path.name,
-                kind=family.title,
-                why=f"only {usual:g}, one over the root of the head's width, is computed",
-            )
+        scale = checkpoint.number("attention.scale", usual)
+        if scale and abs(scale - usual) > 1e-4 * usual:
+            key = f"{checkpoint.architecture}.attention.scale"
+            why = f"only {usual:g}, one over the root of the head's width, is computed"
+            raise refusal(key, scale, why, model=checkpoint.path.name, kind=family.title)
 
 
 def load_model(
@@ -90,16 +70,7 @@ def load_model(
 ) -> Model:
     """*checkpoint* as a model on *ops*; the NumPy reference is the default backend.
 
-    Args:
-        checkpoint: the model.
-        ops: the backend.
-        exact_head: find logits by a copy of the head; ``auto``: where it saves time.
-        base: as of :class:`Model`.
-
-    Raises:
-        Unsupported: the architecture or an encoding; or with ``on`` the head
-            cannot have a copy.
-        InvalidFormat: keys or tensors do not fit the architecture; all of them are listed.
+    The other arguments are those of :class:`Model`.
     """
     config = config_from(checkpoint)
     ops = ops or (base.ops if base else ReferenceOps())

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.blocks import Attention, DeltaNet
+from bitnet.families.blocks import Attention
 from bitnet.families.family import of_gguf
+from bitnet.families.mixers import DeltaNet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,15 +18,9 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["column_order", "row_order"]
-
 
 def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray[np.intp] | None:
-    """New row i of the tensor *name* is old row ``order[i]``; ``None``: rows are unchanged.
-
-    Raises:
-        Unsupported: RoPE applies to a part of each head only.
-    """
+    """New row i of the tensor *name* is old row ``order[i]``; ``None``: rows are unchanged."""
     for mixer, part in _mixers(name, config):
         if isinstance(mixer, DeltaNet) and mixer.grouped:
             heads = _tile_heads(mixer)

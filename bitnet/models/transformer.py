@@ -2,36 +2,39 @@
 
     block:  x += post_norm(attention(attn_norm(x)));  x += post_norm(ffn(ffn_norm(x)))
 
-``plan.py`` writes that as a program; here it is bound to weights and run on batches. On the native
-backend, results for a token are bit-identical whatever else is in the batch.
+``hidden_program.py`` writes that as a program; here it is bound to weights and run on batches. On
+the native backend, results for a token are bit-identical whatever else is in the batch.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.base.machine import lock_pages
 from bitnet.base.progress import human_size
+from bitnet.families.family import what_it_is
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import Segment
-from bitnet.models.binding import bind
 from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
-from bitnet.models.hidden_program import hidden_program
+from bitnet.models.hidden_program import hidden_program, layout
+from bitnet.quants import registry, types
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_cache import KVCache
-    from bitnet.kernels.ops import Array, Ops, Prepared
+    from bitnet.kernels.kv_codes import Array
+    from bitnet.kernels.ops import Ops, Prepared
     from bitnet.kernels.program import Program
-
-__all__ = ["Model", "Segment"]
+    from bitnet.models.layout import Layout
+    from bitnet.quants.weight import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +60,9 @@ class Model:
     ) -> None:
         """Bind the weights of *checkpoint*.
 
-        Args:
-            checkpoint: the model.
-            config: its configuration.
-            ops: the backend.
-            exact_head: find logits by a copy of the head; ``auto``: where it saves time.
-            base: the same model with other adapters, whose weights and head it shares.
-
-        Raises:
-            InvalidFormat: tensors are missing, unexpected or of the wrong shape.
-            Unsupported: *ops* has no kernel for an encoding.
-            IntegrityError: a file changed while it was being read.
+        With *exact_head* logits are found by a copy of the head; ``auto``: where it saves
+        time. *base* is the same model with other adapters, whose weights and head it
+        shares.
         """
         self.config = config
         self.ops = ops
@@ -100,20 +95,14 @@ class Model:
         self._hot += [array for array in read if not files_behind([array])]
 
     def lock(self) -> None:
-        """Keep the weights in memory, but for experts that stay in their files.
-
-        Raises:
-            InferenceError: the limit of this process forbids it.
-            Unsupported: the system cannot.
-        """
+        """Keep the weights in memory, but for experts that stay in their files."""
         size = lock_pages(self._hot)
         logger.info("%s of weights are locked in memory", human_size(size))
 
     def check_files(self) -> None:
         """Check that the mapped files are the ones that were loaded.
 
-        Raises:
-            IntegrityError: one was truncated or modified; results computed since are invalid.
+        Otherwise results that were computed since are invalid.
         """
         for file in self._files:
             file.check()
@@ -123,12 +112,6 @@ class Model:
 
         Afterwards the caches hold the segments' tokens. *adapters* name that of each segment;
         segments of one adapter run together.
-
-        Raises:
-            UsageError: there are no segments, a segment is empty, an id is outside the
-                vocabulary, or two segments share a cache.
-            InferenceError: a cache is full.
-            IntegrityError: as :meth:`check_files`.
         """
         if not any(adapters):
             return _parts(self._states(segments), segments)
@@ -151,12 +134,7 @@ class Model:
         return rows
 
     def run(self, segments: Sequence[Segment]) -> list[Array]:
-        """Logits of the requested tokens of each segment, ``(n, vocab_size)``.
-
-        Raises:
-            UsageError: as :meth:`hidden`.
-            InferenceError: as :meth:`hidden`.
-        """
+        """Logits of the requested tokens of each segment, ``(n, vocab_size)``."""
         return _parts(self.head(self._states(segments)), segments)
 
     def forward(
@@ -164,17 +142,7 @@ class Model:
     ) -> Array:
         """Logits after *tokens*, which continue the sequence in *cache* and are added to it.
 
-        Args:
-            tokens: T token ids, at least one.
-            cache: keys and values of the positions before.
-            all_positions: logits at every position, not only the last.
-
-        Returns:
-            ``(T, vocab_size)`` or ``(1, vocab_size)``.
-
-        Raises:
-            UsageError: *tokens* is empty, or has an id outside the vocabulary.
-            InferenceError: the cache is full.
+        They are ``(T, vocab_size)`` for *all_positions*, else ``(1, vocab_size)``.
         """
         return self.run([Segment(tokens, cache, "all" if all_positions else "last")])[0]
 
@@ -197,10 +165,6 @@ class Model:
         The names are llama.cpp's: ``embed``, per layer ``attn_norm-0 Qcur-0 Kcur-0 Vcur-0``
         (rotated) ``kqv_out-0 attn_out-0 ffn_norm-0 ffn_gate-0 ffn_up-0 ffn_act-0 ffn_out-0
         l_out-0``, then ``result_norm`` and, with *head*, ``result_output``.
-
-        Raises:
-            UsageError: as :meth:`forward`.
-            InferenceError: as :meth:`forward`.
         """
         segments = [Segment(tokens, cache, "all")]
         self._check(segments)
@@ -246,3 +210,89 @@ def _parts(rows: Array, segments: Sequence[Segment]) -> list[Array]:
     """*rows* of the whole batch, split by segment."""
     ends = list(accumulate(segment.rows for segment in segments))
     return [rows[end - segment.rows : end] for end, segment in zip(ends, segments, strict=True)]
+
+
+FACTORS = (".lora_a", ".lora_b")  # ends of the names of an adapter's tensors
+# Read by the configuration.
+_READ_ELSEWHERE = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
+
+
+def bind(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    ops: Ops,
+    *,
+    by_row: Collection[str] = (),
+    bound: Mapping[str, Prepared] | None = None,
+) -> dict[str, Prepared]:
+    """Every tensor of *checkpoint*, prepared by *ops*, by GGUF name.
+
+    Single rows are read from the matrices named by *by_row*, mostly. The tensors of *bound*,
+    the same model with other adapters, are shared. An error lists all tensors that are missing,
+    unexpected or of the wrong shape.
+    """
+    expected = layout(config)
+    wrong = list(differences(checkpoint, expected))
+    if wrong:
+        found = what_it_is(checkpoint.weights)
+        kind = f"; this is {found}" if found else ""
+        raise InvalidFormat(
+            f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
+            f"{config.architecture}{kind}:\n  " + "\n  ".join(wrong),
+            hint="the file is incomplete or was converted for another architecture",
+        )
+    if bound is None:
+        ops.expect(checkpoint.weights.values())
+    shared = {name: it for name, it in (bound or {}).items() if not name.endswith(FACTORS)}
+    prepared = {}
+    for name, weight in checkpoint.weights.items():
+        is_scale = name.endswith(".scale") and name not in expected.required
+        if name in _READ_ELSEWHERE or is_scale or name.startswith(expected.left_out):
+            continue
+        if name in shared:
+            prepared[name] = shared[name]
+            continue
+        if name in expected.scales:
+            weight = replace(weight, scale=weight.scale * expected.scales[name])
+        if expected.required.get(name) == (1, *weight.shape):  # a matrix of one row, as a vector
+            weight = replace(weight, shape=(1, *weight.shape))
+        if name in expected.vectors:
+            weight = registry.quantize(
+                name, registry.dequantize(weight).reshape(-1), types.by_id(0)
+            )
+        looked_up = name in (*by_row, *expected.tables) or (
+            name == "token_embd.weight" and "output.weight" in checkpoint.weights
+        )
+        scale = f"{name.removesuffix('weight')}scale" if name.endswith(".weight") else ""
+        scale = "" if scale in expected.required else scale
+        matrices = [
+            ops.prepare(it, looked_up=looked_up, expert=len(weight.shape) == 3)
+            for it in _scale_matrices(checkpoint, weight, scale)
+        ]
+        prepared[name] = tuple(matrices) if len(weight.shape) == 3 else matrices[0]
+    return prepared
+
+
+def _scale_matrices(checkpoint: Checkpoint, weight: Weight, scale: str) -> Iterator[Weight]:
+    """The matrices of *weight*, or itself, times those of the tensor *scale*, if there is one."""
+    matrices = weight.matrices()
+    scales = checkpoint.numbers(scale, (len(matrices),)) if scale else None
+    for at, matrix in enumerate(matrices):
+        factor = 1.0 if scales is None else float(scales[at])
+        yield replace(matrix, scale=matrix.scale * factor)
+
+
+def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
+    """Missing, unexpected and misshapen tensors, one line for each."""
+    for name, shape in expected.required.items():
+        if name not in checkpoint.weights:
+            yield f"{name} {shape} is missing"
+    for name, weight in checkpoint.weights.items():
+        its_shape = expected.required.get(name) or expected.optional.get(name)
+        if its_shape is None:
+            if name not in _READ_ELSEWHERE and not name.startswith(expected.left_out):
+                yield f"{name} {weight.shape} is unexpected"
+        elif weight.shape != its_shape and (1, *weight.shape) != its_shape:
+            yield f"{name} has shape {weight.shape}, expected {its_shape}"

@@ -15,9 +15,23 @@ import numpy as np
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.quants import i2_s, iq_bn, packed_u8, types
+from bitnet.quants import types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
-from bitnet.quants.ternary import Ternary, ternarize
+from bitnet.quants.ternary import (
+    Ternary,
+    i2_s_scale,
+    iq2_bn_scales,
+    pack_i2_s,
+    pack_iq2_bn,
+    pack_u8,
+    ternarize,
+    u8_scale,
+    unpack_i2_s,
+    unpack_iq1_bn,
+    unpack_iq2_bn,
+    unpack_iq2_bn_r4,
+    unpack_u8,
+)
 from bitnet.quants.types import QuantType
 from bitnet.quants.weight import Weight
 
@@ -25,18 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-__all__ = [
-    "I2_S_ARM",
-    "OF_ANY_MODEL",
-    "PACKED_U8",
-    "dequantize",
-    "quantize",
-    "rounds_activations",
-    "ternary_scales",
-    "unpack_ternary",
-    "with_kernels",
-]
 
 # Types without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
 # from safetensors. Their sizes are checked by their own modules.
@@ -54,18 +56,16 @@ class _TernaryCodec:
 
 
 _TERNARY = {
-    "I2_S": _TernaryCodec(i2_s.unpack_i2_s, i2_s.pack_i2_s, i2_s.i2_s_scale),
-    "I2_S_ARM": _TernaryCodec(
-        partial(i2_s.unpack_i2_s, arm=True), partial(i2_s.pack_i2_s, arm=True)
-    ),
+    "I2_S": _TernaryCodec(unpack_i2_s, pack_i2_s, i2_s_scale),
+    "I2_S_ARM": _TernaryCodec(partial(unpack_i2_s, arm=True), partial(pack_i2_s, arm=True)),
     "PACKED_U8": _TernaryCodec(
-        packed_u8.unpack_u8,
-        lambda ternary: packed_u8.pack_u8(ternary.codes).reshape(-1),
-        packed_u8.u8_scale,
+        unpack_u8,
+        lambda ternary: pack_u8(ternary.codes).reshape(-1),
+        u8_scale,
     ),
-    "IQ1_BN": _TernaryCodec(iq_bn.unpack_iq1_bn, None),
-    "IQ2_BN": _TernaryCodec(iq_bn.unpack_iq2_bn, iq_bn.pack_iq2_bn, iq_bn.iq2_bn_scales),
-    "IQ2_BN_R4": _TernaryCodec(iq_bn.unpack_iq2_bn_r4, None),
+    "IQ1_BN": _TernaryCodec(unpack_iq1_bn, None),
+    "IQ2_BN": _TernaryCodec(unpack_iq2_bn, pack_iq2_bn, iq2_bn_scales),
+    "IQ2_BN_R4": _TernaryCodec(unpack_iq2_bn_r4, None),
 } | {
     name: _TernaryCodec(layout.unpack, layout.pack, layout.scales)
     for name, layout in SCALED_BLOCKS.items()
@@ -206,11 +206,7 @@ def quantize(
     Ternary encodings round as :func:`~bitnet.quants.ternary.ternarize` does, blocks of numbers as
     llama-quantize does.
 
-    Args:
-        name: of the weight.
-        values: its numbers.
-        quant: its new type.
-        importance: a weight for the squared errors of each column; types of floats ignore it.
+    *importance* weighs the squared errors of each column; types of floats ignore it.
     """
     codec = _TERNARY.get(quant.name)
     if codec is not None:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SCALED_BLOCKS", "CodeBytes", "ScaledBlocks", "split_digits"]
-
 
 @dataclass(frozen=True)
 class CodeBytes:

@@ -27,21 +27,6 @@ from bitnet.base.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "BITNET_CPP",
-    "DIALECTS",
-    "IK_LLAMA_CPP",
-    "LLAMA_CPP",
-    "Q2_0_G128",
-    "Dialect",
-    "QuantType",
-    "TensorEvidence",
-    "by_id",
-    "by_name",
-    "resolve_dialect",
-    "resolve_q2_0",
-]
-
 Dialect = Literal["llama.cpp", "bitnet.cpp", "ik_llama.cpp"]
 
 LLAMA_CPP: Dialect = "llama.cpp"
@@ -241,13 +226,12 @@ def by_id(ggml_id: int, dialect: Dialect = LLAMA_CPP) -> QuantType:
     An unknown id gives a type named ``UNKNOWN_<id>`` that is not :attr:`~QuantType.known`: such a
     tensor can be listed and copied, but not read.
     """
-    found = _BY_ID[dialect].get(ggml_id)
-    return found or QuantType(f"UNKNOWN_{ggml_id}", ggml_id, 1, 0)
+    return _BY_ID[dialect].get(ggml_id) or QuantType(f"UNKNOWN_{ggml_id}", ggml_id, 1, 0)
 
 
-def by_name(name: str) -> QuantType | None:
-    """The type named *name*, in any dialect."""
-    return _BY_NAME.get(name.upper())
+def by_name(name: str) -> QuantType:
+    """The type named *name*, in any dialect; an unknown name gives one that is not known."""
+    return _BY_NAME.get(name.upper()) or QuantType(name, -1, 1, 0)
 
 
 class TensorEvidence(NamedTuple):

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from bitnet.quants.types import QuantType
 
-__all__ = ["Weight"]
-
 
 @dataclass(frozen=True, eq=False)
 class Weight:

@@ -24,7 +24,7 @@ from bitnet.models.exact_head.logits import Needed
 if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.kernels.kv_cache import KVCache
-    from bitnet.kernels.ops import Array
+    from bitnet.kernels.kv_codes import Array
     from bitnet.models.exact_head.logits import Logits
     from bitnet.models.transformer import Model
     from bitnet.tokenizer import Tokenizer

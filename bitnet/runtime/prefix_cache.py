@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from bitnet.kernels.kv_cache import PAGE, KVCache
+from bitnet.kernels.kv_codes import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+
+    from bitnet.kernels.kv_cache import KVCache
 
 __all__ = ["PrefixCache", "common_prefix"]
 

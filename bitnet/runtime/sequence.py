@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bitnet.base.errors import InferenceError, is_panic
-from bitnet.models.transformer import Segment
+from bitnet.kernels.program import Segment
 from bitnet.runtime.drafts import Lookup
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.prefix_cache import common_prefix
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.kernels.kv_cache import KVCache
-    from bitnet.kernels.ops import Array
+    from bitnet.kernels.kv_codes import Array
     from bitnet.models.exact_head.logits import Logits, Needed
     from bitnet.models.transformer import Model
     from bitnet.runtime.drafts import Drafter, Foresight

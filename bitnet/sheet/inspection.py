@@ -17,25 +17,24 @@ from bitnet.base.progress import human_size
 from bitnet.base.tables import brief, quantity, table
 from bitnet.families.blocks import KeysValues
 from bitnet.formats.checkpoint import Checkpoint
-from bitnet.formats.gguf import GGUF, Array
-from bitnet.formats.gguf_audit import audit
-from bitnet.formats.gguf_checkpoint import effective_keys
-from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
-from bitnet.formats.gguf_values import printable
+from bitnet.formats.containers import effective_keys
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_audit import TernaryCounts, audit, code_counts
+from bitnet.formats.gguf_contents import Array, printable
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_cache import KVCache, pages_for
 from bitnet.models.load import config_from
 from bitnet.quants.weight import Weight
 from bitnet.runtime.scheduler import PREFILL_CHUNK
-from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer import vocabularies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from bitnet.families.blocks import KVType, ModelConfig
-    from bitnet.formats.gguf import TensorInfo
-    from bitnet.tokenizer.fingerprints import KnownVocabulary
+    from bitnet.formats.gguf_contents import TensorInfo
+    from bitnet.tokenizer.vocabularies import KnownVocabulary
 
 _FIRST = 3  # elements shown of an array
 _LONGEST = 100  # characters shown of a text
@@ -315,16 +314,16 @@ def _identify_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
     if not isinstance(tokens, Array):
         return None
     n_merges = len(merges) if isinstance(merges, Array) else 0
-    found = fingerprints.identify(len(tokens), n_merges, fingerprints.fingerprint(tokens.raw))
+    found = vocabularies.identify(len(tokens), n_merges, vocabularies.fingerprint(tokens.raw))
     if found is None and isinstance(merges, Array):
-        return fingerprints.identify_merges(n_merges, lambda: fingerprints.fingerprint(merges.raw))
+        return vocabularies.identify_merges(n_merges, lambda: vocabularies.fingerprint(merges.raw))
     return found
 
 
 def _pre_findings(metadata: Mapping[str, Any], match: KnownVocabulary | None) -> Iterator[Finding]:
     """Findings on a pre-tokenizer that is missing, or does not fit the vocabulary."""
     named = metadata.get("tokenizer.ggml.pre", "")
-    if match is None or not fingerprints.another_pre(match, named):
+    if match is None or not vocabularies.another_pre(match, named):
         return
     said = f"is {named!r}" if named else "is missing"
     yield Finding(
@@ -352,7 +351,7 @@ def _tokenizer(metadata: Mapping[str, Any], match: KnownVocabulary | None) -> di
     facts["chat_template"] = isinstance(metadata.get("tokenizer.chat_template"), str)
     tokens = metadata.get(prefix + "tokens")
     if isinstance(tokens, Array):
-        facts["fingerprint"] = fingerprints.fingerprint(tokens.raw)
+        facts["fingerprint"] = vocabularies.fingerprint(tokens.raw)
         facts["family"] = match.name if match is not None else None
         facts["family_pre"] = match.pre if match is not None else None
     return facts if "tokens" in facts or facts[prefix + "model"] else {}

@@ -7,7 +7,6 @@ from a server. Nothing here opens a connection.
 from __future__ import annotations
 
 import math
-import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -16,13 +15,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
+from bitnet.base.files import free_space
 from bitnet.base.findings import Finding, render
 from bitnet.base.machine import OVERHEAD_BYTES, free_memory
 from bitnet.base.progress import human_size
 from bitnet.families.blocks import KVType
 from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf import GGUF, NeedMoreBytes
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_index import NeedMoreBytes
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.packing import multiplies_in_rows
 from bitnet.models.load import ARCHITECTURES, config_from
@@ -358,12 +359,9 @@ def _describe_spec(gguf: GGUF) -> str:
 
 def this_machine(folder: Path) -> Resources:
     """Free disk space for *folder*, and memory that programs can still use."""
-    place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
     try:
-        disk: int | None = shutil.disk_usage(place).free
-    except OSError:
+        disk: int | None = free_space(folder)
+    except BitnetError:
         disk = None
     return Resources(disk, free_memory())
 

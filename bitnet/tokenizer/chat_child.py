@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from jinja2 import Template
 
-__all__ = ["CPU_MS", "MAX_CHARS", "MEMORY_BYTES"]
-
 CPU_MS = 1_500  # milliseconds of processor time of one rendering
 MEMORY_BYTES = 384 << 20  # beyond those of a process that has rendered nothing
 MAX_CHARS = 16 << 20  # of the text that a template renders
@@ -87,10 +85,7 @@ def _compile(source: str) -> Template:
 def answer(source: str, variables: dict[str, Any] | None, now: str) -> tuple[int, str]:
     """The kind of the answer, and its text.
 
-    Args:
-        source: Jinja source of the template.
-        variables: what the template sees; ``None`` only compiles it.
-        now: the time of ``strftime_now``, in ISO 8601.
+    The *variables* are what the template sees; ``None`` only compiles it.
     """
     from jinja2 import TemplateSyntaxError
 

@@ -111,11 +111,7 @@ def measure_agreement(
 ) -> Agreement:
     """Compare the ids of two tokenizers for each text, and the texts of equal ids.
 
-    Args:
-        encode: text to ids.
-        other: text to ids, of the other tokenizer.
-        texts: texts to compare.
-        decode: ids to text, for both; without them decoding is not compared.
+    Without *decode*, for the ids of both, decoding is not compared.
     """
     pairs = [(text, list(encode(text)), list(other(text))) for text in texts]
     decoded = []
@@ -131,9 +127,8 @@ def agreement(
 ) -> Agreement:
     """Compare results of two tokenizers.
 
-    Args:
-        encoded: texts, each with its ids from both.
-        decoded: lists of ids, each with its text from both.
+    *encoded* are texts, each with its ids from both, *decoded* lists of ids, each with its text
+    from both.
     """
     different = [text for text, mine, theirs in encoded if tuple(mine) != tuple(theirs)]
     wrong = [ids for ids, mine, theirs in decoded if mine != theirs]

@@ -48,10 +48,7 @@ def compatibility(
 ) -> Compatibility:
     """Check *tokenizer* against *model*: size, embedded token texts if any, special ids.
 
-    Args:
-        model: GGUF file, or folder with ``config.json``, or either when it is open.
-        tokenizer: the tokenizer to check.
-        pre: pre-tokenizer name to use instead of what the GGUF file says.
+    *pre* names a pre-tokenizer to use instead of what the GGUF file says.
     """
     facts = model_facts(model)
     needed, has = facts.vocab_size, tokenizer.vocab_size

@@ -194,11 +194,9 @@ def start_decoding(
 ) -> Chain:
     """A new decoding.
 
-    Args:
-        steps: type and options of every step, in order.
-        spellings: spellings of the tokens.
-        texts: tokens whose decoded text differs from their spelling: in ``tokenizer.json``, added
-            tokens that are found in normalized text.
+    *steps* are types and options in order. *texts* are those of tokens whose decoded text
+    differs from their spelling: in ``tokenizer.json``, added tokens that are found in
+    normalized text.
     """
     kind, options = steps[0]
     if kind == "Bytes":

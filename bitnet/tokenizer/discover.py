@@ -151,12 +151,9 @@ def search(
 ) -> Search:
     """Look for the tokenizer of *model*, place by place.
 
-    Args:
-        model: the model's requirements.
-        explicit: the file named by the user, which is then the only candidate.
-        pre: name of the pre-tokenizer, overriding the GGUF file's.
-        exhaustive: look at every place, even after one has won.
-        places: names of the places to look at; every place of :data:`CHAIN` when empty.
+    An *explicit* file, named by the user, is the only candidate. *pre* overrides the GGUF
+    file's pre-tokenizer. With *exhaustive* every place is looked at, even after one has won;
+    *places* names those to look at, all of :data:`CHAIN` when empty.
     """
     logger.info(
         "Discovering tokenizer strategy for %s model (vocab_size: %d)",
@@ -367,11 +364,7 @@ class TokenizerDiscovery:
         return self.model.vocab_size
 
     def discover_tokenizer_strategy(self) -> Strategy:
-        """The way in which the model gets its tokenizer.
-
-        Raises:
-            TokenizerNotFound: it is not on disk and its vocabulary cannot be fetched.
-        """
+        """The way in which the model gets its tokenizer."""
         outcome = search(self.model)
         if outcome.tokenizer is not None:
             if outcome.place == "embedded":
@@ -386,11 +379,7 @@ class TokenizerDiscovery:
         raise not_found(outcome)
 
     def discover(self) -> Path:
-        """Path of the file with the tokenizer; the model itself if it is embedded.
-
-        Raises:
-            TokenizerNotFound: no place has one that fits.
-        """
+        """Path of the file with the tokenizer; the model itself if it is embedded."""
         outcome = search(self.model)
         if outcome.tokenizer is None:
             raise not_found(outcome)

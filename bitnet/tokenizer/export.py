@@ -23,14 +23,13 @@ from bitnet.base.errors import (
     VocabMismatch,
     from_os_error,
 )
-from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.comparison import as_sentencepiece, probe_texts, significant
-from bitnet.tokenizer.document import tokenizer_json
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from bitnet.tokenizer.library import open_engine
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.library import open_engine, tokenizer_json
 from bitnet.tokenizer.spec import BYTE_NAMES
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,13 +45,7 @@ _HINT = "convert with another --tokenizer, or without one: --no-tokenizer"
 def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) -> list[Path]:
     """Write *spec* into *folder*.
 
-    Args:
-        spec: any tokenizer.
-        folder: created if it is missing.
-        force: replace files that are there.
-
-    Returns:
-        The files written.
+    *folder* is created if it is missing; with *force* files there are replaced.
     """
     document = tokenizer_json(spec)
     _prove_document(document, spec)
@@ -140,11 +133,9 @@ def gguf_keys(
 ) -> dict[str, Any]:
     """*spec* as metadata; arrays are lists, ``bytes`` an array of uint8.
 
-    Args:
-        spec: the tokenizer.
-        rows: of the model's embedding; ids without a token become unused ones.
-        pre: name of the pre-tokenizer, if it does not follow from *spec*.
-        more: keys of the same file that affect its interpretation, such as ``general.name``.
+    Ids without a token become unused ones, up to *rows*, those of the model's embedding. *pre*
+    names the pre-tokenizer, if it does not follow from *spec*; *more* are keys of the same file
+    that affect its interpretation, such as ``general.name``.
     """
     if spec.vocab_size > rows:
         raise VocabMismatch(
@@ -168,8 +159,8 @@ def pre_name(spec: TokenizerSpec) -> str:
     """GGUF's name of the pre-tokenizer of *spec*."""
     if spec.pre:
         return spec.pre
-    known = fingerprints.identify(
-        spec.vocab_size, len(spec.merges), fingerprints.fingerprint(spec.tokens)
+    known = vocabularies.identify(
+        spec.vocab_size, len(spec.merges), vocabularies.fingerprint(spec.tokens)
     )
     if known is not None and known.pre:
         return known.pre

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats import not_a_model
 from bitnet.formats.inventory import Inventory
-from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.merges import LazySequence, parse_merges
-from bitnet.tokenizer.pretokenizers import pre_tokenizer
 from bitnet.tokenizer.sentencepiece_model import parse_model
 from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_json, read_side_files
 from bitnet.tokenizer.spec import (
@@ -28,6 +27,7 @@ from bitnet.tokenizer.tiktoken_file import (
     spec_from_tekken,
 )
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
+from bitnet.tokenizer.vocabularies import pre_tokenizer
 
 if TYPE_CHECKING:
     import os
@@ -45,11 +45,10 @@ def spec_from_file(
 ) -> TokenizerSpec:
     """The tokenizer in one file of any name.
 
-    Args:
-        path: a ``tokenizer.json``, ``tekken.json``, SentencePiece model, tiktoken rank file,
-            ``vocab.json`` (next to ``merges.txt``) or ``vocab.txt``.
-        pre: overrides the pre-tokenizer of a byte-level vocabulary, if the file has none.
-        files: of its folder, if some have been read already.
+    *path* is a ``tokenizer.json``, ``tekken.json``, SentencePiece model, tiktoken rank file,
+    ``vocab.json`` (next to ``merges.txt``) or ``vocab.txt``. *pre* overrides the pre-tokenizer
+    of a byte-level vocabulary, if the file has none; *files* are those of its folder, if some
+    have been read.
     """
     path = Path(path)
     files = files or Inventory(path.parent)
@@ -223,7 +222,7 @@ def _pre_of(lines: list[str], side: SideFiles, path: Path, pre: str | None) -> s
         )
     if pre:
         return pre
-    known = fingerprints.identify_merges(len(lines), lambda: fingerprints.fingerprint(lines))
+    known = vocabularies.identify_merges(len(lines), lambda: vocabularies.fingerprint(lines))
     if known is not None:
         return known.pre
     if side.config.get("tokenizer_class") in _GPT2_CLASSES:

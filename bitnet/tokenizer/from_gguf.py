@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
-from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.gguf_fields import CONTROL, UNKNOWN, USER_DEFINED, Fields
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks, parse_merges
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
 from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, Step, TokenizerSpec, stop_ids
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, pre_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,9 +38,8 @@ _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 def spec_from_gguf(gguf: GGUF, *, pre: str | None = None) -> TokenizerSpec:
     """The tokenizer embedded in *gguf*.
 
-    Args:
-        gguf: an open file; the specification keeps views into it.
-        pre: overrides ``tokenizer.ggml.pre`` and the recognition of known vocabularies.
+    It keeps views into the open file. *pre* overrides ``tokenizer.ggml.pre`` and the
+    recognition of known vocabularies.
     """
     return spec_from_metadata(gguf.metadata, pre=pre, source=f"embedded in {gguf.path.name}")
 
@@ -72,7 +71,7 @@ def spec_from_metadata(
     )
     arrays = ("merges", "scores", "token_type", "precompiled_charsmap")
     content = (fields.tokens_key.encode(), *(fields.raw(name) for name in arrays))
-    return replace(spec, fingerprint=fingerprints.spec_key(spec, *content))
+    return replace(spec, fingerprint=vocabularies.spec_key(spec, *content))
 
 
 def _bpe(fields: Fields, pre: str | None) -> TokenizerSpec:
@@ -136,9 +135,9 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
         return explicit
     named = fields.text("pre")
     n_merges = fields.length("merges") if fields.has("merges") else 0
-    vocabulary = fingerprints.identify(fields.length("tokens"), n_merges, fields.tokens_key)
+    vocabulary = vocabularies.identify(fields.length("tokens"), n_merges, fields.tokens_key)
     if vocabulary is None and (named in ("", "default") or named not in PRE_TOKENIZERS):
-        vocabulary = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
+        vocabulary = vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
     if vocabulary is not None and vocabulary.pre:
         same = PRE_TOKENIZERS.get(named) == PRE_TOKENIZERS[vocabulary.pre]
         if same or named in vocabulary.also:
@@ -164,7 +163,7 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
 
 def _warn_of_other_cut(fields: Fields, named: str, n_merges: int) -> None:
     """Warn of a known vocabulary's merges under another pre-tokenizer: possible but unlikely."""
-    vocabulary = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
+    vocabulary = vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
     if vocabulary is None or named in vocabulary.also or named not in PRE_TOKENIZERS:
         return
     ours, usual = PRE_TOKENIZERS[named], PRE_TOKENIZERS[vocabulary.pre]

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
-from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.merges import LazySequence
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 
@@ -105,7 +105,7 @@ class Fields:
         """SHA-256 of an array of strings as GGUF stores it."""
         array = self._array(name)
         raw = getattr(array, "raw", None)
-        return fingerprints.fingerprint(array if raw is None else raw)
+        return vocabularies.fingerprint(array if raw is None else raw)
 
     def strings(self, name: str) -> list[str]:
         """An array of strings."""

@@ -59,9 +59,7 @@ def beyond(source: str, what: str, most: float) -> Unsupported:
 def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
     """Refuse a specification that is inconsistent or exceeds the bounds.
 
-    Args:
-        spec: the specification.
-        merges: also check the ids of the merges; otherwise a later step does.
+    The ids of the *merges* may be left to a later step.
     """
     try:
         _check_tokens(spec)

@@ -109,10 +109,8 @@ def merges_from_ranks(
     tiktoken joins the neighbours whose joined text has the lowest rank, whatever the halves are;
     so every split of a token into two tokens is a merge, in the order of the token's rank.
 
-    Args:
-        tokens: texts by id, byte-level spelling.
-        ids: ids of the ordinary tokens, in order of rank.
-        source: their name in messages.
+    *tokens* are texts by id, in byte-level spelling, *ids* those of the ordinary ones, in order
+    of rank; messages call them those of *source*.
     """
     id_by_text = {tokens[id]: id for id in ids}
     work = sum(len(text) * len(text) for text in id_by_text)

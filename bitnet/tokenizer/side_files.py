@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.tokenizer.fingerprints import spec_key
 from bitnet.tokenizer.spec import ADDED_FLAGS, AddedToken, stop_ids
+from bitnet.tokenizer.vocabularies import spec_key
 
 if TYPE_CHECKING:
     from bitnet.formats.inventory import Inventory
@@ -50,10 +50,8 @@ class SideFiles:
     ) -> int | None:
         """Id of the ``bos`` or ``eos`` token: as configured, else *default* or by its usual names.
 
-        Args:
-            role: ``bos`` or ``eos``.
-            special: ids of the special tokens by text.
-            default: the id in the tokenizer's own file.
+        *role* is ``bos`` or ``eos``, *special* has ids by text, *default* is the id in the
+        tokenizer's own file.
         """
         named = _text(self.config.get(f"{role}_token"))
         if named is not None:
@@ -73,10 +71,8 @@ class SideFiles:
     ) -> dict[str, Any]:
         """BOS and EOS of a specification, and whether they are put around a text.
 
-        Args:
-            special: ids of the special tokens by text.
-            bos: the id in the tokenizer's own file, and True if it is put first by default.
-            eos: likewise, put last.
+        *special* has ids by text; *bos* and *eos* are the ids in the tokenizer's own file,
+        each with True if it is put there by default.
         """
         fields: dict[str, Any] = {}
         for role, (default, is_added) in (("bos", bos), ("eos", eos)):

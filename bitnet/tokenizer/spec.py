@@ -241,10 +241,8 @@ END_OF_GENERATION = frozenset({
 def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:
     """Every id that ends a generation.
 
-    Args:
-        special: control and user-defined tokens by text.
-        declared: stop ids in the file: EOS, end of turn, end of message,
-            ``generation_config.json``'s list; ``None`` is skipped.
+    *special* are control and user-defined tokens by text; *declared* those of the file: EOS,
+    end of turn, end of message, ``generation_config.json``'s list; ``None`` is skipped.
     """
     named = frozenset(id for id in declared if id is not None)
     by_text = {text: id for text, id in special.items() if text in END_OF_GENERATION}

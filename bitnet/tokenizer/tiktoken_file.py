@@ -20,9 +20,9 @@ from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer.limits import TOKENS
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
 from bitnet.tokenizer.side_files import read_bytes, read_side_files
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
 
 if TYPE_CHECKING:
     import os
@@ -78,10 +78,8 @@ def spec_from_ranks(
 ) -> TokenizerSpec:
     """The tokenizer in a tiktoken rank file.
 
-    Args:
-        path: the file, whatever its name.
-        pre: pre-tokenizer of an unknown vocabulary; overrides a known one's.
-        files: of its folder, if some have been read already.
+    *pre* is the pre-tokenizer of an unknown vocabulary, and overrides a known one's; *files*
+    are those of its folder, if some have been read.
     """
     path = Path(path)
     files = files or Inventory(path.parent)
@@ -180,11 +178,7 @@ def spec_from_tekken(
 ) -> TokenizerSpec:
     """The tokenizer in a ``tekken.json`` and its side files.
 
-    Args:
-        path: the file.
-        document: its content.
-        files: of its folder.
-        pre: name of the pre-tokenizer, instead of the file's pattern.
+    *pre* names the pre-tokenizer, instead of the file's pattern.
     """
     try:
         spec = _spec(path, document, pre)

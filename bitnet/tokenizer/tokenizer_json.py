@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, Unsupported, VocabMismatch, from_os_error
 from bitnet.formats.inventory import Inventory
-from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import library_for, translate_errors
 from bitnet.tokenizer.limits import AFFIX_IDS
 from bitnet.tokenizer.merges import LazySequence, pair_merges, parse_merges
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.side_files import (
     SideFiles,
     json_fault,
@@ -25,6 +24,7 @@ from bitnet.tokenizer.side_files import (
     read_side_files,
 )
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     import os
@@ -38,10 +38,7 @@ def spec_from_tokenizer_json(
 ) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.json`` and its side files.
 
-    Args:
-        path: the file.
-        document: its content, if it has been read already.
-        files: of its folder, if some have been read already.
+    *document* is its content, *files* those of its folder, if some have been read.
     """
     path = Path(path)
     files = files or Inventory(path.parent)
@@ -311,8 +308,8 @@ def _recognize_pre(spec: TokenizerSpec) -> str | None:
     """Name of the pre-tokenizer, if the vocabulary is a known byte-level one."""
     if not spec.byte_level or spec.model != "bpe":
         return None
-    key = fingerprints.fingerprint(spec.tokens)
-    known = fingerprints.identify(len(spec.tokens), len(spec.merges), key)
+    key = vocabularies.fingerprint(spec.tokens)
+    known = vocabularies.identify(len(spec.tokens), len(spec.merges), key)
     return known.pre or None if known else None
 
 

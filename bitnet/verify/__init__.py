@@ -21,11 +21,10 @@ from bitnet.base.findings import Finding, worst
 from bitnet.base.invocation import word
 from bitnet.base.progress import human_size
 from bitnet.formats.containers import container_of, open_checkpoint
-from bitnet.formats.gguf_audit import audit
-from bitnet.formats.gguf_ternary import code_counts
-from bitnet.models.binding import differences
+from bitnet.formats.gguf_audit import audit, code_counts
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
+from bitnet.models.transformer import differences
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.comparison import measure_agreement
 from bitnet.tokenizer.compatibility import compatibility

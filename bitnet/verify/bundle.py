@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.base.invocation import extra_command
-from bitnet.formats.json_file import parse_json
+from bitnet.formats.inventory import parse_json
 from bitnet.store.records import Artifact, from_subject, to_subject
 from bitnet.tokenizer.load import read_files
 from bitnet.verify.attest import Attestation

@@ -24,8 +24,8 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats import safetensors
-from bitnet.formats.gguf import Array
-from bitnet.formats.json_file import find_repeated_keys
+from bitnet.formats.gguf_contents import Array
+from bitnet.formats.inventory import find_repeated_keys
 from bitnet.tokenizer.load import read_files
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _items(array: Array) -> Items:
 
 def _of_folder(files: Inventory) -> Content:
     tensors = {
-        name: StoredTensor(tensor.shape, tensor.dtype, tensor.data.data)
+        name: StoredTensor(tensor.shape, tensor.quant.name, tensor.data.data)
         for name, tensor in safetensors.read_folder(files).items()
     }
     values: dict[str, Any] = {}

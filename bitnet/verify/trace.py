@@ -9,9 +9,8 @@ import numpy as np
 from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.base.invocation import word
-from bitnet.kernels.native import NativeOps
+from bitnet.kernels.native import NativeOps, select
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.select import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime.scheduler import Scheduler
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.spec import TokenType
 from bitnet.verify.attest import attestations_by_name
 from bitnet.verify.content import MERGE_PAIRS, MERGES, VOCAB, key_in
@@ -127,7 +127,7 @@ def _unlike_known(content: Content, vocabulary: _Vocabulary) -> Iterator[str]:
     tokens = content.lists.get("tokenizer.ggml.tokens")
     if tokens is None:
         return
-    match = fingerprints.by_tokens(fingerprints.fingerprint(tokens.raw))
+    match = vocabularies.by_tokens(vocabularies.fingerprint(tokens.raw))
     if match is None:
         return
     if match.n_merges != len(vocabulary.merges):
@@ -135,9 +135,9 @@ def _unlike_known(content: Content, vocabulary: _Vocabulary) -> Iterator[str]:
         yield f"{count:,} merges, the vocabulary of {match.name} has {match.n_merges:,}"
     elif match.merges_key:
         merges = content.lists["tokenizer.ggml.merges"]
-        if fingerprints.fingerprint(merges.raw) != match.merges_key:
+        if vocabularies.fingerprint(merges.raw) != match.merges_key:
             yield f"the tokens are those of {match.name}, the merges are not"
-    if vocabulary.pre and fingerprints.another_pre(match, vocabulary.pre):
+    if vocabulary.pre and vocabularies.another_pre(match, vocabulary.pre):
         yield f"tokenizer.ggml.pre is {vocabulary.pre!r}, {match.name} has {match.pre!r}"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.formats.gguf_ternary import TernaryCounts
+    from bitnet.formats.gguf_audit import TernaryCounts
 
 # Within one tensor of the models measured, the largest scale is at most 27 times the median one.
 LARGEST_RATIO = 1000.0

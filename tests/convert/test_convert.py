@@ -26,10 +26,8 @@ from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
-from bitnet.quants.i2_s import pack_i2_s
-from bitnet.quants.iq_bn import pack_iq2_bn
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
-from bitnet.quants.ternary import Ternary
+from bitnet.quants.ternary import Ternary, pack_i2_s, pack_iq2_bn
 
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
 PACKERS = {

@@ -13,8 +13,8 @@ from tiny_models import ternary_gguf, tiny_gguf
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.crossval import llama_api
 from bitnet.crossval.llama_api import Llama
-from bitnet.crossval.references import BitnetCpp, EngineFailed, Question, choose
-from bitnet.crossval.trace import Prompt
+from bitnet.crossval.references import BitnetCpp, choose
+from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED
 

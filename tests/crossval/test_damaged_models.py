@@ -8,7 +8,7 @@ import pytest
 from tiny_models import TOKENS, in_encoding, tiny, write_model
 
 from bitnet.families.family import of_gguf
-from bitnet.formats import gguf_checkpoint as checkpoints
+from bitnet.formats import containers as checkpoints
 
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"

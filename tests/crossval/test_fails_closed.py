@@ -10,7 +10,8 @@ import pytest
 from crossval_evidence import exact_trace
 from tiny_models import tiny_gguf
 
-from bitnet.crossval import answers, references
+from bitnet.crossval import references
+from bitnet.crossval import run as crossval_run
 from bitnet.crossval.references import LlamaCpp
 from bitnet.crossval.trace import EngineFacts, PromptTrace, positions_from
 
@@ -167,7 +168,7 @@ def test_our_own_logits_that_are_not_numbers_are_a_finding(run, monkeypatch):
         count = len(prompt.ids)
         return PromptTrace(prompt.text, prompt.ids, (NOT_NUMBERS,) * count, error="no numbers")
 
-    monkeypatch.setattr(answers, "_our_prompt", no_numbers)
+    monkeypatch.setattr(crossval_run, "_our_prompt", no_numbers)
     code, report = run()
     assert (code, report["verdict"]["status"]) == (15, "failed")
     assert "not numbers" in str(report["verdict"]["findings"])

@@ -9,8 +9,8 @@ from tiny_models import DIM, EXPERTS, MIXTURES, TOKENS, VOCAB, tiny
 
 from bitnet.base.errors import Unsupported
 from bitnet.crossval.operations import check_operations, describe
-from bitnet.crossval.references import LlamaCpp, Question
-from bitnet.crossval.trace import Prompt
+from bitnet.crossval.references import LlamaCpp
+from bitnet.crossval.trace import Prompt, Question
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model

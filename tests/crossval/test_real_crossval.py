@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bitnet.families.family import of_gguf
-from bitnet.formats import gguf_checkpoint as checkpoints
+from bitnet.formats import containers as checkpoints
 from bitnet.formats.gguf import GGUF
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"

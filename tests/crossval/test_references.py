@@ -17,17 +17,8 @@ from bitnet.base.invocation import extra_command
 from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval import references
 from bitnet.crossval.operations import ROWS
-from bitnet.crossval.references import (
-    EngineFailed,
-    Float64,
-    IkLlamaCpp,
-    LlamaCpp,
-    Question,
-    Recorded,
-    Transformers,
-    choose,
-)
-from bitnet.crossval.trace import Prompt
+from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Transformers, choose
+from bitnet.crossval.trace import EngineFailed, Prompt, Question, Recorded
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED
 

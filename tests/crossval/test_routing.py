@@ -11,11 +11,11 @@ from tiny_models import DIM, VOCAB, in_encoding, tiny, write_model
 
 from bitnet import load
 from bitnet.crossval.judge import judge
+from bitnet.crossval.operations import find_reroutes
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
-from bitnet.crossval.routing import find_reroutes
 from bitnet.crossval.run import cross_validate
-from bitnet.families.networks import Experts
+from bitnet.families.mixers import Experts
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model

@@ -11,9 +11,9 @@ from tiny_models import KEYS, TOKENS, VOCAB
 from bitnet.crossval.compare import texts_for, tokenizer_parity
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
-from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Question, Recorded
+from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp
 from bitnet.crossval.run import cross_validate, recordable
-from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace
+from bitnet.crossval.trace import EngineFacts, PromptTrace, Question, Recorded, Trace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import resolve_tokenizer
 

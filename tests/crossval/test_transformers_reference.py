@@ -6,8 +6,8 @@ import pytest
 from hf_folders import save_tensors, tiny_folder, tokenizer_folder
 from tiny_models import TOKENS
 
-from bitnet.crossval.references import EngineFailed, Question, Transformers
-from bitnet.crossval.trace import Prompt
+from bitnet.crossval.references import Transformers
+from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'bitnet-xtask[parity]'")

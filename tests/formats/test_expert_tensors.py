@@ -5,14 +5,16 @@ import pytest
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats.expert_tensors import turn_experts
-from bitnet.formats.safetensors import Tensor
+from bitnet.quants.types import QuantType
+from bitnet.quants.weight import Weight
 
 E, F, DIM = 2, 3, 32
 NAME = "model.layers.0.mlp.experts"
 
 
 def tensor(values, dtype):
-    return Tensor(dtype, values.shape, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return Weight("w", values.shape, QuantType(dtype, -1, 1, 0), data)
 
 
 def blocks(rows):
@@ -52,7 +54,7 @@ def test_blocks_become_those_of_ggml():
         dict(zip(names, (tensor(packed, "U8"), tensor(powers, "U8")), strict=True)), "m"
     )
     (found,) = turned.values()
-    assert (found.dtype, found.shape) == ("MXFP4", (E, DIM, DIM))
+    assert (found.quant.name, found.shape) == ("MXFP4", (E, DIM, DIM))
     rows = found.data.reshape(E, DIM, 17)
     np.testing.assert_array_equal(rows[..., :1], powers)
     weights = np.concatenate([rows[..., 1:] & 15, rows[..., 1:] >> 4], axis=-1)

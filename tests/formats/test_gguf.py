@@ -22,7 +22,8 @@ from builders import (
 )
 
 from bitnet.base.errors import InvalidFormat, NotFound, PermissionDenied, Unsupported
-from bitnet.formats.gguf import GGUF, NeedMoreBytes
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_index import NeedMoreBytes
 
 
 @pytest.fixture(params=["auto", "reference"])

@@ -6,7 +6,8 @@ from builders import f32, gguf_bytes, llama_metadata, vocabulary
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import quantize
 
-from bitnet.formats.gguf import GGUF, Array
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_contents import Array
 
 
 @pytest.fixture(params=["auto", "reference"])

@@ -5,7 +5,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_ternary import SAMPLE_BYTES, code_counts
+from bitnet.formats.gguf_audit import SAMPLE_BYTES, code_counts
 
 
 def _counts(path, tensors, **options):

@@ -201,7 +201,7 @@ RUN = """
     from pathlib import Path
     from bitnet.base.errors import BitnetError
     from bitnet.formats.containers import open_checkpoint
-    from bitnet.kernels.select import select
+    from bitnet.kernels.native import select
     from bitnet.models.load import load_model
     from bitnet.runtime.scheduler import Scheduler
 

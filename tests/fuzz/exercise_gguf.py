@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.formats import gguf_index
-from bitnet.formats.gguf import GGUF, Array
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_contents import Array
 from bitnet.formats.gguf_index import Fault, Index, KeyEntry, Problem, Section, TensorEntry
 from bitnet.sheet.inspection import examine
 

@@ -8,14 +8,14 @@ from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import InferenceError
-from bitnet.families.networks import Routing
+from bitnet.families.mixers import Routing
 from bitnet.kernels import packing
-from bitnet.kernels.expert_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.mixer_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.ops import Pass
 from bitnet.kernels.program import Register, Segment
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.targets import Pass
 from bitnet.models.load import load_model
 
 NATIVE = native.module()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from bitnet.kernels.file_pages import give_back_pages, open_again
+from bitnet.kernels.packing import give_back_pages, open_again
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from tiny_models import tiny
 from bitnet.base import native
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Segment
 from bitnet.models.load import load_model
-from bitnet.models.transformer import Segment
 
 pytestmark = [
     pytest.mark.skipif(native.module() is None, reason="the module is not built"),

@@ -12,14 +12,12 @@ from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.base.machine import thread_count
 from bitnet.kernels import native as native_ops
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.native import NativeOps
+from bitnet.kernels.native import NativeOps, select
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.select import select
 from bitnet.models.load import load_model
 from bitnet.quants import types
-from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.registry import PACKED_U8, dequantize, quantize
-from bitnet.quants.ternary import Ternary
+from bitnet.quants.ternary import Ternary, pack_i2_s
 from bitnet.quants.weight import Weight
 
 needs_native = pytest.mark.skipif(

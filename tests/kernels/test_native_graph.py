@@ -11,13 +11,13 @@ from bitnet.families.blocks import Attention, Branch, KeysValues
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.instructions import Attend, Embed, Linear
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.kv_cache import PAGE, KVCache
-from bitnet.kernels.kv_codes import page_words
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.kv_codes import PAGE, page_words
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Program, Register, Segment
-from bitnet.models.binding import bind
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model
+from bitnet.models.transformer import bind
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8
 from bitnet.quants.weight import Weight

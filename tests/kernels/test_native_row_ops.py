@@ -142,10 +142,10 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
         for first, last in itertools.pairwise(cuts):
             its = slice(first, last)
             rows = (q[its], k[its], v[its], alpha[its], beta[its])
-            read = ops.delta_rule(*rows, a, dt, grouped=grouped, out_state=state)
+            read = ops.delta_rule(rows, a, dt, grouped=grouped, out_state=state)
             mixed = ops.convolve(x[its], weight, bias, silu=grouped, out_state=before)
             groups, vectors = (v[its], k[its], q[its], alpha[its]), (a, dt, alpha[0])
-            scan = ops.selective_scan(*groups, *vectors, out_state=scanned)
+            scan = ops.selective_scan(groups, vectors, out_state=scanned)
             both = np.concatenate([read, scan], axis=2)
             parts.append(np.concatenate([both.reshape(len(both), -1), mixed], axis=1))
         states = (state.ravel(), scanned.ravel(), before.ravel())

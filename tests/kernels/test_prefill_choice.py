@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from bitnet.base import native
+from bitnet.kernels import choices
 from bitnet.kernels import native as native_ops
-from bitnet.kernels import prefill_choice
+from bitnet.kernels.choices import choose_prefill, conditions, measure_prefill
 from bitnet.kernels.kv_codes import pages_of
-from bitnet.kernels.measured import conditions
-from bitnet.kernels.prefill_choice import choose_prefill, measure
 from bitnet.store.tag import read_measurement, write_measurement
 
 NATIVE = native.module()
@@ -26,8 +25,8 @@ pytestmark = pytest.mark.skipif(len(LEVELS) < 2, reason="no two levels of kernel
 def _rivals(tmp_path, monkeypatch):
     """The best level here competes with the next one; small matrices, a cache of its own."""
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "bitnet"))
-    monkeypatch.setattr(prefill_choice, "RIVALS", {LEVELS[-1]: LEVELS[-2]})
-    monkeypatch.setattr(prefill_choice, "ROWS", 16)
+    monkeypatch.setattr(choices, "RIVALS", {LEVELS[-1]: LEVELS[-2]})
+    monkeypatch.setattr(choices, "PREFILL_ROWS", 16)
     before = NATIVE.kernel_level()
     NATIVE.set_kernel_level(LEVELS[-1])
     yield
@@ -59,22 +58,22 @@ def test_encodings_that_the_rival_is_faster_with_are_left_to_it():
 
 
 def test_it_is_measured_once(monkeypatch):
-    monkeypatch.setattr(prefill_choice, "measure", lambda module, rival: {"Q8_0_R16": 0.5})
+    monkeypatch.setattr(choices, "measure_prefill", lambda module, rival: {"Q8_0_R16": 0.5})
     choose_prefill(NATIVE)
     NATIVE.set_kernel_level(LEVELS[-1])
-    monkeypatch.delattr(prefill_choice, "measure")
+    monkeypatch.delattr(choices, "measure_prefill")
     choose_prefill(NATIVE)
     assert users("Q8_0_R16")[0] == LEVELS[-2]
 
 
 def test_a_level_without_a_rival_keeps_its_kernels(monkeypatch):
-    monkeypatch.setattr(prefill_choice, "RIVALS", {"another": "scalar"})
+    monkeypatch.setattr(choices, "RIVALS", {"another": "scalar"})
     assert not choose_prefill(NATIVE)
     assert read_measurement("prefill-kernels", conditions(NATIVE)) is None
 
 
 def test_a_measurement_is_of_encodings_that_differ_and_changes_nothing():
-    found = measure(NATIVE, LEVELS[-2])
+    found = measure_prefill(NATIVE, LEVELS[-2])
     assert "Q8_0_R16" in found
     assert not {"Q8_0", "F32_R16"} & found.keys()
     assert all(gain > 0 for gain in found.values())
@@ -103,8 +102,8 @@ def test_the_gain_is_that_of_the_shortest_products(monkeypatch):
     rival, own = itertools.cycle((4.0, 2.0, 8.0)), itertools.cycle((3.0, 1.0, 1.0))
     durations = (next(one) for one in itertools.cycle((rival, own)))
     clock = itertools.accumulate(next(durations) if i % 2 else 0.0 for i in itertools.count())
-    monkeypatch.setattr(prefill_choice, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert set(measure(NATIVE, LEVELS[-2]).values()) == {2.0}
+    monkeypatch.setattr(choices, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert set(measure_prefill(NATIVE, LEVELS[-2]).values()) == {2.0}
 
 
 def test_a_kernel_that_failed_its_self_test_is_not_used_again():

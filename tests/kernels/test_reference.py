@@ -47,7 +47,7 @@ def test_embed_picks_rows():
 @pytest.mark.parametrize("encoding", ["I2_S", "PACKED_U8"])
 def test_a_bitnet_linear_rounds_its_input_per_token(encoding):
     values = RNG.standard_normal((8, 128)).astype(np.float32)
-    quant = types.by_name(encoding) or PACKED_U8
+    quant = PACKED_U8 if encoding == "PACKED_U8" else types.by_name(encoding)
     prepared = OPS.prepare(quantize("w", values, quant))
     x = RNG.standard_normal((3, 128)) * [[1], [100], [0]]
     magnitude = float(np.abs(values).mean(dtype=np.float32))

@@ -9,11 +9,10 @@ from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import UsageError
-from bitnet.kernels import ternary_choice
+from bitnet.kernels import choices
+from bitnet.kernels.choices import SMALLEST, conditions, dense_pays, measure_packing
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.measured import conditions
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.ternary_choice import SMALLEST, dense_pays, measure
 from bitnet.models.load import load_model
 from bitnet.store.tag import measurement_path, read_measurement, write_measurement
 
@@ -25,8 +24,8 @@ pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is n
 def _small(tmp_path, monkeypatch):
     """A cache of its own, the best level, and a measurement of milliseconds."""
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "bitnet"))
-    monkeypatch.setattr(ternary_choice, "ROWS", 160)
-    monkeypatch.setattr(ternary_choice, "POOL_BYTES", 1 << 20)
+    monkeypatch.setattr(choices, "PACKED_ROWS", 160)
+    monkeypatch.setattr(choices, "POOL_BYTES", 1 << 20)
     before = NATIVE.kernel_level()
     NATIVE.set_kernel_level(NATIVE.kernel_levels()[-1])
     yield
@@ -95,7 +94,7 @@ def test_the_first_load_measures_and_the_next_one_remembers(caplog):
     first = dense_pays(NATIVE, SMALLEST)
     found = remembered()
     assert found.keys() == {"two_bit", "dense"}
-    assert first is (found["dense"] >= ternary_choice.ADVANTAGE * found["two_bit"])
+    assert first is (found["dense"] >= choices.ADVANTAGE * found["two_bit"])
     assert dense_pays(NATIVE, SMALLEST) is first
     assert remembered() == found
     assert caplog.messages[0] == caplog.messages[1]
@@ -149,7 +148,7 @@ def test_without_a_cache_it_is_measured_every_time(tmp_path, monkeypatch):
 
 
 def test_a_measurement_is_two_positive_rates():
-    found = measure(NATIVE)
+    found = measure_packing(NATIVE)
     assert found.keys() == {"two_bit", "dense"}
     assert min(found.values()) > 0
 
@@ -159,9 +158,9 @@ def test_a_moment_when_something_else_has_the_memory_does_not_count(monkeypatch)
     ends = np.cumsum(took)
     spans = np.stack([np.concatenate([[0.0], ends[:-1]]), ends], axis=1)
     clock = iter([0.0, *spans.reshape(-1), ends[-1]])
-    monkeypatch.setattr(ternary_choice, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    weights = ternary_choice.ROWS * ternary_choice.COLUMNS
-    assert measure(NATIVE) == {"two_bit": weights, "dense": weights / 2}
+    monkeypatch.setattr(choices, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    weights = choices.PACKED_ROWS * choices.PACKED_COLUMNS
+    assert measure_packing(NATIVE) == {"two_bit": weights, "dense": weights / 2}
 
 
 @pytest.mark.parametrize("encoding", ["I2_S", "TQ2_0"])
@@ -184,7 +183,7 @@ def test_a_model_gives_the_same_bits_in_both_layouts(encoding, monkeypatch):
 @needs_kernel
 def test_a_large_model_is_packed_as_the_answer_says(monkeypatch):
     checkpoint = in_encoding(tiny("bitnet-b1.58"), "I2_S")
-    monkeypatch.setattr(ternary_choice, "SMALLEST", 1)
+    monkeypatch.setattr(choices, "SMALLEST", 1)
     for gain, expected in ((2.0, "TERNARY_DENSE"), (0.5, "TERNARY")):
         ops = NativeOps()
         write_measurement("ternary-layout", here(), {"two_bit": 1.0, "dense": gain})

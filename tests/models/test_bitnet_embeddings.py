@@ -11,9 +11,9 @@ from bitnet.convert import ConversionRequest, convert
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import config_from, load_model
-from bitnet.models.transformer import Segment
 
 KINDS = ("qwen3", "gemma3")
 IDS = np.random.default_rng(3).integers(3, 60, 24).tolist()

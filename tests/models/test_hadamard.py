@@ -14,9 +14,9 @@ import bitnet
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
-from bitnet.families.blocks import State
+from bitnet.families.mixers import State
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_values import Array
+from bitnet.formats.gguf_contents import Array
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps

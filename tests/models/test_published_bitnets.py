@@ -21,8 +21,7 @@ from published_bitnets import (
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert import ConversionRequest, convert
-from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_checkpoint import INPUTS
+from bitnet.formats.containers import INPUTS, open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps

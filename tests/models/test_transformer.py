@@ -8,9 +8,9 @@ from bitnet.base import native
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.models.transformer import Segment
 
 needs_native = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"

@@ -56,7 +56,7 @@ def test_encoding_agrees_with_gguf_py(name):
 
 @pytest.mark.parametrize("name", ["I2_S", "TQ1_0", "TQ2_0", "PACKED_U8"])
 def test_ternary_encodings_of_one_matrix_decode_to_the_same_numbers(name):
-    quant = types.by_name(name) or PACKED_U8
+    quant = PACKED_U8 if name == "PACKED_U8" else types.by_name(name)
     decoded = dequantize(quantize("w", VALUES, quant))
     scale = np.abs(VALUES).mean()
     expected = np.clip(np.rint(VALUES / scale), -1, 1) * scale

@@ -7,11 +7,19 @@ from hypothesis import strategies as st
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.quants import types
-from bitnet.quants.i2_s import pack_i2_s, unpack_i2_s
-from bitnet.quants.iq_bn import pack_iq2_bn, unpack_iq1_bn, unpack_iq2_bn, unpack_iq2_bn_r4
-from bitnet.quants.packed_u8 import pack_u8, unpack_u8
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
-from bitnet.quants.ternary import Ternary, ternarize
+from bitnet.quants.ternary import (
+    Ternary,
+    pack_i2_s,
+    pack_iq2_bn,
+    pack_u8,
+    ternarize,
+    unpack_i2_s,
+    unpack_iq1_bn,
+    unpack_iq2_bn,
+    unpack_iq2_bn_r4,
+    unpack_u8,
+)
 
 
 def random_codes(rows, columns, seed=0):

@@ -102,4 +102,4 @@ def test_the_dialect_follows_from_ids_sizes_and_architecture(architecture, tenso
 def test_names_and_ternary_types():
     assert by_name("i2_s").is_ternary
     assert not by_name("q4_k").is_ternary
-    assert by_name("nothing") is None
+    assert not by_name("nothing").known

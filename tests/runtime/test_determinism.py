@@ -18,8 +18,8 @@ from bitnet.base import native
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Segment
 from bitnet.models.load import load_model
-from bitnet.models.transformer import Segment
 
 pytestmark = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"

@@ -10,9 +10,9 @@ from tiny_models import DIM, tiny
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.native import select
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.select import select
 from bitnet.models.load import config_from, load_model
 from bitnet.quants import registry
 from bitnet.runtime.drafts import (

@@ -13,10 +13,10 @@ from bitnet.kernels import kv_codes
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
-from bitnet.models.binding import bind
+from bitnet.kernels.program import Segment
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model
-from bitnet.models.transformer import Segment
+from bitnet.models.transformer import bind
 from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
 

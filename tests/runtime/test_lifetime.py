@@ -9,7 +9,7 @@ from tiny_models import FAMILIES, tiny, tiny_gguf
 from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.formats.mapped_file import MappedFile
-from bitnet.kernels.select import select
+from bitnet.kernels.native import select
 from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.server.slot import Slot

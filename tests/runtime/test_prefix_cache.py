@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny
 
-from bitnet.kernels.kv_cache import PAGE, KVCache
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.kv_codes import PAGE
 from bitnet.models.load import config_from
 from bitnet.runtime.prefix_cache import PrefixCache, common_prefix
 

@@ -19,7 +19,7 @@ needs_native = pytest.mark.skipif(native.module() is None, reason="the module is
 MODEL = """
 import logging, os, sys, threading
 from bitnet.formats.containers import open_checkpoint
-from bitnet.kernels.select import select
+from bitnet.kernels.native import select
 from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.request import Request
@@ -107,7 +107,7 @@ def test_a_child_forked_during_a_pass_has_all_its_compute_threads(run):
 @needs_native
 def test_a_graph_that_a_thread_runs_can_be_run_by_a_child(run):
     children = """
-    from bitnet.models.transformer import Segment
+    from bitnet.kernels.program import Segment
     model = engine.model
     def hidden():
         return model.hidden([Segment(PROMPT, engine.new_cache(), "last")])[0].tobytes()

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduling import alone, budget, params, prompt, run, sampled
 from tiny_models import EXPERTS, in_encoding, tiny
 
-from bitnet.kernels.select import select
+from bitnet.kernels.native import select
 from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 

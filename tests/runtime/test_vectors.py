@@ -13,9 +13,9 @@ from bitnet import load
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.models.transformer import Segment
 from bitnet.runtime.language_model import LanguageModel
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.vectors import round_vectors

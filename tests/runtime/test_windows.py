@@ -11,12 +11,14 @@ from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.families.blocks import KeysValues
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.kv_cache import PAGE, KVCache, page_tables
+from bitnet.kernels.kv_cache import KVCache, page_tables
+from bitnet.kernels.kv_codes import PAGE
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from
-from bitnet.models.transformer import Model, Segment
+from bitnet.models.transformer import Model
 from bitnet.runtime.scheduler import Scheduler
 
 CONTEXT = 1024

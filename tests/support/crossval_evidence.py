@@ -6,9 +6,8 @@ from bitnet.crossval.compare import Row, TokenizerParity, compare
 from bitnet.crossval.evidence import Evidence, Plan, TestedModel
 from bitnet.crossval.judge import judge
 from bitnet.crossval.operations import Operation
-from bitnet.crossval.reference import Question
 from bitnet.crossval.references import Float64
-from bitnet.crossval.trace import EngineFacts, Prompt
+from bitnet.crossval.trace import EngineFacts, Prompt, Question
 
 ROW = Row(
     *(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1, 2.0),

@@ -48,7 +48,7 @@ def _main(path, asked, found):
     from importlib import import_module
 
     from bitnet.crossval.llama_api import Llama
-    from bitnet.crossval.reference import EngineFailed
+    from bitnet.crossval.trace import EngineFailed
 
     prompts, adapters = json.loads(Path(asked).read_text())
     file = import_module("xllamacpp.xllamacpp").__file__

@@ -10,8 +10,7 @@ import numpy as np
 from builders import Tensor, write_gguf
 
 from bitnet.convert import ConversionRequest
-from bitnet.convert.mixtures import mixture_types
-from bitnet.convert.request import MIXTURES
+from bitnet.convert.request import MIXTURES, mixture_types
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.quants import types
 from bitnet.quants.weight import Weight

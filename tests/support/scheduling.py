@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 from tiny_models import VOCAB
 
-from bitnet.kernels.kv_cache import PAGE
+from bitnet.kernels.kv_codes import PAGE
 from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
 

@@ -1,7 +1,12 @@
 import hashlib
 
-from bitnet.tokenizer.fingerprints import KNOWN, fingerprint, identify, identify_merges
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.vocabularies import (
+    KNOWN,
+    PRE_TOKENIZERS,
+    fingerprint,
+    identify,
+    identify_merges,
+)
 
 
 def test_a_fingerprint_is_the_hash_of_the_bytes_in_a_gguf_file():

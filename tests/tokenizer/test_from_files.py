@@ -18,12 +18,12 @@ from bitnet.base.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsup
 from bitnet.tokenizer.from_files import (
     spec_from_file,
     spec_from_folder,
-    spec_from_tokenizer_json,
     spec_from_tokenizer_model,
     spec_from_vocab_txt,
 )
 from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
+from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 123 times!",

@@ -13,10 +13,9 @@ from vocabularies import GPT2_PATTERN
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer
-from bitnet.tokenizer.document import tokenizer_json
-from bitnet.tokenizer.library import library_engine
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.library import library_engine, tokenizer_json
 from bitnet.tokenizer.spec import AddedToken
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 module = native.module()
 needs_native = pytest.mark.skipif(module is None, reason="the native module is not installed")

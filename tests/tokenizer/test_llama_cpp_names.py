@@ -19,8 +19,8 @@ from engine_ids import tokenize
 
 from bitnet.tokenizer import Tokenizer, from_gguf
 from bitnet.tokenizer.comparison import probe_texts
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.spec import BYTE_NAMES, BYTE_TO_CHARACTER, byte_spelling
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 NAMES = json.loads((Path(__file__).parents[1] / "data/llama_cpp_vocabularies.json").read_text())
 NO_TOKENIZER = {"no_vocab", "none", "test"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from bitnet.base import native
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 module = native.module()
 pytestmark = pytest.mark.skipif(module is None, reason="the native module is not installed")

@@ -6,7 +6,7 @@ import pytest
 from vocabularies import GPT2_PATTERN
 
 from bitnet.base import native
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 module = native.module()
 pytestmark = pytest.mark.skipif(module is None, reason="the native module is not built")

@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from bitnet.base.errors import Unsupported
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, TokenizerSpec
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, pre_tokenizer
 
 FROM_BYTE_SPELLING = {char: byte for byte, char in enumerate(BYTE_TO_CHARACTER)}
 

@@ -12,8 +12,8 @@ from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="no native module")
 LONG = 140_000  # bytes: two parts and a bit

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bitnet.formats.gguf_ternary import TernaryCounts
+from bitnet.formats.gguf_audit import TernaryCounts
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8, quantize
 from bitnet.quants.weight import Weight

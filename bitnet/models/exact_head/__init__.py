@@ -7,11 +7,8 @@ product. Where that does not decide the token, or does not save time, the whole 
 ``docs/architecture/exact-head.md`` proves the bounds.
 
     logits.py       the logits that a sampler needs, and those that it gets
-    head.py         Head.logits: computes them from the copy or from the whole head
-    copy.py         HeadCopy: makes the copy and finds logits by it
-    premises.py     checks that a copy from the cache has what the proof assumes
-    costs.py        counts the bytes read, which tell if the copy saves time
-    reference.py    the copy in NumPy: what its bytes mean
+    head.py         Head.logits: from the copy or the whole head, by the bytes that they read
+    copy.py         HeadCopy: makes the copy and finds logits by it; checks one from the cache
 
 Callers know ``Head.logits`` and ``logits.py``. The kernels are in ``native/kernels/head``, kept
 copies in ``bitnet.cache.exact_heads``.

@@ -1,8 +1,12 @@
 """The copy of an output head, by which the logits that matter are found.
 
 Five bits a weight give approximate logits and a bound on how far each is off; for rows whose upper
-bound reaches the best logits found so far a sixth bit tightens it. ``reference.py`` says what
-its bytes mean.
+bound reaches the best logits found so far a sixth bit tightens it. :func:`unpack_copy` says in
+NumPy what its bytes mean.
+
+``docs/architecture/exact-head.md`` derives the bounds from premises that :meth:`HeadCopy.build`
+establishes. A copy that was kept on a disk has them only if they are checked: those of its columns
+and rows for all of them, those that need the weights for some rows, drawn again each time.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import random
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +22,20 @@ import numpy as np
 
 from bitnet.base.errors import Unsupported
 from bitnet.cache.exact_heads import content_digest, copy_path, read_copy, write_copy
-from bitnet.kernels.file_pages import give_back_pages, open_again
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.packing import give_back_pages, open_again
 from bitnet.models.exact_head.logits import Found
-from bitnet.models.exact_head.premises import FACTOR_BITS, broken_premise, sample_tiles
-from bitnet.models.exact_head.reference import TILE_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from bitnet.kernels.ops import Array, Ops, Prepared
+    from bitnet.kernels.kv_codes import Array
+    from bitnet.kernels.ops import Ops, Prepared
     from bitnet.kernels.packing import Matrix
     from bitnet.models.exact_head.logits import Needed
     from bitnet.quants.weight import Weight
-
-__all__ = ["HeadCopy", "reason_against", "refusal", "saves_time"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +59,7 @@ class HeadCopy:
     """
 
     def __init__(self, module: Any, matrix: Matrix, arrays: dict[str, NDArray[Any]]) -> None:
-        """Use :meth:`build`.
-
-        Raises:
-            ValueError: *arrays* do not fit *matrix*.
-        """
+        """Use :meth:`build`."""
         file, offset = open_again(matrix.data) or (-1, 0)
         if file >= 0:
             weakref.finalize(self, os.close, file)
@@ -86,16 +84,10 @@ class HeadCopy:
     ) -> HeadCopy:
         """The copy of *weight*, from the cache where it is there; reads the weight once.
 
-        Args:
-            ops: the backend.
-            weight: the head, as *ops* has prepared it with ``looked_up``.
-            importance: how large the hidden states usually are in each column, ``(dim,)``, up to
-                a factor, such as the weight of the norm before the head; all alike by default. It
-                never changes a result, only how many rows are computed.
-            model: what an error calls it.
-
-        Raises:
-            Unsupported: the backend, the encoding of the head, or its values.
+        *weight* is the head, as *ops* has prepared it with ``looked_up``; errors call it
+        that of *model*. *importance*, ``(dim,)``, is how large the hidden states usually
+        are in each column, up to a factor, such as the weight of the norm before the head;
+        it never changes a result, only how many rows are computed.
         """
         matrix: Matrix = weight
         if not isinstance(ops, NativeOps):
@@ -129,12 +121,8 @@ class HeadCopy:
     def find(self, hidden: Array, needed: Sequence[Needed]) -> list[Found | None]:
         """For each hidden state the logits that can be among the needed ones.
 
-        Args:
-            hidden: ``(n, dim)``; the copy is read once for all of them.
-            needed: one for each.
-
-        Returns:
-            ``None`` for a hidden state that is not finite or too long to be bounded.
+        *hidden* is ``(n, dim)``, and the copy is read once for all of them. ``None`` stands
+        for one that is not finite or too long to be bounded.
         """
         x = np.ascontiguousarray(hidden, dtype=np.float32)
         candidates: list[Found | None] = []
@@ -167,9 +155,7 @@ class HeadCopy:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         """Approximate logits of one hidden state ``(dim,)`` and their upper bounds, all rows.
 
-        Args:
-            hidden: the state.
-            sixth: with the sixth bits.
+        They count the *sixth* bits, or not.
         """
         x = np.ascontiguousarray(hidden, dtype=np.float32)
         approx = np.empty(len(self.arrays["step"]), dtype=np.float32)
@@ -270,3 +256,125 @@ def _columns(
     order = np.argsort(-size * weights, kind="stable").astype(np.int32)
     factors = np.exp2(np.clip(exponents, -FACTOR_BITS, FACTOR_BITS)).astype(np.float32)
     return order, factors[order]
+
+
+TILE_ROWS = 16
+BLOCK = 64  # columns
+_BLOCK_BYTES = TILE_ROWS * BLOCK * 5 // 8
+_MIDDLE = 15.5  # of the codes 0 .. 31
+_FINER = 32  # how much finer the second codes of block 0 are
+_GROUP = 4  # blocks whose sixth bits lie together
+
+
+def unpack_copy(
+    arrays: Mapping[str, NDArray[Any]], rows: int, *, sixth: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Weights of a copy and the norms of what they leave out.
+
+    The weights, permuted and scaled, are ``(rows, blocks * 64)``; the upper bounds on the norms
+    of the differences to the true ones, ``(rows, blocks)``. *arrays* are those of a
+    :class:`HeadCopy`, with or without its *sixth* bits.
+    """
+    columns = len(arrays["order"])
+    blocks = -(-columns // BLOCK) + 1
+    head = -(-blocks * TILE_ROWS // 64) * 64
+    tiles = arrays["tiles"].reshape(-1, head + blocks * _BLOCK_BYTES)
+    counts = tiles[:, : blocks * TILE_ROWS].reshape(-1, blocks, TILE_ROWS)
+    packed = tiles[:, head:].reshape(
+        -1, blocks, 2, 5, TILE_ROWS, 4
+    )  # two halves: bits, four nibbles
+    group = np.arange(8)
+    high = packed[:, :, :, 0, None] >> group[:, None, None] & 1  # (tiles, blocks, 2, 8, 16, 4)
+    low = packed[:, :, :, 1 + group // 2] >> (4 * (group % 2))[:, None, None] & 15
+    codes = (
+        (low + 16 * high).transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * TILE_ROWS, blocks, BLOCK)
+    )
+    step = arrays["step"].astype(np.float64)[:, None, None]
+    values = step * (codes - _MIDDLE)
+    values[:, 0] += values[:, -1] / _FINER
+    if sixth:
+        bits, norms = _sixth_bits(arrays["sixth"], blocks - 1, len(step))
+        quarters = np.full(blocks - 1, 0.25)
+        quarters[0] /= _FINER
+        values[:, :-1] += step * quarters[:, None] * (2.0 * bits - 1.0)
+        return values[:rows, :-1].reshape(rows, -1), norms[:rows]
+    norms = (
+        counts.transpose(0, 2, 1).reshape(-1, blocks)
+        * arrays["residual"].astype(np.float64)[:, None]
+    )
+    return values[:rows, :-1].reshape(rows, -1), norms[:rows, :-1]
+
+
+def _sixth_bits(
+    sixth: NDArray[np.uint8], blocks: int, rows: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Sixth bits of all rows, ``(rows, blocks, 64)``, and the norms they leave."""
+    lines = sixth.reshape(rows, -1)
+    unit = lines[:, :4].copy().view(np.float32).astype(np.float64)
+    begin = -(-(4 + blocks) // 8) * 8
+    groups = -(-blocks // _GROUP)
+    octets = lines[:, begin : begin + groups * _GROUP * 8].reshape(rows, -1, 1, 8)[:, :blocks]
+    bits = (octets >> np.arange(8)[:, None] & 1).astype(np.uint8)  # (rows, blocks, bit, byte)
+    norms: NDArray[np.float64] = lines[:, 4 : 4 + blocks] * unit
+    return bits.reshape(rows, blocks, BLOCK), norms
+
+
+FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
+_TILES = 4  # that are compared with the head
+_SMALLEST_NORM, _LARGEST_NORM = 1e-17, 1e15  # norm_up and kHeadLimit of the compiled module
+
+
+def sample_tiles(rows: int) -> list[int]:
+    """Numbers of some tiles of a head with *rows* rows, others each time."""
+    tiles = -(-rows // TILE_ROWS)
+    return random.sample(range(tiles), min(_TILES, tiles))
+
+
+def broken_premise(
+    ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]], tiles: Iterable[int]
+) -> str:
+    """The reason why *arrays* cannot bound the logits of *matrix*; empty if there is none.
+
+    Rows of *tiles* are compared with those of the head.
+    """
+    return _of_numbers(arrays) or next(
+        filter(None, (_of_rows(ops, matrix, arrays, tile) for tile in tiles)), ""
+    )
+
+
+def _of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
+    order, factors, norm = arrays["order"], arrays["factors"], arrays["norm"]
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        return "the order of its columns is not a permutation"
+    parts, exponents = np.frexp(factors)
+    if not ((parts == 0.5) & (np.abs(exponents - 1) <= FACTOR_BITS)).all():
+        return f"a factor of its columns is not a power of two within 2^±{FACTOR_BITS}"
+    units = arrays["sixth"].reshape(len(norm), -1)[:, :4].copy().view(np.float32)
+    for name, values in (
+        ("step", arrays["step"]),
+        ("unit of the residual norms", arrays["residual"]),
+        ("unit of the norms of six bits", units),
+    ):
+        if not ((values >= 0) & np.isfinite(values)).all():
+            return f"the {name} of a row is negative or not finite"
+    if not ((norm >= np.float32(_SMALLEST_NORM)) & (norm < _LARGEST_NORM)).all():
+        return "the norm of a row is out of its range"
+    return ""
+
+
+def _of_rows(ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]], tile: int) -> str:
+    begin, end = tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, matrix.rows)
+    part = dict(arrays)
+    for name in ("tiles", "sixth", "step", "residual", "norm"):
+        part[name] = arrays[name].reshape(len(arrays["norm"]) // TILE_ROWS, -1)[tile]
+    rows = ops.embed(matrix, range(begin, end)).astype(np.float64)
+    norm = part["norm"][: end - begin].astype(np.float64)
+    for sixth in (False, True):
+        copied, norms = unpack_copy(part, end - begin, sixth=sixth)
+        true = np.zeros_like(copied)
+        true[:, : matrix.columns] = rows[:, arrays["order"]] / arrays["factors"]
+        left = np.linalg.norm((true - copied).reshape(len(rows), -1, BLOCK), axis=2)
+        sizes = np.maximum(np.linalg.norm(true, axis=1), np.linalg.norm(copied, axis=1))
+        if not ((left <= norms).all() and (sizes <= norm).all()):
+            return f"rows {begin:,} to {end - 1:,} are further from the head than their norms say"
+    return ""

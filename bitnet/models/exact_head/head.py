@@ -1,15 +1,15 @@
-"""The output head of a model: from hidden states to logits."""
+"""The output head of a model, from hidden states to logits, and whether its copy saves time."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from bitnet.base.errors import Unsupported
 from bitnet.formats.mapped_file import files_behind
 from bitnet.models.exact_head.copy import HeadCopy, reason_against, refusal, saves_time
-from bitnet.models.exact_head.costs import Costs
 from bitnet.models.exact_head.logits import Logits
 
 if TYPE_CHECKING:
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.kernels.ops import Array, Ops, Prepared
+    from bitnet.kernels.kv_codes import Array
+    from bitnet.kernels.ops import Ops, Prepared
     from bitnet.models.exact_head.logits import Found, Needed
-
-__all__ = ["Head", "HeadMode", "read_by_row"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +46,7 @@ class Head:
     ) -> None:
         """Take the head from *weights*, and make its copy where *mode* says so.
 
-        Args:
-            checkpoint: the model.
-            config: its configuration.
-            ops: the backend.
-            weights: by GGUF name; those that :func:`read_by_row` names are in rows.
-            mode: ``auto``: use a copy where it saves time.
-
-        Raises:
-            Unsupported: *mode* is ``on`` and the head cannot have a copy.
+        *weights* are by GGUF name; those that :func:`read_by_row` names are in rows.
         """
         name = _name(checkpoint)
         self._ops, self._bias = ops, weights.get("output.bias")
@@ -70,11 +61,7 @@ class Head:
         self._stored = checkpoint.weights[name] if self._costs else None
 
     def __call__(self, hidden: Array) -> Array:
-        """All logits of hidden states, ``(n, dim)`` to ``(n, vocab_size)``.
-
-        Raises:
-            IntegrityError: a file that the head is read from changed.
-        """
+        """All logits of hidden states, ``(n, dim)`` to ``(n, vocab_size)``."""
         logits = self._ops.linear(hidden, self._weight, self._bias)
         self._check_files()
         if self._scale != 1:
@@ -84,12 +71,7 @@ class Head:
     def logits(self, hidden: Array, needed: Sequence[Needed | None]) -> list[Logits]:
         """The logits of each hidden state, at least those that are needed.
 
-        Args:
-            hidden: ``(n, dim)``.
-            needed: logits that each of them needs; ``None``: all.
-
-        Raises:
-            IntegrityError: a file that the head is read from changed.
+        *hidden* is ``(n, dim)``; ``None`` among *needed* means all.
         """
         if self._costs and self._costs.too_high:
             self._drop_copy()
@@ -161,11 +143,7 @@ class Head:
 def read_by_row(
     checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadMode
 ) -> tuple[str, ...]:
-    """Names of the matrices from which :class:`Head` mostly reads single rows.
-
-    Raises:
-        Unsupported: *mode* is ``on`` and the head cannot have a copy.
-    """
+    """Names of the matrices from which :class:`Head` mostly reads single rows."""
     # An embedding model reads single rows and hardly ever all of the head.
     single = not config.writes or _is_exact(checkpoint, config, ops, mode)
     return (_name(checkpoint),) if single else ()
@@ -189,3 +167,46 @@ def _is_exact(checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadM
     if mode == "on" and reason:
         raise refusal(checkpoint.path.name, reason)
     return mode == "on" or (not reason and saves_time(ops, weight))
+
+
+# Cost of a byte relative to reading the interleaved head from memory.
+FROM_FILE = 2.0  # the whole head, read from the file
+ROWS = 10.0  # single rows of it
+SIXTH = 4.0  # sixth bits of single rows
+PASSES = 64  # recent passes that decide
+
+
+class Costs:
+    """Costs of recent passes over an output head with a copy; the interleaved head would cost 1.
+
+    They are bytes and not times, so the same passes always lead to the same decision.
+    """
+
+    def __init__(self, copy: HeadCopy) -> None:
+        """Costs of no passes yet."""
+        self._copy = (copy.size_bytes - copy.sixth_bytes) / copy.head_bytes
+        self._sixth = copy.sixth_bytes / copy.head_bytes
+        self._recent: deque[float] = deque(maxlen=PASSES)
+
+    def add(self, found: Sequence[Found | None]) -> None:
+        """Add a pass that found these logits by the copy; ``None``: it read the whole head."""
+        by_copy = [one for one in found if one is not None]
+        if by_copy:
+            rows = by_copy[0].vocab_size
+            refined = sum(one.refined for one in by_copy) / rows
+            computed = sum(len(one.ids) for one in by_copy) / rows
+            self._recent.append(self._copy + SIXTH * self._sixth * refined + ROWS * computed)
+            if len(by_copy) < len(found):
+                self.add_whole()
+        else:
+            self._recent.append(FROM_FILE)
+
+    def add_whole(self) -> None:
+        """Add to the last pass that it had to read the whole head after all."""
+        if self._recent:
+            self._recent[-1] += FROM_FILE
+
+    @property
+    def too_high(self) -> bool:
+        """True if recent passes would have read less with the head interleaved."""
+        return len(self._recent) == PASSES and sum(self._recent) > PASSES

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.kernels.ops import Array
-
-__all__ = ["Found", "Logits", "Needed"]
+    from bitnet.kernels.kv_codes import Array
 
 
 @dataclass(frozen=True, eq=False)

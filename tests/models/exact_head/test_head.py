@@ -19,8 +19,7 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.exact_head.copy import HeadCopy
-from bitnet.models.exact_head.costs import PASSES, Costs
-from bitnet.models.exact_head.head import MOST_AT_ONCE
+from bitnet.models.exact_head.head import MOST_AT_ONCE, PASSES, Costs
 from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
@@ -259,7 +258,7 @@ def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None
 
 def auto_model(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tiny model whose head ``auto`` copies, and judges by a few passes."""
-    monkeypatch.setattr("bitnet.models.exact_head.costs.PASSES", 16)
+    monkeypatch.setattr("bitnet.models.exact_head.head.PASSES", 16)
     monkeypatch.setattr("bitnet.models.exact_head.head.saves_time", lambda ops, weight: True)
     model = load_model(tiny("llama"), ops=NativeOps(threads=1), exact_head="auto")
     assert model.head.copy is not None

@@ -1,9 +1,15 @@
-"""Metadata values of a GGUF file: scalars are decoded at once, arrays when they are read."""
+"""Contents of a GGUF file: metadata values, and tensors with the layout of their bytes.
+
+Scalars are decoded at once, arrays when they are read. What is wrong with a layout is refused by
+the reader and listed by the audit. llama.cpp refuses such files, too: one bit of an offset lets two
+layers have the same weights.
+"""
 
 from __future__ import annotations
 
 import struct
 from array import array
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,13 +18,12 @@ from bitnet.base.errors import InvalidFormat
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
 
     from bitnet.formats.gguf_index import KeyEntry
-
-__all__ = ["Array", "decode", "printable"]
+    from bitnet.quants.types import QuantType
 
 _BOOL = 7
 _U64 = struct.Struct("<Q")
@@ -171,3 +176,69 @@ def _change_error() -> InvalidFormat:
         "the file was changed while it was being read",
         hint="run the command again when nothing writes to the file",
     )
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a file.
+
+    Attributes:
+        name: its GGUF name.
+        shape: rows first, as in NumPy; the file has the opposite order.
+        type: quantization type.
+        offset: of its first byte, from the start of its file.
+        size_bytes: bytes it takes; for an unknown type, the room up to the next tensor.
+        part: number of its file in a split model, from 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: QuantType
+    offset: int
+    size_bytes: int
+    part: int = 0
+
+
+def layout_faults(
+    tensors: Iterable[TensorInfo], sizes: Mapping[str, int], alignment: int
+) -> Iterator[tuple[str, str]]:
+    """Kind and description of each tensor that is cut off, misaligned, or in another one.
+
+    *sizes* are those of all files of the model, by name.
+    """
+    tensors = list(tensors)
+    for part, (name, size) in enumerate(sizes.items()):
+        for previous, info in in_order(tensors, part):
+            end = info.offset + info.size_bytes
+            if end > size:
+                yield (
+                    "truncated",
+                    f"{name}: tensor {printable(info.name)} needs bytes "
+                    f"{info.offset:,}..{end:,}, the file ends at {size:,}",
+                )
+            if info.offset % alignment:
+                yield (
+                    "unaligned",
+                    f"tensor {printable(info.name)} starts at byte {info.offset:,}, "
+                    f"not a multiple of the alignment {alignment}",
+                )
+            if previous is not None and info.offset < previous.offset + previous.size_bytes:
+                shared = min(previous.offset + previous.size_bytes, end) - info.offset
+                yield (
+                    "tensor-overlap",
+                    f"tensors {printable(previous.name)} and {printable(info.name)} share "
+                    f"{shared:,} bytes from byte {info.offset:,}",
+                )
+
+
+def in_order(
+    tensors: Iterable[TensorInfo], part: int
+) -> Iterator[tuple[TensorInfo | None, TensorInfo]]:
+    """Tensors of a file by offset, each with that of those before it that reaches furthest."""
+    furthest: TensorInfo | None = None
+    infos = [info for info in tensors if info.part == part and info.size_bytes]
+    for info in sorted(infos, key=lambda info: (info.offset, info.size_bytes)):
+        yield furthest, info
+        end = info.offset + info.size_bytes
+        if furthest is None or end > furthest.offset + furthest.size_bytes:
+            furthest = info

@@ -1,0 +1,259 @@
+"""DeepSeek 2 and 3, GLM 4.7 Flash and Ling 2: experts chosen by groups.
+
+All but Ling have latent attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import Unsupported
+from bitnet.families.blocks import Branch, LatentAttention
+from bitnet.families.dense import dense, model_of, sizes
+from bitnet.families.experts import (
+    GROUPED_CONFIG,
+    GROUPED_KEYS,
+    GROUPED_TENSORS,
+    experts_by_groups,
+    group_keys,
+    without_drafting_blocks,
+)
+from bitnet.families.family import Family, LlamaCppSupport, register, register_variant
+from bitnet.families.keys import Rule, neutral, read, refusal
+from bitnet.families.mixers import FeedForward
+from bitnet.families.rope import magnitude, rope_from
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.keys import Keys
+    from bitnet.families.mixers import Experts, Gating
+
+_GLM = "glm4_moe_lite"
+_LATENT_EPSILON = 1e-6  # of norms of latents in transformers, whatever the other norms have
+_GLM_TOKENS, _GLM_LAYERS = 154880, (47, 48)  # of files without `expert_gating_func`
+_LITE_LAYERS = (26, 27)  # for which llama.cpp does not read `attention.q_lora_rank`
+
+
+def _decoder(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    usual, first = FeedForward(its.ffn), keys.integer("leading_dense_block_count", 0)
+    network: FeedForward | Experts = usual
+    if first < its.layers:
+        is_glm = its.vocab_size == _GLM_TOKENS and its.layers in _GLM_LAYERS
+        default: Gating = "sigmoid" if is_glm else "softmax"
+        network = experts_by_groups(keys, default=default)
+    mixer = _attention(keys, its.layers)
+    blocks = (
+        (Branch("attn_norm", (mixer,)), Branch("ffn_norm", (network if layer >= first else usual,)))
+        for layer in range(its.layers)
+    )
+    return without_drafting_blocks(keys, model_of(keys, its, blocks))
+
+
+def _attention(keys: Keys, layers: int) -> LatentAttention:
+    if keys.value("attention.key_length_mla", None) is None:
+        raise Unsupported(
+            f"{keys.path.name}: attn_kv_b is one matrix of keys and values, and there is no "
+            "attention.key_length_mla: a file of before May 2025",
+            hint="choose a later conversion",
+        )
+    width, turning = (
+        keys.integer(key) for key in ("attention.key_length_mla", "rope.dimension_count")
+    )
+    rope = rope_from(keys, turning)
+    scale = max(width, 1) ** -0.5
+    if rope.scaling == "linear":
+        raise _scaling_refusal(keys, "linear", "llama.cpp scales scores with it as for `yarn`")
+    if rope.scaling == "yarn":
+        divided_by = keys.number("rope.scaling.yarn_log_multiplier", 0.0) * 10
+        if not divided_by or keys.number("rope.scaling.attn_factor", 1.0) != 1:
+            why = "`yarn` is computed with `mscale_all_dim` and the same `mscale` only"
+            raise _scaling_refusal(keys, "yarn", why)
+        rope = replace(rope, attention_factor=1.0)
+        scale *= magnitude(rope.factor, divided_by) ** 2
+    return LatentAttention(
+        heads=keys.integer("attention.head_count"),
+        latent=keys.integer("attention.kv_lora_rank"),
+        key_dim=width - turning,
+        value_dim=keys.integer("attention.value_length_mla"),
+        rope=rope,
+        scale=scale,
+        query_rank=0 if layers in _LITE_LAYERS else keys.integer("attention.q_lora_rank", 0),
+        eps=keys.number("attention.layer_norm_rms_epsilon")
+        if keys.config is None
+        else _LATENT_EPSILON,
+    )
+
+
+def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
+    return refusal("rope.scaling.type", scaling, why, model=keys.path.name, kind="DeepSeek")
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads, latent, turning = (
+        config[key] for key in ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim")
+    )
+    if config.get("num_key_value_heads") not in (None, heads):
+        raise ValueError("num_key_value_heads is not num_attention_heads")
+    keys = group_keys(config, _leading_dense(config)) | {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent + turning,
+        "attention.value_length": latent,
+        "attention.kv_lora_rank": latent,
+        "attention.q_lora_rank": config["q_lora_rank"] or 0,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + turning,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": turning,
+    }
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if (rope.get("rope_type") or rope.get("type")) == "yarn":
+        keys |= _yarn(rope)
+    return keys
+
+
+def _leading_dense(config: Mapping[str, Any]) -> int:
+    """Layers without experts, all of which are at the beginning."""
+    if config["model_type"] != _GLM:
+        return int(config["first_k_dense_replace"])
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return 1
+    first = next((at for at, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    if set(kinds[first:]) - {"sparse"} or len(kinds) != config["num_hidden_layers"]:
+        why = "only layers without experts before all others are computed"
+        raise refusal("mlp_layer_types", kinds, why, kind="GLM 4.7 Flash")
+    return first
+
+
+def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of ``yarn``, whose factor on scores replaces that on rotated queries and keys."""
+    everywhere = rope.get("mscale_all_dim")
+    bounds = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1, rope.get("truncate", True)
+    is_plain = bounds == (32, 1, True) and rope.get("attention_factor") is None
+    if not everywhere or rope.get("mscale") != everywhere or not is_plain:
+        why = (
+            "`yarn` is computed with equal `mscale` and `mscale_all_dim`, `beta_fast` 32 and "
+            "`beta_slow` 1 only"
+        )
+        raise refusal("rope_parameters", dict(rope), why, kind="DeepSeek")
+    return {
+        "rope.scaling.attn_factor": 1.0,
+        "rope.scaling.yarn_log_multiplier": 0.1 * float(everywhere),
+    }
+
+
+_LATENT = Family(
+    title="DeepSeek",
+    architecture="deepseek2",
+    model_types=(),
+    defaults={
+        "num_key_value_heads": None,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+    },
+    config_keys={
+        **GROUPED_CONFIG,
+        "kv_lora_rank": read("width of a latent"),
+        "q_lora_rank": read("width of the queries' latent; null: they have none"),
+        "qk_head_dim": Rule("the sum of both widths"),
+        "qk_nope_head_dim": read("width of a key without position"),
+        "qk_rope_head_dim": read("rotary dimensions of a key"),
+        "rope_interleave": neutral(None, True),
+        "v_head_dim": read("width of a value"),
+    },
+    gguf_keys={
+        **GROUPED_KEYS,
+        "attention.key_length": Rule("width of a latent with its rotary dimensions"),
+        "attention.value_length": Rule("width of a latent"),
+        "attention.key_length_mla": read("width of a key, rotary dimensions included"),
+        "attention.kv_lora_rank": read("width of a latent"),
+        "attention.q_lora_rank": read("width of the queries' latent; 0: they have none"),
+        "attention.scale": neutral(0),
+        "attention.sliding_window": neutral(0),
+        "attention.value_length_mla": read("width of a value"),
+        "rope.scaling.yarn_log_multiplier": read("a tenth of `mscale_all_dim` of `yarn`"),
+    },
+    tensors={
+        **GROUPED_TENSORS,
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        "self_attn.kv_b_proj": "attn_kv_b",
+    },
+    biases={"attention_bias": ("attn_q_a", "attn_kv_a_mqa", "attn_output")},
+    more_blocks=True,
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", "exp_probs_b.bias")),
+    translate=_translate,
+    decoder=_decoder,
+)
+register_variant(
+    _LATENT,
+    title="DeepSeek 2 and 3",
+    model_types=("deepseek_v3",),
+    defaults={
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 4096,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "num_experts_per_tok": 8,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 4,
+        "v_head_dim": 128,
+    },
+)
+register_variant(
+    _LATENT,
+    title="GLM 4.7 Flash",
+    in_gguf=False,
+    model_types=(_GLM,),
+    defaults={
+        "max_position_embeddings": 202752,
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+        "topk_group": 1,
+        "v_head_dim": 256,
+    },
+    config_keys={
+        "first_k_dense_replace": Rule("transformers ignores it"),
+        "mlp_layer_types": read("which layers have experts: all but the first ones"),
+    },
+)
+
+
+def _ling(keys: Keys) -> ModelConfig:
+    model = dense(keys, qk_norm="head", fused=True, mixture=experts_by_groups(keys))
+    return without_drafting_blocks(keys, model)
+
+
+register(
+    Family(
+        title="Ling and Ring 2",
+        architecture="bailingmoe2",
+        model_types=(),
+        gguf_keys={
+            **GROUPED_KEYS,
+            "expert_shared_feed_forward_length": read("width of each network beside the experts"),
+        },
+        llama_cpp=LlamaCppSupport(
+            tensors=("output.weight", "exp_probs_b.bias"), tied=False, whole_width=True
+        ),
+        decoder=_ling,
+    )
+)
