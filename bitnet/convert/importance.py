@@ -30,19 +30,13 @@ _KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
 
 @dataclass(frozen=True)
 class Importance:
-    """An importance matrix.
+    """An importance matrix."""
 
-    Attributes:
-        path: its file.
-        values: by the name of a matrix, its inputs' weights; one expert after another.
-        dataset: name of the text that it was computed on, or "".
-        chunks: number of pieces of that text, or 0.
-    """
-
-    path: Path
+    path: Path  # its file
+    # by the name of a matrix, its inputs' weights; one expert after another
     values: Mapping[str, NDArray[np.float32]]
-    dataset: str = ""
-    chunks: int = 0
+    dataset: str = ""  # name of the text that it was computed on, or ""
+    chunks: int = 0  # number of pieces of that text, or 0
 
     def of(self, weight: Weight) -> NDArray[np.float32] | None:
         """Weights of the inputs of *weight*, ``(matrices, columns)``; ``None`` without them."""

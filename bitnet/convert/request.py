@@ -70,35 +70,24 @@ ENCODINGS = (*FLOATS, *MIXTURES, *TERNARY)
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """Options of the new file.
+    """Options of the new file."""
 
-    Attributes:
-        type: type of the matrices, one of :data:`ENCODINGS`. A mixture gives some matrices larger
-            types. A ternary one applies to those of the blocks, while an embedding and a head that
-            are not ternary are unchanged, or become F16.
-        tokenizer: file or folder with the tokenizer; by default the one of the source.
-        no_tokenizer: leave the tokenizer out.
-        pre: name of the pre-tokenizer, if it cannot be determined.
-        allow_lossy: allow a loss beyond the rounding of floats.
-        i2_s_layout: processor that wrote the I2_S weights of the source.
-        ignore_keys: metadata keys of the source to ignore; the new file lacks them.
-        pure: give every matrix of a mixture the same type.
-        output_tensor_type: type of the output head in a mixture.
-        token_embedding_type: type of the embedding in a mixture.
-        imatrix: file with an importance matrix, for a mixture.
-    """
-
+    # type of the matrices, one of ``ENCODINGS``. A mixture gives some matrices larger types. A
+    # ternary one applies to those of the blocks, while an embedding and a head that are not ternary
+    # are unchanged, or become F16.
     type: str
+    # file or folder with the tokenizer; by default the one of the source
     tokenizer: Path | None = None
-    no_tokenizer: bool = False
-    pre: str | None = None
-    allow_lossy: bool = False
-    i2_s_layout: I2SLayout = "x86"
+    no_tokenizer: bool = False  # leave the tokenizer out
+    pre: str | None = None  # name of the pre-tokenizer, if it cannot be determined
+    allow_lossy: bool = False  # allow a loss beyond the rounding of floats
+    i2_s_layout: I2SLayout = "x86"  # processor that wrote the I2_S weights of the source
+    # metadata keys of the source to ignore; the new file lacks them
     ignore_keys: tuple[str, ...] = ()
-    pure: bool = False
-    output_tensor_type: str | None = None
-    token_embedding_type: str | None = None
-    imatrix: Path | None = None
+    pure: bool = False  # give every matrix of a mixture the same type
+    output_tensor_type: str | None = None  # type of the output head in a mixture
+    token_embedding_type: str | None = None  # type of the embedding in a mixture
+    imatrix: Path | None = None  # file with an importance matrix, for a mixture
 
     def __post_init__(self) -> None:
         if self.type not in ENCODINGS:
@@ -164,18 +153,12 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor as the rules see it.
+    """A tensor as the rules see it."""
 
-    Attributes:
-        layer: number among *layers* tensors of its role, or its block's.
-        sharing: query heads per key head in the first block.
-        weighted: there is an importance matrix.
-    """
-
-    layer: int
+    layer: int  # number among *layers* tensors of its role, or its block's
     layers: int
-    sharing: int
-    weighted: bool
+    sharing: int  # query heads per key head in the first block
+    weighted: bool  # there is an importance matrix
 
     @property
     def is_early(self) -> bool:

@@ -93,21 +93,13 @@ class Conversion:
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """A planned conversion.
+    """A planned conversion."""
 
-    Attributes:
-        checkpoint: the source.
-        jobs: its tensors and their new types.
-        metadata: every key of the file.
-        size_bytes: of the file.
-        warnings: engines that will compute it differently, with reasons.
-    """
-
-    checkpoint: Checkpoint
-    jobs: tuple[Job, ...]
-    metadata: Mapping[str, bytes]
-    size_bytes: int
-    warnings: tuple[Finding, ...]
+    checkpoint: Checkpoint  # the source
+    jobs: tuple[Job, ...]  # its tensors and their new types
+    metadata: Mapping[str, bytes]  # every key of the file
+    size_bytes: int  # of the file
+    warnings: tuple[Finding, ...]  # engines that will compute it differently, with reasons
 
     def lines(self) -> Iterator[str]:
         """The conversions and the size of the file, as text."""
@@ -224,22 +216,14 @@ def _check_room(output: Path, size: int) -> None:
 
 @dataclass(frozen=True)
 class Converted:
-    """One tensor, read back.
+    """One tensor, read back."""
 
-    Attributes:
-        name: GGUF name.
-        before: its encoding in the source.
-        after: its encoding in the file.
-        exact: it decodes to the same numbers.
-        error: largest difference, as a share of the largest weight.
-        keeps_rounding: products with it round their input to int8 if and only if they did before.
-    """
-
-    name: str
-    before: str
-    after: str
-    exact: bool
-    error: float = 0.0
+    name: str  # GGUF name
+    before: str  # its encoding in the source
+    after: str  # its encoding in the file
+    exact: bool  # it decodes to the same numbers
+    error: float = 0.0  # largest difference, as a share of the largest weight
+    # products with it round their input to int8 if and only if they did before
     keeps_rounding: bool = True
 
 
@@ -318,17 +302,11 @@ thing she did was to paint the door green, because a green door means that someb
 
 @dataclass(frozen=True)
 class Cost:
-    """Divergence of two models on a fixed text.
+    """Divergence of two models on a fixed text."""
 
-    Attributes:
-        positions: number of tokens compared.
-        mean_kl: mean Kullback-Leibler divergence from the source's probabilities, in nats.
-        top1: share of positions with the same likeliest token.
-    """
-
-    positions: int
-    mean_kl: float
-    top1: float
+    positions: int  # number of tokens compared
+    mean_kl: float  # mean Kullback-Leibler divergence from the source's probabilities, in nats
+    top1: float  # share of positions with the same likeliest token
 
     def facts(self) -> dict[str, Any]:
         """The metrics as JSON values."""

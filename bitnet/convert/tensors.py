@@ -37,25 +37,17 @@ _ALLOW = "to accept that: --allow-lossy"
 
 @dataclass(frozen=True)
 class Job:
-    """A tensor of the source and its new type.
+    """A tensor of the source and its new type."""
 
-    Attributes:
-        weight: of the source.
-        target: its new type.
-        order: new row i is old row ``order[i]``; ``None``: rows are unchanged.
-        allow_lossy: allow a loss beyond the rounding of floats.
-        rounds: a layer of it rounds its input to int8 per token.
-        columns: as *order*, of columns.
-        importance: weights of the inputs' squared errors, ``(matrices, columns)``; one matrix, or
-            as many as experts.
-    """
-
-    weight: Weight
-    target: QuantType
+    weight: Weight  # of the source
+    target: QuantType  # its new type
+    # new row i is old row ``order[i]``; ``None``: rows are unchanged
     order: NDArray[np.intp] | None
-    allow_lossy: bool
-    rounds: bool = False
-    columns: NDArray[np.intp] | None = None
+    allow_lossy: bool  # allow a loss beyond the rounding of floats
+    rounds: bool = False  # a layer of it rounds its input to int8 per token
+    columns: NDArray[np.intp] | None = None  # as *order*, of columns
+    # weights of the inputs' squared errors, ``(matrices, columns)``; one matrix, or as many as
+    # experts
     importance: NDArray[np.float32] | None = None
 
     @property

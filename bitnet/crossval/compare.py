@@ -36,43 +36,30 @@ class Row:
     In a continuation, it is the first step where the engines part, or the last one, and holds
     tokens and the gap alone. A field is ``None`` if one of them has no finite logits there, which
     never passes.
-
-    Attributes:
-        prompt: index of the prompt.
-        position: index of the last token given, or of the step.
-        ours: our likeliest next token.
-        theirs: the reference's.
-        gap: logit difference between the reference's best and second token.
-        kl: from the reference to ours.
-        nll: upper bound of our ``-log p`` of the actual next token; None at the end.
-        theirs_nll: the reference's.
-        exact: likeliest next token of the float64 pass, ``None`` without such a pass.
-        exact_nll: its ``-log p`` of the actual next token.
-        ours_kl: from the float64 pass to ours.
-        ours_scale: slope of our log-probabilities over those of the float64 pass, 1 without
-            scaling; ``None`` if all tokens of the float64 pass are equal.
-        theirs_kl: from the float64 pass to the reference.
-        theirs_scale: slope of its log-probabilities.
-        drift: KL from a recorded float64 pass to today's; None without a recorded one.
-        rerouted: ``ours`` and ``theirs``, the engines that choose other experts than the float64
-            pass there, in a near-tie.
     """
 
-    prompt: int
-    position: int
-    ours: int | None
-    theirs: int | None
-    gap: float | None
-    kl: float | None = None
+    prompt: int  # index of the prompt
+    position: int  # index of the last token given, or of the step
+    ours: int | None  # our likeliest next token
+    theirs: int | None  # the reference's
+    gap: float | None  # logit difference between the reference's best and second token
+    kl: float | None = None  # from the reference to ours
+    # upper bound of our ``-log p`` of the actual next token; None at the end
     nll: float | None = None
-    theirs_nll: float | None = None
+    theirs_nll: float | None = None  # the reference's
+    # likeliest next token of the float64 pass, ``None`` without such a pass
     exact: int | None = None
-    exact_nll: float | None = None
-    ours_kl: float | None = None
+    exact_nll: float | None = None  # its ``-log p`` of the actual next token
+    ours_kl: float | None = None  # from the float64 pass to ours
+    # slope of our log-probabilities over those of the float64 pass, 1 without scaling; ``None`` if
+    # all tokens of the float64 pass are equal
     ours_scale: float | None = None
-    theirs_kl: float | None = None
-    theirs_scale: float | None = None
+    theirs_kl: float | None = None  # from the float64 pass to the reference
+    theirs_scale: float | None = None  # slope of its log-probabilities
+    # KL from a recorded float64 pass to today's; None without a recorded one
     drift: float | None = None
+    # ``ours`` and ``theirs``, the engines that choose other experts than the float64 pass there, in
+    # a near-tie
     rerouted: tuple[str, ...] = ()
 
     @property
@@ -222,30 +209,18 @@ class TokenizerParity:
     Where both give the same ids, their decoded texts are compared too, except for three kinds: the
     C++ engines remove a space before some punctuation, join WordPiece in their own way, and spell
     the unknown token by its name, for which SentencePiece has U+2047.
-
-    Attributes:
-        total: texts that are judged.
-        equal: of these, texts with equal ids.
-        apart: texts that are compared but not judged.
-        apart_equal: of these, texts with equal ids.
-        text: the first judged text with different ids, ``None`` if there is none.
-        ours: our ids of it.
-        theirs: the reference's.
-        decoded: lists of ids that were decoded and are judged; 0: the reference decoded none.
-        decoded_equal: of these, lists with equal texts.
-        ids: the first of them with different texts, empty if there is none.
     """
 
-    total: int
-    equal: int
-    apart: int = 0
-    apart_equal: int = 0
-    text: str | None = None
-    ours: tuple[int, ...] = ()
-    theirs: tuple[int, ...] = ()
-    decoded: int = 0
-    decoded_equal: int = 0
-    ids: tuple[int, ...] = ()
+    total: int  # texts that are judged
+    equal: int  # of these, texts with equal ids
+    apart: int = 0  # texts that are compared but not judged
+    apart_equal: int = 0  # of these, texts with equal ids
+    text: str | None = None  # the first judged text with different ids, ``None`` if there is none
+    ours: tuple[int, ...] = ()  # our ids of it
+    theirs: tuple[int, ...] = ()  # the reference's
+    decoded: int = 0  # lists of ids that were decoded and are judged; 0: the reference decoded none
+    decoded_equal: int = 0  # of these, lists with equal texts
+    ids: tuple[int, ...] = ()  # the first of them with different texts, empty if there is none
 
 
 def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:

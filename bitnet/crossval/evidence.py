@@ -70,112 +70,69 @@ def compute_path(model: Model, tokenizer: Tokenizer, kernels: Mapping[str, int])
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a comparison, made before any engine runs.
+    """Plan of a comparison, made before any engine runs."""
 
-    Attributes:
-        against: name of the reference on the command line.
-        independent: the reference is not this project's code.
-        live: it runs the same file here and now; a recording does not.
-        float64: a float64 pass is there to judge it: today's, or one that was recorded with it.
-        asked: the texts of all prompts, as they were given.
-        limit: positions to compare at most.
-        greedy: steps of each continuation; 0: none.
-        texts: texts that are tokenized by both; 0: the reference has no tokenizer of its own.
-        tokenizer_only: nothing else is compared.
-        require_real: only the native kernels are accepted.
-        recorded_sha256: of the file that a recording is of, if known.
-    """
-
-    against: str
-    independent: bool
-    live: bool
-    float64: bool
-    asked: tuple[str, ...]
-    limit: int
-    greedy: int
-    texts: int
-    tokenizer_only: bool = False
-    require_real: bool = False
-    recorded_sha256: str = ""
+    against: str  # name of the reference on the command line
+    independent: bool  # the reference is not this project's code
+    live: bool  # it runs the same file here and now; a recording does not
+    float64: bool  # a float64 pass is there to judge it: today's, or one that was recorded with it
+    asked: tuple[str, ...]  # the texts of all prompts, as they were given
+    limit: int  # positions to compare at most
+    greedy: int  # steps of each continuation; 0: none
+    texts: int  # texts that are tokenized by both; 0: the reference has no tokenizer of its own
+    tokenizer_only: bool = False  # nothing else is compared
+    require_real: bool = False  # only the native kernels are accepted
+    recorded_sha256: str = ""  # of the file that a recording is of, if known
 
 
 @dataclass(frozen=True)
 class TestedModel:
-    """The model under test.
+    """The model under test."""
 
-    Attributes:
-        file: its name, without folders.
-        sha256: of the file; of a folder, over names and digests of its weights.
-        architecture: from the file.
-        origin: its source, for messages.
-        attestation: digest of its content, empty if unknown.
-        original: name of the known model with the same content, empty if there is none.
-        problem: difference from the known model that it claims to be.
-        ignored_keys: metadata keys that were ignored.
-        tokenizer: file of the tokenizer of the prompts, without folders.
-        tokenizer_sha256: its fingerprint.
-        vocab_size: tokens it has.
-        layers: of the model; 0 if its weights are not read.
-    """
-
-    file: str
-    sha256: str
-    architecture: str
-    origin: str = "a file"
-    attestation: str = ""
-    original: str = ""
-    problem: str = ""
-    ignored_keys: tuple[str, ...] = ()
-    tokenizer: str = ""
-    tokenizer_sha256: str = ""
-    vocab_size: int = 0
-    layers: int = 0
+    file: str  # its name, without folders
+    sha256: str  # of the file; of a folder, over names and digests of its weights
+    architecture: str  # from the file
+    origin: str = "a file"  # its source, for messages
+    attestation: str = ""  # digest of its content, empty if unknown
+    original: str = ""  # name of the known model with the same content, empty if there is none
+    problem: str = ""  # difference from the known model that it claims to be
+    ignored_keys: tuple[str, ...] = ()  # metadata keys that were ignored
+    tokenizer: str = ""  # file of the tokenizer of the prompts, without folders
+    tokenizer_sha256: str = ""  # its fingerprint
+    vocab_size: int = 0  # tokens it has
+    layers: int = 0  # of the model; 0 if its weights are not read
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Record of one cross-validation.
+    """Record of one cross-validation."""
 
-    Attributes:
-        schema_version: of this record.
-        created: time in ISO 8601, UTC.
-        plan: what was planned.
-        machine: ``system``, ``processor``, ``python`` and ``features``, the instruction sets that
-            the native module can use, of the machine that ran both.
-        model: the model.
-        ours: our engine; its library is the native module.
-        backend: compute backend of the model.
-        reference: the reference engine.
-        no_answer: why the reference did not answer: skipped if it is not installed, failed if it
-            crashed, refused the model or took too long.
-        compute_path: kind of backend that computed our side.
-        kernels: calls of each kernel, as counted inside the backend.
-        faults: of the answers of ``ours``, ``reference`` and ``float64``; empty for a whole answer.
-        tokenizer_parity: text by text; ``None`` if none were compared.
-        prompts: texts to run.
-        rows: position by position.
-        greedy: continuation by continuation, the first step where they part or the last one.
-        operations: of each engine that gives intermediates, by its name.
-        spellings: text of each token that an engine preferred somewhere, by id.
-    """
-
-    schema_version: int
-    created: str
-    plan: Plan
+    schema_version: int  # of this record
+    created: str  # time in ISO 8601, UTC
+    plan: Plan  # what was planned
+    # ``system``, ``processor``, ``python`` and ``features``, the instruction sets that the native
+    # module can use, of the machine that ran both
     machine: dict[str, str]
-    model: TestedModel
-    ours: EngineFacts
-    backend: str
-    reference: EngineFacts
+    model: TestedModel  # the model
+    ours: EngineFacts  # our engine; its library is the native module
+    backend: str  # compute backend of the model
+    reference: EngineFacts  # the reference engine
+    # why the reference did not answer: skipped if it is not installed, failed if it crashed,
+    # refused the model or took too long
     no_answer: Finding | None = None
-    compute_path: ComputePath = "none"
+    compute_path: ComputePath = "none"  # kind of backend that computed our side
+    # calls of each kernel, as counted inside the backend
     kernels: dict[str, int] = field(default_factory=dict)
+    # of the answers of ``ours``, ``reference`` and ``float64``; empty for a whole answer
     faults: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    tokenizer_parity: TokenizerParity | None = None
-    prompts: tuple[Prompt, ...] = ()
-    rows: tuple[Row, ...] = ()
+    tokenizer_parity: TokenizerParity | None = None  # text by text; ``None`` if none were compared
+    prompts: tuple[Prompt, ...] = ()  # texts to run
+    rows: tuple[Row, ...] = ()  # position by position
+    # continuation by continuation, the first step where they part or the last one
     greedy: tuple[Row, ...] = ()
+    # of each engine that gives intermediates, by its name
     operations: dict[str, tuple[Operation, ...]] = field(default_factory=dict)
+    # text of each token that an engine preferred somewhere, by id
     spellings: dict[str, str] = field(default_factory=dict)
 
     @property

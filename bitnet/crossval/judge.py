@@ -126,21 +126,16 @@ _UNJUDGED = "the reference may not judge"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a comparison.
+    """Result of a comparison."""
 
-    Attributes:
-        status: ``passed`` only if every planned check did; ``not run`` if one could not be made
-            and none failed.
-        findings: one per planned check.
-        excused: positions and continuations where the reference was sure of another token, but
-            the float64 pass agrees with us.
-        reference_rejected: the reference answered but is not accepted as a judge.
-    """
-
+    # ``passed`` only if every planned check did; ``not run`` if one could not be made and none
+    # failed
     status: Status
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # one per planned check
+    # positions and continuations where the reference was sure of another token, but the float64
+    # pass agrees with us
     excused: int = 0
-    reference_rejected: bool = False
+    reference_rejected: bool = False  # the reference answered but is not accepted as a judge
 
     @property
     def reasons(self) -> list[str]:

@@ -68,19 +68,12 @@ GAIN = 1e-2
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation beside the float64 pass.
+    """One operation beside the float64 pass."""
 
-    Attributes:
-        name: of its result, in llama.cpp's words: ``Qcur-3`` is rotated queries of layer 3.
-        kind: what it rounds.
-        error: ``|theirs - float64| / |float64|`` of the worst position.
-        gain: slope of theirs over float64's values, less 1.
-    """
-
-    name: str
-    kind: Kind
-    error: float
-    gain: float
+    name: str  # of its result, in llama.cpp's words: ``Qcur-3`` is rotated queries of layer 3
+    kind: Kind  # what it rounds
+    error: float  # ``|theirs - float64| / |float64|`` of the worst position
+    gain: float  # slope of theirs over float64's values, less 1
 
     @property
     def is_near(self) -> bool:

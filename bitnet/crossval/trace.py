@@ -39,17 +39,11 @@ Arithmetic = Literal["int8", "float", "float32"]
 
 @dataclass(frozen=True)
 class Position:
-    """Distribution of the next token.
+    """Distribution of the next token."""
 
-    Attributes:
-        ids: the likeliest tokens, best first; empty if the logits were not finite.
-        logits: their logits.
-        lse: log-sum-exp over the whole vocabulary.
-    """
-
-    ids: tuple[int, ...]
-    logits: tuple[float, ...]
-    lse: float
+    ids: tuple[int, ...]  # the likeliest tokens, best first; empty if the logits were not finite
+    logits: tuple[float, ...]  # their logits
+    lse: float  # log-sum-exp over the whole vocabulary
 
     @property
     def is_finite(self) -> bool:
@@ -68,88 +62,54 @@ class Position:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Engine of one side.
+    """Engine of one side."""
 
-    Attributes:
-        name: for people.
-        version: of the engine.
-        arithmetic: of its products; int8, the coarsest, where unknown.
-        library: file that computed, without its folder.
-        library_sha256: of that file.
-    """
-
-    name: str
-    version: str = ""
-    arithmetic: Arithmetic = "int8"
-    library: str = ""
-    library_sha256: str = ""
+    name: str  # for people
+    version: str = ""  # of the engine
+    arithmetic: Arithmetic = "int8"  # of its products; int8, the coarsest, where unknown
+    library: str = ""  # file that computed, without its folder
+    library_sha256: str = ""  # of that file
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to run on both sides.
+    """A text to run on both sides."""
 
-    Attributes:
-        text: the text.
-        ids: its tokens, as far as they are run.
-        first: index of the first id whose position is compared.
-        steps: tokens of its greedy continuation.
-        error: reason why it cannot be run.
-        tokens: text of each of *ids*.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    first: int = 0
-    steps: int = 0
-    error: str = ""
-    tokens: tuple[str, ...] = ()
+    text: str  # the text
+    ids: tuple[int, ...]  # its tokens, as far as they are run
+    first: int = 0  # index of the first id whose position is compared
+    steps: int = 0  # tokens of its greedy continuation
+    error: str = ""  # reason why it cannot be run
+    tokens: tuple[str, ...] = ()  # text of each of *ids*
 
 
 @dataclass(frozen=True)
 class PromptTrace:
-    """An engine's answer to one prompt; it names what the engine ran, which may be something else.
+    """An engine's answer to one prompt, with what it ran, which may be something else."""
 
-    Attributes:
-        prompt: the text.
-        ids: its tokens, as they were run.
-        positions: distribution at each of *ids* from *first* on, or at some of these.
-        greedy: the likeliest continuation, token by token.
-        top2_gaps: logit gap of each of *greedy* to the second token.
-        error: reason for a missing or incomplete answer.
-        first: index of the id that *positions* begin at.
-    """
-
-    prompt: str
-    ids: tuple[int, ...]
+    prompt: str  # the text
+    ids: tuple[int, ...]  # its tokens, as they were run
+    # distribution at each of *ids* from *first* on, or at some of these
     positions: tuple[Position, ...] = ()
-    greedy: tuple[int, ...] = ()
-    top2_gaps: tuple[float, ...] = ()
-    error: str = ""
-    first: int = 0
+    greedy: tuple[int, ...] = ()  # the likeliest continuation, token by token
+    top2_gaps: tuple[float, ...] = ()  # logit gap of each of *greedy* to the second token
+    error: str = ""  # reason for a missing or incomplete answer
+    first: int = 0  # index of the id that *positions* begin at
 
 
 @dataclass(frozen=True)
 class Trace:
-    """An engine's answers to some prompts.
+    """An engine's answers to some prompts."""
 
-    Attributes:
-        engine: what computed them.
-        prompts: in the order of the request.
-        tokenized: ids of the texts to tokenize; ``None`` if it has no tokenizer. In a recording, of
-            the whole text of each prompt.
-        decoded: its text of each of these lists of ids, with special tokens by name; ``None`` if
-            not requested.
-        model_sha256: in a recording, of the file it ran.
-        exact: in a recording, the float64 pass over the same prompts.
-    """
-
-    engine: EngineFacts
-    prompts: tuple[PromptTrace, ...] = ()
+    engine: EngineFacts  # what computed them
+    prompts: tuple[PromptTrace, ...] = ()  # in the order of the request
+    # ids of the texts to tokenize; ``None`` if it has no tokenizer. In a recording, of the whole
+    # text of each prompt.
     tokenized: tuple[tuple[int, ...], ...] | None = None
+    # its text of each of these lists of ids, with special tokens by name; ``None`` if not requested
     decoded: tuple[str, ...] | None = None
-    model_sha256: str = ""
-    exact: Trace | None = None
+    model_sha256: str = ""  # in a recording, of the file it ran
+    exact: Trace | None = None  # in a recording, the float64 pass over the same prompts
 
     def as_json(self) -> dict[str, Any]:
         """The trace as JSON values."""
@@ -330,21 +290,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """Request to a reference.
+    """Request to a reference."""
 
-    Attributes:
-        checkpoint: the model.
-        prompts: to run; without any, the weights are not needed.
-        texts: to tokenize, each with true if BOS and EOS are added.
-        threads: compute threads.
-        notify: called with the progress.
-    """
-
-    checkpoint: Checkpoint
-    prompts: tuple[Prompt, ...] = ()
-    texts: tuple[tuple[str, bool], ...] = ()
-    threads: int = 1
-    notify: Callable[[str], None] = logger.debug
+    checkpoint: Checkpoint  # the model
+    prompts: tuple[Prompt, ...] = ()  # to run; without any, the weights are not needed
+    texts: tuple[tuple[str, bool], ...] = ()  # to tokenize, each with true if BOS and EOS are added
+    threads: int = 1  # compute threads
+    notify: Callable[[str], None] = logger.debug  # called with the progress
 
 
 class EngineFailed(VerificationFailed):

@@ -40,19 +40,12 @@ CAPS = 1e-3, 1e3  # soft caps; a larger one takes digits from what it caps
 
 @dataclass(frozen=True)
 class KeysValues:
-    """A cache that grows with the sequence.
+    """A cache that grows with the sequence."""
 
-    Attributes:
-        kv_heads: heads of keys, and of values.
-        head_dim: width of each.
-        window: positions a query attends to, itself included; 0: all.
-        kv_type: form of its keys and values.
-    """
-
-    kv_heads: int
-    head_dim: int
-    window: int = 0
-    kv_type: KVType = "f16"
+    kv_heads: int  # heads of keys, and of values
+    head_dim: int  # width of each
+    window: int = 0  # positions a query attends to, itself included; 0: all
+    kv_type: KVType = "f16"  # form of its keys and values
 
 
 CacheKind: TypeAlias = KeysValues | State
@@ -60,48 +53,32 @@ CacheKind: TypeAlias = KeysValues | State
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention over keys and values of its own, or over those of an attention before.
+    """Attention over keys and values of its own, or over those of an attention before."""
 
-    Attributes:
-        heads: query heads.
-        kv_heads: key and value heads; each serves ``heads / kv_heads`` query heads.
-        head_dim: width of a head.
-        rope: position embedding; ``None``: no rotation.
-        scale: factor on scores, at most 200.
-        window: positions a query attends to, to each side with itself; 0: all.
-        softcap: soft cap on scores, 0.001 to 1,000; 0: none.
-        qk_norm: RMS norms of queries and keys: of each head, of each behind its rotation, or of
-            all heads as one vector.
-        fused: query, key and value are one matrix.
-        biased: query, key and value must have biases; otherwise they may.
-        gated: ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result.
-        sub_norm: there is a norm before the output projection.
-        sinks: ``attn_sinks`` has the score of one more key of each head, whose value is zero.
-        growth: of the query scale with the position, 0: none.
-        growth_length: positions between two steps of that growth.
-        keys_as_values: values are the keys before norm and rotation; there is no ``attn_v``.
-        value_norm: there is an RMS norm of each value head, without a weight.
-        shared_cache: number of the cache that it reads, which an attention of the same shape before
-            it fills; ``None``: it has keys and values of its own.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope: Rope | None
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
+    heads: int  # query heads
+    kv_heads: int  # key and value heads; each serves ``heads / kv_heads`` query heads
+    head_dim: int  # width of a head
+    rope: Rope | None  # position embedding; ``None``: no rotation
+    scale: float  # factor on scores, at most 200
+    window: int = 0  # positions a query attends to, to each side with itself; 0: all
+    softcap: float = 0.0  # soft cap on scores, 0.001 to 1,000; 0: none
+    # RMS norms of queries and keys: of each head, of each behind its rotation, or of all heads as
+    # one vector
     qk_norm: Literal["", "head", "rotated", "whole"] = ""
-    fused: bool = False
-    biased: bool = False
+    fused: bool = False  # query, key and value are one matrix
+    biased: bool = False  # query, key and value must have biases; otherwise they may
+    # ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result
     gated: bool = False
-    sub_norm: bool = False
+    sub_norm: bool = False  # there is a norm before the output projection
+    # ``attn_sinks`` has the score of one more key of each head, whose value is zero
     sinks: bool = False
-    growth: float = 0.0
-    growth_length: int = 1
+    growth: float = 0.0  # of the query scale with the position, 0: none
+    growth_length: int = 1  # positions between two steps of that growth
+    # values are the keys before norm and rotation; there is no ``attn_v``
     keys_as_values: bool = False
-    value_norm: bool = False
+    value_norm: bool = False  # there is an RMS norm of each value head, without a weight
+    # number of the cache that it reads, which an attention of the same shape before it fills;
+    # ``None``: it has keys and values of its own
     shared_cache: int | None = None
 
     @property
@@ -146,26 +123,16 @@ class LatentAttention:
     The vector is a latent, which is keys and values alike, and a rotated key. The matrices that
     make keys and values of a latent, ``attn_k_b`` and ``attn_v_b``, are multiplied with queries and
     results instead.
-
-    Attributes:
-        heads: query heads.
-        latent: width of a latent.
-        key_dim: width of a query without its rotary dimensions.
-        value_dim: width of a head's result.
-        rope: position embedding, of dimensions of its own.
-        scale: factor on scores, at most 200.
-        query_rank: width of the queries' latent; 0: they are a product of the input.
-        eps: epsilon of the norms of latents.
     """
 
-    heads: int
-    latent: int
-    key_dim: int
-    value_dim: int
-    rope: Rope
-    scale: float
-    query_rank: int
-    eps: float
+    heads: int  # query heads
+    latent: int  # width of a latent
+    key_dim: int  # width of a query without its rotary dimensions
+    value_dim: int  # width of a head's result
+    rope: Rope  # position embedding, of dimensions of its own
+    scale: float  # factor on scores, at most 200
+    query_rank: int  # width of the queries' latent; 0: they are a product of the input
+    eps: float  # epsilon of the norms of latents
 
     @property
     def reads(self) -> KeysValues:
@@ -191,14 +158,10 @@ class LayerInput:
     """``proj(activation(inp_gate(x)) * p)``, with the block's part *p* of what each token adds.
 
     The parts of all blocks are a norm of a projection of the embeddings, plus a row of a table.
-
-    Attributes:
-        width: of a part.
-        activation: on the gate.
     """
 
-    width: int
-    activation: Activation
+    width: int  # of a part
+    activation: Activation  # on the gate
 
     cache: ClassVar[None] = None  # it needs no other position
 
@@ -221,30 +184,21 @@ Mixer: TypeAlias = (
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """The sum of networks that read the same stream, each with norms of its own.
+    """The sum of networks that read the same stream, each with norms of its own."""
 
-    Attributes:
-        branches: the networks, of one mixer each; none of them needs another position.
-    """
-
+    # the networks, of one mixer each; none of them needs another position
     branches: tuple[Branch, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A part of a block.
+    """A part of a block."""
 
-    Attributes:
-        norm: name of the norm before it; empty: none.
-        mixers: what it computes; the results of several are added one after the other.
-        post_norm: name of the norm behind it; empty: none.
-        scale: factor on its result.
-    """
-
-    norm: str
+    norm: str  # name of the norm before it; empty: none
+    # what it computes; the results of several are added one after the other
     mixers: tuple[Mixer | Sum, ...]
-    post_norm: str = ""
-    scale: float = 1.0
+    post_norm: str = ""  # name of the norm behind it; empty: none
+    scale: float = 1.0  # factor on its result
 
     def every(self) -> Iterator[Mixer]:
         """Its mixers, and those of the branches of a sum."""
@@ -261,58 +215,39 @@ Block: TypeAlias = tuple[Branch, ...]
 
 @dataclass(frozen=True, eq=False)
 class ModelConfig:
-    """A decoder-only transformer.
+    """A decoder-only transformer."""
 
-    Attributes:
-        architecture: GGUF's name for the family.
-        dim: width of the residual stream.
-        vocab_size: rows of the token embedding.
-        context_length: positions the model was trained for.
-        norm_eps: epsilon of every norm.
-        blocks: from the first to the last.
-        embedding_scale: factor on embeddings.
-        logit_scale: factor on logits.
-        final_softcap: soft cap on logits, 0.001 to 1,000; 0: none.
-        causal: positions attend only to those before them.
-        pooling: how hidden states are pooled to an embedding; ``none``: it generates text.
-        centered_norms: norms subtract the mean first (LayerNorm without a bias).
-        input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
-        output_scale: name of the factor on the stream behind each block; empty: none.
-        left_out: beginnings of the names of tensors that generating text does not need.
-        first_block: number of the first block in the names of tensors.
-        joined: its input is the embedding of a token joined with a hidden state of another
-            decoder, that of the token before.
-        final_norm: name of the norm behind the last block.
-        bare_norms: names of norms whose tensors are called so, without ``.weight``.
-        drafter: its own block that predicts one more token, as a decoder; ``None``: it has none.
-        basis: of matrices that are rotated; ``None``: none is.
-        adapted: ranks of low-rank adapters, by the name of the matrix that they change.
-        kv_type: form of its keys and values.
-    """
-
-    architecture: str
-    dim: int
-    vocab_size: int
-    context_length: int
-    norm_eps: float
-    blocks: tuple[Block, ...]
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    final_softcap: float = 0.0
-    causal: bool = True
+    architecture: str  # GGUF's name for the family
+    dim: int  # width of the residual stream
+    vocab_size: int  # rows of the token embedding
+    context_length: int  # positions the model was trained for
+    norm_eps: float  # epsilon of every norm
+    blocks: tuple[Block, ...]  # from the first to the last
+    embedding_scale: float = 1.0  # factor on embeddings
+    logit_scale: float = 1.0  # factor on logits
+    final_softcap: float = 0.0  # soft cap on logits, 0.001 to 1,000; 0: none
+    causal: bool = True  # positions attend only to those before them
+    # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"
-    centered_norms: bool = False
+    centered_norms: bool = False  # norms subtract the mean first (LayerNorm without a bias)
+    # each projection of a block has an RMS norm on its input (BitNet embeddings)
     input_norms: bool = False
-    output_scale: str = ""
+    output_scale: str = ""  # name of the factor on the stream behind each block; empty: none
+    # beginnings of the names of tensors that generating text does not need
     left_out: tuple[str, ...] = ()
-    first_block: int = 0
+    first_block: int = 0  # number of the first block in the names of tensors
+    # its input is the embedding of a token joined with a hidden state of another decoder, that of
+    # the token before
     joined: bool = False
-    final_norm: str = "output_norm"
+    final_norm: str = "output_norm"  # name of the norm behind the last block
+    # names of norms whose tensors are called so, without ``.weight``
     bare_norms: tuple[str, ...] = ()
+    # its own block that predicts one more token, as a decoder; ``None``: it has none
     drafter: ModelConfig | None = None
-    basis: HadamardBasis | None = None
+    basis: HadamardBasis | None = None  # of matrices that are rotated; ``None``: none is
+    # ranks of low-rank adapters, by the name of the matrix that they change
     adapted: Mapping[str, int] = field(default_factory=dict)
-    kv_type: KVType = "f16"
+    kv_type: KVType = "f16"  # form of its keys and values
 
     @property
     def n_layers(self) -> int:

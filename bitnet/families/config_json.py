@@ -147,33 +147,19 @@ _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
 @dataclass(frozen=True)
 class Description:
-    """Content of a ``config.json`` in GGUF's terms.
+    """Content of a ``config.json`` in GGUF's terms."""
 
-    Attributes:
-        family: the family whose table was used.
-        metadata: GGUF keys, including the architecture prefix.
-        freq_factors: the tensors in which GGUF stores frequency factors.
-        tied: the head is the embedding.
-        headless: there is no head; the model computes embeddings.
-        biases: parts of a layer that have biases.
-        vocab_size: rows the embedding must have; ``None``: not specified.
-        values: functions of the values of tensors, by the end of GGUF's name.
-        factors: factors on tensors, in the same way.
-        quantization: ``quantization_config``, empty without ternary weights.
-        ignored: keys ignored on the user's request, with their values.
-    """
-
-    family: Family
-    metadata: dict[str, Any]
-    freq_factors: dict[str, NDArray[Any]]
-    tied: bool
-    headless: bool
-    biases: frozenset[str]
-    vocab_size: int | None
-    values: Values
-    factors: Mapping[str, float]
-    quantization: Mapping[str, Any]
-    ignored: Mapping[str, Any]
+    family: Family  # the family whose table was used
+    metadata: dict[str, Any]  # GGUF keys, including the architecture prefix
+    freq_factors: dict[str, NDArray[Any]]  # the tensors in which GGUF stores frequency factors
+    tied: bool  # the head is the embedding
+    headless: bool  # there is no head; the model computes embeddings
+    biases: frozenset[str]  # parts of a layer that have biases
+    vocab_size: int | None  # rows the embedding must have; ``None``: not specified
+    values: Values  # functions of the values of tensors, by the end of GGUF's name
+    factors: Mapping[str, float]  # factors on tensors, in the same way
+    quantization: Mapping[str, Any]  # ``quantization_config``, empty without ternary weights
+    ignored: Mapping[str, Any]  # keys ignored on the user's request, with their values
 
     def value(self, key: str) -> Any:
         """The family's own *key*, such as ``block_count``; ``None`` if there is none."""

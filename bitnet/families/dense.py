@@ -39,19 +39,12 @@ MAX_LAYERS = 4096  # keeps a damaged file from making us list billions of tensor
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that every decoder has.
+    """Sizes that every decoder has."""
 
-    Attributes:
-        layers: blocks.
-        dim: width of the residual stream.
-        vocab_size: rows of the embedding.
-        ffn: width inside the feed-forward network.
-    """
-
-    layers: int
-    dim: int
-    vocab_size: int
-    ffn: int
+    layers: int  # blocks
+    dim: int  # width of the residual stream
+    vocab_size: int  # rows of the embedding
+    ffn: int  # width inside the feed-forward network
 
 
 def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:

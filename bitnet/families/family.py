@@ -34,105 +34,82 @@ BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
 
 @dataclass(frozen=True)
 class LlamaCppSupport:
-    """Differences between llama.cpp and the keys of a family.
+    """Differences between llama.cpp and the keys of a family."""
 
-    Attributes:
-        tensors: those it loads besides the ones that all models have, by the end of their names.
-        required: those of them without which it does not load a model.
-        ignores: keys that it does not read, so that they mean nothing in a file.
-        tied: it loads models whose head is the embedding.
-        whole_width: it loads only models whose heads together are as wide as the model.
-        whole_keys: it loads only models with as many key heads as heads.
-        wide_scale_layers: models with this many layers scale attention by another width.
-        window_layers: only models with this many layers have windows, whatever their keys say.
-        wide_states: it loads only models whose state-space models are twice as wide as the model.
-        needs: kinds of layers without which it crashes: ``attention``, ``window`` or ``state``.
-        nonzero: keys with which it computes NaN, or nothing but zeros, where they are 0.
-    """
-
+    # those it loads besides the ones that all models have, by the end of their names
     tensors: tuple[str, ...] = ("output.weight", *BIASES)
-    required: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()  # those of them without which it does not load a model
+    # keys that it does not read, so that they mean nothing in a file
     ignores: tuple[str, ...] = WINDOWS
-    tied: bool = True
-    whole_width: bool = False
-    whole_keys: bool = False
-    wide_scale_layers: int = 0
+    tied: bool = True  # it loads models whose head is the embedding
+    whole_width: bool = False  # it loads only models whose heads together are as wide as the model
+    whole_keys: bool = False  # it loads only models with as many key heads as heads
+    wide_scale_layers: int = 0  # models with this many layers scale attention by another width
+    # only models with this many layers have windows, whatever their keys say
     window_layers: int = 0
+    # it loads only models whose state-space models are twice as wide as the model
     wide_states: bool = False
+    # kinds of layers without which it crashes: ``attention``, ``window`` or ``state``
     needs: frozenset[str] = frozenset()
+    # keys with which it computes NaN, or nothing but zeros, where they are 0
     nonzero: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One kind of decoder.
+    """One kind of decoder."""
 
-    Attributes:
-        title: its name in text for people.
-        architecture: ``general.architecture``, which also prefixes its keys here.
-        model_types: values of ``model_type`` in ``config.json``.
-        classes: names in ``architectures`` that set it apart from the family of its ``model_type``.
-        gguf: other names of the architecture in GGUF files; *architecture* is read unless
-            *in_gguf* is false.
-        in_gguf: this family reads GGUF files of this architecture.
-        activation: activation function, by its name in ``config.json``.
-        aliases: other names of keys in ``config.json``, which count where both are given.
-        quantization: ``quantization_config`` of folders without one.
-        defaults: transformers' defaults for keys missing from ``config.json``.
-        config_keys: rules for ``config.json``, besides those shared by all families and those of
-            *biases*.
-        rope_parameters: rules for ``rope_parameters``, besides those of the kind of scaling.
-        gguf_keys: rules for GGUF files, besides those shared by all families.
-        tensors: names of tensors that differ from the usual ones, those of layers without number.
-        values: functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF
-            stores others; from its ``config.json``.
-        factors: factors on a folder's tensors, in the same way.
-        biases: parts with biases, by the key that enables them; those under ``""`` always do.
-        partial_rotation: ``partial_rotary_factor`` is supported.
-        layered_rope: layers with a window have a RoPE of their own.
-        has_freq_factors: files have frequency factors even where all of them are one.
-        norms_from_zero: the safetensors weights of norms are stored minus one.
-        more_blocks: folders may have blocks behind the last, which draft tokens and are left out.
-        transposed_experts: a folder's matrices of experts are stored transposed, with rows of gate
-            and up in turns, or as blocks of MXFP4.
-        rope_style: pairing of rotary dimensions in a folder's weights.
-        gguf_rope_style: the same in a GGUF file, for which converters permute rows.
-        llama_cpp: how llama.cpp computes it; ``None``: it does not support the architecture.
-        translate: additional GGUF keys from a ``config.json``; ``architecture`` is another of
-            *gguf* for this model.
-        rounds_inputs: ternary layers round a token's input to int8 (W1.58A8), as in training.
-        decoder: its blocks, from the keys.
-    """
-
-    title: str
-    architecture: str
-    model_types: tuple[str, ...]
-    activation: str = "silu"
+    title: str  # its name in text for people
+    architecture: str  # ``general.architecture``, which also prefixes its keys here
+    model_types: tuple[str, ...]  # values of ``model_type`` in ``config.json``
+    activation: str = "silu"  # activation function, by its name in ``config.json``
+    # other names of the architecture in GGUF files; *architecture* is read unless *in_gguf* is
+    # false
     gguf: tuple[str, ...] = ()
-    in_gguf: bool = True
+    in_gguf: bool = True  # this family reads GGUF files of this architecture
+    # names in ``architectures`` that set it apart from the family of its ``model_type``
     classes: tuple[str, ...] = ()
+    # other names of keys in ``config.json``, which count where both are given
     aliases: Mapping[str, str] = field(default_factory=dict)
+    # ``quantization_config`` of folders without one
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    # transformers' defaults for keys missing from ``config.json``
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # rules for ``config.json``, besides those shared by all families and those of *biases*
     config_keys: Mapping[str, Rule] = field(default_factory=dict)
+    # rules for ``rope_parameters``, besides those of the kind of scaling
     rope_parameters: Mapping[str, str] = field(default_factory=dict)
+    # rules for GGUF files, besides those shared by all families
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
+    # names of tensors that differ from the usual ones, those of layers without number
     tensors: Mapping[str, str] = field(default_factory=dict)
+    # functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF stores
+    # others; from its ``config.json``
     values: Callable[[Mapping[str, Any]], Values] = field(default=lambda _config: {})
+    # factors on a folder's tensors, in the same way
     factors: Callable[[Mapping[str, Any]], Mapping[str, float]] = field(default=lambda _config: {})
+    # parts with biases, by the key that enables them; those under ``""`` always do
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    partial_rotation: bool = False
-    layered_rope: bool = False
-    has_freq_factors: bool = False
+    partial_rotation: bool = False  # ``partial_rotary_factor`` is supported
+    layered_rope: bool = False  # layers with a window have a RoPE of their own
+    has_freq_factors: bool = False  # files have frequency factors even where all of them are one
+    # ternary layers round a token's input to int8 (W1.58A8), as in training
     rounds_inputs: bool = False
-    norms_from_zero: bool = False
+    norms_from_zero: bool = False  # the safetensors weights of norms are stored minus one
+    # folders may have blocks behind the last, which draft tokens and are left out
     more_blocks: bool = False
+    # a folder's matrices of experts are stored transposed, with rows of gate and up in turns, or as
+    # blocks of MXFP4
     transposed_experts: bool = False
-    rope_style: RopeStyle = "half"
+    rope_style: RopeStyle = "half"  # pairing of rotary dimensions in a folder's weights
+    # the same in a GGUF file, for which converters permute rows
     gguf_rope_style: RopeStyle = "half"
+    # how llama.cpp computes it; ``None``: it does not support the architecture
     llama_cpp: LlamaCppSupport | None = field(default_factory=LlamaCppSupport)
+    # additional GGUF keys from a ``config.json``; ``architecture`` is another of *gguf* for this
+    # model
     translate: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda _config: {})
-    decoder: Callable[[Keys], ModelConfig] = dense
+    decoder: Callable[[Keys], ModelConfig] = dense  # its blocks, from the keys
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -41,21 +41,15 @@ _HINT = "fetch the file again; or another file of this model"
 
 @dataclass(frozen=True, eq=False)
 class HadamardBasis:
-    """The basis of some matrices.
+    """The basis of some matrices."""
 
-    Attributes:
-        block: columns that are transformed together, a power of two.
-        signs: 1 and -1 for every column, by width; without the width: all are 1.
-        weights: names of the matrices whose inputs are transformed.
-        embeddings: names of those whose rows are transformed back.
-        grouped: inputs of a rotated ``ssm_out`` are ordered as in transformers' folders:
-            neighbouring heads share a key head.
-    """
-
-    block: int
+    block: int  # columns that are transformed together, a power of two
+    # 1 and -1 for every column, by width; without the width: all are 1
     signs: Mapping[int, NDArray[np.float32]]
-    weights: frozenset[str]
-    embeddings: frozenset[str]
+    weights: frozenset[str]  # names of the matrices whose inputs are transformed
+    embeddings: frozenset[str]  # names of those whose rows are transformed back
+    # inputs of a rotated ``ssm_out`` are ordered as in transformers' folders: neighbouring heads
+    # share a key head
     grouped: bool = False
 
     def signs_of(self, width: int) -> NDArray[np.float32]:

@@ -64,17 +64,11 @@ class Keys(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule for one key.
+    """Rule for one key."""
 
-    Attributes:
-        note: meaning of the key, for the documentation.
-        values: values without effect; ``None``: any value is accepted.
-        is_read: the computation follows it.
-    """
-
-    note: str
-    values: tuple[Any, ...] | None = None
-    is_read: bool = False
+    note: str  # meaning of the key, for the documentation
+    values: tuple[Any, ...] | None = None  # values without effect; ``None``: any value is accepted
+    is_read: bool = False  # the computation follows it
 
     def allows(self, value: Any) -> bool:
         """True if the model can be run exactly with *value*."""

@@ -27,21 +27,13 @@ LARGEST_HEAD = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """A feed-forward network.
+    """A feed-forward network."""
 
-    Attributes:
-        width: of its inner layer.
-        activation: on the gate.
-        gated: it is a GLU; if not, the activation is on ``up`` itself.
-        fused: gate and up are one matrix, ``ffn_up``.
-        sub_norm: there is a norm before the output projection.
-    """
-
-    width: int
-    activation: Activation = "silu"
-    gated: bool = True
-    fused: bool = False
-    sub_norm: bool = False
+    width: int  # of its inner layer
+    activation: Activation = "silu"  # on the gate
+    gated: bool = True  # it is a GLU; if not, the activation is on ``up`` itself
+    fused: bool = False  # gate and up are one matrix, ``ffn_up``
+    sub_norm: bool = False  # there is a norm before the output projection
 
     cache: ClassVar[None] = None  # it needs no other position
 
@@ -55,28 +47,21 @@ class Routing:
     """The choice of a token's experts, from the logits of a router.
 
     The experts with the best scores are chosen; of equal scores, that of the lower number.
-
-    Attributes:
-        count: experts.
-        used: experts of a token.
-        gating: scores of experts: a softmax over all, a sigmoid each, or the logits themselves,
-            whose softmax over the chosen ones gives the weights.
-        corrected: ``exp_probs_b`` is added to the scores for the choice, not for the weights.
-        groups: equal parts of the experts, of which only the best are chosen from; the score of a
-            group is the sum of its two best.
-        groups_used: groups that are chosen from.
-        renormalised: weights are divided by their sum, at least 2**-14.
-        scale: factor on the weights.
     """
 
-    count: int
-    used: int
+    count: int  # experts
+    used: int  # experts of a token
+    # scores of experts: a softmax over all, a sigmoid each, or the logits themselves, whose softmax
+    # over the chosen ones gives the weights
     gating: Gating = "softmax"
+    # ``exp_probs_b`` is added to the scores for the choice, not for the weights
     corrected: bool = False
+    # equal parts of the experts, of which only the best are chosen from; the score of a group is
+    # the sum of its two best
     groups: int = 1
-    groups_used: int = 1
-    renormalised: bool = True
-    scale: float = 1.0
+    groups_used: int = 1  # groups that are chosen from
+    renormalised: bool = True  # weights are divided by their sum, at least 2**-14
+    scale: float = 1.0  # factor on the weights
 
     def faults(self) -> Iterator[tuple[bool, str]]:
         """Conditions, and what it means that one is true."""
@@ -93,35 +78,24 @@ class Routing:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A mixture of experts: feed-forward networks, of which a router chooses some for each token.
+    """A mixture of experts: feed-forward networks; a router chooses some of them for each token."""
 
-    Attributes:
-        routing: the choice.
-        width: inside an expert.
-        activation: on the gate.
-        gated: experts are GLUs.
-        fused: gate and up of an expert are one matrix, ``ffn_gate_up_exps``, the gate first.
-        biased: the router and the experts must have biases.
-        early: the router reads the input of the block, before its first norm.
-        normed: the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its
-            width; the experts read the norm of their branch.
-        latent: width of what experts read and give, ``ffn_latent_down`` and ``ffn_latent_up`` lead
-            there and back; 0: they read and give what the mixture does.
-        shared: width inside a network that every token goes through; 0: there is none.
-        shared_gated: its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``.
-    """
-
-    routing: Routing
-    width: int
-    activation: Activation = "silu"
-    gated: bool = True
+    routing: Routing  # the choice
+    width: int  # inside an expert
+    activation: Activation = "silu"  # on the gate
+    gated: bool = True  # experts are GLUs
+    # gate and up of an expert are one matrix, ``ffn_gate_up_exps``, the gate first
     fused: bool = False
-    biased: bool = False
-    early: bool = False
+    biased: bool = False  # the router and the experts must have biases
+    early: bool = False  # the router reads the input of the block, before its first norm
+    # the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its width; the
+    # experts read the norm of their branch
     normed: bool = False
+    # width of what experts read and give, ``ffn_latent_down`` and ``ffn_latent_up`` lead there and
+    # back; 0: they read and give what the mixture does
     latent: int = 0
-    shared: int = 0
-    shared_gated: bool = False
+    shared: int = 0  # width inside a network that every token goes through; 0: there is none
+    shared_gated: bool = False  # its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``
 
     cache: ClassVar[None] = None  # it needs no other position
 
@@ -133,34 +107,22 @@ class Experts:
 
 @dataclass(frozen=True)
 class State:
-    """A cache of fixed size: the last inputs of a convolution, or a matrix per head.
+    """A cache of fixed size: the last inputs of a convolution, or a matrix per head."""
 
-    Attributes:
-        size: numbers.
-    """
-
-    size: int
+    size: int  # numbers
 
 
 @dataclass(frozen=True, eq=False)
 class DeltaNet:
-    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution.
+    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution."""
 
-    Attributes:
-        heads: of values, each with a matrix of keys by values.
-        key_heads: of queries and keys; each serves ``heads / key_heads`` heads.
-        key_dim: width of a query or key.
-        value_dim: width of a value.
-        kernel: positions of the convolution.
-        grouped: neighbouring heads share a key head, as in transformers' folders; otherwise every
-            key_heads-th head does, as in GGUF.
-    """
-
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
+    heads: int  # of values, each with a matrix of keys by values
+    key_heads: int  # of queries and keys; each serves ``heads / key_heads`` heads
+    key_dim: int  # width of a query or key
+    value_dim: int  # width of a value
+    kernel: int  # positions of the convolution
+    # neighbouring heads share a key head, as in transformers' folders; otherwise every key_heads-th
+    # head does, as in GGUF
     grouped: bool
 
     @property
@@ -198,15 +160,10 @@ class DeltaNet:
 
 @dataclass(frozen=True, eq=False)
 class ShortConvolution:
-    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``.
+    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``."""
 
-    Attributes:
-        width: of each of ``b``, ``c`` and ``v``, which are one product of the input.
-        kernel: positions of the convolution.
-    """
-
-    width: int
-    kernel: int
+    width: int  # of each of ``b``, ``c`` and ``v``, which are one product of the input
+    kernel: int  # positions of the convolution
 
     @property
     def cache(self) -> State:
@@ -221,25 +178,15 @@ class ShortConvolution:
 
 @dataclass(frozen=True, eq=False)
 class Mamba2:
-    """A state-space model with one decay per head (arXiv:2405.21060), behind a short convolution.
+    """A state space with one decay per head (arXiv:2405.21060), behind a short convolution."""
 
-    Attributes:
-        heads: each with a state of *state_size* by *head_dim*.
-        head_dim: width of a head.
-        groups: of inputs and outputs of states; neighbouring heads share one.
-        state_size: rows of a state.
-        kernel: positions of the convolution.
-        norm_groups: parts of the result with a norm of their own; 0: it has no norm.
-        norm_first: the norm is before the gate; otherwise behind it.
-    """
-
-    heads: int
-    head_dim: int
-    groups: int
-    state_size: int
-    kernel: int
-    norm_groups: int = 1
-    norm_first: bool = False
+    heads: int  # each with a state of *state_size* by *head_dim*
+    head_dim: int  # width of a head
+    groups: int  # of inputs and outputs of states; neighbouring heads share one
+    state_size: int  # rows of a state
+    kernel: int  # positions of the convolution
+    norm_groups: int = 1  # parts of the result with a norm of their own; 0: it has no norm
+    norm_first: bool = False  # the norm is before the gate; otherwise behind it
 
     @property
     def width(self) -> int:

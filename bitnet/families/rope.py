@@ -25,28 +25,18 @@ _YARN_FAST, _YARN_SLOW = 32, 1
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Rotary position embedding.
+    """Rotary position embedding."""
 
-    Attributes:
-        dims: rotary dimensions of a head, twice the number of pairs.
-        theta: base of the frequencies, ``rope_theta``.
-        style: which elements form a pair.
-        scaling: method of context extension, one of :data:`SCALINGS`.
-        factor: factor of the extension.
-        original_context: positions the model was first trained for.
-        attention_factor: factor on rotated queries and keys; 0: as *scaling* implies.
-        freq_factors: divisors of the frequencies, ``(dims / 2,)`` (``rope_freqs.weight``).
-        long_freq_factors: *freq_factors* for contexts beyond the original one (Phi-3).
-    """
-
-    dims: int
-    theta: float
-    style: RopeStyle
-    scaling: str = "none"
-    factor: float = 1.0
-    original_context: int = 2
-    attention_factor: float = 0.0
+    dims: int  # rotary dimensions of a head, twice the number of pairs
+    theta: float  # base of the frequencies, ``rope_theta``
+    style: RopeStyle  # which elements form a pair
+    scaling: str = "none"  # method of context extension, one of ``SCALINGS``
+    factor: float = 1.0  # factor of the extension
+    original_context: int = 2  # positions the model was first trained for
+    attention_factor: float = 0.0  # factor on rotated queries and keys; 0: as *scaling* implies
+    # divisors of the frequencies, ``(dims / 2,)`` (``rope_freqs.weight``)
     freq_factors: NDArray[np.float32] | None = None
+    # *freq_factors* for contexts beyond the original one (Phi-3)
     long_freq_factors: NDArray[np.float32] | None = None
 
     def regime(self, context: int) -> int:

@@ -49,34 +49,22 @@ _USUAL = {
 
 
 class Pair(NamedTuple):
-    """The two factors of what is added to a matrix.
+    """The two factors of what is added to a matrix."""
 
-    Attributes:
-        a: ``(rank, inputs)``.
-        b: ``(outputs, rank)``.
-        scale: factor on their product.
-    """
-
-    a: NDArray[np.float32]
-    b: NDArray[np.float32]
-    scale: float
+    a: NDArray[np.float32]  # ``(rank, inputs)``
+    b: NDArray[np.float32]  # ``(outputs, rank)``
+    scale: float  # factor on their product
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter.
+    """An adapter."""
 
-    Attributes:
-        path: its file or folder.
-        pairs: by the name of the matrix, in GGUF if it is a file, else in its own model.
-        architecture: of the model it is for, as GGUF names it; "" if it does not say.
-        is_gguf: it is a file of llama.cpp.
-    """
-
-    path: Path
+    path: Path  # its file or folder
+    # by the name of the matrix, in GGUF if it is a file, else in its own model
     pairs: Mapping[str, Pair]
-    architecture: str
-    is_gguf: bool
+    architecture: str  # of the model it is for, as GGUF names it; "" if it does not say
+    is_gguf: bool  # it is a file of llama.cpp
 
 
 def read_adapter(path: Path) -> Adapter:

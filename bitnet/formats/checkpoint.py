@@ -47,42 +47,30 @@ def has_input_norms(names: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model on disk.
+    """A model on disk."""
 
-    Attributes:
-        path: the file or folder.
-        architecture: GGUF's ``general.architecture``.
-        metadata: GGUF keys; arrays are :class:`~bitnet.formats.gguf.Array` or lists.
-        weights: by GGUF name, in file order.
-        rope_style: pairing of rotary dimensions: neighbours (``interleaved``), or element i and
-            element i + half (``half``).
-        gguf: the open file, if the container is GGUF.
-        config: ``config.json``, if the container is a folder.
-        opened_s: seconds it took to open.
-        ignored: keys ignored on request, with their values.
-        prompts: prefixes that the model expects before texts it embeds.
-        rounds_inputs: a BitNet model: ternary layers round a token's input to int8, whatever
-            their quantization type.
-        inventory: the files that were read.
-        adapted: names of matrices that adapters change; ``NAME.lora_a`` and ``NAME.lora_b`` are
-            among the weights.
-        kv_type: form of the keys and values that it is run with.
-    """
-
-    path: Path
-    architecture: str
-    metadata: Mapping[str, Any]
-    weights: Mapping[str, Weight]
+    path: Path  # the file or folder
+    architecture: str  # GGUF's ``general.architecture``
+    metadata: Mapping[str, Any]  # GGUF keys; arrays are ``Array`` or lists
+    weights: Mapping[str, Weight]  # by GGUF name, in file order
+    # pairing of rotary dimensions: neighbours (``interleaved``), or element i and element i + half
+    # (``half``)
     rope_style: RopeStyle
-    gguf: GGUF | None = None
-    config: Mapping[str, Any] | None = None
-    opened_s: float = 0.0
+    gguf: GGUF | None = None  # the open file, if the container is GGUF
+    config: Mapping[str, Any] | None = None  # ``config.json``, if the container is a folder
+    opened_s: float = 0.0  # seconds it took to open
+    # keys ignored on request, with their values
     ignored: Mapping[str, Any] = field(default_factory=dict)
+    # prefixes that the model expects before texts it embeds
     prompts: Prompts = field(default_factory=Prompts)
+    # a BitNet model: ternary layers round a token's input to int8, whatever their quantization type
     rounds_inputs: bool = False
+    # the files that were read
     inventory: Inventory = field(default_factory=lambda: Inventory(Path()))
+    # names of matrices that adapters change; ``NAME.lora_a`` and ``NAME.lora_b`` are among the
+    # weights
     adapted: frozenset[str] = frozenset()
-    kv_type: KVType = "f16"
+    kv_type: KVType = "f16"  # form of the keys and values that it is run with
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -123,14 +123,11 @@ I2SLayout = Literal["x86", "arm"]
 
 @dataclass(frozen=True)
 class Container:
-    """A file format for models.
+    """A file format for models."""
 
-    Attributes:
-        recognises: identifies it by the first bytes of a file, or by the content of a folder.
-        open: opens the model at a recognised path, without the ignored keys.
-    """
-
+    # identifies it by the first bytes of a file, or by the content of a folder
     recognises: Callable[[Path], bool]
+    # opens the model at a recognised path, without the ignored keys
     open: Callable[[Path, Collection[str]], Checkpoint]
 
 

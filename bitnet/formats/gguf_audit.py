@@ -173,27 +173,16 @@ SAMPLE_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class TernaryCounts:
-    """Code counts of one tensor.
+    """Code counts of one tensor."""
 
-    Attributes:
-        name: the tensor.
-        minus: weights that are -1.
-        zero: weights that are 0.
-        plus: weights that are +1.
-        invalid: codes without a meaning.
-        scale: the tensor's scale; ``None`` if the type has one per block or row.
-        complete: all weights were counted, not only a sample.
-        double: weights that are 2, which Q2_0 and PQ2_0 have a code for.
-    """
-
-    name: str
-    minus: int
-    zero: int
-    plus: int
-    invalid: int
-    scale: float | None
-    complete: bool
-    double: int = 0
+    name: str  # the tensor
+    minus: int  # weights that are -1
+    zero: int  # weights that are 0
+    plus: int  # weights that are +1
+    invalid: int  # codes without a meaning
+    scale: float | None  # the tensor's scale; ``None`` if the type has one per block or row
+    complete: bool  # all weights were counted, not only a sample
+    double: int = 0  # weights that are 2, which Q2_0 and PQ2_0 have a code for
 
     @property
     def total(self) -> int:

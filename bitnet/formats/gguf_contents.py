@@ -180,23 +180,14 @@ def _change_error() -> InvalidFormat:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a file.
+    """One tensor of a file."""
 
-    Attributes:
-        name: its GGUF name.
-        shape: rows first, as in NumPy; the file has the opposite order.
-        type: quantization type.
-        offset: of its first byte, from the start of its file.
-        size_bytes: bytes it takes; for an unknown type, the room up to the next tensor.
-        part: number of its file in a split model, from 0.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: QuantType
-    offset: int
-    size_bytes: int
-    part: int = 0
+    name: str  # its GGUF name
+    shape: tuple[int, ...]  # rows first, as in NumPy; the file has the opposite order
+    type: QuantType  # quantization type
+    offset: int  # of its first byte, from the start of its file
+    size_bytes: int  # bytes it takes; for an unknown type, the room up to the next tensor
+    part: int = 0  # number of its file in a split model, from 0
 
 
 def layout_faults(

@@ -93,23 +93,14 @@ class Section(IntEnum):
 
 
 class Problem(NamedTuple):
-    """The first problem found in a header.
+    """The first problem found in a header."""
 
-    Attributes:
-        fault: kind of problem.
-        section: part of the header.
-        number: of the key or tensor, from 0.
-        at: file offset.
-        amount: bytes needed there, or the invalid value.
-        name: of the key or tensor, empty if unknown yet.
-    """
-
-    fault: Fault
-    section: Section
-    number: int
-    at: int
-    amount: int
-    name: bytes
+    fault: Fault  # kind of problem
+    section: Section  # part of the header
+    number: int  # of the key or tensor, from 0
+    at: int  # file offset
+    amount: int  # bytes needed there, or the invalid value
+    name: bytes  # of the key or tensor, empty if unknown yet
 
 
 class KeyEntry(NamedTuple):

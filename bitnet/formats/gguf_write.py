@@ -42,19 +42,12 @@ _WORDS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class KeyChange:
-    """A new value for a metadata key.
+    """A new value for a metadata key."""
 
-    Attributes:
-        key: the key.
-        type: ``string``, ``uint32`` ...
-        value: the new value.
-        old: the old value, ``None`` if the key is added.
-    """
-
-    key: str
-    type: str
-    value: str | int | float | bool
-    old: Any = None
+    key: str  # the key
+    type: str  # ``string``, ``uint32`` ...
+    value: str | int | float | bool  # the new value
+    old: Any = None  # the old value, ``None`` if the key is added
 
     def encode(self) -> bytes:
         """Type id and value as stored in a GGUF file."""
@@ -314,19 +307,12 @@ ALIGNMENT = 32
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to write.
+    """A tensor to write."""
 
-    Attributes:
-        name: GGUF name.
-        shape: rows first.
-        type: its encoding.
-        chunks: yields its bytes in pieces.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: QuantType
-    chunks: Callable[[], Iterable[bytes | memoryview]]
+    name: str  # GGUF name
+    shape: tuple[int, ...]  # rows first
+    type: QuantType  # its encoding
+    chunks: Callable[[], Iterable[bytes | memoryview]]  # yields its bytes in pieces
 
     @property
     def size_bytes(self) -> int:

@@ -247,17 +247,11 @@ def _floats(name: str, values: NDArray[Any]) -> Weight:
 
 @dataclass(frozen=True)
 class BitLinear:
-    """Storage of the linear layers of a safetensors folder.
+    """Storage of the linear layers of a safetensors folder."""
 
-    Attributes:
-        online: plain weights are quantized when they are read; otherwise they are packed.
-        multiplies: the scale of packed weights multiplies (``AutoBitLinear``), else it divides.
-        kept: patterns of modules that stay plain; ``None``: only the head.
-    """
-
-    online: bool
-    multiplies: bool
-    kept: tuple[str, ...] | None
+    online: bool  # plain weights are quantized when they are read; otherwise they are packed
+    multiplies: bool  # the scale of packed weights multiplies (``AutoBitLinear``), else it divides
+    kept: tuple[str, ...] | None  # patterns of modules that stay plain; ``None``: only the head
 
     @classmethod
     def of(cls, quantization: Mapping[str, Any]) -> BitLinear | None:

@@ -48,15 +48,10 @@ _POOLING: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prefixes that a model expects before texts it embeds.
+    """Prefixes that a model expects before texts it embeds."""
 
-    Attributes:
-        texts: by name.
-        default: name of the default prefix; empty: none.
-    """
-
-    texts: Mapping[str, str] = field(default_factory=dict)
-    default: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)  # by name
+    default: str = ""  # name of the default prefix; empty: none
 
 
 def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:

@@ -32,17 +32,12 @@ KEPT = 2  # positions to which it can be truncated; and with states the start of
 
 
 class Seen(NamedTuple):
-    """Keys and values of the last S positions of a layer.
+    """Keys and values of the last S positions of a layer."""
 
-    Attributes:
-        keys: ``(kv_heads, S, D)``.
-        values: as *keys*.
-        pages: the codes of both, as ``kernels/kv_codes.py`` has them, for the compiled module;
-            ``None`` where a cache holds floats.
-    """
-
-    keys: Array
-    values: Array
+    keys: Array  # ``(kv_heads, S, D)``
+    values: Array  # as *keys*
+    # the codes of both, as ``kernels/kv_codes.py`` has them, for the compiled module; ``None``
+    # where a cache holds floats
     pages: NDArray[np.int16] | None = None
 
 

@@ -30,15 +30,11 @@ _LANES = 16  # partial sums of a length, as in native/kernels/ops/float_ops.hpp
 
 
 class Vectors(NamedTuple):
-    """Vectors as codes.
+    """Vectors as codes."""
 
-    Attributes:
-        codes: ``(..., D)``, int16.
-        steps: of each vector, ``(...)``, so that it is ``codes * step``; NaN where its size, a
-            length or a largest magnitude, was above 1e18 or not a number.
-    """
-
-    codes: NDArray[np.int16]
+    codes: NDArray[np.int16]  # ``(..., D)``, int16
+    # of each vector, ``(...)``, so that it is ``codes * step``; NaN where its size, a length or a
+    # largest magnitude, was above 1e18 or not a number
     steps: NDArray[np.float32]
 
 

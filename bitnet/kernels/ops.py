@@ -279,25 +279,16 @@ class Pass:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph of the compiled module that is being built.
+    """A graph of the compiled module that is being built."""
 
-    Attributes:
-        native: the module's ``Graph``.
-        weights: by name, as the module takes them.
-        rotations: their numbers.
-        places: number of the table of pages of each cache, and its place there.
-        states: numbers of each state in that of a sequence.
-        numbers: of the registers so far.
-        names: numbers of their places in memory.
-    """
-
-    native: Any
-    weights: Mapping[str, Prepared]
-    rotations: Mapping[Rotation, int]
+    native: Any  # the module's ``Graph``
+    weights: Mapping[str, Prepared]  # by name, as the module takes them
+    rotations: Mapping[Rotation, int]  # their numbers
+    # number of the table of pages of each cache, and its place there
     places: Mapping[int, tuple[int, int]]
-    states: Mapping[int, range]
-    numbers: dict[Register, int] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
+    states: Mapping[int, range]  # numbers of each state in that of a sequence
+    numbers: dict[Register, int] = field(default_factory=dict)  # of the registers so far
+    names: dict[str, int] = field(default_factory=dict)  # numbers of their places in memory
 
     def __getitem__(self, register: Register) -> int:
         """Number of *register*."""

@@ -49,25 +49,16 @@ _SLICE_BYTES = 8 << 20  # of a file that are in memory beside their copy
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A packed matrix, as the compiled module takes it.
+    """A packed matrix, as the compiled module takes it."""
 
-    Attributes:
-        kind: number of the encoding in the compiled module.
-        data: its bytes.
-        rows: outputs.
-        columns: inputs, a whole number of blocks.
-        scale: factor the ternary kernels apply.
-        factors: what each output is multiplied with afterwards, ``(rows,)`` or ``(1,)``.
-        inputs: width of the matrix in the model; the columns behind it are zeros.
-    """
-
-    kind: int
-    data: NDArray[np.uint8]
-    rows: int
-    columns: int
-    scale: float
+    kind: int  # number of the encoding in the compiled module
+    data: NDArray[np.uint8]  # its bytes
+    rows: int  # outputs
+    columns: int  # inputs, a whole number of blocks
+    scale: float  # factor the ternary kernels apply
+    # what each output is multiplied with afterwards, ``(rows,)`` or ``(1,)``
     factors: NDArray[np.float32] | None
-    inputs: int
+    inputs: int  # width of the matrix in the model; the columns behind it are zeros
 
 
 def multiplies_in_rows(weight: Weight) -> bool:
@@ -199,22 +190,14 @@ _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 
 
 
 class PackedTernary(NamedTuple):
-    """A ternary matrix in tiles.
+    """A ternary matrix in tiles."""
 
-    Attributes:
-        kind: ``TERNARY``, ``TERNARY_DENSE``, or ``TERNARY_BLOCKS`` where a row has a scale per 256
-            columns.
-        data: codes, and for ``TERNARY_BLOCKS`` the scales behind them.
-        columns: of the tiles, whole lines; those behind the matrix's are zero weights.
-        scale: of all weights.
-        factors: of each row, ``(rows,)`` float32, or ``None``.
-    """
-
+    # ``TERNARY``, ``TERNARY_DENSE``, or ``TERNARY_BLOCKS`` where a row has a scale per 256 columns
     kind: str
-    data: NDArray[np.uint8]
-    columns: int
-    scale: float
-    factors: NDArray[np.float32] | None
+    data: NDArray[np.uint8]  # codes, and for ``TERNARY_BLOCKS`` the scales behind them
+    columns: int  # of the tiles, whole lines; those behind the matrix's are zero weights
+    scale: float  # of all weights
+    factors: NDArray[np.float32] | None  # of each row, ``(rows,)`` float32, or ``None``
 
 
 def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> PackedTernary:

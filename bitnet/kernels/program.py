@@ -38,18 +38,12 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens of one sequence in a batch.
+    """Tokens of one sequence in a batch."""
 
-    Attributes:
-        tokens: ids that continue what *cache* holds.
-        cache: of this sequence; no two segments of a batch share one.
-        outputs: the tokens whose hidden states are returned.
-        hidden: of the tokens before *tokens*, ``(T, dim)``, for a program that takes them.
-    """
-
-    tokens: Sequence[int]
-    cache: KVCache
-    outputs: Literal["none", "last", "all"] = "last"
+    tokens: Sequence[int]  # ids that continue what *cache* holds
+    cache: KVCache  # of this sequence; no two segments of a batch share one
+    outputs: Literal["none", "last", "all"] = "last"  # the tokens whose hidden states are returned
+    # of the tokens before *tokens*, ``(T, dim)``, for a program that takes them
     hidden: Array | None = None
 
     @property
@@ -69,27 +63,16 @@ class Instruction(Protocol):
 
 
 class Register(NamedTuple):
-    """Rows of a pass, one per token.
+    """Rows of a pass, one per token."""
 
-    Attributes:
-        name: of its place in memory; of the registers of one name, one is in use at a time.
-        width: numbers in a row.
-    """
-
-    name: str
-    width: int
+    name: str  # of its place in memory; of the registers of one name, one is in use at a time
+    width: int  # numbers in a row
 
 
 @dataclass(frozen=True)
 class Program:
-    """A forward pass.
+    """A forward pass."""
 
-    Attributes:
-        instructions: in order.
-        caches: kind of cache of each number that an instruction names.
-        result: the register that holds the result, one row per token of the outputs.
-    """
-
-    instructions: tuple[Instruction, ...]
-    caches: tuple[CacheKind, ...]
-    result: Register
+    instructions: tuple[Instruction, ...]  # in order
+    caches: tuple[CacheKind, ...]  # kind of cache of each number that an instruction names
+    result: Register  # the register that holds the result, one row per token of the outputs

@@ -19,37 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Tensors of a decoder, by GGUF name.
+    """Tensors of a decoder, by GGUF name."""
 
-    Attributes:
-        required: shapes of those it must have.
-        optional: shapes of those it may have.
-        vectors: names of matrices that are used number by number, not in products.
-        tables: names of matrices of which only single rows are read.
-        products: names of the matrices in products of a block.
-        scales: factors on matrices, where they are not one.
-        left_out: beginnings of the names of tensors that are not read.
-    """
-
-    required: Mapping[str, tuple[int, ...]]
-    optional: Mapping[str, tuple[int, ...]]
-    scales: Mapping[str, float]
-    vectors: Container[str]
-    tables: Collection[str]
-    products: Container[str]
-    left_out: tuple[str, ...]
+    required: Mapping[str, tuple[int, ...]]  # shapes of those it must have
+    optional: Mapping[str, tuple[int, ...]]  # shapes of those it may have
+    scales: Mapping[str, float]  # factors on matrices, where they are not one
+    vectors: Container[str]  # names of matrices that are used number by number, not in products
+    tables: Collection[str]  # names of matrices of which only single rows are read
+    products: Container[str]  # names of the matrices in products of a block
+    left_out: tuple[str, ...]  # beginnings of the names of tensors that are not read
 
 
 @dataclass
 class ProgramBuilder:
-    """Instructions of a decoder, and the tensors that they read, as they are added.
+    """Instructions of a decoder, and the tensors that they read, as they are added."""
 
-    Attributes:
-        decoder: its blocks.
-        tensors: names of the model's tensors; optional ones that it lacks are left out.
-    """
-
-    decoder: ModelConfig
+    decoder: ModelConfig  # its blocks
+    # names of the model's tensors; optional ones that it lacks are left out
     tensors: Container[str]
     instructions: list[Instruction] = field(default_factory=list)
     required: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -33,21 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CodeBytes:
-    """Neighbouring bytes of a block with as many digits each.
+    """Neighbouring bytes of a block with as many digits each."""
 
-    Attributes:
-        start: offset of the first byte in the block.
-        count: number of bytes.
-        digits: digits of a byte.
-        base: of the digits.
-        strided: the first digits of all bytes come first, then the second ones.
-    """
-
-    start: int
-    count: int
-    digits: int
-    base: int
-    strided: bool
+    start: int  # offset of the first byte in the block
+    count: int  # number of bytes
+    digits: int  # digits of a byte
+    base: int  # of the digits
+    strided: bool  # the first digits of all bytes come first, then the second ones
 
     @property
     def weights(self) -> int:
@@ -91,23 +83,14 @@ def split_digits(packed: NDArray[np.uint8], base: int, count: int) -> NDArray[np
 
 @dataclass(frozen=True)
 class ScaledBlocks:
-    """An encoding of such blocks.
+    """An encoding of such blocks."""
 
-    Attributes:
-        name: of the quantization type.
-        weights: weights of a block.
-        size: bytes of a block.
-        scale_at: offset of the scale in the block.
-        parts: the bytes with codes, in the order of the weights.
-        double: code 3 is a weight of twice the scale; otherwise it is invalid.
-    """
-
-    name: str
-    weights: int
-    size: int
-    scale_at: int
-    parts: tuple[CodeBytes, ...]
-    double: bool = False
+    name: str  # of the quantization type
+    weights: int  # weights of a block
+    size: int  # bytes of a block
+    scale_at: int  # offset of the scale in the block
+    parts: tuple[CodeBytes, ...]  # the bytes with codes, in the order of the weights
+    double: bool = False  # code 3 is a weight of twice the scale; otherwise it is invalid
 
     def unpack(self, packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
         """Codes and scales of a tensor of *shape* ``(rows, columns)``."""

@@ -54,15 +54,11 @@ _POW3_DOWN = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 
 @dataclass(frozen=True, eq=False)
 class Ternary:
-    """A ternary matrix.
+    """A ternary matrix."""
 
-    Attributes:
-        codes: int8 -1, 0, +1 or 2, shape ``(rows, columns)``.
-        scales: float32, shape ``(rows or 1, groups)``; group *g* of a row scales its columns
-            ``g * columns / groups`` and following: one group, or one per block of the encoding.
-    """
-
-    codes: NDArray[np.int8]
+    codes: NDArray[np.int8]  # int8 -1, 0, +1 or 2, shape ``(rows, columns)``
+    # float32, shape ``(rows or 1, groups)``; group *g* of a row scales its columns ``g * columns /
+    # groups`` and following: one group, or one per block of the encoding
     scales: NDArray[np.float32]
 
     def dequantize(self) -> NDArray[np.float32]:

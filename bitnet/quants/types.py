@@ -39,21 +39,13 @@ _TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
 
 @dataclass(frozen=True)
 class QuantType:
-    """A quantization type.
+    """A quantization type."""
 
-    Attributes:
-        name: in ggml's spelling: ``F16``, ``Q4_K``, ``I2_S``.
-        ggml_id: number in the tensor directory.
-        block_size: weights per block, along a row.
-        type_size: bytes per block; 0 for an id unknown to the dialect.
-        row_bytes: bytes in front of each row (ik_llama.cpp's row scales).
-    """
-
-    name: str
-    ggml_id: int
-    block_size: int
-    type_size: int
-    row_bytes: int = 0
+    name: str  # in ggml's spelling: ``F16``, ``Q4_K``, ``I2_S``
+    ggml_id: int  # number in the tensor directory
+    block_size: int  # weights per block, along a row
+    type_size: int  # bytes per block; 0 for an id unknown to the dialect
+    row_bytes: int = 0  # bytes in front of each row (ik_llama.cpp's row scales)
 
     @property
     def known(self) -> bool:
@@ -235,17 +227,11 @@ def by_name(name: str) -> QuantType:
 
 
 class TensorEvidence(NamedTuple):
-    """Evidence of the dialect from one entry of a tensor directory.
+    """Evidence of the dialect from one entry of a tensor directory."""
 
-    Attributes:
-        ggml_id: number of the type.
-        shape: rows first.
-        room_bytes: bytes until the next tensor or the end of the file; ``None`` if the file's
-            size is unknown.
-    """
-
-    ggml_id: int
-    shape: tuple[int, ...]
+    ggml_id: int  # number of the type
+    shape: tuple[int, ...]  # rows first
+    # bytes until the next tensor or the end of the file; ``None`` if the file's size is unknown
     room_bytes: int | None
 
 

@@ -14,27 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A named tensor as stored in the file.
+    """A named tensor as stored in the file."""
 
-    Attributes:
-        name: GGUF name, such as ``blk.0.attn_q.weight``.
-        shape: rows first: ``(outputs, inputs)`` for a linear layer, ``(n,)`` for a norm,
-            ``(experts, outputs, inputs)`` for the matrices of experts.
-        quant: quantization type of *data*.
-        data: the tensor's bytes, one-dimensional uint8, usually a view into the mapped file.
-        scale: additional factor on the decoded *data* (a scale stored in another tensor).
-        rounds_input: if ternary, the layer rounds its input to int8 per token (W1.58A8), as BitNet
-            models are trained; false for ternary models trained with float inputs.
-        pieces: bytes of each of its matrices, where they do not follow each other in *data*,
-            which is empty then.
-    """
-
-    name: str
+    name: str  # GGUF name, such as ``blk.0.attn_q.weight``
+    # rows first: ``(outputs, inputs)`` for a linear layer, ``(n,)`` for a norm, ``(experts,
+    # outputs, inputs)`` for the matrices of experts
     shape: tuple[int, ...]
-    quant: QuantType
+    quant: QuantType  # quantization type of *data*
+    # the tensor's bytes, one-dimensional uint8, usually a view into the mapped file
     data: NDArray[np.uint8]
-    scale: float = 1.0
+    scale: float = 1.0  # additional factor on the decoded *data* (a scale stored in another tensor)
+    # if ternary, the layer rounds its input to int8 per token (W1.58A8), as BitNet models are
+    # trained; false for ternary models trained with float inputs
     rounds_input: bool = True
+    # bytes of each of its matrices, where they do not follow each other in *data*, which is empty
+    # then
     pieces: tuple[NDArray[np.uint8], ...] = ()
 
     @property

@@ -36,41 +36,27 @@ _SEED = 20260101
 
 @dataclass(frozen=True)
 class TokenizerDifference:
-    """One part in which two specifications differ.
+    """One part in which two specifications differ."""
 
-    Attributes:
-        part: ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
-        text: the two values, or the first examples.
-        certain: true if some text or list of ids shows it; expressions and decoders can be written
-            in several ways.
-    """
-
-    part: str
-    text: str
+    part: str  # ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
+    text: str  # the two values, or the first examples
+    # true if some text or list of ids shows it; expressions and decoders can be written in several
+    # ways
     certain: bool = True
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Result of a comparison.
+    """Result of a comparison."""
 
-    Attributes:
-        equal: texts with equal ids.
-        total: texts compared.
-        first_difference: the first text with different ids, ``None`` if there is none.
-        decoded_equal: lists of ids that both decode to the same text.
-        decoded: lists of ids decoded; 0 if decoding was not compared.
-        first_ids: the first ids that decode to different texts, ``None`` if there are none.
-        differences: parts of the two specifications that differ; empty if only the texts were
-            compared.
-    """
-
-    equal: int
-    total: int
-    first_difference: str | None
-    decoded_equal: int = 0
-    decoded: int = 0
+    equal: int  # texts with equal ids
+    total: int  # texts compared
+    first_difference: str | None  # the first text with different ids, ``None`` if there is none
+    decoded_equal: int = 0  # lists of ids that both decode to the same text
+    decoded: int = 0  # lists of ids decoded; 0 if decoding was not compared
+    # the first ids that decode to different texts, ``None`` if there are none
     first_ids: tuple[int, ...] | None = None
+    # parts of the two specifications that differ; empty if only the texts were compared
     differences: tuple[TokenizerDifference, ...] = ()
 
     @property
@@ -404,17 +390,11 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
 
 @dataclass(frozen=True)
 class Approximation:
-    """A stand-in for a model's tokenizer.
+    """A stand-in for a model's tokenizer."""
 
-    Attributes:
-        name: as requested, such as ``cl100k_base``.
-        tokenizer: the stand-in; its ids have other meanings for the model.
-        agreement: with the model's own tokenizer, ``None`` if unknown.
-    """
-
-    name: str
-    tokenizer: Tokenizer
-    agreement: Agreement | None
+    name: str  # as requested, such as ``cl100k_base``
+    tokenizer: Tokenizer  # the stand-in; its ids have other meanings for the model
+    agreement: Agreement | None  # with the model's own tokenizer, ``None`` if unknown
 
     def __str__(self) -> str:
         if self.agreement is None:

@@ -24,23 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Result of checking a tokenizer against a model.
+    """Result of checking a tokenizer against a model."""
 
-    Attributes:
-        compatible: true if they belong together.
-        verdict: one line for people.
-        findings: further observations, one line each.
-        model_vocab: ids the model has.
-        tokenizer_vocab: ids the tokenizer has.
-        padded_rows: embedding rows beyond the vocabulary.
-    """
-
-    compatible: bool
-    verdict: str
-    findings: tuple[str, ...]
-    model_vocab: int
-    tokenizer_vocab: int
-    padded_rows: int
+    compatible: bool  # true if they belong together
+    verdict: str  # one line for people
+    findings: tuple[str, ...]  # further observations, one line each
+    model_vocab: int  # ids the model has
+    tokenizer_vocab: int  # ids the tokenizer has
+    padded_rows: int  # embedding rows beyond the vocabulary
 
 
 def compatibility(

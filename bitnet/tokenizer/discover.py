@@ -87,39 +87,25 @@ Strategy: TypeAlias = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """One place of the search.
+    """One place of the search."""
 
-    Attributes:
-        place: name of the place in the chain.
-        path: the file that would be used.
-        verdict: ``chosen``, ``rejected``, ``absent`` or ``not needed`` (an earlier place won).
-        reason: reason for the verdict.
-    """
-
-    place: str
-    path: Path
-    verdict: str
-    reason: str
+    place: str  # name of the place in the chain
+    path: Path  # the file that would be used
+    verdict: str  # ``chosen``, ``rejected``, ``absent`` or ``not needed`` (an earlier place won)
+    reason: str  # reason for the verdict
 
 
 @dataclass
 class Search:
-    """Result of :func:`search`.
+    """Result of :func:`search`."""
 
-    Attributes:
-        model: the model's requirements.
-        candidates: every place looked at, in order.
-        tokenizer: the chosen tokenizer, ``None`` if no place has one that fits.
-        place: the place where it was found.
-        path: its file; the model itself if it is embedded.
-        refusal: error of the first candidate that was rejected, and its file.
-    """
-
-    model: ModelFacts
-    candidates: list[Candidate] = field(default_factory=list)
+    model: ModelFacts  # the model's requirements
+    candidates: list[Candidate] = field(default_factory=list)  # every place looked at, in order
+    # the chosen tokenizer, ``None`` if no place has one that fits
     tokenizer: Tokenizer | None = None
-    place: str = ""
-    path: Path = Path()
+    place: str = ""  # the place where it was found
+    path: Path = Path()  # its file; the model itself if it is embedded
+    # error of the first candidate that was rejected, and its file
     refusal: tuple[Path, BitnetError] | None = None
 
     def note(self, place: str, path: Path, verdict: str, reason: str) -> None:

@@ -26,29 +26,17 @@ MAX_PADDING = 1024
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model that concern its tokenizer.
+    """Properties of a model that concern its tokenizer."""
 
-    Attributes:
-        path: the GGUF file or the folder.
-        architecture: ``general.architecture``, or ``model_type`` of ``config.json``.
-        declared: vocabulary size in the metadata, ``None`` if absent (normal for GGUF).
-        token_count: tokens in the embedded list, 0 if there is none.
-        filler_tokens: tokens at its end that only pad it to the embedding (``[PAD151665]``).
-        embedding_rows: rows of the token embedding, ``None`` in files without weights.
-        repository: repository named by the model, empty if unknown.
-        gguf: the open file; ``None`` for a folder.
-        files: of an open folder; ``None`` for others.
-    """
-
-    path: Path
-    architecture: str
-    declared: int | None
-    token_count: int
-    embedding_rows: int | None
-    filler_tokens: int = 0
-    repository: str = ""
-    gguf: GGUF | None = None
-    files: Inventory | None = None
+    path: Path  # the GGUF file or the folder
+    architecture: str  # ``general.architecture``, or ``model_type`` of ``config.json``
+    declared: int | None  # vocabulary size in the metadata, ``None`` if absent (normal for GGUF)
+    token_count: int  # tokens in the embedded list, 0 if there is none
+    embedding_rows: int | None  # rows of the token embedding, ``None`` in files without weights
+    filler_tokens: int = 0  # tokens at its end that only pad it to the embedding (``[PAD151665]``)
+    repository: str = ""  # repository named by the model, empty if unknown
+    gguf: GGUF | None = None  # the open file; ``None`` for a folder
+    files: Inventory | None = None  # of an open folder; ``None`` for others
 
     @property
     def vocab_size(self) -> int:

@@ -29,35 +29,20 @@ _KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """Content of a ``tokenizer.model``.
+    """Content of a ``tokenizer.model``."""
 
-    Attributes:
-        kind: 1 Unigram, 2 BPE.
-        pieces: texts by id.
-        scores: float32 by id.
-        types: :class:`~bitnet.tokenizer.spec.TokenType` by id.
-        byte_fallback: characters without a piece become bytes.
-        charsmap: precompiled normalization table, may be empty.
-        add_dummy_prefix: a space is put before the text.
-        remove_extra_whitespaces: runs of spaces become one, the ends are trimmed.
-        unknown_id: and *bos_id*, *eos_id*: -1 when switched off.
-        unknown_text: text of the unknown piece (``unk_surface``).
-        bos_id: see *unknown_id*.
-        eos_id: see *unknown_id*.
-    """
-
-    kind: int
-    pieces: Sequence[str]
-    scores: Sequence[float]
-    types: Sequence[int]
-    byte_fallback: bool = False
-    charsmap: bytes = b""
-    add_dummy_prefix: bool = True
-    remove_extra_whitespaces: bool = True
-    unknown_id: int = 0
-    unknown_text: str = " \u2047 "
-    bos_id: int = 1
-    eos_id: int = 2
+    kind: int  # 1 Unigram, 2 BPE
+    pieces: Sequence[str]  # texts by id
+    scores: Sequence[float]  # float32 by id
+    types: Sequence[int]  # ``TokenType`` by id
+    byte_fallback: bool = False  # characters without a piece become bytes
+    charsmap: bytes = b""  # precompiled normalization table, may be empty
+    add_dummy_prefix: bool = True  # a space is put before the text
+    remove_extra_whitespaces: bool = True  # runs of spaces become one, the ends are trimmed
+    unknown_id: int = 0  # and *bos_id*, *eos_id*: -1 when switched off
+    unknown_text: str = " \u2047 "  # text of the unknown piece (``unk_surface``)
+    bos_id: int = 1  # see *unknown_id*
+    eos_id: int = 2  # see *unknown_id*
 
 
 def parse_model(data: bytes, *, source: str = "tokenizer.model") -> SentencePieceModel:

@@ -29,21 +29,15 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class SideFiles:
-    """Facts from ``tokenizer_config.json`` and its siblings; empty if they do not exist.
+    """Facts from ``tokenizer_config.json`` and its siblings; empty if they do not exist."""
 
-    Attributes:
-        config: ``tokenizer_config.json`` over ``special_tokens_map.json``.
-        added: ``added_tokens_decoder`` or ``added_tokens.json``.
-        declared_ends: ``eos_token_id`` of ``generation_config.json`` and ``config.json``.
-        chat_template: of the configuration, or of ``chat_template.jinja``.
-        raw: all content that was read, for fingerprints.
-    """
-
+    # ``tokenizer_config.json`` over ``special_tokens_map.json``
     config: dict[str, Any] = field(default_factory=dict)
-    added: tuple[AddedToken, ...] = ()
+    added: tuple[AddedToken, ...] = ()  # ``added_tokens_decoder`` or ``added_tokens.json``
+    # ``eos_token_id`` of ``generation_config.json`` and ``config.json``
     declared_ends: tuple[int, ...] = ()
-    chat_template: str | None = None
-    raw: bytes = b""
+    chat_template: str | None = None  # of the configuration, or of ``chat_template.jinja``
+    raw: bytes = b""  # all content that was read, for fingerprints
 
     def special_id(
         self, role: str, special: dict[str, int], default: int | None = None

@@ -33,26 +33,17 @@ Model = Literal["bpe", "spm", "unigram", "wordpiece", "wordlevel"]
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is found in the text before anything else runs.
+    """A token that is found in the text before anything else runs."""
 
-    Attributes:
-        id: its id.
-        text: the text to match; if *normalized*, already normalized.
-        special: control tokens; skipped by ``decode(skip_special=True)``, and only recognised with
-            ``encode(parse_special=True)``. Other added tokens are always recognised.
-        lstrip: the match includes white space to the left.
-        rstrip: the match includes white space to the right.
-        single_word: matches only between word borders.
-        normalized: matched in the normalized text between the tokens found in raw text.
-    """
-
-    id: int
-    text: str
+    id: int  # its id
+    text: str  # the text to match; if *normalized*, already normalized
+    # control tokens; skipped by ``decode(skip_special=True)``, and only recognised with
+    # ``encode(parse_special=True)``. Other added tokens are always recognised.
     special: bool = True
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-    normalized: bool = False
+    lstrip: bool = False  # the match includes white space to the left
+    rstrip: bool = False  # the match includes white space to the right
+    single_word: bool = False  # matches only between word borders
+    normalized: bool = False  # matched in the normalized text between the tokens found in raw text
 
 
 ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
@@ -60,102 +51,73 @@ ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a normalizer or pre-tokenizer, named as in Hugging Face's ``tokenizer.json``.
+    """One step of a normalizer or pre-tokenizer, named as in Hugging Face's ``tokenizer.json``."""
 
-    Attributes:
-        type: ``NFC``, ``Lowercase``, ``Prepend``, ``Replace``, ``BertNormalizer``, ``Split``,
-            ``Digits``, ``ByteLevel``, ``Metaspace``, ``BertPreTokenizer`` ...
-        options: the step's other fields, as in ``tokenizer.json``.
-    """
-
+    # ``NFC``, ``Lowercase``, ``Prepend``, ``Replace``, ``BertNormalizer``, ``Split``, ``Digits``,
+    # ``ByteLevel``, ``Metaspace``, ``BertPreTokenizer`` ...
     type: str
+    # the step's other fields, as in ``tokenizer.json``
     options: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A complete tokenizer.
+    """A complete tokenizer."""
 
-    Attributes:
-        model: ``bpe`` (byte-level or plain merges), ``spm`` (SentencePiece BPE: merges by score),
-            ``unigram`` (SentencePiece Unigram: best segmentation by score), ``wordpiece`` or
-            ``wordlevel`` (a piece is a token or unknown).
-        tokens: the text of every id as the vocabulary spells it: byte-level BPE in GPT-2's
-            byte-to-character spelling, SentencePiece with U+2581 for the space and ``<0xNN>`` for
-            bytes. Length = vocabulary size.
-        merges: ``bpe`` only: ``(left, right)`` ids in order of priority.
-        scores: ``spm`` and ``unigram``: log-probability per token, float32; else empty.
-        token_types: :class:`TokenType` of every id; empty when the source has none.
-        added: tokens split off the text first, longest match first. One that is matched in
-            raw and in normalized text is listed twice.
-        outside: ids of added tokens missing from the model's own vocabulary: ordinary text never
-            becomes one of them.
-        normalizer: steps applied to the text between added tokens, in order.
-        pre_tokenizer: steps that split normalized text into pieces, in order.
-        decoder: steps that decode tokens to text, in order, as in ``tokenizer.json``; empty for
-            those implied by the model.
-        byte_level: token texts are in GPT-2's byte spelling.
-        byte_fallback: characters without a token become their ``<0xNN>`` bytes.
-        fuse_unknown: ``bpe``: a run of characters without a token is one unknown.
-        ignore_merges: a piece that is a token as a whole becomes that token.
-        add_space_prefix: ``spm`` and ``unigram``: a space is put before every stretch of text
-            between tokens found in raw text (not after tokens found in normalized text).
-        remove_extra_whitespaces: runs of spaces become one and the ends are trimmed.
-        charsmap: SentencePiece's precompiled normalization table, empty when it has none.
-        unknown_id: id of unknown text, ``None`` if there is none.
-        unknown_text: text of *unknown_id* of a SentencePiece model.
-        continuing_prefix: ``wordpiece`` and ``bpe``: prefix of tokens inside a word in the token
-            list.
-        word_suffix: ``bpe``: suffix of tokens at the end of a word in the token list.
-        max_chars_per_word: ``wordpiece``: longer words are unknown.
-        bos_id: id put before the text, ``None`` when the vocabulary has none.
-        eos_id: id put after the text, ``None`` when the vocabulary has none.
-        add_bos: ``encode(add_special=True)`` puts *bos_id* first.
-        add_eos: ``encode(add_special=True)`` puts *eos_id* last.
-        prefix_ids: put first by ``encode(add_special=True)`` if it is more than *bos_id*.
-        suffix_ids: put last by ``encode(add_special=True)`` if it is more than *eos_id*.
-        stop_ids: every id that ends a generation.
-        chat_template: Jinja source of the chat template, ``None`` when there is none.
-        pre: name of the pre-tokenizer in GGUF (``llama-bpe``), or empty.
-        source: its name in messages: ``embedded in model.gguf``.
-        document: content of the ``tokenizer.json`` it was read from, or empty.
-        fingerprint: SHA-256 over the bytes it was built from; key of its compiled form.
-    """
-
+    # ``bpe`` (byte-level or plain merges), ``spm`` (SentencePiece BPE: merges by score),
+    # ``unigram`` (SentencePiece Unigram: best segmentation by score), ``wordpiece`` or
+    # ``wordlevel`` (a piece is a token or unknown)
     model: Model
+    # the text of every id as the vocabulary spells it: byte-level BPE in GPT-2's byte-to-character
+    # spelling, SentencePiece with U+2581 for the space and ``<0xNN>`` for bytes. Length =
+    # vocabulary size.
     tokens: Sequence[str]
+    # ``bpe`` only: ``(left, right)`` ids in order of priority
     merges: Sequence[tuple[int, int]] = ()
+    # ``spm`` and ``unigram``: log-probability per token, float32; else empty
     scores: Sequence[float] = ()
-    token_types: Sequence[int] = ()
+    token_types: Sequence[int] = ()  # ``TokenType`` of every id; empty when the source has none
+    # tokens split off the text first, longest match first. One that is matched in raw and in
+    # normalized text is listed twice.
     added: tuple[AddedToken, ...] = ()
+    # ids of added tokens missing from the model's own vocabulary: ordinary text never becomes one
+    # of them
     outside: frozenset[int] = frozenset()
-    normalizer: tuple[Step, ...] = ()
-    pre_tokenizer: tuple[Step, ...] = ()
+    normalizer: tuple[Step, ...] = ()  # steps applied to the text between added tokens, in order
+    pre_tokenizer: tuple[Step, ...] = ()  # steps that split normalized text into pieces, in order
+    # steps that decode tokens to text, in order, as in ``tokenizer.json``; empty for those implied
+    # by the model
     decoder: tuple[Step, ...] = ()
-    byte_level: bool = False
-    byte_fallback: bool = False
-    fuse_unknown: bool = False
-    ignore_merges: bool = False
+    byte_level: bool = False  # token texts are in GPT-2's byte spelling
+    byte_fallback: bool = False  # characters without a token become their ``<0xNN>`` bytes
+    fuse_unknown: bool = False  # ``bpe``: a run of characters without a token is one unknown
+    ignore_merges: bool = False  # a piece that is a token as a whole becomes that token
+    # ``spm`` and ``unigram``: a space is put before every stretch of text between tokens found in
+    # raw text (not after tokens found in normalized text)
     add_space_prefix: bool = False
-    remove_extra_whitespaces: bool = False
-    charsmap: bytes = b""
-    unknown_id: int | None = None
-    unknown_text: str = " \u2047 "
+    remove_extra_whitespaces: bool = False  # runs of spaces become one and the ends are trimmed
+    charsmap: bytes = b""  # SentencePiece's precompiled normalization table, empty when it has none
+    unknown_id: int | None = None  # id of unknown text, ``None`` if there is none
+    unknown_text: str = " \u2047 "  # text of *unknown_id* of a SentencePiece model
+    # ``wordpiece`` and ``bpe``: prefix of tokens inside a word in the token list
     continuing_prefix: str = ""
-    word_suffix: str = ""
-    max_chars_per_word: int = 100
-    bos_id: int | None = None
-    eos_id: int | None = None
-    add_bos: bool = False
-    add_eos: bool = False
+    word_suffix: str = ""  # ``bpe``: suffix of tokens at the end of a word in the token list
+    max_chars_per_word: int = 100  # ``wordpiece``: longer words are unknown
+    bos_id: int | None = None  # id put before the text, ``None`` when the vocabulary has none
+    eos_id: int | None = None  # id put after the text, ``None`` when the vocabulary has none
+    add_bos: bool = False  # ``encode(add_special=True)`` puts *bos_id* first
+    add_eos: bool = False  # ``encode(add_special=True)`` puts *eos_id* last
+    # put first by ``encode(add_special=True)`` if it is more than *bos_id*
     prefix_ids: tuple[int, ...] | None = None
+    # put last by ``encode(add_special=True)`` if it is more than *eos_id*
     suffix_ids: tuple[int, ...] | None = None
-    stop_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()  # every id that ends a generation
+    # Jinja source of the chat template, ``None`` when there is none
     chat_template: str | None = None
-    pre: str = ""
-    source: str = ""
-    document: bytes = b""
-    fingerprint: str = ""
+    pre: str = ""  # name of the pre-tokenizer in GGUF (``llama-bpe``), or empty
+    source: str = ""  # its name in messages: ``embedded in model.gguf``
+    document: bytes = b""  # content of the ``tokenizer.json`` it was read from, or empty
+    fingerprint: str = ""  # SHA-256 over the bytes it was built from; key of its compiled form
 
     @property
     def vocab_size(self) -> int:

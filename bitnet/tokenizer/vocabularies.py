@@ -31,23 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Properties implied by a ``pre`` name, besides the vocabulary itself.
+    """Properties implied by a ``pre`` name, besides the vocabulary itself."""
 
-    Attributes:
-        steps: split normalized text into pieces.
-        normalizer: steps before that.
-        ignore_merges: a piece that is a token as a whole becomes that token.
-        add_bos: default if the file has no ``tokenizer.ggml.add_bos_token``.
-        byte_level: token texts are in GPT-2's byte spelling; else they are plain UTF-8 with U+2581
-            for the space and ``<0xNN>`` for bytes.
-        has_bos: a file without ``tokenizer.ggml.bos_token_id`` has the default BOS nevertheless.
-    """
-
-    steps: tuple[Step, ...]
-    normalizer: tuple[Step, ...] = ()
-    ignore_merges: bool = False
-    add_bos: bool = False
+    steps: tuple[Step, ...]  # split normalized text into pieces
+    normalizer: tuple[Step, ...] = ()  # steps before that
+    ignore_merges: bool = False  # a piece that is a token as a whole becomes that token
+    add_bos: bool = False  # default if the file has no ``tokenizer.ggml.add_bos_token``
+    # token texts are in GPT-2's byte spelling; else they are plain UTF-8 with U+2581 for the space
+    # and ``<0xNN>`` for bytes
     byte_level: bool = True
+    # a file without ``tokenizer.ggml.bos_token_id`` has the default BOS nevertheless
     has_bos: bool = True
 
 
@@ -98,25 +91,17 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 @dataclass(frozen=True)
 class KnownVocabulary:
-    """Facts implied by a known list of tokens.
+    """Facts implied by a known list of tokens."""
 
-    Attributes:
-        name: for messages.
-        pre: its pre-tokenizer, as in ``tokenizer.ggml.pre``; empty if there is none.
-        n_tokens: number of tokens.
-        n_merges: number of merges of its canonical conversion; 0 if there are none.
-        key: SHA-256 of the tokens, see :func:`fingerprint`; empty if only the merges are known.
-        merges_key: the same for the merge list; empty if there is none. Fine-tuned models
-            with more special tokens keep it.
-        also: other pre-tokenizers with which this list of tokens is used.
-    """
-
-    name: str
-    pre: str
-    n_tokens: int
-    n_merges: int
-    key: str = ""
+    name: str  # for messages
+    pre: str  # its pre-tokenizer, as in ``tokenizer.ggml.pre``; empty if there is none
+    n_tokens: int  # number of tokens
+    n_merges: int  # number of merges of its canonical conversion; 0 if there are none
+    key: str = ""  # SHA-256 of the tokens, see ``fingerprint``; empty if only the merges are known
+    # the same for the merge list; empty if there is none. Fine-tuned models with more special
+    # tokens keep it.
     merges_key: str = ""
+    # other pre-tokenizers with which this list of tokens is used
     also: frozenset[str] = frozenset()
 
 

@@ -17,38 +17,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Needed:
-    """The logits of one position that are needed.
+    """The logits of one position that are needed."""
 
-    Attributes:
-        count: how many of the highest, besides those of *ids*.
-        margin: also those down to this far below the highest, natural logarithms; ``None``: no.
-        ids: token ids, rising, whose logits are needed whatever they are.
-    """
-
-    count: int = 1
+    count: int = 1  # how many of the highest, besides those of *ids*
+    # also those down to this far below the highest, natural logarithms; ``None``: no
     margin: float | None = None
+    # token ids, rising, whose logits are needed whatever they are
     ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The logits of one position that can be among the needed ones.
+    """The logits of one position that can be among the needed ones."""
 
-    Attributes:
-        ids: token ids, rising.
-        logits: theirs, the same bits as in the full product.
-        bound: the logits of all other ids are below it; minus infinity if there are none.
-        tail: with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this.
-        vocab_size: how many ids there are in all.
-        refined: rows whose sixth bits were read to find these.
-    """
-
-    ids: NDArray[np.int64]
-    logits: NDArray[np.float32]
-    bound: float
+    ids: NDArray[np.int64]  # token ids, rising
+    logits: NDArray[np.float32]  # theirs, the same bits as in the full product
+    bound: float  # the logits of all other ids are below it; minus infinity if there are none
+    # with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this
     tail: float
-    vocab_size: int
-    refined: int = 0
+    vocab_size: int  # how many ids there are in all
+    refined: int = 0  # rows whose sixth bits were read to find these
 
 
 class Logits:
