@@ -58,13 +58,7 @@ class _Batch(ctypes.Structure):
 
 
 class Llama:
-    """A model loaded by the library.
-
-    Attributes:
-        library: file of the library that computes.
-        n_vocab: tokens of the model.
-        batch: positions it computes at a time; 0: all.
-    """
+    """A model loaded by the library."""
 
     def __init__(
         self,
@@ -91,9 +85,9 @@ class Llama:
             half_cache: keys and values are stored as float16, which is its default; or as float32.
         """
         self._c = library
-        self.library = file
+        self.library = file  # file of the library that computes
         self._threads = threads
-        self.batch = batch
+        self.batch = batch  # positions it computes at a time; 0: all
         self._half_cache = half_cache
         _declare(library)
         library.llama_backend_init()
@@ -108,7 +102,7 @@ class Llama:
             library.llama_model_get_vocab.restype = ctypes.c_void_p
             self._vocabulary = library.llama_model_get_vocab(ctypes.c_void_p(self._model))
         self._tokenizes = self._model if tokenize_with_model else self._vocabulary
-        self.n_vocab = int(library.llama_vocab_n_tokens(self._vocabulary))
+        self.n_vocab = int(library.llama_vocab_n_tokens(self._vocabulary))  # tokens of the model
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """*text* as ids; special tokens it spells are read as such.

@@ -70,31 +70,24 @@ class GGUF:
     """An open GGUF file, or all files of a split one; a context manager.
 
     Views stay valid after :meth:`close`; the mapping is freed with the last one.
-
-    Attributes:
-        path: the file, the first one of a split model.
-        version: 2 or 3.
-        alignment: of the tensor data, in bytes.
-        metadata: scalars decoded, arrays as :class:`Array`.
-        tensors: the directory, in file order.
-        architecture: ``general.architecture``, empty when the file has none.
-        dialect: the program whose type ids the file uses.
-        data_offset: where tensor data starts (in the first file).
-        size: bytes of all files together; ``None`` if only a prefix is available.
     """
 
     def __init__(self, path: Path, parts: list[_Part], maps: list[MappedFile]) -> None:
         first = parts[0]
-        self.path = path
-        self.version: int = first.version
-        self.alignment: int = first.alignment
+        self.path = path  # the file, the first one of a split model
+        self.version: int = first.version  # 2 or 3
+        self.alignment: int = first.alignment  # of the tensor data, in bytes
+        # scalars decoded, arrays as ``Array``
         self.metadata: Mapping[str, Any] = MappingProxyType(first.metadata)
         architecture = first.metadata.get("general.architecture", "")
+        # ``general.architecture``, empty when the file has none
         self.architecture: str = architecture if isinstance(architecture, str) else ""
-        self.data_offset: int = first.data_offset
+        self.data_offset: int = first.data_offset  # where tensor data starts (in the first file)
         known = all(part.size != _UNKNOWN_SIZE for part in parts)
+        # bytes of all files together; ``None`` if only a prefix is available
         self.size: int | None = sum(part.size for part in parts) if known else None
         evidence = [entry for part in parts for entry in _evidence(part)]
+        # the program whose type ids the file uses
         self.dialect: Dialect = types.resolve_dialect(
             self.architecture, evidence, alignment=self.alignment
         )
@@ -103,6 +96,7 @@ class GGUF:
         except Unsupported as error:
             raise Unsupported(f"{first.label}: {error.message}", hint=error.hint) from error
         directory = _directory(parts, self.dialect, q2_0)
+        # the directory, in file order
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(directory)
         self._views = [part.view for part in parts]
         self._labels = [part.label for part in parts]

@@ -49,20 +49,16 @@ def printable(text: str) -> str:
 
 
 class Array:
-    """An array in a file's metadata, a view into the file.
-
-    Attributes:
-        raw: bytes of all elements as stored (strings: each after its 64-bit length); hash these
-            to identify an array.
-        item_type: ``string``, ``int32``, ``float32`` ...
-    """
+    """An array in a file's metadata, a view into the file."""
 
     __slots__ = ("_starts", "_type", "item_type", "length", "raw")
 
     def __init__(self, raw: memoryview, item_type: int, length: int) -> None:
+        # bytes of all elements as stored (strings: each after its 64-bit length); hash these to
+        # identify an array
         self.raw = raw
         self._type = item_type
-        self.item_type: str = VALUE_TYPES[item_type][0]
+        self.item_type: str = VALUE_TYPES[item_type][0]  # ``string``, ``int32``, ``float32`` ...
         self.length = length
         self._starts: memoryview | None = None
 

@@ -29,15 +29,10 @@ if TYPE_CHECKING:
 
 
 class MappedFile(mmap.mmap):
-    """A regular, non-empty file, mapped read-only.
+    """A regular, non-empty file, mapped read-only."""
 
-    Attributes:
-        path: as it was opened.
-        status: of the file when it was opened.
-    """
-
-    path: Path
-    status: os.stat_result
+    path: Path  # as it was opened
+    status: os.stat_result  # of the file when it was opened
     _file: int
     _guard: tuple[ModuleType, int] | None = None
     _let_go: list[weakref.finalize[[int], Any]]

@@ -51,16 +51,6 @@ class KVCache:
     and for layers with a window only up to its size. Full pages are shared by caches copied from
     each other, until one of them writes to the page. Layers with a state of fixed size have it in
     :class:`States`, which returns to the kept lengths only.
-
-    Attributes:
-        length: positions stored.
-        capacity: positions it has room for.
-        reach: positions of the prompt, which select the RoPE scaling; *capacity* until it is set.
-        ids: of the sequence that uses it or used it last, of which a prefix is stored.
-        adapter: name of the adapter with which they were run; empty: none.
-        reserved_bytes: its part of a memory budget.
-        busy: a sequence uses it.
-        drafter: the cache of the decoder that drafts tokens; ``None``: there is none.
     """
 
     def __init__(self, config: ModelConfig, capacity: int, *, dtype: DTypeLike = np.int16) -> None:
@@ -71,13 +61,15 @@ class KVCache:
         """
         if capacity < 1:
             raise UsageError(f"a context of {capacity} positions; at least 1 is needed")
-        self.capacity: int = capacity
+        self.capacity: int = capacity  # positions it has room for
+        # positions of the prompt, which select the RoPE scaling; *capacity* until it is set
         self.reach: int = capacity
-        self.length: int = 0
+        self.length: int = 0  # positions stored
+        # of the sequence that uses it or used it last, of which a prefix is stored
         self.ids: list[int] = []
-        self.adapter = ""
-        self.reserved_bytes = 0
-        self.busy = True
+        self.adapter = ""  # name of the adapter with which they were run; empty: none
+        self.reserved_bytes = 0  # its part of a memory budget
+        self.busy = True  # a sequence uses it
         self._dtype = np.dtype(dtype)
         self._coded = self._dtype == np.int16
         if not self._coded and self._dtype.kind != "f":
@@ -96,6 +88,7 @@ class KVCache:
         self._parts: tuple[_Pages | States, ...] = (*self._tables, self._states)
         self._kept: list[int] = []
         self._marked = 0
+        # the cache of the decoder that drafts tokens; ``None``: there is none
         self.drafter: KVCache | None = None
         if its := config.drafter:
             self.drafter = KVCache(its, min(capacity, its.context_length), dtype=dtype)
@@ -267,17 +260,13 @@ class _Pages:
     Pages that no later query attends to are freed and reused for later positions, so memory stops
     growing with a window. A page may be shared with other tables; it is copied before it is
     written to.
-
-    Attributes:
-        window: positions a query attends to, itself included; 0: all.
-        pages: by place; ``None``: freed.
-        addresses: of the pages, 0 for freed ones.
     """
 
     def __init__(self, window: int, page_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """An empty table."""
-        self.window = window
-        self.pages: list[Page | None] = []
+        self.window = window  # positions a query attends to, itself included; 0: all
+        self.pages: list[Page | None] = []  # by place; ``None``: freed
+        # of the pages, 0 for freed ones
         self.addresses: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
         self._page_shape, self._dtype = page_shape, dtype
         self._shared: set[int] = set()  # places of pages that another table may hold too
@@ -395,14 +384,11 @@ class States:
     """States after the positions so far, changed in place by a pass.
 
     A state cannot be cut as keys and values can: it returns to lengths that were copied.
-
-    Attributes:
-        size: numbers of a state.
     """
 
     def __init__(self, size: int, dtype: DTypeLike) -> None:
         """States of *size* numbers, zero before the first position."""
-        self.size = size
+        self.size = size  # numbers of a state
         self._dtype = np.dtype(dtype)
         self._live: Array = np.zeros(0, dtype=self._dtype)
         self._length: int | None = 0  # of the live one; None: a pass changes it

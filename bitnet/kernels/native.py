@@ -69,11 +69,7 @@ def _choose_prefill(module: ModuleType) -> None:
 
 
 class NativeOps(Ops):
-    """C++ kernels of the best instruction set this processor has.
-
-    Attributes:
-        name: ``native``, and the instruction set.
-    """
+    """C++ kernels of the best instruction set this processor has."""
 
     def __init__(self, *, threads: int = 0) -> None:
         """Start *threads* threads, :func:`thread_count` by default, and test the kernels."""
@@ -93,7 +89,7 @@ class NativeOps(Ops):
         self._turns: tuple[Array, float, Array, Array] | None = None
         self._dense = settings.ternary_layout() == "dense"  # until expect() knows the model
         self._map_experts = False
-        self.name = f"native ({module.kernel_level()})"
+        self.name = f"native ({module.kernel_level()})"  # ``native``, and the instruction set
 
     @property
     def module(self) -> Any:

@@ -32,13 +32,9 @@ Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that b
 
 
 class Ops(ABC):
-    """A backend: the operations of a decoder.
+    """A backend: the operations of a decoder."""
 
-    Attributes:
-        name: what ``--version`` and reports call it.
-    """
-
-    name: str
+    name: str  # what ``--version`` and reports call it
 
     def expect(self, weights: Collection[Weight]) -> None:  # noqa: B027 - most have nothing to choose
         """Choose the form of a model's *weights* by all of them, before they are prepared."""
@@ -185,11 +181,7 @@ class Ops(ABC):
 
 
 class Pass:
-    """One run of a program over *segments*.
-
-    Attributes:
-        registers: their values, ``(T, width)`` each.
-    """
+    """One run of a program over *segments*."""
 
     def __init__(
         self,
@@ -203,7 +195,7 @@ class Pass:
         self.weights = weights
         self.ops = ops
         self.segments = segments
-        self.registers: dict[Register, Array] = {}
+        self.registers: dict[Register, Array] = {}  # their values, ``(T, width)`` each
         self._angles: dict[int, tuple[Array, float]] = {}
         self._selected = False
         for segment in segments:

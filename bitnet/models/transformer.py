@@ -40,14 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Model:
-    """A transformer bound to its weights and a backend.
-
-    Attributes:
-        config: its configuration.
-        ops: the compute backend.
-        head: its output head, which gives the logits of :meth:`hidden` states.
-        adapters: by name, this model with a low-rank adapter; they share its weights and its head.
-    """
+    """A transformer bound to its weights and a backend."""
 
     def __init__(
         self,
@@ -64,10 +57,11 @@ class Model:
         time. *base* is the same model with other adapters, whose weights and head it
         shares.
         """
-        self.config = config
-        self.ops = ops
+        self.config = config  # its configuration
+        self.ops = ops  # the compute backend
         with expect_unchanged(it for weight in checkpoint.weights.values() for it in weight.views):
             self._bind(checkpoint, exact_head, base)
+        # by name, this model with a low-rank adapter; they share its weights and its head
         self.adapters: dict[str, Model] = {}
         program = hidden_program(config, self._weights)
         self._run = ops.compile(program, self._weights)
@@ -83,6 +77,7 @@ class Model:
         self._weights: dict[str, Prepared] = bind(
             checkpoint, config, ops, by_row=by_row, bound=bound
         )
+        # its output head, which gives the logits of ``hidden`` states
         self.head: Head = (
             base.head if base else Head(checkpoint, config, ops, self._weights, exact_head)
         )

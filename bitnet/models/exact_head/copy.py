@@ -46,17 +46,7 @@ SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enou
 
 
 class HeadCopy:
-    """The copy of an output head, and its rows.
-
-    Attributes:
-        arrays: the copy: order and factors of the columns, tiles of codes, sixth bits, and step,
-            unit of the residual norms and norm of each row.
-        size_bytes: memory of the copy.
-        sixth_bytes: of it for the sixth bits.
-        head_bytes: of the head itself.
-        steps: hidden states whose logits were found.
-        computed: rows computed for them in all.
-    """
+    """The copy of an output head, and its rows."""
 
     def __init__(self, module: Any, matrix: Matrix, arrays: dict[str, NDArray[Any]]) -> None:
         """Use :meth:`build`."""
@@ -66,12 +56,14 @@ class HeadCopy:
         head = (matrix.kind, matrix.data, matrix.rows, matrix.columns)
         self._native = module.ExactHead(*head, **arrays, file=file, file_offset=offset)
         self._matrix = matrix
+        # the copy: order and factors of the columns, tiles of codes, sixth bits, and step, unit of
+        # the residual norms and norm of each row
         self.arrays = arrays
-        self.size_bytes: int = sum(array.nbytes for array in arrays.values())
-        self.sixth_bytes: int = arrays["sixth"].nbytes
-        self.head_bytes: int = matrix.data.nbytes
-        self.steps: int = 0
-        self.computed: int = 0
+        self.size_bytes: int = sum(array.nbytes for array in arrays.values())  # memory of the copy
+        self.sixth_bytes: int = arrays["sixth"].nbytes  # of it for the sixth bits
+        self.head_bytes: int = matrix.data.nbytes  # of the head itself
+        self.steps: int = 0  # hidden states whose logits were found
+        self.computed: int = 0  # rows computed for them in all
 
     @classmethod
     def build(

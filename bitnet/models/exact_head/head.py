@@ -29,12 +29,7 @@ MOST_AT_ONCE = 8  # positions above which computing the whole head costs no more
 
 
 class Head:
-    """The output head of a model, exact in any mode: the same tokens, whichever logits it computes.
-
-    Attributes:
-        copy: by which it finds the logits that matter; ``None``: it computes all of them.
-        stopped: the copy did not save time and was dropped.
-    """
+    """The output head of a model, exact in any mode: the same tokens by whichever logits."""
 
     def __init__(
         self,
@@ -52,8 +47,9 @@ class Head:
         self._ops, self._bias = ops, weights.get("output.bias")
         self._scale, self._softcap = config.logit_scale, config.final_softcap
         self._use(weights[name])
+        # by which it finds the logits that matter; ``None``: it computes all of them
         self.copy: HeadCopy | None = None
-        self.stopped: bool = False
+        self.stopped: bool = False  # the copy did not save time and was dropped
         if _is_exact(checkpoint, config, ops, mode):
             self.copy = self._copy(checkpoint.path.name, weights["output_norm.weight"], mode)
         # With "on" the copy is never dropped, so its costs do not matter.

@@ -40,14 +40,11 @@ class Found:
 
 
 class Logits:
-    """The logits of one position: all of them, or those that can decide the token.
-
-    Attributes:
-        found: those that can decide it; ``None`` once all are computed.
-    """
+    """The logits of one position: all of them, or those that can decide the token."""
 
     def __init__(self, known: Array | Found, compute: Callable[[], Array] | None = None) -> None:
         """All logits, ``(vocab_size,)``; or those that are found, and *compute* gives all."""
+        # those that can decide it; ``None`` once all are computed
         self.found = known if isinstance(known, Found) else None
         self._all = None if isinstance(known, Found) else known
         self._compute = compute
