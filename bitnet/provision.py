@@ -11,12 +11,12 @@ What discovery says is missing is what is fetched::
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -27,7 +27,7 @@ from bitnet.base.options import check_type, wrong_type
 from bitnet.sources import Source, TokenizerDownloadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -36,11 +36,14 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.containers import I2SLayout
     from bitnet.hub.options import FetchOptions
+    from bitnet.hub.project import Project
     from bitnet.models.exact_head.head import HeadMode
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
 
 
 def load(
@@ -123,7 +126,7 @@ def load(
         raise UsageError(f"kv_type is {kv_type!r}, expected f16 or q8")
 
     def open_named(named: str | os.PathLike[str]) -> Checkpoint:
-        path = Path(_locate(named, fetch=fetch) if isinstance(named, str) else named)
+        path = locate(named, _plain_project, fetch=fetch) if isinstance(named, str) else Path(named)
         with memory_errors(path):
             found = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
             return replace(found, kv_type=kv_type)
@@ -172,24 +175,46 @@ def embed(
         return loaded.embed(texts, **options)
 
 
-def _locate(text: str, *, fetch: bool) -> str | Path:
-    """Path of the model that *text* names, or *text* if it is a path."""
+def locate(
+    text: str,
+    project: Callable[[], Project],
+    *,
+    fetch: bool,
+    announce: Callable[[str], None] = logger.info,
+) -> Path:
+    """The file or folder of the model that *text* names, as :mod:`bitnet.hub.ref` lists.
+
+    What has a name is kept in the cache of *project*, and with *fetch* it may be fetched; its files
+    and their size are announced before.
+    """
     from bitnet.formats.model_files import only_model
 
-    with suppress(OSError, ValueError):
-        if Path(text).exists() and not text.endswith(".whl"):
-            return only_model(Path(text))
+    path = Path(text)
+    with suppress(OSError, ValueError):  # at once, without what opens connections
+        if path.exists() and path.suffix != ".whl":
+            return only_model(path)
     from bitnet.hub import named
-    from bitnet.hub.options import FetchOptions
-    from bitnet.hub.project import Project
-    from bitnet.hub.ref import parse
+    from bitnet.hub.ref import names, parse
 
     ref = parse(text)
-    if ref.path is not None and not ref.is_wheel:
-        return text
-    cache = settings.cache_dir()
-    project = Project(Path(), cache, FetchOptions(), "auto")
-    return named.provide(ref, project, fetch=fetch)
+    if ref.path is not None and not ref.path.exists():
+        if "/" in ref.text or "\\" in ref.text or ref.path.suffix.lower() in _SUFFIXES:
+            return ref.path  # it can only be a path
+        near = get_close_matches(ref.text, names(), n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise NotFound(
+            f"no such file or folder, and no model of that name: {ref.text}",
+            hint=f"{meant}`bitnet models` lists the names",
+        )
+    return named.provide(ref, project(), fetch=fetch, announce=announce)
+
+
+def _plain_project() -> Project:
+    """The working folder with the cache and the ways to fetch of the settings."""
+    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.project import Project
+
+    return Project(Path(), settings.cache_dir(), FetchOptions(), "auto")
 
 
 class SmartTokenizerDownload:
@@ -211,6 +236,8 @@ class SmartTokenizerDownload:
 
     async def download_tokenizer(self, info: TokenizerDownloadInfo) -> Path:
         """As :meth:`download_tokenizer_sync`, without blocking the event loop."""
+        import asyncio  # here, since it loads much that commands do not need
+
         return await asyncio.to_thread(self.download_tokenizer_sync, info)
 
     def download_tokenizer_sync(self, info: TokenizerDownloadInfo) -> Path:

@@ -167,8 +167,7 @@ def peak_memory() -> int:
 def page_reads(before: PageReads | None = None) -> PageReads:
     """Reads of this process so far; zeros if the system does not count them.
 
-    Args:
-        before: an earlier result, which is returned if there was no fault since.
+    *before*, an earlier result, is returned if there was no fault since.
     """
     try:
         import resource

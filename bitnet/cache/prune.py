@@ -110,21 +110,13 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
 
 def space_hint(root: Path, missing: int) -> str:
     """Hint for *missing* bytes of space; names ``cache clean`` only if it frees as many."""
+    elsewhere = "or choose another disk: --cache-dir DIR"
     with contextlib.suppress(BitnetError):
-        if (frees := plan(root, Selection()).size_bytes) >= missing:
-            return (
-                f"free {human_size(frees)}: bitnet cache clean, "
-                "or choose another disk: --cache-dir DIR"
-            )
-        if (frees := plan(root, Selection(models=True)).size_bytes) >= missing:
-            return (
-                f"free {human_size(frees)}: bitnet cache clean --models, "
-                "or choose another disk: --cache-dir DIR"
-            )
-    return (
-        f"delete something else, {human_size(missing)} are missing, "
-        "or choose another disk: --cache-dir DIR"
-    )
+        for option in ("", " --models"):
+            frees = plan(root, Selection(models=bool(option))).size_bytes
+            if frees >= missing:
+                return f"free {human_size(frees)}: bitnet cache clean{option}, {elsewhere}"
+    return f"delete something else, {human_size(missing)} are missing, {elsewhere}"
 
 
 def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:

@@ -63,19 +63,17 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
         ignored = _answer(files, options, model, common)
     counts = {"rows": files.total, "answered_before": files.done, "failed": files.error_count}
     ignoring = {"ignored_keys": list(ignored)} if ignored else {}
-    said = f"{files.total} rows answered, {files.done} of them before, {files.error_count} failed"
     failing = {"errors": files.errors} if files.error_count else {}
-    print(as_json(counts | ignoring | failing) if common.output.json else said)
-    if files.error_count and common.output.json:
-        raise Exit(code=RowsFailed.exit_code)
-    if files.error_count:
-        raise _failure(files)
+    if not common.output.json:
+        for row_id, error in list(files.errors.items())[:SHOWN]:
+            say(f"row {row_id!r}: {error}")
+    line = f"{files.total} rows answered, {files.done} of them before, {files.error_count} failed"
+    failure = _failure(files) if files.error_count else None
+    common.output.finish(counts | ignoring | failing, [line], failure)
 
 
 def _failure(files):
-    """Number of failed rows, and the errors of the first of them."""
-    for row_id, error in list(files.errors.items())[:SHOWN]:
-        say(f"row {row_id!r}: {error}")
+    """Number of failed rows, and the first of them."""
     names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])
     more = f" and {files.error_count - SHOWN} more" if files.error_count > SHOWN else ""
     return RowsFailed(

@@ -58,32 +58,27 @@ def verify(
     best.
     """
     from bitnet.base.errors import UsageError, VerificationFailed
-    from bitnet.verify.attest import beside
 
     path = model or settings.gguf()
     if not path:
         raise UsageError("verify needs MODEL", hint="bitnet verify bitnet-tiny, or set BITNET_GGUF")
     path = Context(cache=cache).model(path)
     pin = _digest_given(sha256) if sha256 is not None else None
-    find_pin = (lambda _: pin) if pin else pins_for(path, cache.root)
-    attestation = attestation_beside(path) if against is None else None
-    proof = beside(path) if attestation and path.is_dir() else None
-    if against is not None:
-        attestation, listed = _read_expectations(against, path, key)
-        find_pin = listed if listed and not pin else find_pin
-        proof = Path(against)
-    elif key:
+    if key and against is None:
         raise UsageError("--key belongs to a bundle", hint="name it: --against BUNDLE --key FILE")
+    expected = _expectations_here(path, cache.root, beside_it=against is None)
+    if against is not None:
+        expected |= _read_expectations(against, path, key)
+    if pin is not None:
+        expected["find_pin"] = lambda _: pin
     report = examine(
         path,
         output,
         tokenizer=tokenizer or None,
         pre=pre or None,
         allow_mock=allow_mock,
-        find_pin=find_pin,
-        against=attestation,
-        proof=proof,
         ignore_keys=ignore_key,
+        **expected,
     )
     accepted = report["passed"] or (allow_mock and not _is_failing(report))
     hints = [check["hint"] for check in report["findings"] if check["severity"] == "failed"]
@@ -137,9 +132,9 @@ def _digest_given(sha256):
 
 
 def _read_expectations(against, model, key):
-    """The attestation that --against means, and what a bundle by others says of each file.
+    """What --against means, a file or a name, for :func:`bitnet.verify.verify_model`.
 
-    An empty one, as of an unset variable, is refused.
+    An empty one, as of an unset variable, is refused. A bundle by others has a pin for each file.
     """
     from bitnet.base.errors import UsageError
     from bitnet.verify import Pin
@@ -152,34 +147,37 @@ def _read_expectations(against, model, key):
     if not (path.is_file() and path.suffix != ".gguf" and is_bundle(path.read_bytes())):
         if key:
             raise UsageError(f"{against} is not a bundle", hint="leave --key out")
-        return attestation_of(against), None
+        return {"against": attestation_of(against), "proof": path}
     attestation, files = open_bundle(path, Path(key) if key else None)
     if attestation is not None:
-        return attestation, None
+        return {"against": attestation, "proof": path}
     root = model if model.is_dir() else model.parent
 
     def find_pin(file):
         name = Path(os.path.relpath(file, root)).as_posix()
         return Pin(files.get("." if list(files) == ["."] else name, "nothing of it"), path.name)
 
-    return None, find_pin
+    return {"find_pin": find_pin, "proof": path}
 
 
-def attestation_beside(path):
-    """Attestation that a download wrote next to the model; ``None`` if nothing."""
+def _expectations_here(model, cache, *, beside_it=True):
+    """What this machine knows of *model*, for :func:`bitnet.verify.verify_model`.
+
+    Unless *beside_it* is off, that is the attestation that a download wrote next to it; and a pin
+    of each file, by this package, a lock file or the cache. The lock file may be in the working
+    folder, or above the model, as it is named or where it is.
+    """
     from bitnet.verify.attest import Attestation, beside
 
-    for written in (beside(path), beside(path.resolve())):
+    expected = {"find_pin": _pins_for(model, cache)}
+    for written in (beside(model), beside(model.resolve())) if beside_it else ():
         if written.exists() or written.is_symlink():
-            return Attestation.read(written)
-    return None
+            proof = beside(model) if model.is_dir() else None
+            return expected | {"against": Attestation.read(written), "proof": proof}
+    return expected
 
 
-def pins_for(model, cache):
-    """Function that gives the pin of each file of *model*: by this package, a lock file, the cache.
-
-    The lock file may be in the working folder, or above the model, as it is named or where it is.
-    """
+def _pins_for(model, cache):
     from bitnet.base.files import path_of
     from bitnet.shipped import SHIPPED
     from bitnet.store import Store
@@ -217,21 +215,17 @@ def health(
     from bitnet.base.errors import BitnetError, VerificationFailed
     from bitnet.base.findings import Finding
     from bitnet.formats.model_files import candidates_below, find_models
-    from bitnet.verify.attest import beside
 
     reports = []
     for model in find_models(Path(model_dir), among=candidates_below):
         try:
-            attestation = attestation_beside(model)
             report = examine(
                 model,
                 output,
                 show=False,
                 allow_mock=allow_mock,
-                find_pin=pins_for(model, cache.root),
-                against=attestation,
-                proof=beside(model) if attestation and model.is_dir() else None,
                 ignore_keys=ignore_key,
+                **_expectations_here(model, cache.root),
             )
         except BitnetError as error:  # among models, what is not one is a failure like others
             report = report_of(model, [Finding.of("file", error)])

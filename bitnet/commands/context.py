@@ -14,13 +14,12 @@ import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bitnet.base import settings, terminal
-from bitnet.base.errors import NotFound, TokenizerNotFound, UsageError, from_os_error
+from bitnet.base.errors import TokenizerNotFound, UsageError, from_os_error
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.tables import show, wrap_lines
 from bitnet.commands.declare import Output
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
     from bitnet.tokenizer import Tokenizer
-
-_SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
 
 # Options of several commands.
 PRE = option("", "pre-tokenizer name to use instead of the GGUF file's", metavar="NAME")
@@ -76,36 +73,10 @@ class Context:
         nothing is written into the working folder. With *fetch* it may be fetched if it is not
         here.
         """
-        path = Path(named)
-        from bitnet.formats.model_files import only_model
+        from bitnet.provision import locate
 
-        with suppress(OSError, ValueError):  # at once, without what opens connections
-            if path.exists() and path.suffix != ".whl":
-                return only_model(path)
-        from bitnet.hub import named as by_name
-        from bitnet.hub.ref import names, parse
-
-        ref = parse(str(named))
-        if ref.path is not None and not ref.path.exists():
-            if _is_path(ref.text):
-                return ref.path
-            near = get_close_matches(ref.text, names(), n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            raise NotFound(
-                f"no such file or folder, and no model of that name: {ref.text}",
-                hint=f"{meant}`bitnet models` lists the names",
-            )
-        return by_name.provide(
-            ref,
-            self.project(),
-            fetch=fetch,
-            announce=lambda line: show(line, stream=sys.stderr),
-        )
-
-
-def _is_path(text: str) -> bool:
-    """True if *text* can only be a path: it has a separator or the suffix of a file."""
-    return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
+        announce = partial(show, stream=sys.stderr)
+        return locate(str(named), self.project, fetch=fetch, announce=announce)
 
 
 def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:

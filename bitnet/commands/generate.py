@@ -127,12 +127,14 @@ def answer_once(running, prompt, request, output):
         logprobs=prompt.logprobs,
     )
     answer, drawn = running.answer(request), _seed_facts(request)
-    _show(answer, streams=not output.json)
     if output.json:
+        "".join(answer)
         ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
         write_json(_facts(answer, ids=prompt.dump_ids) | drawn | ignored)
-    elif prompt.dump_ids:
-        say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
+    else:
+        _show(answer)
+        if prompt.dump_ids:
+            say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
         say("\n".join([*_metric_lines(answer, running), *(f"{k}: {v}" for k, v in drawn.items())]))
     say(summary(answer))
@@ -169,14 +171,15 @@ def _messages(text, options):
     return [*system, {"role": "user", "content": text}]
 
 
-def _show(answer, *, streams):
-    """Run *answer*; what was written stays whole when it is interrupted."""
-    escaped = False
+def _show(pieces):
+    """Write *pieces* of an answer; what was written stays whole when it is interrupted."""
+    begun = escaped = False
     try:
-        for piece in answer:
-            escaped = (streams and write(piece)) or escaped
+        for piece in pieces:
+            begun = begun or bool(piece)
+            escaped = write(piece) or escaped
     finally:
-        if streams and answer.text:
+        if begun:
             write("\n")
         if escaped:
             say_escaped()
@@ -341,16 +344,7 @@ def _answer(talk, line, *, json_line=False):
         if json_line:
             write_json({"role": "assistant", "content": "".join(pieces)})
             return
-        begun = escaped = False
-        try:
-            for piece in pieces:
-                begun = True
-                escaped = write(piece) or escaped
-        finally:
-            if begun:
-                write("\n")
-            if escaped:
-                say_escaped()
+        _show(pieces)
     if talk.finish_reason in CUT_OFF:
         say(CUT_OFF[talk.finish_reason])
 
@@ -366,14 +360,11 @@ def _command(talk, line):
         talk.system = value
     elif name == "/stats":
         say(summary(talk.answer) if talk.answer else "no answer yet")
-    elif name == "/save":
+    elif name in ("/save", "/load"):
         if not value:
-            raise UsageError("/save needs the name of a file", hint="/save talk.json")
-        _save(talk, settings.expand_home(Path(value)))
-    elif name == "/load":
-        if not value:
-            raise UsageError("/load needs the name of a file", hint="/load talk.json")
-        _load(talk, settings.expand_home(Path(value)))
+            raise UsageError(f"{name} needs the name of a file", hint=f"{name} talk.json")
+        path = settings.expand_home(Path(value))
+        _save(talk, path) if name == "/save" else _load(talk, path)
     elif name == "/set":
         _set(talk, *value.partition(" ")[::2])
     elif name == "/show":

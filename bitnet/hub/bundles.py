@@ -17,7 +17,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Offline, Us
 from bitnet.base.files import path_of, write_text
 from bitnet.hub.models import list_models
 from bitnet.hub.named import provide, provide_here, remember
-from bitnet.hub.orders import FileOrder, tokenizer_entry
+from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
 from bitnet.hub.provision import notices, provide_all
 from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
@@ -78,11 +78,9 @@ class Collection:
         record = store.index.find(*name) or Artifact("tokenizer", *name)
         blob = store.find(record.sha256) if record.sha256 else None
         if blob is None and not entry.is_file():
-            same = (n for n, s in sources.TOKENIZERS.items() if s.repo == tokenizer.repo)
-            source = next(same, "mirror")
             raise NotFound(
                 f"the tokenizer {tokenizer.repo}/{tokenizer.file} is not on this machine",
-                hint=f"fetch it first: bitnet tokenizer --source {source}",
+                hint=f"fetch it first: {tokenizer_command(tokenizer)}",
             )
         path = blob.path if blob is not None else entry
         self._add(replace(record, place=relative(entry, self.project.cache), path=path))

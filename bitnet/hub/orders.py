@@ -200,11 +200,11 @@ def tokenizer_order(
         check=accept,
         is_known=usable or project.store.index.find(*source.index_name) is not None,
         is_usable=usable,
-        command=_tokenizer_command(source),
+        command=tokenizer_command(source),
     )
 
 
-def _tokenizer_command(source: Source) -> str:
+def tokenizer_command(source: Source) -> str:
     """The command that fetches *source*, which may be registered under another name."""
     same = (name for name, each in sources.TOKENIZERS.items() if each.repo == source.repo)
     return f"bitnet tokenizer --source {next(same, source.name)}"

@@ -96,9 +96,7 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     """Models whose path or name matches *pattern*; all GGUF files when it is empty."""
     groups: dict[str, list[Source]] = {}
     for file in files:
-        name = file.file.rpartition("/")[2]
-        glob = pattern or "*.gguf"
-        if not (fnmatchcase(file.file, glob) or fnmatchcase(name, glob)):
+        if not _matches(file.file, pattern or "*.gguf"):
             continue
         part = _PART.fullmatch(file.file)
         shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
