@@ -71,12 +71,9 @@ class Answer:
         *,
         run: Callable[[Sequence], Generator[Piece]] | None = None,
     ) -> None:
-        """The answer that *sequence* generates.
+        """The answer that *sequence* generates, whose tokens *tokenizer* decodes.
 
-        Args:
-            tokenizer: decodes its tokens.
-            sequence: the prompt and its request.
-            run: yields the pieces of *sequence* to the caller that iterates.
+        *run* yields the pieces of *sequence* to the caller that iterates.
         """
         self.sequence = sequence
         self.prompt_ids: tuple[int, ...] = tuple(sequence.ids)

@@ -67,7 +67,7 @@ class Scheduler:
 
     Attributes:
         model: the model that runs.
-        context: positions a sequence may reach.
+        context: positions a sequence may reach; the model's own length by default.
         max_batch: sequences that run at the same time; others wait.
         prefill_chunk: most prompt tokens in one pass.
         max_stall_s: seconds by which prompts may delay a pass while others decode.
@@ -88,19 +88,11 @@ class Scheduler:
         cache_dtype: DTypeLike = np.int16,
         draft_model: Model | None = None,
     ) -> None:
-        """A scheduler for *model*.
+        """A scheduler for *model*, with as many caches for later prompts as *max_batch*.
 
-        Args:
-            model: the model to run.
-            context: positions a sequence may reach; the model's own length by default.
-            max_batch: sequences that run at the same time, at least one; also the number of caches
-                kept for later prompts.
-            prefill_chunk: most prompt tokens in one pass, at least one.
-            max_stall_s: most seconds that prompts may delay a decoding pass; bounds the chunk.
-            kv_budget_bytes: memory of all KV caches; a sequence waits until its prompt and the
-                longest answer it may generate fit. ``None``: unlimited.
-            cache_dtype: of keys and values, as of a :class:`KVCache`.
-            draft_model: a smaller model with the same vocabulary, which drafts tokens.
+        All caches take *kv_budget_bytes*: a sequence waits until its prompt and the longest answer
+        it may generate fit; ``None``: unlimited. They have keys and values of *cache_dtype*, as
+        :class:`KVCache`. *draft_model*, a smaller model with the same vocabulary, drafts tokens.
         """
         limit = model.config.context_length
         stretches = any(rope.scaling == "dynamic" for rope in model.config.ropes)

@@ -45,12 +45,8 @@ def create_app(
 ) -> FastAPI:
     """The application that serves *models*, which start and stop with it.
 
-    Args:
-        models: what the routes work with.
-        metrics: counts requests.
-        narrate: told of requests.
-        options: who may call, and how large a request may be.
-        tracing: makes a span of each POST.
+    *metrics* and *narrate* hear of requests, *tracing* of each POST; *options* say who may call,
+    and how large a request may be.
 
     Raises:
         UsageError: the worker would be open to the network without a key.

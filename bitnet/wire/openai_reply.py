@@ -67,32 +67,33 @@ def chat_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, A
 
 async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/v1/chat/completions`` as events."""
-    head, answers = {**head, "object": "chat.completion.chunk"}, {}
+    answers: dict[int, Answer] = {}
+
+    def chunk(choices: list[Any], **more: Any) -> dict[str, Any]:
+        return {**head, "object": "chat.completion.chunk", **more, "choices": choices}
+
+    def event(
+        index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+    ) -> dict[str, Any]:
+        whole = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return chunk([whole])
+
     async for index, piece, answer in pieces:
-        deltas: list[dict[str, Any]] = []
         if index not in answers:
             answers[index] = answer
-            deltas.append({"role": "assistant", "content": ""})
-        if piece.reasoning:
-            deltas.append({"reasoning_content": piece.reasoning})
+            yield event(index, {"role": "assistant", "content": ""})
         logprobs = chat_logprobs([piece.described]) if piece.described else None
-        for delta in deltas:
-            yield {**head, "choices": [_choice(index, delta)]}
+        if piece.reasoning:
+            yield event(index, {"reasoning_content": piece.reasoning})
         if piece.text or logprobs:
-            yield {**head, "choices": [_choice(index, {"content": piece.text}, logprobs)]}
+            yield event(index, {"content": piece.text}, logprobs)
         for call in piece.calls:
-            yield {**head, "choices": [_choice(index, {"tool_calls": [_call_delta(call)]})]}
+            yield event(index, {"tool_calls": [_call_delta(call)]})
         if piece.finish_reason:
-            yield {**head, "choices": [_choice(index, {}, finish=chat_finish(answer))]}
+            yield event(index, {}, finish=chat_finish(answer))
     if counts_tokens(body):
         in_order = [answers[index] for index in sorted(answers)]
-        yield {**head, "usage": usage(in_order, choices=len(answers)), "choices": []}
-
-
-def _choice(
-    index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
-) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        yield chunk([], usage=usage(in_order, choices=len(answers)))
 
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
