@@ -253,14 +253,14 @@ class Request:
         Raises:
             UsageError: an unknown field, or a value of the wrong type or out of its range.
         """
-        given: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for name, value in entries.items():
             if name not in _JSON and name not in SAMPLING:
                 raise UsageError(f"{name} is not a field of a request", field=name)
             if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
                 continue
-            given[name] = value
-        return replace(default or cls(), **given)
+            changes[name] = value
+        return replace(default or cls(), **changes)
 
     @property
     def needs_grammar(self) -> bool:
