@@ -339,8 +339,8 @@ def summary(answer: Answer) -> str:
     from bitnet.base.progress import human_size
 
     rate = f", {answer.decode_tokens_per_s:.1f} tok/s" if answer.tokens > 1 else ""
-    reused = f" ({answer.reused_tokens} reused)" if answer.reused_tokens else ""
     its = answer.sequence
+    reused = f" ({its.reused_tokens} reused)" if its.reused_tokens else ""
     drafts = f" ({its.accepted} of {its.drafted} drafted)" if its.drafted else ""
     return (
         f"load {answer.load_s:.2f} s | prompt {answer.prompt_tokens} tokens{reused}, "

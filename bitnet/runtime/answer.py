@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "until_stop"]
 
 _METRICS = (
-    *("backend", "load_s", "tokenize_s", "prefill_s", "decode_s", "prompt_tokens", "reused_tokens"),
+    *("backend", "load_s", "tokenize_s", "prefill_s", "decode_s", "prompt_tokens"),
     *("tokens", "reasoning_tokens", "peak_memory_bytes", "page_faults", "read_bytes"),
     *("prefill_tokens_per_s", "decode_tokens_per_s", "tokenize_share", "acceptance"),
 )
 _COUNTS = (
-    *("passes", "drafted", "accepted", "draft_gain"),
+    *("reused_tokens", "passes", "drafted", "accepted", "draft_gain"),
     *("exact_head_tokens", "exact_head_rows", "exact_head_stopped"),
 )
 
@@ -118,14 +118,9 @@ class Answer:
         return self.sequence.prompt_tokens
 
     @property
-    def reused_tokens(self) -> int:
-        """Those that were found in the KV cache."""
-        return self.sequence.reused_tokens
-
-    @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens per second; 0 before the first token."""
-        run = self.prompt_tokens - self.reused_tokens
+        run = self.prompt_tokens - self.sequence.reused_tokens
         return run / self.prefill_s if self.prefill_s else 0.0
 
     @property

@@ -105,8 +105,8 @@ def count_answer(metrics: dict[str, Any], answer: Answer) -> None:
     """Count *answer*, which has ended, in the *metrics* of its model."""
     metrics["answers"](answer.finish_reason or "error").inc()
     metrics["prompt_tokens"].inc(answer.prompt_tokens)
-    metrics["hits"].inc(answer.reused_tokens)
-    metrics["run_tokens"].inc(answer.prompt_tokens - answer.reused_tokens)
+    metrics["hits"].inc(answer.sequence.reused_tokens)
+    metrics["run_tokens"].inc(answer.prompt_tokens - answer.sequence.reused_tokens)
     metrics["run_s"].inc(answer.prefill_s)
     metrics["decode_s"].inc(answer.decode_s)
     if answer.tokens:

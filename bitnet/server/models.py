@@ -107,17 +107,17 @@ class Models:
     @property
     def draining(self) -> bool:
         """True if new requests are refused."""
-        return self._draining or any(slot.draining for slot in self._loaded())
+        return self._draining or any(slot.draining for slot in self._in_memory())
 
     @property
     def alive(self) -> bool:
         """True if the thread of every loaded model runs."""
-        return all(slot.alive for slot in self._loaded())
+        return all(slot.alive for slot in self._in_memory())
 
     @property
     def dead(self) -> Slot | None:
         """A model whose thread ended where it should not have; ``None`` while all is well."""
-        return next((slot for slot in self._loaded() if slot.failure is not None), None)
+        return next((slot for slot in self._in_memory() if slot.failure is not None), None)
 
     def find(self, name: str | None) -> Slot:
         """The model that clients call *name*, or its adapter; the first one where they name none.
@@ -142,20 +142,20 @@ class Models:
 
     def start(self) -> None:
         """Start the threads of models that are loaded already."""
-        for slot in self._loaded():
+        for slot in self._in_memory():
             slot.start()
 
     def drain(self, within_s: float | None = None) -> None:
         """Take no more requests, as :meth:`Slot.drain`, also none that waits for a model."""
         self._draining = True
         self._freed.set()
-        for slot in self._loaded():
+        for slot in self._in_memory():
             slot.drain(within_s)
 
     def close(self) -> None:
         """End every answer, every thread and every model."""
         self.stop()
-        for slot in self._loaded():
+        for slot in self._in_memory():
             slot.close()
 
     def __enter__(self) -> Models:
@@ -169,7 +169,7 @@ class Models:
         self._draining = True
         for slot in self.slots.values():
             slot.cancel_timer()
-        for slot in self._loaded():
+        for slot in self._in_memory():
             slot.stop()
         for pool in (self._preparing, self._compiling):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -344,7 +344,7 @@ class Models:
                 kind="server_error", code="model_too_large",
             )  # fmt: skip
         while True:
-            loaded = self._loaded()
+            loaded = self._in_memory()
             if sum(each.size_bytes for each in loaded) + slot.size_bytes <= bound:
                 return
             if idle := [each for each in loaded if not (each.users or each.pinned)]:
@@ -368,5 +368,5 @@ class Models:
         await asyncio.to_thread(gc.collect)  # a model that an old error still holds
         slot.narrate("model_unloaded", f"Model {slot.name} is unloaded", "Time for a nap! 😴")
 
-    def _loaded(self) -> list[Slot]:
+    def _in_memory(self) -> list[Slot]:
         return [slot for slot in self.slots.values() if slot.loaded]

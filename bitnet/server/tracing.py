@@ -188,6 +188,8 @@ def _facts(
         "gen_ai.request.stop_sequences": list(request.stop),
         "gen_ai.request.choice.count": choices,
         "gen_ai.usage.output_tokens": sum(answer.tokens for answer in answers),
-        "gen_ai.usage.cache_read.input_tokens": sum(answer.reused_tokens for answer in firsts),
+        "gen_ai.usage.cache_read.input_tokens": sum(
+            answer.sequence.reused_tokens for answer in firsts
+        ),
         "gen_ai.response.finish_reasons": [str(chat_finish(answer)) for answer in answers],
     }

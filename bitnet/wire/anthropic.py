@@ -206,9 +206,9 @@ def _stop_facts(answer: Answer) -> dict[str, Any]:
 
 def _usage(answer: Answer) -> dict[str, int]:
     return {
-        "input_tokens": answer.prompt_tokens - answer.reused_tokens,
+        "input_tokens": answer.prompt_tokens - answer.sequence.reused_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": answer.reused_tokens,
+        "cache_read_input_tokens": answer.sequence.reused_tokens,
         "output_tokens": answer.tokens,
     }
 

@@ -192,7 +192,7 @@ ROW: dict[str, Schema] = {
 }
 
 
-def _unanswered(*_: Any) -> Any:
+def _refuse_to_answer(*_: Any) -> Any:
     """Of a form whose address does not generate answers."""
     raise AssertionError
 
@@ -228,9 +228,9 @@ class Form:
     unserved: tuple[str, ...] = ()
     dialect: str = "openai"
     prefix: str = ""
-    requests: Callable[[Body, Request], list[Request]] = _unanswered
-    reply: Callable[[Body, Body, Sequence[Answer]], dict[str, Any]] = _unanswered
-    events: Callable[[Body, Body, Pieces], Events] = _unanswered
+    requests: Callable[[Body, Request], list[Request]] = _refuse_to_answer
+    reply: Callable[[Body, Body, Sequence[Answer]], dict[str, Any]] = _refuse_to_answer
+    events: Callable[[Body, Body, Pieces], Events] = _refuse_to_answer
     id_prefix: str = ""
     tokens: int = EVERYTHING
     tag: str = ""

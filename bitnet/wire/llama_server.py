@@ -195,7 +195,7 @@ def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
     reason = answer.finish_reason
     stopped = "word" if answer.stop_text else "eos"
     kind = {"stop": stopped, "length": "limit", "context": "limit"}.get(str(reason), str(reason))
-    run = answer.prompt_tokens - answer.reused_tokens
+    run = answer.prompt_tokens - answer.sequence.reused_tokens
     return {
         "content": answer.text,
         "tokens": _ids(body, [*answer.ids]),
@@ -205,7 +205,7 @@ def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
         "model": head["model"],
         "tokens_predicted": answer.tokens,
         "tokens_evaluated": answer.prompt_tokens,
-        "tokens_cached": answer.reused_tokens,
+        "tokens_cached": answer.sequence.reused_tokens,
         "truncated": False,
         "timings": {
             "prompt_n": run,

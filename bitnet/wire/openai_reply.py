@@ -151,7 +151,7 @@ def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
     firsts = answers[::choices]
     prompt = sum(answer.prompt_tokens for answer in firsts)
     written = sum(answer.tokens for answer in answers)
-    cached = sum(answer.reused_tokens for answer in firsts)
+    cached = sum(answer.sequence.reused_tokens for answer in firsts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,

@@ -257,7 +257,7 @@ class _Items:
             "usage": {
                 "input_tokens": answer.prompt_tokens,
                 "input_tokens_details": {
-                    "cached_tokens": answer.reused_tokens,
+                    "cached_tokens": answer.sequence.reused_tokens,
                     "cache_write_tokens": 0,
                 },
                 "output_tokens": answer.tokens,

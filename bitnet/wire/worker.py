@@ -48,7 +48,7 @@ def inference_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[
         "tokens": answer.ids,
         "tokens_generated": answer.tokens,
         "prompt_tokens": answer.prompt_tokens,
-        "cached_tokens": answer.reused_tokens,
+        "cached_tokens": answer.sequence.reused_tokens,
         "finish_reason": finish_of(answer.finish_reason),
     }
 

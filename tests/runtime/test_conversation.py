@@ -29,12 +29,12 @@ def talk_with(model, *, count=4, **options):
 def test_every_message_sees_those_before(model):
     talk = talk_with(model, system="s")
     assert "".join(talk.ask("b")) == "xxxx"
-    assert talk.answer.reused_tokens == 0
+    assert talk.answer.sequence.reused_tokens == 0
     assert "".join(talk.ask("c")) == "xxxx"
     assert [message["content"] for message in talk.messages] == ["s", "b", "xxxx", "c", "xxxx"]
     # "ss.ub.axxx" was run for the first answer; its last token never was.
     assert talk.answer.prompt_tokens == len("ss.ub.axxxx.uc.a")
-    assert talk.answer.reused_tokens == len("ss.ub.axxx")
+    assert talk.answer.sequence.reused_tokens == len("ss.ub.axxx")
 
 
 def test_each_answer_draws_for_itself_and_a_seed_repeats_all_of_them(model):

@@ -104,13 +104,13 @@ async def _open(request: Request, body: dict[str, Any]) -> Slot:
 
 
 async def _vectors(
-    request: Request, form: Form, body: dict[str, Any], given: str | list[str]
+    request: Request, form: Form, body: dict[str, Any], content: str | list[str]
 ) -> tuple[list[list[float]], int]:
-    """Vectors of the texts *given* in a *body* of *form*, and the number of their tokens."""
+    """Vectors of *content*, texts in a *body* of *form*, and the number of their tokens."""
     slot = await _open(request, body)
     model = slot.model
     check_options(body["options"] or {}, model.context)
-    texts: list[Any] = [given] if isinstance(given, str) else given
+    texts: list[Any] = [content] if isinstance(content, str) else content
     if body.get("truncate") is not False:
         whole = texts
         ids_of = partial(model.embedding_ids, truncate=True)
