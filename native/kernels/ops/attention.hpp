@@ -78,44 +78,49 @@ void score_keys(const int16_t* q, const float* step, CachePage keys, const int16
                 float (*score)[kKeyBlock]) {
     constexpr int kWidth = Lanes::kWidth;
     PairSums sum[N][kVectors];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n)
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) sum[n][i].start();
     const int16_t* from = keys.codes + 2 * at;
     if constexpr (kFetch) fetch_steps(soon, dim);
     for (int64_t d = 0; d < dim; d += 2, from += 2 * kKeyBlock, q += 2 * N) {
         if constexpr (kFetch) fetch(soon + d * kKeyBlock), fetch(soon + (d + 1) * kKeyBlock);
         PairSums::Pairs k[kVectors];
+#pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) k[i] = PairSums::load(from + 2 * i * kWidth);
+#pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
             const PairSums::Pairs x = PairSums::broadcast(q + 2 * n);
+#pragma GCC unroll 8
             for (int i = 0; i < kVectors; ++i) sum[n][i].add(k[i], x);
         }
     }
+#pragma GCC unroll 8
     for (int n = 0; n < N; ++n)
+#pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
             const Lanes steps = Lanes::load(keys.steps + at + i * kWidth);
             (sum[n][i].numbers() * Lanes::set(step[n]) * steps).store(score[n] + at + i * kWidth);
         }
 }
 
-// What is known of one row's weights: their sum; of the weights times the steps of the values, which *score* becomes, the
-// sum and the largest.
-struct Weighed {
-    float sum, of_parts, largest;
-};
-inline Weighed weigh_row(float top, const float* steps, float* score) {
-    constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth, kCount = kKeyBlock / kWidth;
-    Lanes weights[kParts], parts[kParts], most[kParts];
-    for (int i = 0; i < kCount; ++i) {
-        const Lanes its = Lanes::load(score + i * kWidth), x = its - Lanes::set(top), weight = power(x);
+// Weights of one row, and those times the steps of the values, which *score* becomes: the lanes of the sum of the first, and
+// of the sum and the largest of the second.
+inline void weigh_row(float top, const float* steps, float* score, Parts& sum, Parts& of_parts, Parts& largest) {
+    constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
+    Parts weights, parts, most;
+    for (int i = 0; i < kKeyBlock / kWidth; ++i) {
+        const Lanes its = Lanes::load(score + i * kWidth), weight = power(its - Lanes::set(top));
         // Of what is hidden the step may be anything. One that is seen and NaN counts, however small its weight is.
-        const Lanes seen = Lanes::load(steps + i * kWidth).unless_below(its, -FLT_MAX);
-        const Lanes part = weight.unless_below(x, kLeastPower) * seen;
+        const Lanes part = weight * Lanes::load(steps + i * kWidth).unless_below(its, -FLT_MAX);
         part.store(score + i * kWidth);
         const int lane = i % kParts;
         weights[lane] = i < kParts ? weight : weights[lane] + weight;
         parts[lane] = i < kParts ? part : parts[lane] + part;
         most[lane] = i < kParts ? part : Lanes::larger(part, most[lane]);
     }
-    return {Sixteen(weights).sum(), Sixteen(parts).sum(), Sixteen(most).largest()};
+    for (int i = 0; i < kParts; ++i) sum[i] = weights[i], of_parts[i] = parts[i], largest[i] = most[i];
 }
 
 // acc = acc * before + sum of codes * factor, of kCount registers of elements from *d* on and keys [first, last), even.
@@ -124,20 +129,29 @@ void add_vectors(const QueryRow* rows, const int16_t* values, const int16_t* soo
                  const int16_t (*codes)[kKeyBlock], float* acc) {
     constexpr int kWidth = Lanes::kWidth;
     PairSums sum[N][kCount];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n)
+#pragma GCC unroll 8
+        for (int i = 0; i < kCount; ++i) sum[n][i].start();
     values += first * even(dim) + 2 * d;
     if constexpr (kFetch) fetch_steps(soon, dim);
     for (int key = first; key < last; key += 2, values += 2 * even(dim)) {
         if constexpr (kFetch)  // in order, which these values are not read in
             for (int i = 0; i < 2 * kCount * kWidth; i += 64) fetch(soon + d * kKeyBlock + key * kCount * kWidth + i);
         PairSums::Pairs v[kCount];
+#pragma GCC unroll 8
         for (int i = 0; i < kCount; ++i) v[i] = PairSums::load(values + 2 * i * kWidth);
+#pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
             const PairSums::Pairs w = PairSums::broadcast(codes[n] + key);
+#pragma GCC unroll 8
             for (int i = 0; i < kCount; ++i) sum[n][i].add(v[i], w);
         }
     }
+#pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
         if (!rows[n].sees()) continue;
+#pragma GCC unroll 8
         for (int i = 0; i < kCount; ++i) rows[n].add(sum[n][i].numbers(), rows[n].factor, acc + n * dim + d + i * kWidth);
     }
 }
@@ -159,7 +173,7 @@ void add_rest(const QueryRow* rows, const int16_t* values, int64_t dim, int64_t 
 // another way for many rows (isa/amx/attention.cpp).
 template <int kMost, int kVectors, bool kFetch>
 struct VectorProducts {
-    static constexpr int kRows = kMost, kRest = kManyRows;
+    static constexpr int kRows = kMost, kRest = kManyRows, kTogether = kFetch ? 1 : 4;
     using Page = CachePage;
     using Weight = int16_t;
     using Weights = Weight[kKeyBlock];
@@ -186,15 +200,17 @@ struct VectorProducts {
         for (int64_t d = 0; d < dim; d += 2) std::memcpy(tile + d * N + 2 * i, codes + d, 4);
     }
 
-    // Scores of keys [first, last), and maybe some around them. What is at *soon* is fetched meanwhile.
-    template <int N>
+    // Scores of M tiles and of keys [first, last), and maybe some around them: keys that are in the first cache are
+    // multiplied with all tiles. What is at *soon* is fetched meanwhile.
+    template <int N, int M>
     void score(const int16_t* tile, const float* step, CachePage keys, const int16_t* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
         constexpr int kStep = kVectors * Lanes::kWidth;
         const int begin = first / kStep * kStep;
         for (int at = begin; at < last; at += kStep)
-            if (kFetch && at == begin) score_keys<N, kVectors, kFetch>(tile, step, keys, soon, dim, at, score);
-            else score_keys<N, kVectors, false>(tile, step, keys, nullptr, dim, at, score);
+            for (int n = 0; n < M * N; n += N)
+                if (kFetch && at == begin) score_keys<N, kVectors, kFetch>(tile, step, keys, soon, dim, at, score);
+                else score_keys<N, kVectors, false>(tile + n * even(dim), step + n, keys, nullptr, dim, at, score + n);
     }
 
     // Codes of the weights times the steps of the values. Their sum, or the largest where it says less, keeps every sum of
@@ -202,13 +218,13 @@ struct VectorProducts {
     template <int N>
     static void weigh(const QueryRow* rows, const float* of_page, CachePage values, float (*score)[kKeyBlock], Weights* codes,
                       float* sums, float* steps) {
-        constexpr int kWholeRows = (N + 7) / 8 * 8;
+        constexpr int kWholeRows = whole_eights(N);
         alignas(64) float of_parts[kWholeRows] = {}, largest[kWholeRows] = {}, scales[kWholeRows];
-        for (int n = 0; n < N; ++n) {
-            if (!rows[n].sees()) continue;
-            const Weighed its = weigh_row(of_page[n], values.steps, score[n]);
-            sums[n] = its.sum, of_parts[n] = its.of_parts, largest[n] = its.largest;
-        }
+        Parts weights[kWholeRows], parts[kWholeRows], most[kWholeRows];
+        for (int n = 0; n < kWholeRows; ++n)
+            if (n < N && rows[n].sees()) weigh_row(of_page[n], values.steps, score[n], weights[n], parts[n], most[n]);
+            else zero(weights[n]), zero(parts[n]), zero(most[n]);
+        fold_rows<N, true>(weights, sums), fold_rows<N, true>(parts, of_parts), fold_rows<N, false>(most, largest);
         for (int n = 0; n < kWholeRows; ++n) {
             const float by_sum = of_parts[n] / kWeightSum, by_largest = largest[n] / kCodeRange;
             steps[n] = by_largest > by_sum ? by_largest : by_sum;
@@ -217,13 +233,15 @@ struct VectorProducts {
         for (int n = 0; n < N; ++n) {
             if (!rows[n].sees()) std::fill_n(codes[n], kKeyBlock, int16_t(0));
             else
-                for (int i = 0; i < kKeyBlock; i += Lanes::kWidth)
-                    (Lanes::load(score[n] + i) * Lanes::set(scales[n])).round_to(codes[n] + i);
+                for (int i = 0; i < kKeyBlock; i += 2 * Lanes::kWidth) {
+                    const auto scaled = [&](int at) { return Lanes::load(score[n] + at) * Lanes::set(scales[n]); };
+                    Lanes::round_to(scaled(i), scaled(i + Lanes::kWidth), codes[n] + i);
+                }
         }
     }
 
     // acc = acc * before + sum of codes * factor, over keys [first, last).
-    template <int N>
+    template <int N, int M>
     void add(const QueryRow* rows, CachePage page, const int16_t* soon, int first, int last, const Weights* codes,
              float* acc) const {
         const int16_t* values = page.codes;
@@ -231,9 +249,12 @@ struct VectorProducts {
         first &= ~1, last = (last + 1) & ~1;
         int64_t d = 0;
         for (; d + kStep <= dim; d += kStep)
-            add_vectors<N, kVectors, kFetch>(rows, values, soon, dim, d, first, last, codes, acc);
-        for (; d + kWidth <= dim; d += kWidth) add_vectors<N, 1, false>(rows, values, soon, dim, d, first, last, codes, acc);
-        add_rest<N>(rows, values, dim, d, codes, acc);
+            for (int n = 0; n < M * N; n += N)
+                add_vectors<N, kVectors, kFetch>(rows + n, values, soon, dim, d, first, last, codes + n, acc + n * dim);
+        for (; d + kWidth <= dim; d += kWidth)
+            for (int n = 0; n < M * N; n += N)
+                add_vectors<N, 1, false>(rows + n, values, soon, dim, d, first, last, codes + n, acc + n * dim);
+        add_rest<M * N>(rows, values, dim, d, codes, acc);
     }
 };
 using ManyProducts = VectorProducts<kManyRows, kManyVectors, false>;

@@ -61,21 +61,21 @@ struct ValueScale {
     }
 };
 
-// Weights of one row; returns their sum.
-inline float weights_of(float top, const float* score, float* weights) {
+// Weights of one row, and the lanes of their sum.
+inline void weights_of(float top, const float* score, float* weights, Parts& sum) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
-    Lanes sums[kParts];
+    Parts sums;
     for (int i = 0; i < kKeyBlock / kWidth; ++i) {
-        const Lanes x = Lanes::load(score + i * kWidth) - Lanes::set(top), weight = power(x);
-        weight.unless_below(x, kLeastPower).store(weights + i * kWidth);
+        const Lanes weight = power(Lanes::load(score + i * kWidth) - Lanes::set(top));
+        weight.store(weights + i * kWidth);
         sums[i % kParts] = i < kParts ? weight : sums[i % kParts] + weight;
     }
-    return Sixteen(sums).sum();
+    for (int i = 0; i < kParts; ++i) sum[i] = sums[i];
 }
 
 template <bool kFetch>
 struct QuadProducts {
-    static constexpr int kRows = kByteRows, kRest = kByteRows;
+    static constexpr int kRows = kByteRows, kRest = kByteRows, kTogether = 1;
     using Page = BytePage;
     using Weight = float;
     using Weights = Weight[kKeyBlock];
@@ -116,7 +116,7 @@ struct QuadProducts {
         }
     }
 
-    template <int N>
+    template <int N, int>
     void score(int16_t* memory, const float*, BytePage keys, const uint8_t* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
         constexpr int kCount = N <= kFewByteRows ? kFewQuads : 1, kStep = kCount * Lanes::kWidth;
@@ -129,13 +129,16 @@ struct QuadProducts {
     template <int N>
     static void weigh(const QueryRow* rows, const float* of_page, BytePage, float (*score)[kKeyBlock], Weights* weights,
                       float* sums, float* steps) {
+        Parts lanes[whole_eights(N)];
+        for (auto& of_row : lanes) zero(of_row);
         for (int n = 0; n < N; ++n) {
-            if (rows[n].sees()) sums[n] = weights_of(of_page[n], score[n], weights[n]), steps[n] = 1.0f;
+            if (rows[n].sees()) weights_of(of_page[n], score[n], weights[n], lanes[n]), steps[n] = 1.0f;
             else std::fill_n(weights[n], kKeyBlock, 0.0f);
         }
+        fold_rows<N, true>(lanes, sums);
     }
 
-    template <int N>
+    template <int N, int>
     void add(const QueryRow* rows, BytePage values, const uint8_t* soon, int first, int last, const Weights* weights,
              float* acc) const {
         constexpr int kCount = N <= kFewByteRows ? kFewQuads : 1;

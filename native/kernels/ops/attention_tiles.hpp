@@ -35,8 +35,8 @@ struct QueryRow {
     }
 };
 
-// Scores of one row without those of keys it does not see; returns the largest.
-inline float look(const AttentionArgs& a, const QueryRow& row, float* score) {
+// Scores of one row without those of keys it does not see, and the lanes of the largest.
+inline void look(const AttentionArgs& a, const QueryRow& row, float* score, Parts& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
     if (a.softcap > 0.0f) {
         softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
@@ -44,13 +44,13 @@ inline float look(const AttentionArgs& a, const QueryRow& row, float* score) {
     }
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
-    Lanes part[kParts];
+    Parts part;
     for (int i = 0; i < kParts; ++i) part[i] = Lanes::load(score + i * kWidth);
     for (int i = kLanes; i < kKeyBlock; i += kWidth) {
         Lanes& most = part[i / kWidth % kParts];
         most = Lanes::larger(Lanes::load(score + i), most);
     }
-    return Sixteen(part).largest();
+    for (int i = 0; i < kParts; ++i) largest[i] = part[i];
 }
 
 // The softmax of a tile's rows, step by step, so that none waits for what another one does last. What is one number of
@@ -58,10 +58,13 @@ inline float look(const AttentionArgs& a, const QueryRow& row, float* score) {
 template <class Products, int N>
 void weigh_rows(const AttentionArgs& a, QueryRow* rows, typename Products::Page values, float* top, float* sum,
                 float (*score)[kKeyBlock], typename Products::Weights* weights) {
-    constexpr int kRows = (N + 7) / 8 * 8;  // whole registers
+    constexpr int kRows = whole_eights(N);
     alignas(64) float of_page[kRows] = {}, sums[kRows] = {}, steps[kRows] = {};
-    for (int n = 0; n < N; ++n)
-        if (rows[n].sees()) of_page[n] = look(a, rows[n], score[n]);
+    Parts largest[kRows];
+    for (int n = 0; n < kRows; ++n)
+        if (n < N && rows[n].sees()) look(a, rows[n], score[n], largest[n]);
+        else zero(largest[n]);
+    fold_rows<N, false>(largest, of_page);
     Products::template weigh<N>(rows, of_page, values, score, weights, sums, steps);
     alignas(64) float most[kRows] = {}, before[kRows] = {}, now[kRows] = {};
     for (int n = 0; n < N; ++n) before[n] = top[n];
@@ -103,10 +106,10 @@ struct Block {
 
     int16_t* codes_of(int64_t r) const { return q + r * Products::row_words(a.head_dim); }
 
-    // Calls body(r, N) for each tile of N rows from row r on.
+    // Calls body(r, N) for each tile of N rows, the first one from row *r* on.
     template <class F>
-    void tiles(F&& body) const {
-        for (int64_t r = 0; r < rows;)
+    void tiles(int64_t r, F&& body) const {
+        while (r < rows)
             with_rows<Products::kRows, Products::kRest>(rows - r, [&](auto n) {
                 body(r, n);
                 r += n;
@@ -116,7 +119,7 @@ struct Block {
     void take_queries() const {
         const int64_t dim = a.head_dim;
         const float scale = a.softcap > 0.0f ? a.scale : a.scale * kLog2E;  // scores are powers of two in the end
-        tiles([&](int64_t r, auto n) {
+        tiles(0, [&](int64_t r, auto n) {
             for (int i = 0; i < n; ++i) {
                 const int64_t t = t0 + (r + i) / group;
                 const float* from = a.q + (t * a.heads + kv_head * group + (r + i) % group) * dim;
@@ -125,28 +128,32 @@ struct Block {
         });
     }
 
-    // What row *r* sees of the page that begins at *base*.
-    QueryRow see(int64_t r, int64_t base) const {
-        const int64_t t = t0 + r / group;
-        return {int(std::clamp<int64_t>(a.first_key(t) - base, 0, kKeyBlock)),
-                int(std::clamp<int64_t>(a.start + t + 1 - base, 0, kKeyBlock)), 1.0f, 0.0f};
+    // What *count* rows from *r* on see of the page that begins at *base*.
+    void see(int64_t r, int count, int64_t base, QueryRow* rows) const {
+        int64_t t = t0 + r / group, end = (r / group + 1) * group;
+        for (int n = 0; n < count; ++n) {
+            if (r + n == end) ++t, end += group;
+            rows[n] = {int(std::clamp<int64_t>(a.first_key(t) - base, 0, kKeyBlock)),
+                       int(std::clamp<int64_t>(a.start + t + 1 - base, 0, kKeyBlock)), 1.0f, 0.0f};
+        }
     }
 
-    // A tile of N rows over the page that begins at *base*. The values, and the keys that are seen *next*, are fetched
+    // M tiles of N rows over the page that begins at *base*. The values, and the keys that are seen *next*, are fetched
     // while what comes before them is read.
-    template <int N>
+    template <int N, int M>
     void attend_page(int64_t r, Page keys, Page values, Codes next, int64_t base,
                      const PartialAttention& part) const {
-        QueryRow row[N];
-        for (int n = 0; n < N; ++n) row[n] = see(r + n, base);
+        QueryRow row[M * N];
+        see(r, M * N, base, row);
         // Later rows see no fewer keys and begin no earlier.
-        const int first = row[0].first, last = row[N - 1].last;
+        const int first = row[0].first, last = row[M * N - 1].last;
         if (first >= last) return;
-        alignas(64) float score[N][kKeyBlock];
-        alignas(64) typename Products::Weights weights[N];
-        products.template score<N>(codes_of(r), step + r, keys, values.codes, first, last, score);
-        weigh_rows<Products, N>(a, row, values, part.top + r, part.sum + r, score, weights);
-        products.template add<N>(row, values, next, first, last, weights, part.acc + r * a.head_dim);
+        alignas(64) float score[M * N][kKeyBlock];
+        alignas(64) typename Products::Weights weights[M * N];
+        products.template score<N, M>(codes_of(r), step + r, keys, values.codes, first, last, score);
+        for (int n = 0; n < M * N; n += N)
+            weigh_rows<Products, N>(a, row + n, values, part.top + r + n, part.sum + r + n, score + n, weights + n);
+        products.template add<N, M>(row, values, next, first, last, weights, part.acc + r * a.head_dim);
     }
 
     // The pages of one split.
@@ -162,7 +169,12 @@ struct Block {
             const bool end = base + kKeyBlock >= a.start + t1;
             const Codes next = end ? keys.codes : Page(a.pages[p + 1] + a.layer_offset, kv_head, dim).codes;
             products.take_page(keys, values);
-            tiles([&](int64_t r, auto n) { attend_page<n>(r, keys, values, next, base, part); });
+            constexpr int kRows = Products::kRows, kTogether = Products::kTogether;
+            int64_t r = 0;
+            if constexpr (kTogether > 1)
+                for (; r + kRows * kTogether <= rows; r += kRows * kTogether)
+                    attend_page<kRows, kTogether>(r, keys, values, next, base, part);
+            tiles(r, [&](int64_t at, auto n) { attend_page<n, 1>(at, keys, values, next, base, part); });
         }
     }
 };

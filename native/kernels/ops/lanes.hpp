@@ -20,9 +20,10 @@ struct Lanes {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
     }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
-    // Nearest integers, halves to even, of numbers that int16 holds.
-    void round_to(int16_t* p) const {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
+    // Nearest integers, halves to even, of numbers that int16 holds, those of *a* first.
+    static void round_to(Lanes a, Lanes b, int16_t* p) {
+        const __m512i in_turns = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), in_turns));
     }
     friend Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
     friend Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -32,11 +33,6 @@ struct Lanes {
     // Zero where *x* is below *least*.
     Lanes unless_below(Lanes x, float least) const {
         return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_NLT_UQ), v)};
-    }
-    // *this* times 2^n, a normal number, for *power* = n + 1.5 * 2^23.
-    Lanes times_power(Lanes power) const {
-        const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(power.v), 23);
-        return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), n))};
     }
     __m256 low() const { return _mm512_castps512_ps256(v); }
     __m256 high() const { return _mm512_extractf32x8_ps(v, 1); }
@@ -52,10 +48,9 @@ struct Lanes {
         return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
     }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
-    void round_to(int16_t* p) const {
-        const __m256i whole = _mm256_cvtps_epi32(v);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                         _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+    static void round_to(Lanes a, Lanes b, int16_t* p) {
+        const __m256i in_turns = _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(b.v));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(in_turns, 0xd8));
     }
     friend Lanes operator+(Lanes a, Lanes b) { return {_mm256_add_ps(a.v, b.v)}; }
     friend Lanes operator-(Lanes a, Lanes b) { return {_mm256_sub_ps(a.v, b.v)}; }
@@ -64,6 +59,7 @@ struct Lanes {
     Lanes unless_below(Lanes x, float least) const {
         return {_mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(least), _CMP_NLT_UQ), v)};
     }
+    // *this* times 2^n, a normal number, for *power* = n + 1.5 * 2^23.
     Lanes times_power(Lanes power) const {
         const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(power.v), 23);
         return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), n))};
@@ -80,8 +76,9 @@ struct Lanes {
         return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(bits, 16))};
     }
     void store(float* p) const { vst1q_f32(p, low), vst1q_f32(p + 4, high); }
-    void round_to(int16_t* p) const {
-        vst1q_s16(p, vcombine_s16(vmovn_s32(vcvtnq_s32_f32(low)), vmovn_s32(vcvtnq_s32_f32(high))));
+    static void round_to(Lanes a, Lanes b, int16_t* p) {
+        vst1q_s16(p, vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.low)), vmovn_s32(vcvtnq_s32_f32(a.high))));
+        vst1q_s16(p + 8, vcombine_s16(vmovn_s32(vcvtnq_s32_f32(b.low)), vmovn_s32(vcvtnq_s32_f32(b.high))));
     }
     friend Lanes operator+(Lanes a, Lanes b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
     friend Lanes operator-(Lanes a, Lanes b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
@@ -125,8 +122,11 @@ struct Lanes {
     void store(float* p) const {
         for (int i = 0; i < 8; ++i) p[i] = v[i];
     }
-    void round_to(int16_t* p) const {
-        for (int i = 0; i < 8; ++i) p[i] = int16_t(v[i] == v[i] ? int32_t(round_half_even(v[i])) : 0);
+    static void round_to(const Lanes& a, const Lanes& b, int16_t* p) {
+        for (int i = 0; i < 16; ++i) {
+            const float f = (i < 8 ? a : b).v[i % 8];
+            p[i] = int16_t(f == f ? int32_t(round_half_even(f)) : 0);
+        }
     }
     friend Lanes operator+(const Lanes& a, const Lanes& b) {
         return of([&](int i) { return a.v[i] + b.v[i]; });
@@ -184,13 +184,49 @@ struct Sixteen {
 };
 #endif
 
-// 2^x of numbers that are not above 0, 2^-100 at least: the operations of `power_or_zero`.
+using Parts = Lanes[kLanes / Lanes::kWidth];  // 16 numbers
+constexpr int whole_eights(int n) { return (n + 7) / 8 * 8; }
+inline void zero(Parts& parts) {
+    for (Lanes& lanes : parts) lanes = Lanes::set(0.0f);
+}
+
+#if defined(__AVX512F__)
+// The same of eight rows at once, with a third of the instructions.
+template <class F>
+inline void fold_eight(const Parts* rows, float* out, F f) {
+    const auto halves = [&](__m512 a, __m512 b) { return f(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); };
+    const auto quarters = [&](__m512 a, __m512 b) { return f(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
+    const auto of = [&](int row) { return halves(rows[row]->v, rows[row + 1]->v); };
+    const __m512d first = _mm512_castps_pd(quarters(of(0), of(2))), second = _mm512_castps_pd(quarters(of(4), of(6)));
+    const __m512 two = f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm256_store_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, f(two, _mm512_movehdup_ps(two)))));
+}
+#endif
+
+// The sums, or the largest, of N rows; *rows* and *out* have room for whole eights.
+template <int N, bool kSum>
+inline void fold_rows(const Parts* rows, float* out) {
+    int n = 0;
+#if defined(__AVX512F__)
+    if constexpr (N > 4)
+        for (; n < N; n += 8)
+            fold_eight(rows + n, out + n, [](__m512 a, __m512 b) { return kSum ? _mm512_add_ps(a, b) : _mm512_max_ps(a, b); });
+#endif
+    for (; n < N; ++n) out[n] = kSum ? Sixteen(rows[n]).sum() : Sixteen(rows[n]).largest();
+}
+
+// 2^x of numbers that are not above 0, and zero below 2^-100: `power_or_zero`.
 inline Lanes power(Lanes x) {
     const Lanes round = Lanes::set(12582912.0f), clamped = Lanes::larger(Lanes::set(kLeastPower), x);
-    const Lanes n = clamped + round, r = clamped - (n - round);
+    const Lanes shifted = clamped + round, n = shifted - round, r = clamped - n;
     Lanes p = Lanes::set(kPower[0]);
     for (int i = 1; i < 6; ++i) p = p * r + Lanes::set(kPower[i]);
-    return p.times_power(n);
+#if defined(__AVX512F__)
+    return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastPower), _CMP_NLT_UQ), p.v, n.v)};
+#else
+    return p.times_power(shifted).unless_below(x, kLeastPower);
+#endif
 }
 
 }  // namespace

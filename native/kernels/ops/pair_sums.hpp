@@ -1,7 +1,8 @@
 // Sums of products of int16, two at a time: what attention needs of an instruction set for its codes.
 //
 // A register of `Pairs` holds two neighbouring codes of each of kWidth sums. The sums are integers, so
-// any order of additions gives the same.
+// any order of additions gives the same. They begin with `start`, not
+// with a constructor: GCC 12 runs that in a loop, and keeps an array that loops go over in memory.
 #pragma once
 
 #if defined(BITNET_F16C)
@@ -15,7 +16,8 @@ namespace {
 #if defined(__AVX512F__)
 struct PairSums {
     using Pairs = __m512i;
-    __m512i v = _mm512_setzero_si512();
+    __m512i v;
+    void start() { v = _mm512_setzero_si512(); }
     static Pairs load(const int16_t* p) { return _mm512_loadu_si512(p); }
     static Pairs broadcast(const int16_t* pair) { return _mm512_set1_epi32(read<int32_t>(pair)); }
     void add(Pairs a, Pairs b) {
@@ -27,7 +29,8 @@ struct PairSums {
 #elif defined(BITNET_F16C)
 struct PairSums {
     using Pairs = __m256i;
-    __m256i v = _mm256_setzero_si256();
+    __m256i v;
+    void start() { v = _mm256_setzero_si256(); }
     static Pairs load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     static Pairs broadcast(const int16_t* pair) { return _mm256_set1_epi32(read<int32_t>(pair)); }
     void add(Pairs a, Pairs b) {
@@ -45,7 +48,8 @@ struct PairSums {  // the products of the first and of the second code of a pair
     struct Pairs {
         int16x8_t low, high;
     };
-    int32x4_t v[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
+    int32x4_t v[4];
+    void start() { v[0] = v[1] = v[2] = v[3] = vdupq_n_s32(0); }
     static Pairs load(const int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
     static Pairs broadcast(const int16_t* pair) {
         const int16x8_t b = vreinterpretq_s16_s32(vdupq_n_s32(read<int32_t>(pair)));
@@ -64,7 +68,8 @@ struct PairSums {
     struct Pairs {
         int16_t code[16];
     };
-    uint32_t v[8] = {};  // modulo 2^32: sums over keys out of sight, whose codes may be anything, are not used
+    uint32_t v[8];  // modulo 2^32: sums over keys out of sight, whose codes may be anything, are not used
+    void start() { std::fill_n(v, 8, 0u); }
     static Pairs load(const int16_t* p) {
         Pairs out;
         std::memcpy(out.code, p, sizeof out.code);

@@ -93,7 +93,8 @@ struct WeightCodes {
     static unsigned place(unsigned quad) { return 4 * quad; }
     void set(const float* weights, const float* scales) {
         int16_t code[kKeyBlock];
-        for (int i = 0; i < kKeyBlock; i += Lanes::kWidth) (Lanes::load(weights + i) * Lanes::load(scales + i)).round_to(code + i);
+        const auto scaled = [&](int i) { return Lanes::load(weights + i) * Lanes::load(scales + i); };
+        for (int i = 0; i < kKeyBlock; i += 2 * Lanes::kWidth) Lanes::round_to(scaled(i), scaled(i + Lanes::kWidth), code + i);
         for (int i = 0; i < kKeyBlock; ++i) digit[0][i] = int8_t(code[i] >> 7 & 127), digit[1][i] = int8_t(code[i] & 127);
     }
 #endif

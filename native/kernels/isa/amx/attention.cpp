@@ -86,7 +86,7 @@ struct ByteProducts {
 // Tiles of 16 rows; rows that do not fill one are multiplied in registers.
 class TileProducts : ManyProducts {
 public:
-    static constexpr int kRows = 16;
+    static constexpr int kRows = 16, kTogether = 1;
     using ManyProducts::kRest, ManyProducts::weigh;
     using typename ManyProducts::Page, typename ManyProducts::Weight, typename ManyProducts::Weights;
     static int64_t row_words(int64_t dim) { return whole_tiles(dim); }
@@ -117,10 +117,10 @@ public:
         for (int64_t d = 0; d < dim; d += kDepth, row += kBoth) split(kRow, load(d), load(d + 32), row);
     }
 
-    template <int N>
+    template <int N, int>
     void score(const int16_t* tile, const float* step, CachePage keys, const int16_t* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
-        if constexpr (N < kRows) return ManyProducts::score<N>(tile, step, keys, soon, first, last, score);
+        if constexpr (N < kRows) return ManyProducts::score<N, 1>(tile, step, keys, soon, first, last, score);
         ByteProducts products;
         for (int at = first / 16 * 16; at < last; at += 16) {
             const auto* left = reinterpret_cast<const uint8_t*>(tile);
@@ -136,10 +136,10 @@ public:
         }
     }
 
-    template <int N>
+    template <int N, int>
     void add(const QueryRow* rows, CachePage page, const int16_t* soon, int first, int last, const Weights* codes,
              float* acc) const {
-        if constexpr (N < kRows) return ManyProducts::add<N>(rows, page, soon, first, last, codes, acc);
+        if constexpr (N < kRows) return ManyProducts::add<N, 1>(rows, page, soon, first, last, codes, acc);
         alignas(64) uint8_t left[kBoth];
         for (int n = 0; n < N; ++n) split(kRow, _mm512_load_si512(codes[n]), _mm512_load_si512(codes[n] + 32), left + 64 * n);
         ByteProducts products;
