@@ -117,8 +117,8 @@ void group_linear(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
     const int64_t scale_bytes = group_scale_bytes(a.type, a.cols);
     int64_t r = r0;
     if (a.tokens > Code::kPackedTokens) {
-        for (; r + kTernaryRows * (Acc::kTiles - 1) < r1; r += kTernaryRows * Acc::kTiles)
-            many_tokens_groups<Code, kShared, Acc::kTiles>(a, r, scale_bytes, scratch);
+        for (; r + kTernaryRows * (Acc::kGroupTiles - 1) < r1; r += kTernaryRows * Acc::kGroupTiles)
+            many_tokens_groups<Code, kShared, Acc::kGroupTiles>(a, r, scale_bytes, scratch);
         for (; r < r1; r += kTernaryRows) many_tokens_groups<Code, kShared, 1>(a, r, scale_bytes, scratch);
         return;
     }

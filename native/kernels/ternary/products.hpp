@@ -8,6 +8,8 @@
 // layout a `Code`: how its lines are multiplied and unpacked.
 #pragma once
 
+#include <type_traits>
+
 #include "ternary/layout.hpp"
 
 namespace bitnet {
@@ -75,6 +77,7 @@ void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
     for (int g = 0; g < G; ++g) Code::unpack(tile_of<Code>(a, r + kTernaryRows * g), a.cols, bytes + 64 * g, 64 * G);
     int64_t t = 0;
     for (; t + Acc::kTokens <= a.tokens; t += Acc::kTokens) unpacked_tiles<kBlocks, G, Acc::kTokens>(a, bytes, r, t);
+    if (t > 0 && t + 1 < a.tokens) unpacked_tiles<kBlocks, G, Acc::kTokens>(a, bytes, r, a.tokens - Acc::kTokens), t = a.tokens;
     for (; t + 2 <= a.tokens; t += 2) unpacked_tiles<kBlocks, G, 2>(a, bytes, r, t);
     if (t < a.tokens) unpacked_tiles<kBlocks, G, 1>(a, bytes, r, t);
 }
@@ -83,9 +86,13 @@ template <class Code, bool kBlocks>
 void ternary_linear(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
     if (a.tokens > Code::kPackedTokens) {
         int64_t r = r0;
-        for (; r + kTernaryRows * (Acc::kTiles - 1) < r1; r += kTernaryRows * Acc::kTiles)
-            many_tokens<Code, kBlocks, Acc::kTiles>(a, r, scratch);
-        for (; r < r1; r += kTernaryRows) many_tokens<Code, kBlocks, 1>(a, r, scratch);
+        const auto each = [&](auto tiles) {
+            constexpr int kRows = kTernaryRows * tiles;
+            for (; r + kRows - kTernaryRows < r1; r += kRows) many_tokens<Code, kBlocks, tiles>(a, r, scratch);
+        };
+        each(std::integral_constant<int, Acc::kTiles>());
+        if constexpr (Acc::kTiles > 2) each(std::integral_constant<int, 2>());
+        if constexpr (Acc::kTiles > 1) each(std::integral_constant<int, 1>());
         return;
     }
     for (int64_t r = r0; r < r1; r += kTernaryRows) {

@@ -14,10 +14,9 @@ struct Acc {
     struct Doubles {
         __m512d low, high;
     };
-    // 8 tokens x 2 tiles: chains enough for the four cycles of vpdpbusd, and the most that GCC 12 keeps
-    // in registers.
-    static constexpr int kTokens = 8, kTiles = 2;
-    static constexpr int kGroupTokens = 4;  // sums of runs and of groups in registers as well
+    // 24 registers of sums, three of weights; GCC 12 keeps them in registers where every loop over them is unrolled.
+    static constexpr int kTokens = 8, kTiles = 3;
+    static constexpr int kGroupTokens = 4, kGroupTiles = 2;  // sums of runs and of groups in registers as well
 
     static Ints zero() { return _mm512_setzero_si512(); }
     static Doubles zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
@@ -61,22 +60,27 @@ struct Acc {
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
         const Inputs<N> q(a, t);
         Ints sum[G][N];
+#pragma GCC unroll 8
         for (int n = 0; n < N; ++n)
+#pragma GCC unroll 3
             for (int g = 0; g < G; ++g) sum[g][n] = zero();
         for (int64_t c = c0; c < c1; c += 4) {
             Ints w[G];
+#pragma GCC unroll 3
             for (int g = 0; g < G; ++g) w[g] = _mm512_load_si512(bytes + (c / 4 * G + g) * 64);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) {
                 const Ints x = _mm512_set1_epi32(read<int>(q[n] + c));
-#pragma GCC unroll 2
+#pragma GCC unroll 3
                 for (int g = 0; g < G; ++g) {
                     sum[g][n] = _mm512_dpbusd_epi32(sum[g][n], w[g], x);
                     pin(sum[g][n]);
                 }
             }
         }
+#pragma GCC unroll 3
         for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
             for (int n = 0; n < N; ++n) out[g][n] = sum[g][n];
     }
 };

@@ -51,7 +51,7 @@ const Kernels& avx2_kernels() {
         add_tiled_linear(k);
         add_avx2_ternary(k);
         add_avx2_head(k);
-        k.quantize_block = quantize_block_x86, k.gather = gather_tile<gather_floats_x86>;
+        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary_x86, k.gather = gather_tile<gather_floats_x86>;
         return k;
     }();
     return table;

@@ -9,7 +9,7 @@ namespace {
 constexpr int kPair = 2 * 2 * 127;
 
 struct Acc : TernaryAvx2 {
-    static constexpr int kTokens = 4, kGroupTokens = 4, kTiles = 1;
+    static constexpr int kTokens = 4, kGroupTokens = 4, kTiles = 1, kGroupTiles = 1;
     static constexpr int64_t kColumns = 256;  // until 16-bit sums are widened; four are one addition
     static_assert(kColumns / 4 * kPair <= 32767, "16-bit sums overflow");
 

@@ -40,7 +40,7 @@ const Kernels& avx512_vnni_kernels() {
         add_tiled_linear(k);
         add_avx512_vnni_ternary(k);
         add_avx512_vnni_head(k);
-        k.quantize_block = quantize_block_x86, k.gather = gather_tile<gather_floats_x86>;
+        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary_x86, k.gather = gather_tile<gather_floats_x86>;
         return k;
     }();
     return table;

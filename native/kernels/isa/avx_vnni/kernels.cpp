@@ -45,7 +45,7 @@ struct Vec : Avx2 {
 };
 
 struct Acc : TernaryAvx2 {
-    static constexpr int kTokens = 6, kGroupTokens = 6, kTiles = 1;
+    static constexpr int kTokens = 6, kGroupTokens = 6, kTiles = 1, kGroupTiles = 1;
 
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {

@@ -41,7 +41,7 @@ namespace {
 // Ternary: a tile is four registers of four rows each.
 struct Acc : TernaryNeon {
     // Four tokens: 16 registers of sums, four of weights and four of activations.
-    static constexpr int kTokens = 4, kGroupTokens = 4, kTiles = 1;
+    static constexpr int kTokens = 4, kGroupTokens = 4, kTiles = 1, kGroupTiles = 1;
 
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
