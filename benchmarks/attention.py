@@ -3,7 +3,7 @@
     python benchmarks/attention.py [--level avx2] [--threads 1]
 
 GMAC/s of 512 queries behind a cache, and one token's time behind 4,032 positions beside a plain sum
-over as many bytes. Processor time of runs in turns, the lower decile, so that other work on the
+over as many bytes. "of" is the limit of the products alone (limits.py). Processor time of runs in turns, the lower decile, so that other work on the
 machine shows as little as possible.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import time
 
 import numpy as np
+from limits import OF_BYTES, OF_WORDS, limit
 
 from bitnet.base import native
 from bitnet.kernels.kv_codes import PAGE, pages_of
@@ -35,10 +36,19 @@ def lower_deciles(works, turns):
     return [sorted(seconds)[len(seconds) // 10] for seconds in times]
 
 
+def aligned(array):
+    """A copy of *array* that begins with a cache line, as the cache does."""
+    memory = np.empty(array.nbytes + 64, dtype=np.uint8)
+    begin = -memory.ctypes.data % 64
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
 def random_pages(rng, count, kv_heads, head_dim, kv_type):
     """*count* pages of one layer."""
     keys, values = rng.standard_normal((2, kv_heads, count * PAGE, head_dim)).astype(np.float32)
-    return pages_of(keys, values, kv_type)
+    return aligned(pages_of(keys, values, kv_type))
 
 
 def show_prefill(module, rng):
@@ -52,7 +62,9 @@ def show_prefill(module, rng):
             works.append(lambda how=how: module.attention(*how))
         products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
         rates = [products / seconds / 1e9 for seconds in lower_deciles(works, 11)]
-        print(f"heads of {head_dim:3}: {rates[0]:6.1f} GMAC/s, q8 {rates[1]:6.1f}")
+        words, of_bytes = (limit(module.kernel_level(), table) for table in (OF_WORDS, OF_BYTES))
+        its, q8 = (f"{rate:6.1f} of {most:.0f}" for rate, most in zip(rates, (words, of_bytes)))
+        print(f"heads of {head_dim:3}: {its} GMAC/s, q8 {q8}")
 
 
 def show_decode(module, rng, name):
@@ -62,8 +74,7 @@ def show_decode(module, rng, name):
     out, works = np.empty_like(q), []
     for form in FORMS:
         one = random_pages(rng, DEPTH // PAGE, kv_heads, head_dim, form)
-        every = np.empty((layers, *one.shape), dtype=one.dtype)
-        every[:] = one
+        every = aligned(np.broadcast_to(one, (layers, *one.shape)))
 
         def decode(every=every):
             for pages in every:

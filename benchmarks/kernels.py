@@ -3,7 +3,8 @@
     python benchmarks/kernels.py [--rows 2560] [--columns 2560] [--threads 1,2] [--level avx2]
 
 Best of several short runs, so that other work on the machine shows as little as possible. "of read"
-is the share of the bandwidth that a plain sum over memory reaches in the same run.
+is the share of the bandwidth that a plain sum over memory reaches in the same run, "of limit" that of
+what the instruction set's products of bytes alone give (limits.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import time
 
 import numpy as np
+from limits import OF_BYTES, limit
 
 from bitnet.base import native
 
@@ -71,8 +73,9 @@ def main():
     # Of an encoding that is repacked at load, the form that the fast kernels read.
     fast = [name for name in types if f"{name}_R16" not in types]
     print(f"level {module.kernel_level()}, {options.rows} x {options.columns}")
-    print(f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8} {'prefill GMAC/s':>15}")
+    print(f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8} {'prefill GMAC/s':>15} {'of limit':>9}")
     memory = np.ones(DECODE_BYTES, dtype=np.uint8)
+    most = limit(module.kernel_level(), OF_BYTES)
     for threads in (int(n) for n in options.threads.split(",")):
         module.set_threads(threads)
         read = len(memory) / best_s(lambda: module.sum_bytes(memory), 5) / 1e9
@@ -84,7 +87,8 @@ def main():
                 raise SystemExit(f"--columns {options.columns}: no whole number of {name} blocks")
             decode = decode_gb_s(module, kind, options.rows, options.columns, size)
             prefill = prefill_gmac_s(module, kind, options.rows, options.columns, size)
-            print(f"{name:8} {threads:7} {decode:12.1f} {decode / read:7.0%} {prefill:15.1f}")
+            rates = f"{decode:12.1f} {decode / read:8.0%}"
+            print(f"{name:8} {threads:7} {rates} {prefill:15.1f} {prefill / most / threads:9.0%}")
 
 
 if __name__ == "__main__":
