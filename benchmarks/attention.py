@@ -3,8 +3,8 @@
     python benchmarks/attention.py [--level avx2] [--threads 1]
 
 GMAC/s of 512 queries behind a cache, and one token's time behind 4,032 positions beside a plain sum
-over as many bytes. "of" is the limit of the products alone (limits.py). Processor time of runs in turns, the lower decile, so that other work on the
-machine shows as little as possible.
+over as many bytes. "of" is the limit of the products alone (limits.py). Processor time of runs in
+turns, the lower decile, so that other work on the machine shows as little as possible.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def show_prefill(module, rng):
             works.append(lambda how=how: module.attention(*how))
         products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
         rates = [products / seconds / 1e9 for seconds in lower_deciles(works, 11)]
-        words, of_bytes = (limit(module.kernel_level(), table) for table in (OF_WORDS, OF_BYTES))
-        its, q8 = (f"{rate:6.1f} of {most:.0f}" for rate, most in zip(rates, (words, of_bytes)))
+        most = [limit(module.kernel_level(), table) for table in (OF_WORDS, OF_BYTES)]
+        its, q8 = (f"{rate:6.1f} of {its:.0f}" for rate, its in zip(rates, most, strict=True))
         print(f"heads of {head_dim:3}: {its} GMAC/s, q8 {q8}")
 
 

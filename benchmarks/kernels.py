@@ -3,8 +3,8 @@
     python benchmarks/kernels.py [--rows 2560] [--columns 2560] [--threads 1,2] [--level avx2]
 
 Best of several short runs, so that other work on the machine shows as little as possible. "of read"
-is the share of the bandwidth that a plain sum over memory reaches in the same run, "of limit" that of
-what the instruction set's products of bytes alone give (limits.py).
+is the share of the bandwidth that a plain sum over memory reaches in the same run, "of limit" the
+share of the rate of the instruction set's products of bytes alone (limits.py).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def main():
     # Of an encoding that is repacked at load, the form that the fast kernels read.
     fast = [name for name in types if f"{name}_R16" not in types]
     print(f"level {module.kernel_level()}, {options.rows} x {options.columns}")
-    print(f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8} {'prefill GMAC/s':>15} {'of limit':>9}")
+    columns = f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8}"
+    print(f"{columns} {'prefill GMAC/s':>15} {'of limit':>9}")
     memory = np.ones(DECODE_BYTES, dtype=np.uint8)
     most = limit(module.kernel_level(), OF_BYTES)
     for threads in (int(n) for n in options.threads.split(",")):

@@ -1,9 +1,9 @@
-"""What the multiplication units of an x86 processor give at most, for the benchmarks of kernels.
+"""Highest rate of the products of an x86 processor, for the benchmarks of kernels.
 
     python benchmarks/limits.py
 
-Loops of products of registers, without loads, that a C compiler builds when they are run: twelve sums each, so none waits
-for another. GMAC/s of one core, the best of short runs, by processor time.
+Loops of products of registers, without loads, built by a C compiler when they are run: twelve sums
+each, so none waits for another. GMAC/s of one core, the best of short runs, by processor time.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import ctypes
 import subprocess
 import tempfile
 import time
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 SUMS = 12
-ESCAPED = str.maketrans({"%": "%%", "{": "%{", "}": "%}", "$": "%0"})  # in assembly of GCC and clang
+ESCAPED = str.maketrans({"%": "%%", "{": "%{", "}": "%}", "$": "%0"})  # of inline assembly
 LOOPS = 1_000_000
-# Instructions of a product of registers 13 and 14 (for a sum %d), and multiply-adds of one, by name.
+# Instructions that add a product of registers 13 and 14 to register {0}, and its multiply-adds.
 PRODUCTS = {
     "vpdpbusd of 512 bits": ("vpdpbusd %zmm13, %zmm14, %zmm{0}", 64),
     "vpdpwssd of 512 bits": ("vpdpwssd %zmm13, %zmm14, %zmm{0}", 32),
     "vpdpbusd of 256 bits": ("{{vex}} vpdpbusd %ymm13, %ymm14, %ymm{0}", 32),
     "vpdpbusd of 256 bits, EVEX": ("{{evex}} vpdpbusd %ymm13, %ymm14, %ymm{0}", 32),
-    "vpmaddubsw, vpaddw": ("vpmaddubsw %ymm13, %ymm14, %ymm15; vpaddw %ymm15, %ymm{0}, %ymm{0}", 32),
+    "vpmaddubsw, vpaddw": (
+        "vpmaddubsw %ymm13, %ymm14, %ymm15; vpaddw %ymm15, %ymm{0}, %ymm{0}",
+        32,
+    ),
     "vpmaddwd, vpaddd": ("vpmaddwd %ymm13, %ymm14, %ymm15; vpaddd %ymm15, %ymm{0}, %ymm{0}", 16),
 }
 NEEDS = {"vpdpbusd of 512 bits": "avx512_vnni", "vpdpwssd of 512 bits": "avx512_vnni"} | {
@@ -74,7 +77,7 @@ def processor_flags():
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-@lru_cache(maxsize=None)
+@cache
 def gmac_s(name):
     """Billions of multiply-adds per second of *name* on one core; None where it is missing."""
     if NEEDS.get(name, "avx2") not in processor_flags():

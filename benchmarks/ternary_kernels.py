@@ -117,9 +117,10 @@ def table(facts):
     for (threads, level, shape, layout), at in by.items():
         rates = " | ".join(f"{at[n]['gmac_s']:.0f}" for n in (1, 8, 128, 512))
         share = at[1]["gb_s"] / at[1]["read_gb_s"]
+        of_limit = at[512]["gmac_s"] / at[512].get("limit_gmac_s", math.nan)
         lines.append(
             f"| {threads} | {level} | {shape[0]} x {shape[1]} | {layout} | {at[1]['gb_s']:.1f} | "
-            f"{share:.0%} | {rates} | {at[512]['gmac_s'] / at[512].get('limit_gmac_s', math.nan):.0%} |"
+            f"{share:.0%} | {rates} | {of_limit:.0%} |"
         )
     return "\n".join(lines)
 
