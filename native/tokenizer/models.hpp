@@ -26,7 +26,7 @@ public:
     explicit Bpe(const TokenizerFile& file);
     // Takes in the piece [begin, end) of a text that is readable up to limit, and stays so until
     // flush(). Ids come out by and by, in order, and all of them with flush().
-    void add(const char* begin, const char* end, const char* limit, Ids& out) {
+    BITNET_EACH_WORD void add(const char* begin, const char* end, const char* limit, Ids& out) {
         const auto size = static_cast<size_t>(end - begin);
         if (size <= Words::Key::kBytes) {
             if (const uint32_t* found = words_.find({begin, size, limit}); found != nullptr) {

@@ -17,21 +17,20 @@ enum : uint8_t {
 constexpr uint32_t kFlat = 0x34000;
 
 uint8_t classify(uint32_t code) {
-    static const uint32_t letter = unicode::category_mask("L"), number = unicode::category_mask("N"),
-                          mark = unicode::category_mask("M"), lu = unicode::category_mask("Lu"),
-                          lt = unicode::category_mask("Lt"), ll = unicode::category_mask("Ll");
-    const uint32_t is = uint32_t{1} << unicode::category(code);
-    uint8_t bits = 0;
-    if (is & letter) bits |= kLetter;
-    if (is & number) bits |= kNumber;
-    if (is & mark) bits |= kMark;
-    if (unicode::is_space(code)) bits |= kSpace;
-    if (code == '\n' || code == '\r') bits |= kBreak;
-    if (is & (letter | mark)) {
-        if (!(is & ll)) bits |= kUpper;
-        if (!(is & (lu | lt))) bits |= kLower;
-    }
-    return bits;
+    static const auto of_category = [] {
+        std::array<uint8_t, 32> classes{};
+        const auto set = [&](const char* name, unsigned bits) {
+            for (size_t i = 0; i < classes.size(); ++i) {
+                if (unicode::category_mask(name) >> i & 1u) classes[i] = static_cast<uint8_t>(classes[i] | bits);
+            }
+        };
+        set("L", kLetter), set("N", kNumber), set("M", kMark | kUpper | kLower);
+        set("Lu", kUpper), set("Lt", kUpper), set("Ll", kLower), set("Lm", kUpper | kLower), set("Lo", kUpper | kLower);
+        return classes;
+    }();
+    const uint8_t bits = of_category[unicode::category(code)];
+    if (bits != 0 || !unicode::is_space(code)) return bits;
+    return code == '\n' || code == '\r' ? kSpace | kBreak : kSpace;
 }
 
 const uint8_t* classes() {

@@ -68,15 +68,13 @@ private:
 // A set of code points: those of some categories, but for the runs that differ.
 class Set {
 public:
-    explicit Set(const char* table) : Set(Digits(table)) {}
+    explicit Set(const char* table);
     bool contains(uint32_t code) const {
-        return (categories_ >> category(code) & 1u) != differing_.of(code);
+        return (std::upper_bound(edges_.begin(), edges_.end(), code) - edges_.begin()) % 2 != 0;
     }
 
 private:
-    explicit Set(Digits digits) : categories_(digits.next()), differing_(digits) {}
-    uint32_t categories_;
-    Runs differing_;
+    std::vector<uint32_t> edges_;  // where code points begin to be inside and, in turn, outside
 };
 
 // What code points become.
@@ -127,6 +125,22 @@ const Table& read() {
 constexpr auto categories = read<Runs, kCategories>;
 constexpr auto canonical_mapping = read<Mapping, kCanonical>;
 constexpr auto not_composed = read<Set, kNotComposed>;
+
+Set::Set(const char* table) {
+    Digits digits(table);
+    const uint32_t mask = digits.next();
+    std::vector<uint32_t> whole, differing, all;
+    const auto add = [](std::vector<uint32_t>& edges, const Run& run) { edges.insert(edges.end(), {run.first, run.last + 1}); };
+    for (const Run& run : categories()) {
+        if (mask >> run.value & 1u) add(whole, run);
+    }
+    for (const Run& run : Runs(digits)) add(differing, run);
+    std::merge(whole.begin(), whole.end(), differing.begin(), differing.end(), std::back_inserter(all));
+    for (const uint32_t edge : all) {  // two in one place cancel each other
+        if (edges_.empty() || edges_.back() != edge) edges_.push_back(edge);
+        else edges_.pop_back();
+    }
+}
 
 // What pairs of code points compose to. A longer decomposition is what its first code points compose to, and
 // its last one.
@@ -208,8 +222,8 @@ bool is_mark(uint32_t code) {
     return (marks >> category(code) & 1u) != 0;
 }
 
-bool is_combining_mark(uint32_t code) { return read<Set, kCombiningMarks>().contains(code); }
-bool is_nonspacing_mark(uint32_t code) { return read<Set, kNonspacingMarks>().contains(code); }
+bool is_combining_mark(uint32_t code) { return code >= 0x300 && read<Set, kCombiningMarks>().contains(code); }
+bool is_nonspacing_mark(uint32_t code) { return code >= 0x300 && read<Set, kNonspacingMarks>().contains(code); }
 bool is_control(uint32_t code) { return read<Set, kControls>().contains(code); }
 Codes canonical(uint32_t code) { return code < 0xC0 ? Codes{} : canonical_mapping().of(code); }
 

@@ -9,6 +9,13 @@
 #include <cstring>
 #include <memory>
 
+// What is done for each word: a call takes longer than what most words need.
+#if defined(__GNUC__)
+#define BITNET_EACH_WORD [[gnu::always_inline]] inline
+#else
+#define BITNET_EACH_WORD inline
+#endif
+
 namespace bitnet {
 
 struct Free {
@@ -70,7 +77,7 @@ public:
     static constexpr size_t kMost = kIds;
 
     // The ids of a word; nullptr when it is not there.
-    const uint32_t* find(const Key& key) const {
+    BITNET_EACH_WORD const uint32_t* find(const Key& key) const {
         if (sets_ == nullptr) return nullptr;
         const Set& set = sets_[key.hash() >> (64 - kBits)];
         const bool second = !(set.keys[0] == key);  // no branch: it would be foretold wrongly too often
