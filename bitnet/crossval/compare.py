@@ -76,14 +76,14 @@ def divergence(p: Position, q: Position) -> float:
     return max(_sum(common, other, floor), _sum(mine, other, floor), 0.0)
 
 
-def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) -> float:
+def _sum(mine: Mapping[int, float], theirs: Mapping[int, float], floor: float) -> float:
     """The divergence over the tokens of *mine*, with all others as one event.
 
-    A token that *other* lacks is there at most as likely as *floor*.
+    A token that *theirs* lacks is there at most as likely as *floor*.
     """
     total, mass, other_mass = 0.0, 0.0, 0.0
     for token, log_p in mine.items():
-        log_q = other.get(token)
+        log_q = theirs.get(token)
         mass += math.exp(log_p)
         other_mass += 0.0 if log_q is None else math.exp(log_q)
         total += math.exp(log_p) * (log_p - (floor if log_q is None else log_q))
@@ -121,12 +121,12 @@ def compare(
 def _rows(
     number: int,
     mine: PromptTrace,
-    other: PromptTrace,
+    reply: PromptTrace,
     truth: PromptTrace | None,
     today: PromptTrace | None,
 ) -> Iterator[Row]:
     following: list[int | None] = [*mine.ids[mine.first + 1 :], None]
-    for at, (p, q) in enumerate(zip(mine.positions, other.positions, strict=False)):
+    for at, (p, q) in enumerate(zip(mine.positions, reply.positions, strict=False)):
         best, best_of_other = (it.ids[0] if it.is_finite else None for it in (p, q))
         row = Row(number, mine.first + at, best, best_of_other, None)
         if p.is_finite and q.is_finite:

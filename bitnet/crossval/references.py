@@ -103,7 +103,7 @@ class Float64(Reference):
         cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
         cache.reach = len(prompt.ids)
         forward = partial(model.forward, cache=cache)
-        return prompt_trace(forward, prompt, kept=KEPT)
+        return prompt_trace(forward, prompt, count=KEPT)
 
 
 class _Unpacking(ReferenceOps):

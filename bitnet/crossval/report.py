@@ -423,19 +423,27 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
     return Finding("ok", "replay", text)
 
 
-def _differences(one: Any, other: Any, place: str) -> Iterator[str]:
-    """Places where *one*, the report, and *other* differ, with both values."""
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        for key in one:
-            yield from _differences(one[key], other[key], f"{place}.{key}" if place else key)
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for number, pair in enumerate(zip(one, other, strict=True)):
+def _differences(reported: Any, computed: Any, place: str) -> Iterator[str]:
+    """Places where *reported*, the report, and *computed* differ, with both values."""
+    if (
+        isinstance(reported, dict)
+        and isinstance(computed, dict)
+        and reported.keys() == computed.keys()
+    ):
+        for key in reported:
+            yield from _differences(
+                reported[key], computed[key], f"{place}.{key}" if place else key
+            )
+    elif (
+        isinstance(reported, list) and isinstance(computed, list) and len(reported) == len(computed)
+    ):
+        for number, pair in enumerate(zip(reported, computed, strict=True)):
             yield from _differences(*pair, f"{place}[{number}]")
-    elif isinstance(one, float) and isinstance(other, float):
-        if not math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
-            yield f"{place} is {other:g}, the report says {one:g}"
-    elif type(one) is not type(other) or one != other:
-        yield f"{place} is {_short(other)}, the report says {_short(one)}"
+    elif isinstance(reported, float) and isinstance(computed, float):
+        if not math.isclose(reported, computed, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+            yield f"{place} is {computed:g}, the report says {reported:g}"
+    elif type(reported) is not type(computed) or reported != computed:
+        yield f"{place} is {_short(computed)}, the report says {_short(reported)}"
 
 
 def _short(value: Any) -> str:

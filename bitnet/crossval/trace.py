@@ -128,12 +128,12 @@ class Trace:
         }
 
 
-def _prompt_as_json(one: PromptTrace) -> dict[str, Any]:
+def _prompt_as_json(answer: PromptTrace) -> dict[str, Any]:
     return {
-        "prompt": one.prompt,
-        "ids": list(one.ids),
-        "first": one.first,
-        "error": one.error,
+        "prompt": answer.prompt,
+        "ids": list(answer.ids),
+        "first": answer.first,
+        "error": answer.error,
         "positions": [
             {
                 "lse": round(at.lse, _DIGITS),
@@ -142,10 +142,10 @@ def _prompt_as_json(one: PromptTrace) -> dict[str, Any]:
             }
             if at.is_finite
             else None
-            for at in one.positions
+            for at in answer.positions
         ],
-        "greedy": list(one.greedy),
-        "top2_gaps": [round(gap, _DIGITS) for gap in one.top2_gaps],
+        "greedy": list(answer.greedy),
+        "top2_gaps": [round(gap, _DIGITS) for gap in answer.top2_gaps],
     }
 
 
@@ -159,7 +159,7 @@ def positions_from(logits: NDArray[np.floating[Any]], *, kept: int = KEPT) -> li
 
 
 def prompt_trace(
-    forward: Callable[..., NDArray[np.floating[Any]]], prompt: Prompt, *, kept: int = KEPT
+    forward: Callable[..., NDArray[np.floating[Any]]], prompt: Prompt, *, count: int = KEPT
 ) -> PromptTrace:
     """Positions of *prompt*, and its greedy continuation.
 
@@ -170,7 +170,7 @@ def prompt_trace(
     if prompt.first:
         forward(prompt.ids[: prompt.first], all_positions=False)
     logits = forward(prompt.ids[prompt.first :], all_positions=True)
-    positions = positions_from(logits, kept=kept)
+    positions = positions_from(logits, kept=count)
     greedy, gaps = [], []
     last = positions[-1]
     for _ in range(prompt.steps):

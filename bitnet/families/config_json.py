@@ -350,15 +350,15 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
 
 
 def _check_quantization(
-    given: Mapping[str, Any], config: Mapping[str, Any], family: Family, model: str
+    quantization: Mapping[str, Any], config: Mapping[str, Any], family: Family, model: str
 ) -> None:
-    check(given, QUANTIZATION, model=model, kind=family.title, below=_BELOW)
-    eps = given.get("rms_norm_eps", _EPS_OF_NORMS)
-    if given.get("use_rms_norm") and eps != config["rms_norm_eps"]:
+    check(quantization, QUANTIZATION, model=model, kind=family.title, below=_BELOW)
+    eps = quantization.get("rms_norm_eps", _EPS_OF_NORMS)
+    if quantization.get("use_rms_norm") and eps != config["rms_norm_eps"]:
         why = f"only the model's own, {config['rms_norm_eps']}, is computed"
         raise refusal(f"{_BELOW}rms_norm_eps", eps, why, model=model, kind=family.title)
-    linear = given.get("linear_class", "bitlinear")
-    mode = given.get("quantization_mode", "offline")
+    linear = quantization.get("linear_class", "bitlinear")
+    mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):
         raise ValueError(f"quantization_config with {linear!r}, {mode!r}")
 

@@ -130,14 +130,12 @@ def contradiction(keys: Keys, problem: str) -> InvalidFormat:
     return InvalidFormat(f"{keys.path.name}: {problem}", hint="the file is damaged; fetch it again")
 
 
-def without(
-    given: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = ""
-) -> dict[str, Any]:
-    """*given* without the *ignored* keys, which are named with or without their table."""
+def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = "") -> dict[str, Any]:
+    """*keys* without the *ignored* keys, which are named with or without their table."""
     names = frozenset(ignored)
     return {
         key: value
-        for key, value in given.items()
+        for key, value in keys.items()
         if not names & {key, f"{prefix}{key}", key.partition(".")[2] or key}
     }
 

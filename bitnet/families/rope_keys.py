@@ -117,12 +117,12 @@ def _split_by_attention(
     return full, {"rope.freq_base_swa": base}
 
 
-def _in_one_word(given: Mapping[str, Any]) -> dict[str, Any]:
-    """*given* with ``type``, the earlier name of ``rope_type``, under the later one."""
-    kinds = {given[key] for key in ("rope_type", "type") if given.get(key) is not None}
+def _in_one_word(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """*parameters* with ``type``, the earlier name of ``rope_type``, under the later one."""
+    kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
     if len(kinds) > 1:
         raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
-    rest = {key: value for key, value in given.items() if key not in ("rope_type", "type")}
+    rest = {key: value for key, value in parameters.items() if key not in ("rope_type", "type")}
     return rest | ({"rope_type": kinds.pop()} if kinds else {})
 
 
@@ -135,12 +135,12 @@ def _above_zero(*candidates: Any) -> float:
 
 
 def _rotary_dims(
-    config: Mapping[str, Any], given: Mapping[str, Any], family: Family, model: str
+    config: Mapping[str, Any], parameters: Mapping[str, Any], family: Family, model: str
 ) -> int:
     """Number of rotary dimensions of a head."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial is None or partial == 1.0 or given.get("rope_type") == "proportional":
+    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial is None or partial == 1.0 or parameters.get("rope_type") == "proportional":
         return int(head_dim)
     if not family.partial_rotation:
         why = "models of this family apply RoPE to whole heads"
@@ -149,43 +149,47 @@ def _rotary_dims(
 
 
 def _linear(
-    _config: Mapping[str, Any], given: Mapping[str, Any], _base: float, _dims: int
+    _config: Mapping[str, Any], parameters: Mapping[str, Any], _base: float, _dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"rope.scaling.type": "linear", "rope.scaling.factor": float(given["factor"])}, {}
+    return {"rope.scaling.type": "linear", "rope.scaling.factor": float(parameters["factor"])}, {}
 
 
 def _dynamic(
-    _config: Mapping[str, Any], given: Mapping[str, Any], base: float, dims: int
+    _config: Mapping[str, Any], parameters: Mapping[str, Any], base: float, dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    if given.get("alpha"):  # Hunyuan's, which does not depend on the length after all
-        return {"rope.freq_base": _above_zero(base * given["alpha"] ** (dims / (dims - 2)))}, {}
-    return {"rope.scaling.type": "dynamic", "rope.scaling.factor": float(given["factor"])}, {}
+    if parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
+        return {
+            "rope.freq_base": _above_zero(base * parameters["alpha"] ** (dims / (dims - 2)))
+        }, {}
+    return {"rope.scaling.type": "dynamic", "rope.scaling.factor": float(parameters["factor"])}, {}
 
 
-def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
+def _original(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
     """Original context length; a key next to ``rope_parameters`` takes precedence."""
     if "original_max_position_embeddings" in config:
         return int(config["original_max_position_embeddings"])
-    return int(given.get("original_max_position_embeddings", config["max_position_embeddings"]))
+    return int(
+        parameters.get("original_max_position_embeddings", config["max_position_embeddings"])
+    )
 
 
 def _yarn(
-    config: Mapping[str, Any], given: Mapping[str, Any], base: float, dims: int
+    config: Mapping[str, Any], parameters: Mapping[str, Any], base: float, dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    original = _original(config, given)
-    factor = float(given.get("factor") or config["max_position_embeddings"] / original)
+    original = _original(config, parameters)
+    factor = float(parameters.get("factor") or config["max_position_embeddings"] / original)
     implied = magnitude(factor)
-    magnification = given.get("attention_factor")
-    if magnification is None and given.get("mscale") and given.get("mscale_all_dim"):
-        magnification = magnitude(factor, given["mscale"]) / magnitude(
-            factor, given["mscale_all_dim"]
+    magnification = parameters.get("attention_factor")
+    if magnification is None and parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        magnification = magnitude(factor, parameters["mscale"]) / magnitude(
+            factor, parameters["mscale_all_dim"]
         )
     scale = implied if magnification is None else _above_zero(magnification)
-    fast, slow = given.get("beta_fast") or 32, given.get("beta_slow") or 1
+    fast, slow = parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")
     keys: dict[str, Any] = {"rope.scaling.original_context_length": original}
-    whole = bool(given.get("truncate", True))
+    whole = bool(parameters.get("truncate", True))
     low, high = (
         dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
         for turns in (fast, slow)
@@ -208,11 +212,11 @@ def _yarn(
 
 
 def _longrope(
-    config: Mapping[str, Any], given: Mapping[str, Any], _base: float, dims: int
+    config: Mapping[str, Any], parameters: Mapping[str, Any], _base: float, dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    original = _original(config, given)
-    factor = float(given.get("factor") or config["max_position_embeddings"] / original)
-    scale = given.get("attention_factor")
+    original = _original(config, parameters)
+    factor = float(parameters.get("factor") or config["max_position_embeddings"] / original)
+    scale = parameters.get("attention_factor")
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     keys = {
@@ -220,7 +224,7 @@ def _longrope(
         "rope.scaling.attn_factor": float(scale),
     }
     tensors = {
-        f"rope_factors_{name}.weight": np.array(given[f"{name}_factor"], dtype=np.float32)
+        f"rope_factors_{name}.weight": np.array(parameters[f"{name}_factor"], dtype=np.float32)
         for name in ("short", "long")
     }
     for freq_factors in tensors.values():
@@ -230,29 +234,29 @@ def _longrope(
 
 
 def _llama3(
-    config: Mapping[str, Any], given: Mapping[str, Any], base: float, dims: int
+    config: Mapping[str, Any], parameters: Mapping[str, Any], base: float, dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
     pairs = dims // 2
     frequencies = base ** (-np.arange(pairs, dtype=np.float64) / pairs)
-    turns = _original(config, given) * frequencies / (2 * math.pi)
-    low, high = given["low_freq_factor"], given["high_freq_factor"]
+    turns = _original(config, parameters) * frequencies / (2 * math.pi)
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     if not high > low:
         raise ValueError("high_freq_factor is not above low_freq_factor")
     kept = np.clip((turns - low) / (high - low), 0, 1)
-    freq_factors = 1 / ((1 - kept) / given["factor"] + kept)
+    freq_factors = 1 / ((1 - kept) / parameters["factor"] + kept)
     return {}, {"rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)}
 
 
 def _proportional(
-    _config: Mapping[str, Any], given: Mapping[str, Any], _base: float, dims: int
+    _config: Mapping[str, Any], parameters: Mapping[str, Any], _base: float, dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
-    pairs, turning = dims // 2, int(given.get("partial_rotary_factor", 1.0) * dims // 2)
+    pairs, turning = dims // 2, int(parameters.get("partial_rotary_factor", 1.0) * dims // 2)
     if not 0 <= turning <= pairs:
-        raise ValueError(f"a partial_rotary_factor of {given['partial_rotary_factor']}")
+        raise ValueError(f"a partial_rotary_factor of {parameters['partial_rotary_factor']}")
     freq_factors = np.full(pairs, _NO_TURN, dtype=np.float32)
-    freq_factors[:turning] = _above_zero(given.get("factor", 1.0))
+    freq_factors[:turning] = _above_zero(parameters.get("factor", 1.0))
     return {}, {"rope_freqs.weight": freq_factors}
 
 

@@ -118,14 +118,14 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
 
 
 def _rename(
-    found: Mapping[str, Weight], said: Description, folder: Path
+    stored: Mapping[str, Weight], description: Description, folder: Path
 ) -> tuple[dict[str, Weight], dict[str, str]]:
     """Tensors by GGUF name, and their original names."""
     names: dict[str, str] = {}
     left_out = []
-    for original in found:
-        name = config_json.gguf_name(original, said.family)
-        if not name or _is_behind(original, said):
+    for original in stored:
+        name = config_json.gguf_name(original, description.family)
+        if not name or _is_behind(original, description):
             left_out.append(original)
             continue
         if name in names:
@@ -137,29 +137,31 @@ def _rename(
     if left_out:
         logger.info("left out, as text does not need them: %s", ", ".join(left_out))
     head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))
-    if said.tied and head:
+    if description.tied and head:
         if embedding is None:
             names["token_embd.weight"] = names.pop("output.weight")
-        elif _same(found[head], found[embedding]):
+        elif _same(stored[head], stored[embedding]):
             del names["output.weight"]
         else:
             logger.warning(
                 "config.json says that the head is the embedding, and lm_head.weight is another "
                 "matrix: it counts, as in transformers"
             )
-    tensors = {name: found[before] for name, before in names.items()}
+    tensors = {name: stored[before] for name, before in names.items()}
     tensors = split_gates(tensors, folder.name)
-    of_heads = said.value("attention.key_length_mla")
+    of_heads = description.value("attention.key_length_mla")
     if of_heads is not None:
-        key_dim = of_heads - said.value("rope.dimension_count")
-        tensors = split_heads(tensors, said.value("attention.head_count"), key_dim, folder.name)
+        key_dim = of_heads - description.value("rope.dimension_count")
+        tensors = split_heads(
+            tensors, description.value("attention.head_count"), key_dim, folder.name
+        )
     return tensors, names
 
 
-def _is_behind(name: str, said: Description) -> bool:
+def _is_behind(name: str, description: Description) -> bool:
     """True if the tensor *name* belongs to a block behind the last."""
-    match = re.search(r"\blayers\.(\d+)\.", name) if said.family.more_blocks else None
-    layers = said.value("block_count")
+    match = re.search(r"\blayers\.(\d+)\.", name) if description.family.more_blocks else None
+    layers = description.value("block_count")
     return match is not None and int(match[1]) >= layers
 
 
@@ -168,24 +170,27 @@ def _same(one: Weight, other: Weight) -> bool:
     return same_form and np.array_equal(one.data, other.data)
 
 
-def _check_tensors(tensors: Mapping[str, Weight], said: Description, folder: Path) -> None:
+def _check_tensors(tensors: Mapping[str, Weight], description: Description, folder: Path) -> None:
     """Check head, vocabulary and biases against ``config.json``."""
     embedding = tensors.get("token_embd.weight")
-    needs_head = not said.tied and not said.headless
+    needs_head = not description.tied and not description.headless
     if needs_head and "output.weight" not in tensors and embedding is not None:
         raise InvalidFormat(
             f"{folder.name}: lm_head.weight is missing, and config.json does not say that the "
             "head is the embedding",
             hint=_AGAIN,
         )
-    rows = embedding.shape[0] if embedding is not None and embedding.shape else said.vocab_size
-    if said.vocab_size is not None and rows != said.vocab_size:
+    rows = (
+        embedding.shape[0] if embedding is not None and embedding.shape else description.vocab_size
+    )
+    if description.vocab_size is not None and rows != description.vocab_size:
         raise InvalidFormat(
-            f"{folder.name}: config.json says {said.vocab_size} tokens, the embedding has {rows}",
+            f"{folder.name}: config.json says {description.vocab_size} tokens, the embedding has "
+            f"{rows}",
             hint=_AGAIN,
         )
-    layers = said.value("block_count")
-    parts = (f"blk.{n}.{part}" for n in range(layers) for part in said.biases)
+    layers = description.value("block_count")
+    parts = (f"blk.{n}.{part}" for n in range(layers) for part in description.biases)
     expected = {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
     matrices = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")}
     there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
@@ -197,15 +202,15 @@ def _check_tensors(tensors: Mapping[str, Weight], said: Description, folder: Pat
 def _weight(
     name: str,
     tensors: Mapping[str, Weight],
-    said: Description,
+    description: Description,
     bits: BitLinear | None,
     module: str,
 ) -> Weight:
     weight = replace(tensors[name], name=name)
-    function = said.values.get(_end(name))
+    function = description.values.get(_end(name))
     if function is not None:
         return _floats(name, function(registry.dequantize(weight)))
-    if said.family.norms_from_zero and name.endswith("norm.weight"):
+    if description.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
     matrix = name.startswith("blk.") and len(weight.shape) == 2
@@ -224,13 +229,15 @@ def _weight(
     return weight
 
 
-def _multiply(weights: dict[str, Weight], said: Description) -> None:
+def _multiply(weights: dict[str, Weight], description: Description) -> None:
     """Multiply the family's factors into *weights*; a tied head may become a matrix of its own."""
     head, embedding = "output.weight", "token_embd.weight"
-    if head not in weights and said.factors.get(head, 1.0) != said.factors.get(embedding, 1.0):
+    if head not in weights and description.factors.get(head, 1.0) != description.factors.get(
+        embedding, 1.0
+    ):
         weights[head] = replace(weights[embedding], name=head)
     for name, weight in weights.items():
-        factor = said.factors.get(_end(name), 1.0)
+        factor = description.factors.get(_end(name), 1.0)
         if factor != 1:
             weights[name] = replace(weight, scale=weight.scale * factor)
 

@@ -220,19 +220,19 @@ class KVCache:
         if self.drafter:
             self.drafter.truncate(self.length)
 
-    def copy_prefix(self, other: KVCache, length: int) -> None:
-        """Hold the first *length* positions of *other*, a cache of the same model."""
-        if length > min(there := other.reusable(length), self.capacity):
+    def copy_prefix(self, source: KVCache, length: int) -> None:
+        """Hold the first *length* positions of *source*, a cache of the same model."""
+        if length > min(there := source.reusable(length), self.capacity):
             raise InferenceError(
                 f"{length:,} positions to copy; there are {there:,}, and room for {self.capacity:,}"
             )
-        self._kept = [one for one in other._kept if one <= length]
-        for own, its in zip(self._tables, other._tables, strict=True):
+        self._kept = [one for one in source._kept if one <= length]
+        for own, its in zip(self._tables, source._tables, strict=True):
             own.copy(its, length, self._snapshot_positions())
-        self._states.copy(other._states, length)
+        self._states.copy(source._states, length)
         self.length = length
-        if self.drafter and other.drafter:
-            self.drafter.copy_prefix(other.drafter, other.drafter.reusable(length))
+        if self.drafter and source.drafter:
+            self.drafter.copy_prefix(source.drafter, source.drafter.reusable(length))
 
     def _snapshot_positions(self) -> list[range]:
         return [range(max(0, length - SLACK), length) for length in self._kept]
@@ -296,12 +296,12 @@ class _Pages:
         running = pages_for(self.window - 1 + step) + 2
         return min(whole, running + KEPT * (pages_for(self.window + SLACK) + 1))
 
-    def make_room(self, length: int, stop: int, kept: Iterable[range]) -> None:
-        """Own the pages from *length*, what is stored, to *stop*; *kept* may be read again."""
+    def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
+        """Own the pages from *length*, what is stored, to *stop*; *rereadable* ones stay."""
         pages = list(self.pages)
         seen = self.first_place(length)
         if any(page is not None for page in pages[:seen]):
-            keep = {place for part in kept for place in self._places(part)}
+            keep = {place for part in rereadable for place in self._places(part)}
             for place in range(min(seen, len(pages))):
                 self._let_go(pages, place, keep)
         for place in range(length // PAGE, pages_for(stop)):
@@ -330,16 +330,16 @@ class _Pages:
         """Forget the positions from *length* on."""
         self._set(self.pages[: pages_for(length)])
 
-    def copy(self, other: _Pages, length: int, kept: Iterable[range]) -> None:
-        """Share the first *length* positions of *other*, as far as they may be read again."""
-        keep = {place for part in kept for place in self._places(part)}
+    def copy(self, source: _Pages, length: int, rereadable: Iterable[range]) -> None:
+        """Share the first *length* positions of *source*, as far as they may be read again."""
+        keep = {place for part in rereadable for place in self._places(part)}
         keep.update(range(self.first_place(length), pages_for(length)))
-        held = {place for place in keep if other.pages[place] is not None}
+        held = {place for place in keep if source.pages[place] is not None}
         self._set(
-            [other.pages[place] if place in held else None for place in range(pages_for(length))]
+            [source.pages[place] if place in held else None for place in range(pages_for(length))]
         )
         self._shared |= held
-        other._shared |= held
+        source._shared |= held
 
     def stack(self, place: int, start: int, stop: int) -> Page:
         """Pages *start* to *stop* of layer *place*, ``(pages, 2, ...)``; zeros for freed ones."""
@@ -448,10 +448,10 @@ class States:
             self._live = self._copies[length].copy() if self.size and length else self._live[:0]
             self._length = length
 
-    def copy(self, other: States, length: int) -> None:
-        """Share what *other* has up to *length*, which it can reach."""
-        self._copies = {at: copy for at, copy in other._copies.items() if at <= length}
-        its = other._live if other._length == length else self._copies.get(length, self._live[:0])
+    def copy(self, source: States, length: int) -> None:
+        """Share what *source* has up to *length*, which it can reach."""
+        self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
+        its = source._live if source._length == length else self._copies.get(length, self._live[:0])
         self._live, self._length = its.copy(), length
 
 

@@ -90,7 +90,7 @@ def probe_texts() -> list[str]:
 
 def measure_agreement(
     encode: Callable[[str], Sequence[int]],
-    other: Callable[[str], Sequence[int]],
+    encode_other: Callable[[str], Sequence[int]],
     *,
     texts: Sequence[str] = PROBES,
     decode: tuple[Callable[[list[int]], str], Callable[[list[int]], str]] | None = None,
@@ -99,7 +99,7 @@ def measure_agreement(
 
     Without *decode*, for the ids of both, decoding is not compared.
     """
-    pairs = [(text, list(encode(text)), list(other(text))) for text in texts]
+    pairs = [(text, list(encode(text)), list(encode_other(text))) for text in texts]
     decoded = []
     if decode:
         lists = _lists([mine for _, mine, theirs in pairs if mine == theirs])
@@ -140,10 +140,10 @@ def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
     return [id for id in shared if one.spelling(id) != other.spelling(id)]
 
 
-def compare(one: TokenizerSpec, other: TokenizerSpec, texts: Sequence[str]) -> Agreement:
+def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> Agreement:
     """Compare two specifications, the ids of *texts*, and the text of every id."""
-    first, second = Tokenizer.from_spec(one), Tokenizer.from_spec(other)
-    unknown = {one.unknown_id} & {other.unknown_id}  # it has no text of its own
+    first, second = Tokenizer.from_spec(left), Tokenizer.from_spec(right)
+    unknown = {left.unknown_id} & {right.unknown_id}  # it has no text of its own
 
     def decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
         return lambda ids: tokenizer.decode(id for id in ids if id not in unknown)
@@ -151,7 +151,7 @@ def compare(one: TokenizerSpec, other: TokenizerSpec, texts: Sequence[str]) -> A
     agreement = measure_agreement(
         first.encode, second.encode, texts=texts, decode=(decode(first), decode(second))
     )
-    parts = differences(one, other)
+    parts = differences(left, right)
     shared = range(min(len(first), len(second)))
     wrong = [
         id for id in shared if id not in unknown and first.token_bytes(id) != second.token_bytes(id)
@@ -218,17 +218,17 @@ def _vocabularies(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDif
     return _tables("vocabulary", *tables)
 
 
-def _orders(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDifference]:
+def _orders(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDifference]:
     """Merges, or the scores that stand for them."""
-    if {one.model, other.model} == {"bpe", "spm"}:
-        return _sequences("merges", _merge_texts(one), _merge_texts(other))
-    if one.model != other.model:
+    if {left.model, right.model} == {"bpe", "spm"}:
+        return _sequences("merges", _merge_texts(left), _merge_texts(right))
+    if left.model != right.model:
         return []  # said already
-    if one.model == "spm":
-        return _sequences("order of scores", _by_score(one), _by_score(other))
-    if one.model == "unigram":
-        return _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (one, other)))
-    return _sequences("merges", _merge_texts(one), _merge_texts(other))
+    if left.model == "spm":
+        return _sequences("order of scores", _by_score(left), _by_score(right))
+    if left.model == "unigram":
+        return _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right)))
+    return _sequences("merges", _merge_texts(left), _merge_texts(right))
 
 
 def _merge_texts(spec: TokenizerSpec) -> list[str]:
@@ -263,14 +263,16 @@ def _joins(text: str, vocabulary: set[str]) -> Iterator[tuple[str, str]]:
     return iter(()) if text in BYTE_NAMES else halves_of(text, vocabulary)
 
 
-def _flags_of_added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]:
+def _flags_of_added(spec: TokenizerSpec, counterpart: TokenizerSpec) -> dict[int, Any]:
     """Texts and flags of the added tokens by id.
 
     Where no text is normalized, and in SentencePiece models, the stage in which a token is found
     makes no difference.
     """
     own = (
-        spec.is_sentencepiece or other.is_sentencepiece or not (spec.normalizer or other.normalizer)
+        spec.is_sentencepiece
+        or counterpart.is_sentencepiece
+        or not (spec.normalizer or counterpart.normalizer)
     )
     flags_by_id: defaultdict[int, set[str]] = defaultdict(set)
     for token in spec.added:

@@ -97,15 +97,15 @@ def _other_ids(own: Tokenizer, other: Tokenizer) -> Iterator[str]:
         )
 
 
-def _first_difference(own: Tokenizer, other: Tokenizer) -> str:
+def _first_difference(own: Tokenizer, candidate: Tokenizer) -> str:
     """Difference of the vocabularies; empty if every id stands for the same bytes."""
-    different = different_ids(own, other)
+    different = different_ids(own, candidate)
     if not different:
         return ""
     first = different[0]
     return (
-        f"same size, other vocabulary: {len(different):,} of {other.vocab_size:,} tokens differ, "
-        f"first id {first}: {own.spelling(first)!r} and {other.spelling(first)!r}"
+        f"same size, other vocabulary: {len(different):,} of {candidate.vocab_size:,} tokens "
+        f"differ, first id {first}: {own.spelling(first)!r} and {candidate.spelling(first)!r}"
     )
 
 

@@ -248,13 +248,13 @@ def _read_back(keys: Mapping[str, Any], spec: TokenizerSpec) -> TokenizerSpec:
         ) from None
 
 
-def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
-    """Compare *found*, read back, with *spec*."""
+def _prove(copied: TokenizerSpec, spec: TokenizerSpec) -> None:
+    """Compare *copied*, read back, with *spec*."""
     for what, expected, got in (
-        ("what goes around a text", spec.affixes, found.affixes),
-        ("BOS", spec.bos_id, found.bos_id),
-        ("the ids that end a generation", sorted(spec.stop_ids), sorted(found.stop_ids)),
-        ("the chat template", spec.chat_template, found.chat_template),
+        ("what goes around a text", spec.affixes, copied.affixes),
+        ("BOS", spec.bos_id, copied.bos_id),
+        ("the ids that end a generation", sorted(spec.stop_ids), sorted(copied.stop_ids)),
+        ("the chat template", spec.chat_template, copied.chat_template),
     ):
         if expected != got:
             raise Unsupported(
@@ -262,7 +262,7 @@ def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
                 f"and would be {got}",
                 hint=_HINT,
             )
-    copy = open_engine(found)[0]
+    copy = open_engine(copied)[0]
 
     def encode(text: str, special: bool) -> list[int]:
         return copy.encode(text, parse_special=special)

@@ -151,12 +151,12 @@ def by_tokens(key: str) -> KnownVocabulary | None:
     return _BY_KEY.get(key)
 
 
-def another_pre(known: KnownVocabulary, named: object) -> bool:
-    """True if *named* splits text differently from the pre-tokenizer of *known*."""
-    if not known.pre or named in known.also or named == known.pre:
+def another_pre(vocabulary: KnownVocabulary, named: object) -> bool:
+    """True if *named* splits text differently from the pre-tokenizer of *vocabulary*."""
+    if not vocabulary.pre or named in vocabulary.also or named == vocabulary.pre:
         return False
     same = PRE_TOKENIZERS.get(named) if isinstance(named, str) else None
-    return same is None or same != PRE_TOKENIZERS.get(known.pre)
+    return same is None or same != PRE_TOKENIZERS.get(vocabulary.pre)
 
 
 def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | None:

@@ -184,15 +184,15 @@ class Costs:
         self._sixth = copy.sixth_bytes / copy.head_bytes
         self._recent: deque[float] = deque(maxlen=PASSES)
 
-    def add(self, found: Sequence[Found | None]) -> None:
-        """Add a pass that found these logits by the copy; ``None``: it read the whole head."""
-        by_copy = [one for one in found if one is not None]
+    def add(self, candidates: Sequence[Found | None]) -> None:
+        """Add a pass that found *candidates* by the copy; ``None``: it read the whole head."""
+        by_copy = [one for one in candidates if one is not None]
         if by_copy:
             rows = by_copy[0].vocab_size
             refined = sum(one.refined for one in by_copy) / rows
             computed = sum(len(one.ids) for one in by_copy) / rows
             self._recent.append(self._copy + SIXTH * self._sixth * refined + ROWS * computed)
-            if len(by_copy) < len(found):
+            if len(by_copy) < len(candidates):
                 self.add_whole()
         else:
             self._recent.append(FROM_FILE)
