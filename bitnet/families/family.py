@@ -138,7 +138,7 @@ def register(family: Family) -> Family:
 
 def register_variant(parent: Family, **changes: Any) -> Family:
     """Add a family that differs from *parent*; entries of tables are added to those of *parent*."""
-    whole = {
+    whole: dict[str, Any] = {
         name: {**getattr(parent, name), **change} if isinstance(change, Mapping) else change
         for name, change in changes.items()
     }

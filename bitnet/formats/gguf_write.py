@@ -144,7 +144,7 @@ def write_copy(
         types = {key.name.decode(): VALUE_TYPES[key.type][0] for key in index.keys}
         parsed = [parse_change(text, gguf.metadata, types) for text in changes]
         _check(parsed)
-        header = _copied_header(view, index, parsed, gguf.alignment)
+        header = _header_of_copy(view, index, parsed, gguf.alignment)
         with new_file(output) as draft:
             digest = _write(draft, header, view[gguf.data_offset :], on_progress)
             _verify(draft, gguf, parsed, data_offset=len(header), digest=digest)
@@ -177,7 +177,7 @@ def pack_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) ->
     )
 
 
-def _copied_header(
+def _header_of_copy(
     view: memoryview, index: Index, changes: list[KeyChange], alignment: int
 ) -> bytes:
     """Header with *changes* in place of the old values, padded to the alignment."""
