@@ -8,7 +8,7 @@ import pytest
 
 @contextlib.contextmanager
 def own_ray_folder():
-    """Give Ray a folder for its sockets, with a short path, and for the latest cluster's address."""
+    """Give Ray a folder for its sockets, with a short path, and for a cluster's address."""
     folder = tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)
     with folder as path, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", path)
