@@ -136,7 +136,7 @@ class Bitnet:
             return time.perf_counter() - start
         self.engine.forget()
         ids = prompt(count if kind == "pp" else 1 + depth)
-        wanted = Request(max_tokens=1 if kind == "pp" else count + bool(depth))
+        wanted = Request(1 if kind == "pp" else count + bool(depth), lookup=0)
         pieces = self.engine.generate(ids, wanted)
         start, found = time.perf_counter(), 0
         if depth:

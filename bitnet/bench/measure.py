@@ -196,7 +196,7 @@ def _prefill_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
 
 def _decode_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
     engine.forget()
-    pieces = engine.generate(ids[: test.prompt], Request(max_tokens=test.tokens + 1))
+    pieces = engine.generate(ids[: test.prompt], Request(test.tokens + 1, lookup=0))
     next(pieces)
     started = time.perf_counter()
     count = sum(1 for _ in pieces)
@@ -207,14 +207,14 @@ def _decode_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
 
 
 def _write(engine: Scheduler, ids: Sequence[int], tokens: int) -> None:
-    for _ in engine.generate(ids, Request(max_tokens=tokens)):
+    for _ in engine.generate(ids, Request(tokens, lookup=0)):
         pass
 
 
 def _tokenize_share(model: LanguageModel) -> float:
     prompt = TEXT[: max(1, model.engine.context // 2)]
     model.engine.forget()
-    answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS)
+    answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS, lookup=0)
     for _ in answer:
         pass
     return answer.tokenize_share

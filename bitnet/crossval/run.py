@@ -164,7 +164,7 @@ def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
         forward = partial(model.engine.model.forward, cache=cache)
         positions = prompt_trace(forward, replace(prompt, steps=0)).positions
         if prompt.steps:
-            params = Request(max_tokens=prompt.steps, logprobs=2)
+            params = Request(prompt.steps, lookup=0, logprobs=2)
             for piece in model.engine.generate(ids, params):
                 assert piece.token is not None  # it is not cancelled
                 tokens.append(piece.token)

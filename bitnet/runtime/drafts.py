@@ -10,6 +10,7 @@ that of the sequence (``KVCache.drafter``).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -36,10 +37,11 @@ LONGEST = 32  # tokens compared to find the best match
 PLACES = 32  # most recent matches compared
 FIRST = 4  # tokens of the first draft
 LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
+FIRST_CREDIT, MOST_CREDIT = 2.0, 16.0  # passes that drafts may lose, at first and after gains
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
 TRIAL = 4  # passes of the slower way, to see whether it still is
 FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
-MOST_LOST = 0.02  # share of the time that trials may lose
+MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
 
 
 class Lookup:
@@ -56,6 +58,7 @@ class Lookup:
         self._length = min(limit, FIRST)
         self._failures = 0
         self._resume = 0  # length of the text from which to draft again
+        self._owed = -FIRST_CREDIT  # passes that drafts lost, less those that they saved
 
     def draft(self, ids: list[int], room: int) -> list[int]:
         """Likely continuation of *ids*, the whole text so far: up to *room* tokens, often none."""
@@ -72,15 +75,26 @@ class Lookup:
             text.append(text[place])
         return text[:count]
 
-    def report(self, length: int, *, drafted: int, accepted: int) -> None:
-        """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens."""
+    def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
+        """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
+
+        Args:
+            length: of the text.
+            drafted: tokens of the draft.
+            accepted: of them.
+            price: time of each drafted token, in passes without drafts.
+        """
         if accepted == drafted:
             self._length = min(self.limit, 2 * self._length)
         else:
             self._length = min(self.limit, accepted + 1)
         self._failures = 0 if accepted else self._failures + 1
-        if self._failures > 1:
-            self._resume = length + min(LONGEST_PAUSE, 2**self._failures)
+        pause = min(LONGEST_PAUSE, 2**self._failures) if self._failures > 1 else 0
+        self._owed = max(-MOST_CREDIT, self._owed + price * drafted - accepted)
+        if self._owed > 0:
+            pause = max(pause, math.ceil(self._owed / MOST_LOST))
+            self._owed = 0.0
+        self._resume = length + pause
 
     def _index(self, ids: list[int]) -> None:
         # The last tokens themselves cannot be continued from.

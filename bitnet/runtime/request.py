@@ -116,8 +116,8 @@ class Request:
     Attributes:
         max_tokens: most tokens to generate.
         stop: texts that end the answer and are not part of it.
-        lookup: most tokens to draft per pass from the text so far. It changes the speed and never
-            the answer.
+        lookup: most tokens to draft per pass from the text so far, while that saves time. It
+            changes the speed and never the answer.
         temperature: randomness, and so on until *seed*: as the command line has it.
         logit_bias: values added to the logits of token ids; ``ID=BIAS`` texts also work.
         prompt: text to continue, or its ids.
@@ -155,7 +155,9 @@ class Request:
     )  # fmt: skip
     stop: list[str] = option([], "text that ends the answer; may be given several times")
     lookup: int = option(
-        0, "draft up to this many tokens from the text so far; the answer stays the same",
+        MAX_LOOKUP,
+        "draft up to this many tokens from the text so far, while that saves time; the answer "
+        "stays the same",
         bounds=(0, MAX_LOOKUP),
     )  # fmt: skip
     temperature: float = option(

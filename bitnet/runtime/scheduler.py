@@ -60,6 +60,8 @@ PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
 MAX_STALL_S = 0.15  # with the rest of a pass below 0.3 s, which other readers hardly notice
 SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
 RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
+HIGHEST_PRICE = 1.5  # of a drafted token, in written ones: what takes longer is not its work
+LONGEST_UNMEASURED = 128  # passes with drafts before one without them shows their price again
 
 
 class Scheduler:
@@ -110,6 +112,9 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_stall_s = max_stall_s
         self._prefill_token_s = 0.0  # of recent passes with prompts
+        self._plain_s: dict[int, float] = {}  # of the last pass without drafts, by its sequences
+        self._drafted_passes = 0  # since that
+        self._draft_price = 0.0  # of recent passes with drafts
         self._drafter = drafter_of(model, draft_model, prefill_chunk)
         config = replace(model.config, drafter=self._drafter.config if self._drafter else None)
         self._pace = Pace()
@@ -201,7 +206,8 @@ class Scheduler:
         for sequence in self.running:
             sequence.start_over_beyond_border()
         decoding = [sequence for sequence in self.running if sequence.decodes]
-        plan_decoding(decoding, self._drafter if self._pace.drafting else None, self.context)
+        drafter = self._drafter if self._pace.drafting else None
+        plan_decoding(decoding, drafter, self.context, looking_up=self._knows_plain(len(decoding)))
         return decoding + self._prefill(self._chunk() if decoding else self.prefill_chunk)
 
     def _prefill(self, room: int) -> list[Sequence]:
@@ -251,10 +257,10 @@ class Scheduler:
             if len(batch) > 1:  # so that only the failing one is affected
                 return [piece for sequence in batch for piece in self._run([sequence])]
             return [(batch[0], batch[0].fail(error))]
-        self._observe(batch, time.perf_counter() - started)
-        return self._postprocess(batch, results)
+        price = self._observe(batch, time.perf_counter() - started)
+        return self._postprocess(batch, results, price)
 
-    def _postprocess(self, batch: list[Sequence], results: list[Any]) -> Pieces:
+    def _postprocess(self, batch: list[Sequence], results: list[Any], price: float) -> Pieces:
         """The next tokens of each sequence; rejected drafts leave its cache."""
         pieces: Pieces = []
         for sequence, rows in zip(batch, results, strict=True):
@@ -265,7 +271,8 @@ class Scheduler:
             if sequence.request.embed:
                 pieces += [(sequence, piece) for piece in sequence.add_hidden(rows)]
                 continue
-            pieces += [(sequence, piece) for piece in sequence.advance(rows, context=self.context)]
+            new = sequence.advance(rows, context=self.context, price=price)
+            pieces += [(sequence, piece) for piece in new]
             if sequence.proposed:
                 # The last token has not been run, and rejected drafts have to be removed.
                 cache_of(sequence).truncate(len(sequence.ids) - 1)
@@ -431,13 +438,32 @@ class Scheduler:
         affordable = int(self.max_stall_s / self._prefill_token_s)
         return min(self.prefill_chunk, max(SMALLEST_CHUNK, affordable))
 
-    def _observe(self, batch: list[Sequence], passed_s: float) -> None:
-        """Update the measured time per prompt token; decoding tokens in the pass are included."""
+    def _observe(self, batch: list[Sequence], passed_s: float) -> float:
+        """Update the measured times; what a drafted token takes, in those written without drafts.
+
+        The time per prompt token includes that of decoding tokens in the pass.
+        """
         lengths = [(len(its.segment.tokens), len(its.proposed)) for its in batch if its.segment]
         tokens = sum(length for length, proposed in lengths if length > 1 + proposed)
         if tokens >= SMALLEST_CHUNK:
             earlier = self._prefill_token_s or passed_s / tokens
             self._prefill_token_s = (earlier + passed_s / tokens) / 2
+        drafted = sum(proposed for _, proposed in lengths)
+        if tokens or not lengths:
+            return 0.0
+        if not drafted:
+            self._plain_s[len(lengths)] = passed_s
+            self._drafted_passes = 0
+            return 0.0
+        self._drafted_passes += 1
+        if plain_s := self._plain_s.get(len(lengths)):
+            price = len(lengths) * (passed_s / plain_s - 1) / drafted
+            self._draft_price += (min(max(price, 0.0), HIGHEST_PRICE) - self._draft_price) / 4
+        return self._draft_price
+
+    def _knows_plain(self, sequences: int) -> bool:
+        """True if the time of a pass of so many *sequences* without drafts was measured lately."""
+        return sequences in self._plain_s and self._drafted_passes < LONGEST_UNMEASURED
 
     def _without_memory(self, batch: list[Sequence], error: MemoryError) -> Pieces:
         """Free memory for another try; as a last resort, fail the sequence that came last."""

@@ -196,11 +196,13 @@ class Sequence:
             return None  # its end may be forced
         return self._sampler.needs(self.proposed)
 
-    def advance(self, logits: abc.Iterable[Logits], *, context: int) -> list[Piece]:
+    def advance(
+        self, logits: abc.Iterable[Logits], *, context: int, price: float = 0.0
+    ) -> list[Piece]:
         """The token after the last id, and further ones as far as the draft was accepted.
 
         *logits* are those after the last id and after each proposed token; *context* bounds the
-        number of ids.
+        number of ids, *price* is that of a drafted token (:meth:`Lookup.report`).
         """
         draft = self.proposed
         pieces: list[Piece] = []
@@ -220,7 +222,7 @@ class Sequence:
         self.drafted += len(draft)
         self.accepted += accepted
         if self._lookup and draft:
-            self._lookup.report(len(self.ids), drafted=len(draft), accepted=accepted)
+            self._lookup.report(len(self.ids), drafted=len(draft), accepted=accepted, price=price)
         if self.foresight and draft:
             self.foresight.report(drafted=len(draft), accepted=accepted)
         if self.foresight and self.hidden:
@@ -305,12 +307,15 @@ class Sequence:
         return pieces
 
 
-def plan_decoding(decoding: list[Sequence], drafter: Drafter | None, context: int) -> None:
+def plan_decoding(
+    decoding: list[Sequence], drafter: Drafter | None, context: int, *, looking_up: bool
+) -> None:
     """Have *decoding* sequences run their last ids and drafts, of their own texts or *drafter*."""
-    room = max(0, DECODE_ROWS - len(decoding))
+    room = max(0, DECODE_ROWS - len(decoding)) if looking_up or drafter else 0
     drafts = {}
     for sequence in decoding:
-        drafts[sequence] = sequence.look_up(min(room, context - len(sequence.ids)))
+        most = min(room, context - len(sequence.ids)) if looking_up else 0
+        drafts[sequence] = sequence.look_up(most)
         room -= len(drafts[sequence])
     if drafter:
         others = [sequence for sequence in decoding if not drafts[sequence]]

@@ -6,6 +6,7 @@ from tiny_models import in_encoding, tiny
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
+from bitnet.runtime.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module", params=["reference", "native"])
@@ -15,3 +16,10 @@ def model(request):
         pytest.importorskip("bitnet._native")
         return load_model(in_encoding(tiny("llama"), "Q8_0"), ops=NativeOps(threads=2))
     return load_model(tiny("llama"), ops=ReferenceOps())
+
+
+@pytest.fixture
+def free_drafts(monkeypatch):
+    """Drafts that take no time, however busy the machine is."""
+    monkeypatch.setattr(Scheduler, "_observe", lambda *_: 0.0)
+    monkeypatch.setattr(Scheduler, "_knows_plain", lambda *_: True)

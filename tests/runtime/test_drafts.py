@@ -60,7 +60,7 @@ def answer(model, ids, *, temperature=0.0, drafting=True, **more):
         scheduler._pace.drafting = drafting
         scheduler._pace.observe = lambda *_, **__: None
     sampling = {"temperature": temperature, "seed": 3}
-    sequence = scheduler.submit(ids, Request(max_tokens=60, **sampling))
+    sequence = scheduler.submit(ids, Request(max_tokens=60, lookup=0, **sampling))
     run(scheduler)
     return sequence
 
@@ -144,7 +144,7 @@ def test_several_sequences_draft_together_within_the_bounds():
     expected = [answer(model, prompt(40, seed=n), drafting=False).ids for n in range(3)]
     scheduler = Scheduler(model, kv_budget_bytes=4 * Scheduler(model).cost(100))
     scheduler._pace.observe = lambda *_, **__: None
-    request = Request(max_tokens=60, temperature=0)
+    request = Request(max_tokens=60, lookup=0, temperature=0)
     sequences = [scheduler.submit(prompt(40, seed=n), request) for n in range(3)]
     for sequence in sequences:
         while not sequence.finish_reason:
@@ -249,7 +249,7 @@ def test_no_answer_changes_with_a_draft_model(small, temperature):
     scheduler = Scheduler(model, draft_model=draft, prefill_chunk=64)
     scheduler._pace.observe = lambda *_, **__: None
     sampling = {"temperature": temperature, "seed": 3}
-    request = Request(max_tokens=60, **sampling)
+    request = Request(max_tokens=60, lookup=0, **sampling)
     sequences = [scheduler.submit(ids, request) for ids in prompts]
     steps(scheduler)
     assert [sequence.ids for sequence in sequences] == expected
@@ -271,7 +271,7 @@ def test_a_draft_model_reads_a_shared_prefix_once(monkeypatch):
     monkeypatch.setattr(draft, "hidden", counted)
     scheduler = Scheduler(model, draft_model=draft)
     scheduler._pace.observe = lambda *_, **__: None
-    request = Request(max_tokens=4, temperature=0)
+    request = Request(max_tokens=4, lookup=0, temperature=0)
     for end in ([5], [6]):
         read.clear()
         scheduler.submit([*prompt(200), *end], request)
@@ -283,7 +283,7 @@ def test_a_long_prompt_is_read_in_chunks_before_it_is_drafted_for():
     model = load_model(TARGET, ops=select(threads=1))
     scheduler = Scheduler(model, draft_model=model, prefill_chunk=32)
     scheduler._pace.observe = lambda *_, **__: None
-    sequence = scheduler.submit(prompt(200), Request(max_tokens=60))
+    sequence = scheduler.submit(prompt(200), Request(max_tokens=60, lookup=0))
     scheduler.step()
     before = 0
     while not sequence.finish_reason:
@@ -299,7 +299,7 @@ def test_a_rejecting_grammar_leaves_the_drafter_at_the_text():
     expected = answer(model, prompt(30))
     scheduler = Scheduler(model, draft_model=model)
     scheduler._pace.observe = lambda *_, **__: None
-    sequence = scheduler.submit(prompt(30), Request(max_tokens=60, temperature=0, seed=3))
+    sequence = scheduler.submit(prompt(30), Request(max_tokens=60, lookup=0, temperature=0, seed=3))
     sequence.valid = lambda draft: 0 if len(sequence.ids) % 2 else len(draft)
     run(scheduler)
     assert sequence.ids == expected.ids

@@ -1,5 +1,8 @@
 """Drafts from the text itself: where they come from, and that they change nothing."""
 
+import random
+from itertools import takewhile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,10 +92,61 @@ def test_drafts_come_back_once_one_is_right():
     assert len(lookup.draft(REPEATING, 8)) == 2
 
 
+def test_drafts_that_lose_time_rest_until_it_is_a_small_share():
+    lookup, ids = Lookup(8), REPEATING * 100
+    lookup.report(100, drafted=4, accepted=1, price=0.75)  # loses the credit of two passes
+    assert lookup.draft(ids[:104], 8) != []
+    lookup.report(100, drafted=4, accepted=1, price=0.75)  # and two more
+    assert lookup.draft(ids[:184], 8) == []
+    assert lookup.draft(ids[:204], 8) != []
+
+
+def test_drafts_that_gain_may_lose_some_of_it():
+    lookup, ids = Lookup(8), REPEATING * 100
+    lookup.report(100, drafted=8, accepted=8, price=0.25)
+    lookup.report(100, drafted=8, accepted=1, price=0.25)
+    assert lookup.draft(ids[:104], 8) != []
+
+
+@pytest.mark.parametrize("row_cost", [0.02, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("kind", ["coins", "traps", "halves"])
+def test_no_text_at_any_price_of_a_draft_loses_three_percent(row_cost, kind):
+    """Simulated: a pass takes 1 and *row_cost* for each drafted token."""
+    draw = random.Random(1)
+    lookup, ids, spent, drafts = Lookup(15), [0, 1, 0, 1], 0.0, 0
+    while len(ids) < 2500:
+        draft = lookup.draft(ids, 15)
+        if kind == "coins":
+            right = sum(1 for _ in takewhile(lambda _: draw.random() < 0.5, draft))
+        else:
+            right = len(draft) // 2 if kind == "halves" else 0
+        ids += [
+            *draft[:right],
+            *([draw.randrange(2)] if not draft else [1 - draft[right % len(draft)]]),
+        ]
+        spent += 1 + row_cost * len(draft)
+        drafts += len(draft)
+        if draft:
+            lookup.report(len(ids), drafted=len(draft), accepted=right, price=row_cost)
+    assert drafts > 20
+    assert spent < 1.03 * len(ids) + 30
+
+
+def test_a_pass_without_drafts_comes_first_and_again(model):
+    scheduler = Scheduler(model, max_batch=2)
+    sequence = scheduler.submit(REPEATING, Request(max_tokens=40))
+    drafted = []
+    while scheduler.busy:
+        scheduler.step()
+        drafted.append(len(sequence.proposed))
+    assert drafted[:2] == [0, 0]  # the prompt, and a pass whose time is known then
+    assert any(drafted)
+
+
 @pytest.mark.parametrize("lookup", [1, 4, 15])
 def test_the_likeliest_text_is_the_same_with_drafts(model, lookup):
     ids = REPEATING * 2
-    plain = tokens(model, ids, max_tokens=36)
+    plain = tokens(model, ids, max_tokens=36, lookup=0)
     assert tokens(model, ids, max_tokens=36, lookup=lookup) == plain
 
 
@@ -102,14 +156,15 @@ def test_a_drawn_text_is_the_same_with_drafts_for_any_seed(model):
     # NumPy is slow at this, and adds up in another order for another number of rows.
     for seed in range(25 if model.ops.name != "reference" else 4):
         sampling = {"temperature": 2.0, "seed": seed, "logit_bias": bias, "frequency_penalty": 0.3}
-        plain = tokens(model, REPEATING, max_tokens=40, **sampling, logprobs=1)
+        plain = tokens(model, REPEATING, max_tokens=40, lookup=0, **sampling, logprobs=1)
         drafted = tokens(model, REPEATING, max_tokens=40, **sampling, lookup=6)
         assert drafted == plain
 
 
+@pytest.mark.usefixtures("free_drafts")
 def test_drafts_save_passes_and_are_counted(model):
     scheduler = Scheduler(model)
-    plain = scheduler.submit(REPEATING, Request(max_tokens=40))
+    plain = scheduler.submit(REPEATING, Request(max_tokens=40, lookup=0))
     quick = scheduler.submit(REPEATING, Request(max_tokens=40, lookup=8))
     while scheduler.busy:
         scheduler.step()
@@ -124,15 +179,15 @@ def test_drafts_never_go_beyond_the_context_or_the_answer(model):
         engine = Scheduler(model, context=context)
         wanted = [
             [(piece.token, piece.finish_reason) for piece in engine.generate(REPEATING, params)]
-            for params in (Request(count), Request(count, lookup=15))
+            for params in (Request(count, lookup=0), Request(count, lookup=15))
         ]
         assert wanted[0] == wanted[1]
 
 
 def test_a_stop_id_within_a_draft_ends_the_answer(model):
-    free = tokens(model, REPEATING, max_tokens=20)
+    free = tokens(model, REPEATING, max_tokens=20, lookup=0)
     stop = frozenset({free[9]})
-    plain = tokens(model, REPEATING, max_tokens=20, stop_ids=stop)
+    plain = tokens(model, REPEATING, max_tokens=20, stop_ids=stop, lookup=0)
     assert tokens(model, REPEATING, max_tokens=20, stop_ids=stop, lookup=15) == plain
 
 

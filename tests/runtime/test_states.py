@@ -174,6 +174,7 @@ def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
 
 @compiled
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.usefixtures("free_drafts")
 def test_rejected_drafts_leave_no_trace_in_a_state(model, seed):
     ids = [*prompt(8, seed=seed)] * 6
     written = []

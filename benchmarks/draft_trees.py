@@ -1,0 +1,108 @@
+"""What a tree of drafts would gain over the longest match, if its rows were free.
+
+    python benchmarks/draft_trees.py MODEL --prose FILE.xz [--tokens 256] [--branches 1,2,4,8]
+
+MODEL writes its likeliest tokens after beginnings of code (files of this package), tables (results
+of benchmarks) and prose. Then the answers are replayed: a pass brings as many tokens as the best of
+the N drafts begins with, and one more. The drafts are the continuations of the N best matches in
+the text so far that begin with different tokens. Passes alone are counted, so this is an upper
+bound: in a real pass every branch is more rows, with keys and values of its own. The last
+column is what one branch gains in fact: processor time of one thread, the prompt's included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bitnet import load
+from bitnet.runtime.drafts import PLACES, SHORTEST, Lookup, _agreement
+
+ROOT = Path(__file__).parent.parent
+MOST = 15  # tokens of a draft
+BEGINNING = 400  # tokens of a text before the answer
+TEXTS = 6  # of each kind
+
+
+class Branches(Lookup):
+    """Drafts of one place of the text that begin differently."""
+
+    def drafts(self, ids, count):
+        """Up to *count* drafts, the best match first."""
+        first = self.draft(ids, self.limit)
+        if not first:
+            return []
+        chosen = {first[0]: first}
+        ends = self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]
+        for end in sorted(ends, key=lambda end: (-_agreement(ids, end), -end)):
+            if len(chosen) < count and ids[end] not in chosen:
+                chosen[ids[end]] = ids[end : end + len(first)]
+        return list(chosen.values())
+
+
+def passes(prompt, answer, count):
+    """Passes that *answer* takes after *prompt* with *count* branches."""
+    lookup, done, number = Branches(MOST), 0, 0
+    while done < len(answer):
+        text, left = prompt + answer[:done], answer[done:]
+        drafts = lookup.drafts(text, count)
+        accepted = 0
+        for draft in drafts:
+            agree = 0
+            while agree < min(len(draft), len(left) - 1) and draft[agree] == left[agree]:
+                agree += 1
+            accepted = max(accepted, agree)
+        done += accepted + 1
+        number += 1
+        if drafts:
+            lookup.report(len(prompt) + done, drafted=len(drafts[0]), accepted=accepted)
+    return number
+
+
+def beginnings(prose):
+    """Texts of each kind."""
+    sources = sorted((ROOT / "bitnet").rglob("*.py"), key=lambda path: -path.stat().st_size)
+    yield "code", [path.read_text(encoding="utf-8")[2000:] for path in sources[:TEXTS]]
+    results = sorted((ROOT / "benchmarks/results").glob("*.md"), key=lambda p: -p.stat().st_size)
+    tables = [path.read_text(encoding="utf-8") for path in results[:TEXTS]]
+    yield "tables", [text[text.index("\n|") + 1 :] for text in tables if "\n|" in text]
+    book = lzma.decompress(prose.read_bytes()).decode("utf-8")
+    yield "prose", [book[start : start + 6000] for start in range(10_000, 10_000 * TEXTS, 10_000)]
+
+
+def main():
+    """Tokens a pass, by kind of text and number of branches."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--prose", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--branches", default="1,2,4,8")
+    options = parser.parse_args()
+    branches = [int(count) for count in options.branches.split(",")]
+    model = load(options.model, context=BEGINNING + options.tokens + 8, threads=1)
+    print(f"| text | {' | '.join(f'{n} branches' for n in branches)} | speed with `--lookup` |")
+    print("|---|" + "---|" * (len(branches) + 1))
+    for kind, texts in beginnings(options.prose):
+        tokens, counts, seconds = 0, dict.fromkeys(branches, 0), np.zeros(2)
+        for text in texts:
+            prompt = list(model.tokenizer.encode(text))[:BEGINNING]
+            keywords = {"max_tokens": options.tokens, "temperature": 0.0}
+            started = time.process_time()
+            written = model.generate(prompt, lookup=0, **keywords)
+            between = time.process_time()
+            assert model.generate(prompt, lookup=MOST, **keywords) == written
+            seconds += np.array([between - started, time.process_time() - between])
+            answer = list(model.tokenizer.encode(written))
+            tokens += len(answer)
+            for count in branches:
+                counts[count] += passes(prompt, answer, count)
+        cells = [f"{tokens / counts[n]:.2f}" for n in branches]
+        print(f"| {kind} | {' | '.join(cells)} | {seconds[0] / seconds[1]:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
