@@ -1,4 +1,4 @@
-"""What a tree of drafts would gain over the longest match, if its rows were free.
+"""Measure what a tree of drafts would gain over the longest match, if its rows were free.
 
     python benchmarks/draft_trees.py MODEL --prose FILE.xz [--tokens 256] [--branches 1,2,4,8]
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from bitnet import load
-from bitnet.runtime.drafts import PLACES, SHORTEST, Lookup, _agreement
+from bitnet.runtime.sequence import PLACES, SHORTEST, Lookup, _agreement
 
 ROOT = Path(__file__).parent.parent
 MOST = 15  # tokens of a draft

@@ -112,10 +112,12 @@ def space_hint(root: Path, missing: int) -> str:
     """Hint for *missing* bytes of space; names ``cache clean`` only if it frees as many."""
     elsewhere = "or choose another disk: --cache-dir DIR"
     with contextlib.suppress(BitnetError):
-        for option in ("", " --models"):
-            frees = plan(root, Selection(models=bool(option))).size_bytes
+        for models in (False, True):
+            frees = plan(root, Selection(models=models)).size_bytes
+            if frees >= missing and models:
+                return f"free {human_size(frees)}: bitnet cache clean --models, {elsewhere}"
             if frees >= missing:
-                return f"free {human_size(frees)}: bitnet cache clean{option}, {elsewhere}"
+                return f"free {human_size(frees)}: bitnet cache clean, {elsewhere}"
     return f"delete something else, {human_size(missing)} are missing, {elsewhere}"
 
 

@@ -132,7 +132,7 @@ def _digest_given(sha256):
 
 
 def _read_expectations(against, model, key):
-    """What --against means, a file or a name, for :func:`bitnet.verify.verify_model`.
+    """Expectations of --against, a file or a name, for :func:`bitnet.verify.verify_model`.
 
     An empty one, as of an unset variable, is refused. A bundle by others has a pin for each file.
     """
@@ -161,7 +161,7 @@ def _read_expectations(against, model, key):
 
 
 def _expectations_here(model, cache, *, beside_it=True):
-    """What this machine knows of *model*, for :func:`bitnet.verify.verify_model`.
+    """Expectations that this machine has of *model*, for :func:`bitnet.verify.verify_model`.
 
     Unless *beside_it* is off, that is the attestation that a download wrote next to it; and a pin
     of each file, by this package, a lock file or the cache. The lock file may be in the working

@@ -1,18 +1,13 @@
-"""Drafts for speculative decoding: the model checks them in one pass, which changes no answer.
+"""Decoders that draft: the model checks the drafts in one pass, which changes no answer.
 
-:class:`Lookup` finds them in the text so far: one that repeats itself (code, summaries, tables)
-often continues as it did where its last tokens occurred before.
-
-A :class:`Drafter` is a decoder: a smaller model, or the model's own block that predicts one more
+A :class:`Drafter` is a smaller model, or the model's own block that predicts one more
 token. It drafts while recent passes say that it saves time (:class:`Pace`). Its cache belongs to
 that of the sequence (``KVCache.drafter``).
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,95 +25,12 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Drafter", "Foresight", "Lookup", "Pace", "check_draft_model", "drafter_of"]
+__all__ = ["MOST_LOST", "Drafter", "Foresight", "Pace", "check_draft_model", "drafter_of"]
 
-SHORTEST = 2  # matching tokens before a draft is made
-LONGEST = 32  # tokens compared to find the best match
-PLACES = 32  # most recent matches compared
-FIRST = 4  # tokens of the first draft
-LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
-FIRST_CREDIT, MOST_CREDIT = 2.0, 16.0  # passes that drafts may lose, at first and after gains
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
 TRIAL = 4  # passes of the slower way, to see whether it still is
 FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
 MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
-
-
-class Lookup:
-    """Drafts for one sequence, as long as enough of them are accepted.
-
-    Attributes:
-        limit: most tokens in a draft.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._indexed = SHORTEST - 1  # positions before this one are in _ends
-        self._length = min(limit, FIRST)
-        self._failures = 0
-        self._resume = 0  # length of the text from which to draft again
-        self._owed = -FIRST_CREDIT  # passes that drafts lost, less those that they saved
-
-    def draft(self, ids: list[int], room: int) -> list[int]:
-        """Likely continuation of *ids*, the whole text so far: up to *room* tokens, often none."""
-        self._index(ids)
-        count = min(self._length, room)
-        if len(ids) < max(self._resume, SHORTEST) or count < 1:
-            return []
-        at = self._best(ids)
-        if at is None:
-            return []
-        # A text that repeats itself continues into its own draft.
-        text = ids[at:]
-        for place in range(count - len(text)):
-            text.append(text[place])
-        return text[:count]
-
-    def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
-        """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
-
-        Args:
-            length: of the text.
-            drafted: tokens of the draft.
-            accepted: of them.
-            price: time of each drafted token, in passes without drafts.
-        """
-        if accepted == drafted:
-            self._length = min(self.limit, 2 * self._length)
-        else:
-            self._length = min(self.limit, accepted + 1)
-        self._failures = 0 if accepted else self._failures + 1
-        pause = min(LONGEST_PAUSE, 2**self._failures) if self._failures > 1 else 0
-        self._owed = max(-MOST_CREDIT, self._owed + price * drafted - accepted)
-        if self._owed > 0:
-            pause = max(pause, math.ceil(self._owed / MOST_LOST))
-            self._owed = 0.0
-        self._resume = length + pause
-
-    def _index(self, ids: list[int]) -> None:
-        # The last tokens themselves cannot be continued from.
-        for end in range(self._indexed, len(ids)):
-            if end >= SHORTEST:
-                self._ends[tuple(ids[end - SHORTEST : end])].append(end)
-        self._indexed = max(self._indexed, len(ids))
-
-    def _best(self, ids: list[int]) -> int | None:
-        """End of the longest earlier match of the end of *ids*; the latest of equal ones."""
-        best, longest = None, 0
-        for end in reversed(self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]):
-            agree = _agreement(ids, end)
-            if agree > longest:
-                best, longest = end, agree
-        return best
-
-
-def _agreement(ids: list[int], end: int) -> int:
-    """Number of tokens before *end* that equal those at the end of *ids*."""
-    count = SHORTEST
-    while count < min(LONGEST, end) and ids[end - count - 1] == ids[-count - 1]:
-        count += 1
-    return count
 
 
 @dataclass(eq=False)

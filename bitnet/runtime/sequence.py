@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+import math
+from collections import defaultdict, deque
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError, is_panic
 from bitnet.kernels.program import Segment
-from bitnet.runtime.drafts import Lookup
+from bitnet.runtime.drafts import MOST_LOST
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.prefix_cache import common_prefix
 from bitnet.runtime.sampling import Sampler
@@ -31,11 +32,17 @@ if TYPE_CHECKING:
     from bitnet.runtime.drafts import Drafter, Foresight
     from bitnet.runtime.request import Request
 
-__all__ = ["Sequence", "cache_of", "no_memory", "plan_decoding", "run_together"]
+__all__ = ["Lookup", "Sequence", "cache_of", "no_memory", "plan_decoding", "run_together"]
 
 logger = logging.getLogger(__name__)
 
 DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it
+SHORTEST = 2  # matching tokens before a draft is made
+LONGEST = 32  # tokens compared to find the best match
+PLACES = 32  # most recent matches compared
+FIRST = 4  # tokens of the first draft
+LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
+FIRST_CREDIT, MOST_CREDIT = 2.0, 16.0  # passes that drafts may lose, at first and after gains
 WORTH_WAITING = 32  # prompt tokens worth copying after a pass instead of computing them in it
 
 
@@ -376,3 +383,83 @@ def no_memory(sequence: Sequence, error: MemoryError) -> InferenceError:
         f"not enough memory for {len(sequence.ids):,} positions: {error}",
         hint="shorten the prompt or lower --max-tokens",
     )
+
+
+class Lookup:
+    """Drafts for one sequence from its own text, as long as enough of them are accepted.
+
+    A text that repeats itself (code, summaries, tables) often continues as it did where its last
+    tokens occurred before.
+
+    Attributes:
+        limit: most tokens in a draft.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._indexed = SHORTEST - 1  # positions before this one are in _ends
+        self._length = min(limit, FIRST)
+        self._failures = 0
+        self._resume = 0  # length of the text from which to draft again
+        self._owed = -FIRST_CREDIT  # passes that drafts lost, less those that they saved
+
+    def draft(self, ids: list[int], room: int) -> list[int]:
+        """Likely continuation of *ids*, the whole text so far: up to *room* tokens, often none."""
+        self._index(ids)
+        count = min(self._length, room)
+        if len(ids) < max(self._resume, SHORTEST) or count < 1:
+            return []
+        at = self._best(ids)
+        if at is None:
+            return []
+        # A text that repeats itself continues into its own draft.
+        text = ids[at:]
+        for place in range(count - len(text)):
+            text.append(text[place])
+        return text[:count]
+
+    def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
+        """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
+
+        Args:
+            length: of the text.
+            drafted: tokens of the draft.
+            accepted: of them.
+            price: time of each drafted token, in passes without drafts.
+        """
+        if accepted == drafted:
+            self._length = min(self.limit, 2 * self._length)
+        else:
+            self._length = min(self.limit, accepted + 1)
+        self._failures = 0 if accepted else self._failures + 1
+        pause = min(LONGEST_PAUSE, 2**self._failures) if self._failures > 1 else 0
+        self._owed = max(-MOST_CREDIT, self._owed + price * drafted - accepted)
+        if self._owed > 0:
+            pause = max(pause, math.ceil(self._owed / MOST_LOST))
+            self._owed = 0.0
+        self._resume = length + pause
+
+    def _index(self, ids: list[int]) -> None:
+        # The last tokens themselves cannot be continued from.
+        for end in range(self._indexed, len(ids)):
+            if end >= SHORTEST:
+                self._ends[tuple(ids[end - SHORTEST : end])].append(end)
+        self._indexed = max(self._indexed, len(ids))
+
+    def _best(self, ids: list[int]) -> int | None:
+        """End of the longest earlier match of the end of *ids*; the latest of equal ones."""
+        best, longest = None, 0
+        for end in reversed(self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]):
+            agree = _agreement(ids, end)
+            if agree > longest:
+                best, longest = end, agree
+        return best
+
+
+def _agreement(ids: list[int], end: int) -> int:
+    """Number of tokens before *end* that equal those at the end of *ids*."""
+    count = SHORTEST
+    while count < min(LONGEST, end) and ids[end - count - 1] == ids[-count - 1]:
+        count += 1
+    return count

@@ -151,9 +151,8 @@ class Grammars:
         for message in messages:
             logger.warning("%s: %s", kind, message)
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
-        grammar = Grammar(matcher, self._tokenizer.vocab_size)
-        grammar.next_ids()  # the slowest ones, here and not in a forward pass
-        return grammar
+        matcher.compute_bitmask()  # the slowest one, here and not in a forward pass
+        return Grammar(matcher, self._tokenizer.vocab_size)
 
     @cached_property
     def _vocabulary(self) -> Any:

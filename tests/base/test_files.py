@@ -14,9 +14,12 @@ def test_a_digest_is_that_of_the_whole_content(tmp_path):
 
 
 def test_what_is_not_there_is_not_found(tmp_path):
-    for call in (digest_of, free_space):
-        with pytest.raises(NotFound):
-            call(tmp_path / "none")
+    with pytest.raises(NotFound):
+        digest_of(tmp_path / "none")
+
+
+def test_space_is_that_of_the_next_folder_that_is_there(tmp_path):
+    assert free_space(tmp_path / "none" / "below") == pytest.approx(free_space(tmp_path), rel=0.01)
 
 
 def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):

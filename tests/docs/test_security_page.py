@@ -18,7 +18,7 @@ def _stated():
 
 def _held():
     held = {name: value for name, value in vars(limits).items() if name.isupper()}
-    held |= {name: vars(chat_child)[name] for name in chat_child.__all__}
+    held |= {name: vars(chat_child)[name] for name in ("CPU_MS", "MAX_CHARS", "MEMORY_BYTES")}
     return {name: float(value) for name, value in held.items() if not name.startswith("_")}
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.drafts import LONGEST_PAUSE, Lookup
 from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
+from bitnet.runtime.sequence import LONGEST_PAUSE, Lookup
 
 REPEATING = [9, 4, 7, 7, 3, 9, 4, 7, 7, 3, 9, 4]
 

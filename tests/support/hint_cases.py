@@ -88,6 +88,7 @@ CASES = (
     # --- what is typed wrongly ---
     Case("{name} --help", "bitnet infer bitnet-tiny --nonsense", "shows"),
     Case("--list", "bitnet no-such-command", "shows"),
+    Case("--help", "bitnet --nonsense", "shows"),
     Case("{words[0]} --help", "bitnet cache", "shows"),
     Case("{self.command_words} --help", "bitnet bundle export", "shows"),
     Case("{line}", f"bitnet infer {MODEL} ab --max-tokens 2", "itself", model),
