@@ -69,7 +69,10 @@ class Program(InvokeProgram):
         except BitnetError as error:
             return self._report(error)
         except ParseError as error:  # of the options before the command
-            return self._report(UsageError(str(error), hint="bitnet --help"))
+            text = re.sub(
+                r"Flag <Argument: ([\w-]+).*?> needed value.*", r"--\1 needs a value", str(error)
+            )
+            return self._report(UsageError(text, hint="bitnet --help"))
         except UnknownFileType as error:
             return self._report(UsageError(str(error), hint="leave --config out"))
         except Exit as stop:
