@@ -153,7 +153,7 @@ async def ask(port, prompt, max_tokens):
         ValueError: the status is not 200, or the stream breaks off.
     """
     body = {
-        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True, "lookup": 0,
+        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     content = json.dumps(body).encode()
