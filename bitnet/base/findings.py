@@ -41,7 +41,7 @@ class Finding:
     severity: Severity
     subject: str  # what was checked, or the kind of finding for scripts: ``tensor-overlap``
     text: str  # the result, with names and numbers; never contains a secret
-    hint: str = ""  # what helps; empty if there is no problem
+    hint: str = ""  # what helps; empty without a problem
     exit_code: int = 0  # of a command that ends because of it; 0 leaves it to the command
     duration_s: float | None = None  # time the check took, ``None`` if irrelevant
 

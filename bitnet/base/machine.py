@@ -7,7 +7,6 @@ versions of control groups (Linux), from the process's group to the root.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import sys
@@ -181,6 +180,8 @@ def page_reads(before: PageReads | None = None) -> PageReads:
 
 def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
     """Keep the pages of *arrays* in memory until they are freed; the number of their bytes."""
+    import ctypes
+
     total = 0
     for array in arrays:
         try:
@@ -202,9 +203,9 @@ def _not_locked(size: int, why: str) -> InferenceError:
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    shown = "none" if limit == resource.RLIM_INFINITY else human_size(limit)
+    most = "none" if limit == resource.RLIM_INFINITY else human_size(limit)
     return InferenceError(
-        f"{human_size(size)} of weights cannot be locked in memory: {why} (limit: {shown})",
+        f"{human_size(size)} of weights cannot be locked in memory: {why} (limit: {most})",
         hint="raise the limit (ulimit -l unlimited), or leave out --lock-memory",
     )
 

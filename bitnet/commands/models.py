@@ -290,7 +290,7 @@ def sync(
     update=option(False, "accept files that have changed on the server, and pin them"),
     verify=VERIFY,
     check=option(False, "download nothing; fail if a pinned file is missing or differs"),
-    skip_gated=option(False, "skip gated files if there is no access token"),
+    skip_gated=option(False, "skip gated files without an access token"),
     skipped_to=option(
         "", "with --skip-gated: write the names of files left out to this file", metavar="FILE"
     ),

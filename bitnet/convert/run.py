@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.errors import InvalidFormat, NoSpace, VerificationFailed
-from bitnet.base.files import free_space
+from bitnet.base.errors import InvalidFormat, VerificationFailed
+from bitnet.base.files import require_space
 from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
 from bitnet.convert.engines import differences
@@ -123,7 +123,8 @@ class ConversionPlan:
     def write(self, output: Path, on_progress: Callable[[int, int], None] = _silent) -> Conversion:
         """Write the file *output*, which must not exist."""
         refuse_existing(output)
-        _check_room(output, self.size_bytes)
+        hint = "choose another disk, or a smaller --type"
+        require_space(output.parent, self.size_bytes, output.name, lambda _missing: hint)
         converted: list[Converted] = []
         read = [view for job in self.jobs for view in job.weight.views]
 
@@ -204,14 +205,6 @@ def _new(one: Job) -> NewTensor:
 
 def _tensors(count: int) -> str:
     return f"{count} tensor{'s' * (count > 1)}"
-
-
-def _check_room(output: Path, size: int) -> None:
-    if (free := free_space(output.parent)) < size:
-        raise NoSpace(
-            f"{output.name} takes {human_size(size)}, the disk has {human_size(free)} free",
-            hint="choose another disk, or a smaller --type",
-        )
 
 
 @dataclass(frozen=True)

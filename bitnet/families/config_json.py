@@ -153,7 +153,7 @@ class Description:
     metadata: dict[str, Any]  # GGUF keys, including the architecture prefix
     freq_factors: dict[str, NDArray[Any]]  # the tensors in which GGUF stores frequency factors
     tied: bool  # the head is the embedding
-    headless: bool  # there is no head; the model computes embeddings
+    headless: bool  # the model computes embeddings, without a head
     biases: frozenset[str]  # parts of a layer that have biases
     vocab_size: int | None  # rows the embedding must have; ``None``: not specified
     values: Values  # functions of the values of tensors, by the end of GGUF's name

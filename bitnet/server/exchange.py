@@ -149,10 +149,8 @@ def prepare_sequences(
 
 def event_text(path: str, facts: Any) -> str:
     """*facts* as an event of the stream of the address *path*."""
-    line, form = (
-        json.dumps(facts, ensure_ascii=False, separators=(",", ":")),
-        dialect_of(path).STREAM,
-    )
+    line = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
+    form = dialect_of(path).STREAM
     if form == "lines":
         return f"{line}\n"
     return (f"event: {facts['type']}\n" if form == "named" else "") + f"data: {line}\n\n"

@@ -133,7 +133,7 @@ class Slot:
         """Have *metrics* read its state, and count its answers in them."""
         self._metrics = metrics
         for name, read in {
-            "loaded": lambda: self.state == "loaded",
+            "loaded": lambda: self.loaded,
             "open": lambda: self.open_jobs,
             "running": lambda: self.running,
             "waiting": lambda: max(0, self.open_jobs - self.running),
@@ -278,7 +278,7 @@ class Slot:
         self.state = "unloaded"
 
     def _check_process(self) -> None:
-        """Refuse work in a forked child, where there is no thread to do it."""
+        """Refuse work in a forked child, which has no thread for it."""
         if os.getpid() != self._process:
             raise Refused(
                 503,
@@ -299,7 +299,7 @@ class Slot:
         self._open += count
 
     def full(self, message: str) -> Refused:
-        """The refusal of a request for which there is no place, which it counts."""
+        """Count a request that finds the queue full; its refusal."""
         self._metrics["refused"].inc()
         return Refused(429, message, kind="rate_limit_error", code="queue_full", retry_after_s=1)
 
