@@ -61,10 +61,11 @@ GROUPS = (
         },
     ),
 )
-MACHINE = next(
+BARS = {(group.model, THREADS, engine) for group in GROUPS for engine in group.bars.values()}
+MACHINE = next(  # the last that has them all
     machine
     for machine in reversed(MACHINES)
-    if {group.model for group in GROUPS} <= {row["model"] for row in machine["rows"]}
+    if {(row["model"], row["threads"], row["engine"]) for row in machine["rows"]} >= BARS
 )
 NOTE = (
     f"Tokens per second, two threads of {MACHINE['machine'].removesuffix(', 2 cores')}, "
