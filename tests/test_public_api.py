@@ -171,8 +171,9 @@ def test_an_event_is_written_by_a_function(capfd):
 
 
 INNER = {
-    *("base", "batch", "bench", "cache", "ci", "commands", "convert", "crossval", "formats", "hub"),
-    *("quants", "shipped", "store", "tokenizer", "verify"),
+    *("adapters", "base", "batch", "bench", "cache", "ci", "commands", "convert", "crossval"),
+    *("formats", "hub", "quants", "runtime", "server", "shipped", "store", "tokenizer", "verify"),
+    "wire",
 }
 PUBLIC = {*bitnet.__all__, *bitnet.tokenizer.__all__}
 

@@ -48,11 +48,7 @@ class Embedder(llm.EmbeddingModel):
         self._name = name
 
     def embed_batch(self, items: Iterable[str | bytes], **_: Any) -> Iterator[list[float]]:
-        """A vector for each of *items*, in their order.
-
-        Raises:
-            llm.ModelError: the model cannot be loaded, or a text is too long for it.
-        """
+        """A vector for each of *items*, in their order."""
         try:
             yield from _load_model(self._name).embed([str(item) for item in items]).tolist()
         except BitnetError as error:
@@ -80,11 +76,7 @@ class Writer(llm.Model):
     def execute(
         self, prompt: Any, stream: bool, response: Any, conversation: Any | None
     ) -> Iterator[str]:
-        """The answer to *prompt*, after what *conversation* has so far.
-
-        Raises:
-            llm.ModelError: the model cannot be loaded, or does not take the conversation.
-        """
+        """The answer to *prompt*, after what *conversation* has so far."""
         from bitnet.runtime.request import Request
 
         try:

@@ -52,16 +52,7 @@ class Replica:
     """A worker in a process of the cluster."""
 
     def __init__(self, model: str, options: Mapping[str, int], api_key: str) -> None:
-        """Load *model*, a name or a path that this node knows.
-
-        Args:
-            model: as for ``bitnet serve``.
-            options: numbers of :func:`app`.
-            api_key: that clients must send; empty: none.
-
-        Raises:
-            BitnetError: it cannot be loaded.
-        """
+        """Load *model*, a name or a path that this node knows, with the numbers of :func:`app`."""
         from bitnet.formats.containers import open_checkpoint
         from bitnet.formats.model_files import model_name
         from bitnet.runtime.language_model import load_checkpoint
@@ -131,11 +122,7 @@ class Replica:
             await asyncio.wait([running])
 
     def check_health(self) -> None:
-        """Have Ray replace a replica whose model's thread has ended.
-
-        Raises:
-            RuntimeError: it has.
-        """
+        """Have Ray replace a replica whose model's thread has ended."""
         if self._models.dead is not None:
             raise RuntimeError("the model's thread has ended")
 
@@ -245,9 +232,6 @@ def app(args: Mapping[str, str]) -> Any:
             ``threads`` of a replica (1; 0: as many as *cpus*), its ``max_batch`` (8) and ``queue``
             (64), ``max_output_tokens`` (4096), and ``drain``, seconds for the answers of a replica
             that is removed (30). The key of clients is ``BITNET_API_KEY``.
-
-    Raises:
-        UsageError: one is unknown, or not a number.
     """
     if unknown := sorted({*args} - {*_NUMBERS, "model"}):
         raise UsageError(f"{unknown[0]} is not an option", hint=", ".join(["model", *_NUMBERS]))

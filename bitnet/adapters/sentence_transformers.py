@@ -38,19 +38,11 @@ class Embedding(torch.nn.Module):
     def preprocess(
         self, inputs: Sequence[str], prompt: str | None = None, **_: Any
     ) -> dict[str, Any]:
-        """Token ids of *inputs*, each after *prompt*.
-
-        Raises:
-            UsageError: an input is not a text.
-        """
+        """Token ids of *inputs*, each after *prompt*."""
         return {"ids": [self.model.embedding_ids((prompt or "") + one, "") for one in inputs]}
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """*features* with a vector for each of their texts.
-
-        Raises:
-            InferenceError: a text is longer than the context.
-        """
+        """*features* with a vector for each of their texts."""
         vectors = torch.from_numpy(self.model.embed(features["ids"]))
         return features | {"sentence_embedding": vectors}
 

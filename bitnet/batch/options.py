@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
 
-__all__ = ["BatchOptions"]
-
 
 @dataclass(frozen=True)
 class BatchOptions:

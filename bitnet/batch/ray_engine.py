@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from bitnet.batch.options import BatchOptions
 
-__all__ = ["ray_answers"]
-
 ROWS_PER_CALL = 32  # lost when an actor dies, and computed again by another one
 
 
@@ -47,11 +45,7 @@ def ray_answers(
 ) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as blocks are finished.
 
-    Args:
-        rows: to answer.
-        path: the model; it must exist at this path on every node.
-        options: address of the cluster, and number of actors.
-        threads: compute threads per actor; 0: the cores of a node, divided among them.
+    *path* must exist on every node; *threads* 0: the cores of a node, divided among its actors.
     """
     try:
         import ray

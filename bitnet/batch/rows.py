@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import TokenLogprob
 
-__all__ = ["BatchRow"]
-
 MAX_TEXTS = 2048  # of a row, as OpenAI has it
 #: A row of this package's own form: a request by the names of its fields.
 PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})

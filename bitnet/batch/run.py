@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.sequence import Sequence
 
-__all__ = ["answers", "in_order"]
-
 
 def answers(
     rows: Iterable[BatchRow], model: LanguageModel, *, max_tokens: int = 128, max_batch: int = 8

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Answer", "until_stop"]
-
 _METRICS = (
     *("backend", "load_s", "tokenize_s", "prefill_s", "decode_s", "prompt_tokens"),
     *("tokens", "reasoning_tokens", "peak_memory_bytes", "page_faults", "read_bytes"),

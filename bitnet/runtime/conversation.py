@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import FinishReason
 
-__all__ = ["Conversation"]
-
 
 class Conversation:
     """A conversation of several turns; only the new part of each prompt is computed.
@@ -34,9 +32,6 @@ class Conversation:
         """An empty conversation with *model*, whose answers follow the settings of *request*.
 
         Each answer uses the seed of the previous one plus one.
-
-        Raises:
-            Unsupported: the model has no chat template.
         """
         self.system = system
         self.turns: list[dict[str, str]] = []
@@ -54,21 +49,13 @@ class Conversation:
         return [*system, *self.turns]
 
     def set_option(self, name: str, value: Any) -> None:
-        """Change the option *name* of the answers that follow.
-
-        Raises:
-            UsageError: answers of a conversation have no such option, or it is out of its range.
-        """
+        """Change the option *name* of the answers that follow."""
         if name in ("prompt", "messages", "tools", "tool_choice"):
             raise UsageError(f"{name} is not an option of a conversation")
         self.request = Request.from_mapping({name: value}, self.request)
 
     def load(self, messages: Any) -> None:
-        """Go on after *messages*; a first one of the system replaces the instructions.
-
-        Raises:
-            UsageError: they are not texts of the system, the user and the assistant.
-        """
+        """Go on after *messages*; a first one of the system replaces the instructions."""
         check_messages(messages)
         for message in messages:
             is_known = message["role"] in ("system", "user", "assistant")
@@ -82,10 +69,6 @@ class Conversation:
         """The answer to *text*, in pieces; closing the iterator cuts it short.
 
         A message without any answer is forgotten; a partial answer is kept.
-
-        Raises:
-            UsageError: *text* is empty, or the template does not accept the conversation.
-            InferenceError: the conversation does not fit the context.
         """
         check_prompt(text)
         self.turns.append({"role": "user", "content": text})

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.tools import Tools
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["ReasoningReader", "conversation_text", "reasoning_rules"]
-
 _CHANNEL = "<|channel|>analysis<|message|>"
 #: A text of the template that identifies them, and the marks.
 _MARKS = (
@@ -50,15 +48,8 @@ def conversation_text(
 
     If the template does not support tools, they are described in the system message, and the
     calls and results of the conversation are written as text. A final message that is continued
-    ends the text.
-
-    Returns:
-        The text, the functions that may be called (``None``: none), and the format of calls, or of
-        messages with headers (``None``: the answer is text).
-
-    Raises:
-        Unsupported: the model has no chat template, or its format of calls is unknown.
-        UsageError: the template does not accept this conversation.
+    ends the text. With it come the functions that may be called (``None``: none), and the format of
+    calls, or of messages with headers (``None``: the answer is text).
     """
     messages = request.messages or ()
     if not all(isinstance(message, Mapping) for message in messages):
@@ -171,14 +162,7 @@ def reasoning_rules(
 ) -> ReasoningRules | None:
     """Rules for answers to *prompt*; ``None`` for a model whose template has no reasoning.
 
-    Args:
-        tokenizer: of the model.
-        prompt: text of the conversation, up to where the answer begins.
-        budget: tokens after which the reasoning is ended; ``None``: no limit.
-        begun: the message that the answer continues, if it does.
-
-    Raises:
-        UsageError: there is a budget, and the marks are not single tokens of the model.
+    After *budget* tokens the reasoning is ended; *begun* is the message that is continued, if any.
     """
     marks = _marks_of(tokenizer)
     if marks is None:

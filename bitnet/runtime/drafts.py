@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["MOST_LOST", "Drafter", "Foresight", "Pace", "check_draft_model", "drafter_of"]
-
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
 TRIAL = 4  # passes of the slower way, to see whether it still is
 FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
@@ -148,10 +146,8 @@ class Drafter(ABC):
     def draft(self, wanted: dict[Foresight, int]) -> dict[Foresight, list[int]]:
         """Drafts of at most the *wanted* lengths: one pass for each place in them.
 
-        Views that have more to read than fits a pass have no draft yet.
-
-        Args:
-            wanted: tokens for each view, at least one; each is :attr:`Foresight.is_ready`.
+        Each view is :attr:`Foresight.is_ready`; those that have more to read than fits a pass have
+        no draft yet.
         """
         states = self.read([*wanted])
         lengths = {its: its.cache.length for its in states}
@@ -246,12 +242,7 @@ def drafter_of(model: Model, draft_model: Model | None, chunk: int) -> Drafter |
 def check_draft_model(
     model: ModelConfig, tokenizer: Tokenizer, draft: ModelConfig, drafts_in: Tokenizer
 ) -> None:
-    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*.
-
-    Raises:
-        Unsupported: one of them computes embeddings.
-        VocabMismatch: their ids do not mean the same texts.
-    """
+    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*."""
     if not (model.writes and draft.writes):
         raise Unsupported("a draft model needs two models that generate text", hint="leave it out")
     size = min(model.vocab_size, draft.vocab_size)
@@ -300,10 +291,7 @@ class Pace:
     def observe(self, tokens: int, passed_s: float, *, steady: bool = True) -> None:
         """Record a pass that gave *tokens*, the time of its drafts included.
 
-        Args:
-            tokens: number of them.
-            passed_s: seconds it took.
-            steady: no sequence had to be read by the drafter first.
+        It is *steady* if the drafter did not have to read a sequence first.
         """
         if not steady:
             self._extra_s += passed_s

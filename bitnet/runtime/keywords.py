@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
-__all__ = ["AnswerOptions", "request_of", "with_answer_options"]
-
 
 class AnswerOptions(TypedDict, total=False):
     """Keywords of ``generate``, ``stream``, ``chat`` and their async twins.
@@ -80,12 +78,7 @@ def with_answer_options(method: Method) -> Method:
 
 
 def request_of(prompt: str | Sequence[int], options: AnswerOptions) -> Request:
-    """The request for the continuation of *prompt*.
-
-    Raises:
-        WrongType: *options* has another name.
-        UsageError: a value is out of its range.
-    """
+    """The request for the continuation of *prompt*."""
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     for name in values:
         if name not in AnswerOptions.__annotations__:

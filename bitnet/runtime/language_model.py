@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
 
-__all__ = ["LanguageModel", "load_checkpoint", "memory_errors"]
-
 VECTORS_AT_ONCE = 16  # texts per forward pass; they are packed without padding
 
 

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from bitnet.formats.containers import I2SLayout
     from bitnet.models.exact_head.head import HeadMode
 
-__all__ = [
-    "PRECISIONS",
-    "ModelOptions",
-    "Precision",
-    "PromptOptions",
-    "VectorOptions",
-]
-
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

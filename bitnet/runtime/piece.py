@@ -7,8 +7,6 @@ import string
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CallDelta", "FinishReason", "Piece", "TokenLogprob", "new_call_id"]
-
 _IDS = string.ascii_letters + string.digits
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline", "error"]

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from bitnet.kernels.kv_cache import KVCache
 
-__all__ = ["PrefixCache", "common_prefix"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallRules
 
-__all__ = [
-    "EVERYTHING",
-    "SAMPLING",
-    "ReasoningRules",
-    "Request",
-    "check_messages", "check_prompt", "check_schema", "check_text", "check_value", "read_schema",
-]  # fmt: skip
-
 EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
 DEFAULT_SEED = 42
 MAX_BIAS = 1e9
@@ -215,11 +207,7 @@ class Request:
     reasoning: ReasoningRules | None = None
 
     def __post_init__(self) -> None:
-        """Check value ranges.
-
-        Raises:
-            UsageError: a value is out of its range, or two values contradict each other.
-        """
+        """Check value ranges."""
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         check_bounds(self)
@@ -245,15 +233,9 @@ class Request:
 
     @classmethod
     def from_mapping(cls, entries: Mapping[str, Any], default: Request | None = None) -> Request:
-        """The request that *entries* describe.
+        """The request that *entries* describe; *default* has the fields that they leave out.
 
-        Args:
-            entries: fields of a request; ``None``, and -1 where it has no other meaning, select
-                the value of *default*.
-            default: values of the fields that *entries* leave out.
-
-        Raises:
-            UsageError: an unknown field, or a value of the wrong type or out of its range.
+        ``None``, and -1 where it has no other meaning, stand for the default.
         """
         changes: dict[str, Any] = {}
         for name, value in entries.items():
@@ -271,11 +253,7 @@ class Request:
         return constrained or self.tool_choice not in (None, "auto", "none")
 
     def check(self) -> None:
-        """Check texts, counts, sizes and depths; every door does before it tokenizes anything.
-
-        Raises:
-            UsageError: one is out of its bounds; it names the field.
-        """
+        """Check texts, counts, sizes and depths; every door does before it tokenizes anything."""
         if isinstance(self.prompt, str):
             check_text("prompt", self.prompt)
         for name, most, entries in (

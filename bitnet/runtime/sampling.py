@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.request import Request
 
-__all__ = ["Sampler"]
-
 GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
 BLOCK = 512  # weights summed before a draw looks inside one block
 MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
@@ -66,14 +64,8 @@ class Sampler:
     ) -> Piece:
         """The next token, which then counts as generated.
 
-        Args:
-            logits: those that :meth:`needs` asks for, or all, ``(vocab_size,)``.
-            top: number of likeliest tokens to report; ``None``: no log-probabilities.
-            allowed: ids that may be chosen, ascending; all when not given.
-
-        Raises:
-            InferenceError: the logits are not finite, or no token may be chosen.
-            UsageError: a biased token id is outside the vocabulary.
+        *logits* are those that :meth:`needs` asks for, or all, ``(vocab_size,)``; the piece has so
+        many *top* likeliest tokens, ``None``: no log-probabilities; *allowed* ids are ascending.
         """
         if isinstance(logits, Logits):
             if logits.found and top is None and allowed is None:

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     Pieces = list[tuple[Sequence, Piece]]
 
-__all__ = ["PREFILL_CHUNK", "Scheduler", "Sequence"]
-
 logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
@@ -289,13 +287,7 @@ class Scheduler:
         return self._caches.size_bytes
 
     def submit(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
-        """Queue the continuation of *ids*.
-
-        Raises:
-            UsageError: *ids* is empty, or an id or a biased id is outside the vocabulary.
-            InferenceError: *ids* is longer than the context, or the budget is too small for it and
-                the longest answer it may generate.
-        """
+        """Queue the continuation of *ids*."""
         sequence = self.prepare(ids, request)
         self.queue(sequence)
         return sequence
@@ -339,11 +331,7 @@ class Scheduler:
         return self.run(self.prepare(ids, request))
 
     def run(self, sequence: Sequence) -> abc.Generator[Piece]:
-        """The pieces of a sequence from :meth:`prepare`; closing the iterator cancels it.
-
-        Raises:
-            InferenceError: the logits are not finite, or memory runs out.
-        """
+        """The pieces of a sequence from :meth:`prepare`; closing the iterator cancels it."""
         process = self._process
         with self._lock:
             self.queue(sequence)

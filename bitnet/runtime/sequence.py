@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.drafts import Drafter, Foresight
     from bitnet.runtime.request import Request
 
-__all__ = ["Lookup", "Sequence", "cache_of", "no_memory", "plan_decoding", "run_together"]
-
 logger = logging.getLogger(__name__)
 
 DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it
@@ -422,11 +420,7 @@ class Lookup:
     def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
         """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
 
-        Args:
-            length: of the text.
-            drafted: tokens of the draft.
-            accepted: of them.
-            price: time of each drafted token, in passes without drafts.
+        *price* is the time of each drafted token, in passes without drafts.
         """
         if accepted == drafted:
             self._length = min(self.limit, 2 * self._length)

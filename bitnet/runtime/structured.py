@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Grammar", "Grammars"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -106,11 +104,7 @@ class Grammars:
         self._kept: OrderedDict[bytes, Grammar] = OrderedDict()  # by digest, oldest first
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
-        """Grammar of JSON that follows *schema*.
-
-        Raises:
-            UsageError: it is not a valid schema, or uses an unsupported feature.
-        """
+        """Grammar of JSON that follows *schema*."""
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
         text = json.dumps(schema)
         try:
@@ -123,11 +117,7 @@ class Grammars:
         return self._grammar_of(kind, self._library.LLMatcher.grammar_from_lark(text))
 
     def regex(self, pattern: str) -> Grammar:
-        """Grammar of text that *pattern* matches as a whole.
-
-        Raises:
-            UsageError: it is not a regular expression, or uses look-around or back-references.
-        """
+        """Grammar of text that *pattern* matches as a whole."""
         return self._grammar_of("regex", self._library.LLMatcher.grammar_from_regex(pattern))
 
     def _grammar_of(self, kind: str, text: str) -> Grammar:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
-__all__ = ["ESCAPE", "BlockReader", "HarmonyReader", "overlap"]
-
 _ELEMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BARE = re.compile(r"[^,\[\]{}:]+")
 _JSON = json.JSONDecoder()
@@ -217,12 +215,7 @@ def _read_notation(text: str, _schema: Mapping[str, Any]) -> str | None:
 
 
 def _notation(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value at *at* in FunctionGemma's notation, and its end.
-
-    Raises:
-        ValueError: there is none.
-        IndexError: the text ends within it.
-    """
+    """The value at *at* in FunctionGemma's notation, and its end."""
     if depth > 100:
         raise ValueError("nested too deep")
     if text.startswith(ESCAPE, at):

@@ -14,8 +14,6 @@ from bitnet.runtime.tool_formats import NAME
 if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallRules
 
-__all__ = ["CallReader", "ToolCall", "call_reader"]
-
 _JSON = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 

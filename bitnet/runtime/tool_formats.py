@@ -19,8 +19,6 @@ from bitnet.base.errors import Unsupported, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["FORMATS", "CallFormat", "CallRules", "format_of", "without_branch"]
-
 NAME = "\0"  # stands for the function's name in a head
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["JSON_STYLE", "NO_TOOLS", "Tools", "read_tools"]
-
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # A string with one of these is not guaranteed by a grammar of raw text.
 _OF_TEXT = {"pattern", "format", "minLength", "maxLength"}
@@ -87,14 +85,7 @@ NO_TOOLS = Tools((), (), required=False, parallel=True)
 
 
 def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
-    """Tools of a request; ``None`` if there are none or none may be called.
-
-    Args:
-        given: ``{"type": "function", "function": {"name": ..., "parameters": SCHEMA}}``.
-        choice: ``none``, ``auto``, ``required`` or
-            ``{"type": "function", "function": {"name": ...}}``.
-        parallel: allow several calls in an answer.
-    """
+    """Tools of a request, as it has them; ``None`` if there are none or none may be called."""
     tools = tuple(given or ())
     for number, tool in enumerate(tools):
         _check(tool, f"tools.{number}")

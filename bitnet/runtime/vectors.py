@@ -14,8 +14,6 @@ from bitnet.runtime.options import PRECISIONS, Precision
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check_vectors", "finish_vector", "round_vectors"]
-
 
 def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") -> None:
     """Check the requested form of vectors that have *dim* dimensions, of which some are kept."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from bitnet.server.tracing import Tracing
     from bitnet.wire.fields import Form
 
-__all__ = ["create_app"]
-
 
 def create_app(
     models: Models,
@@ -47,9 +45,6 @@ def create_app(
 
     *metrics* and *narrate* hear of requests, *tracing* of each POST; *options* say who may call,
     and how large a request may be.
-
-    Raises:
-        UsageError: the worker would be open to the network without a key.
     """
 
     @asynccontextmanager

@@ -9,8 +9,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["MAX_CONNECTIONS", "PatientProtocol"]
-
 HEADER_PATIENCE_S = 10.0  # from the first byte of a request, or from connecting, to the last header
 PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)  # after a client's last byte; a single probe cannot fail
 MAX_CONNECTIONS = 512  # most systems permit 1,024 open files per process

@@ -38,23 +38,6 @@ if TYPE_CHECKING:
     Body = dict[str, Any]
     Requests = Callable[[], list[ModelRequest]]
 
-__all__ = [
-    "DEFAULT_TOKENS",
-    "FORMS",
-    "answer",
-    "body_of",
-    "collect",
-    "compute",
-    "last_event",
-    "name_of",
-    "open_slot",
-    "prepare",
-    "receive",
-    "respond",
-    "slot_of",
-    "taking",
-]
-
 T = TypeVar("T")
 
 DEFAULT_TOKENS = 128
@@ -122,10 +105,6 @@ def prepare_sequences(
 
     Each choice has its own seed, and *limit* tokens at most. An answer without a length limit
     reserves at most its share of the memory, so that others fit as well.
-
-    Raises:
-        Refused: too many tokens are requested, or the cache cannot hold them.
-        BitnetError: as :func:`prepare`.
     """
     ids, ready = prepare(request, slot)
     tokens = request.max_tokens
@@ -263,12 +242,7 @@ async def _submit(
     make: Requests,
     pieces: asyncio.Queue[tuple[int, Piece]],
 ) -> list[Answer]:
-    """Submit the answers to the requests that *make* returns, all or none; *pieces* gets theirs.
-
-    Raises:
-        Refused: the worker stops (503), the queue is full (429), there are more than it can ever
-            hold (400), or a request is refused.
-    """
+    """Submit the answers to the requests that *make* returns, all or none; *pieces* gets theirs."""
     models: Models = request.app.state.models
     choices, lora = body.get("n") or 1, slot.adapter(body["model"])
     loop, limit = asyncio.get_running_loop(), models.max_output_tokens

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     Send = Callable[[Event], Awaitable[None]]
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-__all__ = ["MAX_HEADER_BYTES", "Guard"]
-
 MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
 _OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrate
 
-__all__ = [
-    "digest_of",
-    "failures",
-    "load_narrated",
-    "memory_of",
-    "open_narrated",
-    "read_header",
-]
-
 
 def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrate) -> Checkpoint:
     """The model that *open_file* opens; no weight is read, and *narrate* tells of the header."""

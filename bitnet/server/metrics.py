@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
 
-__all__ = ["Metrics", "count_answer"]
-
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 

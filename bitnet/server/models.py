@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrate
 
-__all__ = ["Models"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -120,11 +118,7 @@ class Models:
         return next((slot for slot in self._in_memory() if slot.failure is not None), None)
 
     def find(self, name: str | None) -> Slot:
-        """The model that clients call *name*, or its adapter; the first one where they name none.
-
-        Raises:
-            Refused: there is no such model here (404).
-        """
+        """The model, or its adapter, that clients call *name*; the first one if they name none."""
         if name is None:
             return self.default
         # Ollama's clients add a tag.
@@ -175,11 +169,7 @@ class Models:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def load_first(self) -> None:
-        """Load the first model, here and now; it stays until the end.
-
-        Raises:
-            BitnetError: it cannot be loaded; it has been narrated.
-        """
+        """Load the first model, here and now; it stays until the end."""
         slot = self.default
         checkpoint = open_narrated(slot.open, slot.narrate)
         self.pin(slot, load_narrated(checkpoint, slot.load, slot.narrate))
@@ -200,10 +190,6 @@ class Models:
         """Return when the model of *slot* is loaded.
 
         The caller holds *slot*, and waits until *deadline*, by ``time.monotonic``.
-
-        Raises:
-            Refused: it cannot be loaded (500), too many wait for it (429), it has no room (503),
-                it was not loaded in time (504), or the worker stops (503).
         """
         if not slot.loaded:
             await self._wait_for(slot, deadline)
@@ -227,11 +213,7 @@ class Models:
             slot.call_when_idle(lambda: self._begin(self._unload_idle(slot)))
 
     async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
-        """Result of *make*, called in a thread, with limited concurrency.
-
-        Raises:
-            Refused: a grammar takes too long (400), or those before it do (503).
-        """
+        """Result of *make*, called in a thread, with limited concurrency."""
         loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
         def run() -> T:

@@ -29,11 +29,6 @@ from bitnet.base.options import check_type
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "ACTIONS", "Level", "Narrate", "limit_lines", "log_as_events", "narrate", "narrator",
-    "stderr_as_events",
-]  # fmt: skip
-
 Level = Literal["INFO", "WARN", "ERROR"]
 Narrate = Callable[..., None]  # as narrator returns it
 

@@ -13,8 +13,6 @@ from bitnet.base.machine import total_memory
 from bitnet.base.options import check_bounds, option, parse_duration
 from bitnet.base.trust import is_loopback
 
-__all__ = ["ServeOptions"]
-
 
 def _is_address(text: str) -> bool:
     try:
@@ -116,11 +114,7 @@ class ServeOptions:
                 )
 
     def key(self) -> str:
-        """Key that clients must send; empty if none is required.
-
-        Raises:
-            UsageError: the worker would listen beyond this machine without a key.
-        """
+        """Key that clients must send; empty if none is required."""
         key = self.api_key or settings.api_key() or ""
         if not key and not is_loopback(self.host) and not self.allow_unauthenticated:
             raise UsageError(
@@ -130,11 +124,7 @@ class ServeOptions:
         return key
 
     def check_tls(self) -> None:
-        """Check the certificate and its key, before a model is loaded.
-
-        Raises:
-            UsageError: one of them is unreadable or has a passphrase, or they do not match.
-        """
+        """Check the certificate and its key, before a model is loaded."""
         if not self.tls_cert:
             return
         import ssl

@@ -10,8 +10,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-__all__ = ["OPEN_PREFIX", "POLICY", "router"]
-
 OPEN_PREFIX = "/page/"  # files a page needs before it can ask for the worker's key
 TYPES = {
     ".css": "text/css; charset=utf-8",

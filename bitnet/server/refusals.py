@@ -7,8 +7,6 @@ from typing import Any
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.wire.routes import dialect_of
 
-__all__ = ["GONE", "Refused", "from_error", "stopping", "too_late"]
-
 GONE = 499  # nginx's status for a client that closed the connection
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from bitnet.server.narration import Narrate
     from bitnet.server.options import ServeOptions
 
-__all__ = ["bind", "run"]
-
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30
@@ -58,12 +56,6 @@ def run(
 
     *bound*, from :func:`bind`, is closed after; *ready* is called with the address, in a thread,
     once connections are accepted.
-
-    Raises:
-        UsageError: the worker would be open to the network without a key.
-        BitnetError: another program listens on the address by now.
-        Interrupted: a second SIGINT ended it.
-        InferenceError: the thread that runs the model died.
     """
     if not options.key() and not is_loopback(options.host):
         logger.warning(
@@ -257,16 +249,7 @@ def _is_no_cut(record: logging.LogRecord) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at *host* and *port* that does not accept connections yet.
-
-    Args:
-        host: a name or address of this machine.
-        port: 0: a free one.
-
-    Raises:
-        UsageError: the address is in use, or does not belong to this machine.
-        BitnetError: the system does not permit it.
-    """
+    """A socket at *host* and *port* (0: a free one) that does not accept connections yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     Put = Callable[[Piece], None]
 
-__all__ = ["FOREVER", "Slot", "State"]
-
 logger = logging.getLogger(__name__)
 
 State = Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed"]
@@ -120,11 +118,7 @@ class Slot:
 
     @property
     def model(self) -> LanguageModel:
-        """The model, which is loaded.
-
-        Raises:
-            Refused: it is not, since the worker stops.
-        """
+        """The model, which is loaded."""
         if self._model is None:
             raise stopping()
         return self._model
@@ -236,11 +230,7 @@ class Slot:
         return self._scheduler.prepare(ids, request)
 
     def submit(self, answers: list[Answer], puts: list[Put]) -> None:
-        """Run *answers*, whose places are reserved; each of *puts* takes the pieces of one.
-
-        Raises:
-            Refused: the worker stops.
-        """
+        """Run *answers*, whose places are reserved; each of *puts* takes the pieces of one."""
         with self._changed:
             if self.failure is not None or self._stopped:
                 raise stopping()

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
 
-__all__ = ["RequestSpan", "Tracing", "tracing_from_environment"]
-
 logger = logging.getLogger(__name__)
 
 NANO = 10**9

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import Piece
     from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = ["COUNT", "MESSAGE", "message_events", "message_reply", "message_requests"]
-
 PREFIX = "/v1/messages"  # of the addresses
 STREAM = "named"  # events
 _KINDS = {
@@ -84,9 +82,6 @@ def message_requests(body: Mapping[str, Any], default: Request | None = None) ->
     """The request of *body*, as :data:`MESSAGE` or :data:`COUNT` reads it.
 
     *default* has what it leaves out.
-
-    Raises:
-        UsageError: a part of it is not supported.
     """
     thinking = body["thinking"] or {}
     mode = thinking.get("type")

@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     Events = AsyncIterator[dict[str, Any]]
     Body = Mapping[str, Any]
 
-__all__ = [
-    "DIALECTS",
-    "NAMES",
-    "ROW",
-    "Form",
-    "Schema",
-    "optional",
-    "random",
-    "schemas_by_name",
-    "without_nulls",
-]
-
 Schema = dict[str, Any]
 
 DIALECTS = ("openai", "responses", "anthropic", "ollama", "llama_server")
@@ -140,13 +128,7 @@ def optional(*schemas: Schema, about: str = "") -> Schema:
 
 
 def schemas_by_name(dialect: str, *only: str, without: Iterable[str] = ()) -> dict[str, Schema]:
-    """Schemas of the request's fields by their names in *dialect*.
-
-    Args:
-        dialect: one of :data:`DIALECTS`.
-        only: fields to take; all that the dialect has when not given.
-        without: fields to leave out.
-    """
+    """Schemas of request fields by their names in *dialect*: *only* some, or *without* some."""
     at = DIALECTS.index(dialect)
     chosen = only or tuple(name for name in NAMES if name not in without)
     return {NAMES[name][at]: _schema(name) for name in chosen if NAMES[name][at]}
@@ -239,11 +221,7 @@ class Form:
     aliases: tuple[str, ...] = ()
 
     def parse(self, raw: bytes) -> dict[str, Any]:
-        """The fields of the body *raw*.
-
-        Raises:
-            UsageError: it is not JSON, or as :meth:`read`.
-        """
+        """The fields of the body *raw*."""
         if not raw:
             raise UsageError("the request has no body")
         try:
@@ -257,11 +235,7 @@ class Form:
         return self.read(body)
 
     def read(self, body: Any) -> dict[str, Any]:
-        """All fields of *body*, those that it leaves out as ``None``.
-
-        Raises:
-            UsageError: the first field that is unknown, missing, or of the wrong form.
-        """
+        """All fields of *body*, those that it leaves out as ``None``."""
         if not isinstance(body, dict):
             raise UsageError("expected a JSON object")
         for name in self.required:

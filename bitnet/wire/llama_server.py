@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
     from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = [
-    "COMPLETION", "DEFAULTS", "EMBED", "INFILL", "PATHS", "TEMPLATE", "completion_events",
-    "completion_reply", "completion_requests", "error_reply", "infill_requests",
-]  # fmt: skip
-
 #: Addresses whose errors have this form.
 PATHS = {"/completion", "/props", "/slots", "/apply-template", "/health", "/infill", "/embedding"}
 STREAM = "unnamed"  # events
@@ -91,11 +86,7 @@ TEMPLATE = Form(
 
 
 def completion_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
-    """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out."""
     at = DIALECTS.index(_DIALECT)
     given = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
     if isinstance(body["logit_bias"], list):
@@ -109,10 +100,6 @@ def infill_requests(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[Reque
 
     The prompt is the other files, the text before the gap and the text after it, each behind its
     token (llama.cpp: ``format_prompt_infill``).
-
-    Raises:
-        Unsupported: the model has no tokens for that.
-        UsageError: a value is out of its range.
     """
 
     def encode(text: str) -> list[int]:

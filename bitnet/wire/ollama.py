@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = [
-    "CHAT", "EMBED", "GENERATE", "SHOW", "answer_lines", "answer_reply", "chat_requests",
-    "check_options", "empty_reply", "generate_requests", "parameter_size", "seconds_of",
-    "timestamp",
-]  # fmt: skip
-
 PREFIX = "/api/"  # of the addresses
 STREAM = "lines"
 NANO = 10**9
@@ -104,11 +98,7 @@ SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialec
 
 
 def chat_requests(body: Mapping[str, Any], context: int) -> list[Request]:
-    """The request of *body*, as :data:`CHAT` reads it, to a model of *context* positions.
-
-    Raises:
-        UsageError: something in it is not served, or out of its range; names the field.
-    """
+    """The request of *body*, as :data:`CHAT` reads it, to a model of *context* positions."""
     messages = without_nulls(body["messages"])
     for number, message in enumerate(messages):
         if message.pop("images", None):
@@ -118,16 +108,7 @@ def chat_requests(body: Mapping[str, Any], context: int) -> list[Request]:
 
 
 def generate_requests(body: Mapping[str, Any], context: int, *, chats: bool) -> list[Request]:
-    """The request of *body*, as :data:`GENERATE` reads it.
-
-    Args:
-        body: what was asked for.
-        context: positions that the model holds.
-        chats: it has a chat template.
-
-    Raises:
-        UsageError: as :func:`chat_requests`.
-    """
+    """The request of *body*, as :data:`GENERATE` reads it; *chats*: the model has a template."""
     prompt, system = body["prompt"] or "", body["system"]
     if body["raw"] or not chats:
         if system:
@@ -161,11 +142,7 @@ def _requests(body: Mapping[str, Any], context: int, asked: Mapping[str, Any]) -
 
 
 def check_options(options: Mapping[str, Any], context: int) -> None:
-    """Check the options of a body for a model of *context* positions.
-
-    Raises:
-        UsageError: one is not served, or out of its range; names it.
-    """
+    """Check the options of a body for a model of *context* positions."""
     for name, value in options.items():
         is_served = name in OPTIONS.fields or name in _RUNNING or value is None
         if name == "num_ctx" and isinstance(value, int):
@@ -228,11 +205,7 @@ def _line(
 
 
 def seconds_of(keep_alive: float | str | None) -> float | None:
-    """Seconds that *keep_alive* stands for: a number, or a text such as ``5m``; below 0: always.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Seconds that *keep_alive* stands for: a number, or a text such as ``5m``; below 0: always."""
     if keep_alive is None:
         return None
     text = str(keep_alive).strip()

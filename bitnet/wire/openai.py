@@ -32,19 +32,6 @@ from bitnet.wire.fields import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "CHAT",
-    "COMPLETION",
-    "EMBEDDING",
-    "chat_requests",
-    "completion_requests",
-    "continuation",
-    "embedding_requests",
-    "grammar_of",
-    "schema_of",
-    "texts_of",
-]
-
 MAX_CHOICES = 8
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
@@ -140,11 +127,7 @@ EMBEDDING = Form(
 
 
 def chat_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
-    """The request of *body*, a chat as :data:`CHAT` reads it; *default* for what it leaves out.
-
-    Raises:
-        UsageError: as :func:`continuation`, or a tool or a variable of the template is wrong.
-    """
+    """The request of *body*, a chat as :data:`CHAT` reads it; *default* for what it leaves out."""
     _check_stream(body)
     check_messages(body["messages"])
     if body["top_logprobs"] is not None and not body["logprobs"]:
@@ -173,16 +156,7 @@ def completion_requests(
     *,
     at_most: int = MAX_PROMPTS,
 ) -> list[Request]:
-    """The requests of *body*, as :data:`COMPLETION` reads it: one for each prompt.
-
-    Args:
-        body: what was asked for.
-        default: for what *body* leaves out.
-        at_most: prompts that it may have.
-
-    Raises:
-        UsageError: as :func:`continuation`.
-    """
+    """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts."""
     _check_stream(body)
     if body["best_of"] is not None and body["best_of"] != (body["n"] or 1):
         raise UsageError("best_of must be n: answers are not ranked", field="best_of")
@@ -198,11 +172,7 @@ def completion_requests(
 
 
 def embedding_requests(body: Mapping[str, Any], *, at_most: int = MAX_PROMPTS) -> list[Request]:
-    """The requests of *body*, as :data:`EMBEDDING` reads it: one for each text.
-
-    Raises:
-        UsageError: there are none, or too many.
-    """
+    """The requests of *body*, as :data:`EMBEDDING` reads it: one for each text."""
     return [
         Request(prompt=text, embed=True, prompt_name=body["prompt_name"], max_tokens=1)
         for text in texts_of(body["input"], "input", at_most=at_most)
@@ -210,15 +180,7 @@ def embedding_requests(body: Mapping[str, Any], *, at_most: int = MAX_PROMPTS) -
 
 
 def continuation(body: Mapping[str, Any], default: Request) -> Request:
-    """The request of *body* without its prompt.
-
-    Args:
-        body: fields of :data:`ANSWER`; missing ones are ``None``.
-        default: values of fields that *body* leaves out.
-
-    Raises:
-        UsageError: a value is out of its range, or two contradict each other.
-    """
+    """The request of *body*, which has fields of :data:`ANSWER`, without its prompt."""
     names = (*SAMPLING, "max_tokens", "min_tokens", "ignore_eos", "stop")
     field, grammar = grammar_of(body)
     for value in grammar.values():
@@ -237,16 +199,7 @@ def _check_stream(body: Mapping[str, Any]) -> None:
 
 
 def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
-    """Texts in any of the four forms that OpenAI accepts.
-
-    Args:
-        given: a text, its ids, or a list of either.
-        field: name of the field in the request, for errors.
-        at_most: largest number of texts.
-
-    Raises:
-        UsageError: there are none, or too many.
-    """
+    """Texts of *field* in any of the four forms that OpenAI accepts."""
     if isinstance(given, str):
         return [given]
     if given and isinstance(given[0], int):
@@ -257,11 +210,7 @@ def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
 
 
 def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The field of *body* that constrains the answer, and ``json_schema`` or ``regex``.
-
-    Raises:
-        UsageError: two such fields are given, or the form of one is unknown.
-    """
+    """The field of *body* that constrains the answer, and ``json_schema`` or ``regex``."""
     grammars: dict[str, tuple[str, Any]] = {}
     for name in GRAMMARS[:-1]:
         if (value := body.get(name)) is not None:
@@ -283,16 +232,7 @@ def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | None:
-    """Schema of the answer; ``None``: any text.
-
-    Args:
-        form: ``{"type": "text"}``, ``{"type": "json_object"}`` or a ``json_schema``, in the form
-            of chats or of responses; ``None``: any text.
-        field: name of the field, for errors.
-
-    Raises:
-        UsageError: it is none of them.
-    """
+    """Schema of the answer that *form* asks for, as in chats or responses; ``None``: any text."""
     kind = "text" if form is None else form.get("type") if isinstance(form, dict) else None
     if kind == "text":
         return None

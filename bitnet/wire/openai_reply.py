@@ -21,25 +21,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import CallDelta, FinishReason, TokenLogprob
     from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = [
-    "STREAM",
-    "chat_events",
-    "chat_finish",
-    "chat_reply",
-    "completion_events",
-    "completion_reply",
-    "embeddings_reply",
-    "error_reply",
-    "finish_of",
-    "reply_head",
-    "token_facts",
-    "usage",
-    "vector_precision",
-    "vectors_of",
-    "with_top",
-]
-
-
 #: Form of streams: events with a last word.
 STREAM = "openai"
 
@@ -142,12 +123,7 @@ def _call_delta(delta: CallDelta) -> dict[str, Any]:
 
 
 def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
-    """Tokens that *answers* took; a prompt counts once for its choices.
-
-    Args:
-        answers: all of them, those of a prompt together.
-        choices: how many each prompt has.
-    """
+    """Tokens that *answers* took; a prompt counts once for its *choices*, which come together."""
     firsts = answers[::choices]
     prompt = sum(answer.prompt_tokens for answer in firsts)
     written = sum(answer.tokens for answer in answers)
@@ -225,11 +201,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def vector_precision(body: Mapping[str, Any], dim: int) -> Precision:
-    """The precision of the vectors that *body* asks a model of *dim* dimensions for.
-
-    Raises:
-        UsageError: vectors of this model cannot be what it asks for; names the field.
-    """
+    """The precision of the vectors that *body* asks a model of *dim* dimensions for."""
     dtype = body["output_dtype"] or "float"
     precision = cast("Precision", "float32" if dtype == "float" else dtype)
     try:
@@ -254,14 +226,7 @@ def vectors_of(
 def embeddings_reply(
     body: Mapping[str, Any], rows: Sequence[NDArray[Any]], model: str, tokens: int
 ) -> dict[str, Any]:
-    """The reply of ``/v1/embeddings``.
-
-    Args:
-        body: what was asked for.
-        rows: the vectors.
-        model: its name.
-        tokens: that all texts have together.
-    """
+    """The reply of ``/v1/embeddings``: *rows* of texts that have so many *tokens* together."""
     is_base64 = body["encoding_format"] == "base64"
     data = [
         {

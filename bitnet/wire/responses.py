@@ -14,18 +14,14 @@ from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, optional, random, schemas_by_name
 from bitnet.wire.openai import IDLE, schema_of
-from bitnet.wire.openai_reply import error_reply, with_top
+from bitnet.wire.openai_reply import error_reply as error_reply
+from bitnet.wire.openai_reply import with_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.wire.fields import Body, Events, Pieces
-
-__all__ = [
-    "RESPONSE", "error_reply", "response_events", "response_reply", "response_requests",
-    "response_schema",
-]  # fmt: skip
 
 PATH = "/v1/responses"
 STREAM = "named"  # events
@@ -60,15 +56,7 @@ _UNSERVED = ("reasoning", "conversation", "prompt", "context_management")
 
 
 def response_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
-    """The request of *body*, as :data:`RESPONSE` reads it.
-
-    Args:
-        body: what was asked for.
-        default: for what *body* leaves out.
-
-    Raises:
-        UsageError: something in it is not served, or out of its range; names the field.
-    """
+    """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
     for name in _UNSERVED:
         value = body[name]
         is_empty = isinstance(value, dict) and all(entry is None for entry in value.values())
@@ -97,11 +85,7 @@ def response_requests(body: Mapping[str, Any], default: Request | None = None) -
 
 
 def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema that the answer to *body* follows; ``None``: none.
-
-    Raises:
-        UsageError: ``text`` asks for something else.
-    """
+    """The schema that the answer to *body* follows; ``None``: none."""
     given = {name: value for name, value in (body["text"] or {}).items() if value is not None}
     form = given.pop("format", None)
     for name in given:
@@ -172,12 +156,7 @@ class _Items:
     """The items of one response, and the events that tell of them."""
 
     def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
-        """Items of the answer to *body*.
-
-        Args:
-            body: what was asked for; a field that is missing is ``None``.
-            head: the response's id, model and time.
-        """
+        """Items of the answer to *body*; *head* has the id, the model and the time."""
         self._output: list[dict[str, Any]] = []
         self._is_open = False
         self._count = -1

@@ -13,9 +13,6 @@ from bitnet.wire import anthropic, llama_server, ollama, openai, openai_reply, r
 if TYPE_CHECKING:
     from bitnet.wire.fields import Form
 
-__all__ = ["ROUTES", "dialect_of"]
-
-
 #: The form of each address.
 ROUTES: dict[str, Form] = {
     "/v1/chat/completions": replace(

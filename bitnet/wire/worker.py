@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.request import Request
     from bitnet.wire.fields import Body, Events, Pieces
 
-__all__ = ["DETOKENIZE", "INFERENCE", "TOKENIZE", "inference_requests"]
-
 TOKENIZE = Form(
     "TokenizeRequest",
     {"content": TEXT, "model": TEXT, "add_special": FLAG, "with_pieces": FLAG},
@@ -31,11 +29,7 @@ DETOKENIZE = Form(
 
 
 def inference_requests(body: Mapping[str, Any], default: Request) -> list[Request]:
-    """The request of *body*, as :data:`INFERENCE` reads it; *default* for what it leaves out.
-
-    Raises:
-        UsageError: as :func:`bitnet.wire.openai.continuation`.
-    """
+    """The request of *body*, as :data:`INFERENCE` reads it; *default* for what it leaves out."""
     return [replace(continuation(body, default), prompt=body["prompt"])]
 
 
