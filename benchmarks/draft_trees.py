@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from bitnet import load
-from bitnet.runtime.sequence import PLACES, SHORTEST, Lookup, _agreement
+from bitnet.runtime.request import Request
+from bitnet.runtime.sampling import PLACES, SHORTEST, Sampler, _agreement
 
 ROOT = Path(__file__).parent.parent
 MOST = 15  # tokens of a draft
@@ -28,12 +29,12 @@ BEGINNING = 400  # tokens of a text before the answer
 TEXTS = 6  # of each kind
 
 
-class Branches(Lookup):
+class Branches(Sampler):
     """Drafts of one place of the text that begin differently."""
 
     def drafts(self, ids, count):
         """Up to *count* drafts, the best match first."""
-        first = self.draft(ids, self.limit)
+        first = self.draft(ids, MOST)
         if not first:
             return []
         chosen = {first[0]: first}
@@ -46,7 +47,7 @@ class Branches(Lookup):
 
 def passes(prompt, answer, count):
     """Passes that *answer* takes after *prompt* with *count* branches."""
-    lookup, done, number = Branches(MOST), 0, 0
+    lookup, done, number = Branches(Request(lookup=MOST)), 0, 0
     while done < len(answer):
         text, left = prompt + answer[:done], answer[done:]
         drafts = lookup.drafts(text, count)

@@ -23,11 +23,6 @@ class BatchFiles:
 
     An answer is one line with the ``id`` and the ``row`` digest of its row. A line that was left
     unfinished by a killed run is cut off. Rows with an answer are not returned again.
-
-    Attributes:
-        done: rows that already had an answer.
-        errors: errors of failed rows, old and new, by id.
-        total: rows in the input.
     """
 
     def __init__(self, source: Path, target: Path, *, retry_errors: bool = False) -> None:
@@ -44,7 +39,7 @@ class BatchFiles:
             raise UsageError(f"{source} is not UTF-8 at byte {error.start:,}") from None
         except OSError as error:
             raise from_os_error(error, error.filename or target) from error
-        self.total = len(self._rows)
+        self.total = len(self._rows)  # of the input
         self.done = sum(row.id in self._answered for row in self._rows)
 
     @property

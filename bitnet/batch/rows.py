@@ -46,19 +46,12 @@ PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A prompt with its options.
+    """A prompt with its options."""
 
-    Attributes:
-        id: of the row; its line number if it has no ``id``.
-        digest: of its content; an answer belongs to exactly this row.
-        facts: the row as it was read.
-        problem: reason why it cannot be answered; empty if there is none.
-    """
-
-    id: str
-    digest: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    problem: str = ""
+    id: str  # its line number if it has no ``id``
+    digest: str  # of its content; an answer belongs to exactly this row
+    facts: dict[str, Any] = field(default_factory=dict)  # the row as it was read
+    problem: str = ""  # reason why it cannot be answered
 
     @classmethod
     def parse(cls, line: str, number: int) -> BatchRow:

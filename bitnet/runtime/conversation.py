@@ -17,26 +17,17 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """A conversation of several turns; only the new part of each prompt is computed.
-
-    Attributes:
-        system: instructions that come first; may be empty.
-        turns: messages of user and assistant, oldest first.
-        answer: the last one that has a text, ``None`` before the first.
-        finish_reason: of the last answer; also ``None`` if it was cut short from outside.
-        model: the model.
-        request: options of the answers.
-    """
+    """A conversation of several turns; only the new part of each prompt is computed."""
 
     def __init__(self, model: LanguageModel, request: Request, *, system: str = "") -> None:
         """An empty conversation with *model*, whose answers follow the settings of *request*.
 
         Each answer uses the seed of the previous one plus one.
         """
-        self.system = system
-        self.turns: list[dict[str, str]] = []
-        self.answer: Answer | None = None
-        self.finish_reason: FinishReason | None = None
+        self.system = system  # instructions that come first; may be empty
+        self.turns: list[dict[str, str]] = []  # of user and assistant, oldest first
+        self.answer: Answer | None = None  # the last one that has a text
+        self.finish_reason: FinishReason | None = None  # its; None if it was cut short from outside
         self.model = model
         self.request = request.choice(0)
         self._asked = 0

@@ -33,21 +33,13 @@ MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
 
 @dataclass(eq=False)
 class Foresight:
-    """A drafter's view of one sequence.
+    """A drafter's view of one sequence."""
 
-    Attributes:
-        ids: of the sequence; grows with it.
-        cache: of the drafter.
-        most: tokens of a draft.
-        length: tokens of the next draft, as far as the last ones were accepted.
-        reads_hidden: it reads the model's hidden states.
-    """
-
-    ids: list[int]
-    cache: KVCache
-    most: int
-    length: int = 1
-    reads_hidden: ClassVar[bool] = False
+    ids: list[int]  # of the sequence; grows with it
+    cache: KVCache  # of the drafter
+    most: int  # tokens of a draft
+    length: int = 1  # tokens of the next draft, as far as the last ones were accepted
+    reads_hidden: ClassVar[bool] = False  # it reads the model's hidden states
 
     @property
     def is_ready(self) -> bool:
@@ -69,15 +61,10 @@ class Foresight:
 
 @dataclass(eq=False)
 class BlockForesight(Foresight):
-    """The view of the model's own block.
+    """The view of the model's own block."""
 
-    Attributes:
-        position: ids up to this one have been read, or were skipped.
-        state: hidden state it expects after the last id, ``(1, dim)``; ``None``: none yet.
-    """
-
-    position: int = 0
-    state: Array | None = None
+    position: int = 0  # ids up to this one have been read, or were skipped
+    state: Array | None = None  # hidden state it expects after the last id, (1, dim)
     _waiting: list[tuple[list[int], Array]] = field(default_factory=list)
     reads_hidden = True
 
@@ -119,13 +106,9 @@ class BlockForesight(Foresight):
 
 
 class Drafter(ABC):
-    """A decoder that drafts tokens for sequences of a model.
+    """A decoder that drafts tokens for sequences of a model."""
 
-    Attributes:
-        config: of its caches.
-    """
-
-    config: ModelConfig
+    config: ModelConfig  # of its caches
 
     def __init__(self, model: Model) -> None:
         """A drafter whose logits the head of *model* computes."""
@@ -267,14 +250,11 @@ class Pace:
     """Choice of the faster way to decode, with drafts or without, by the time of recent passes.
 
     Trials of the slower way lose at most about :data:`MOST_LOST` of the time.
-
-    Attributes:
-        drafting: the next pass is to have drafts.
     """
 
     def __init__(self) -> None:
         """A choice that begins with a trial of both ways."""
-        self.drafting: bool = True
+        self.drafting: bool = True  # the next pass is to have drafts
         self._faster = True
         self._is_trial = True
         self._left, self._stay = TRIAL, FIRST_STAY

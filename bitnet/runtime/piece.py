@@ -33,18 +33,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A part of a call.
+    """A part of a call."""
 
-    Attributes:
-        index: number of the call in the answer.
-        arguments: next part of its arguments, JSON text.
-        id: of the call, in its first part only.
-        name: of the function, in its first part only.
-    """
-
-    index: int
-    arguments: str = ""
-    id: str = ""
+    index: int  # number of the call in the answer
+    arguments: str = ""  # next part of its arguments, JSON text
+    id: str = ""  # in its first part only, as is the function's name
     name: str = ""
 
 
@@ -59,26 +52,16 @@ class Piece:
 
     The sampler fills in the first three, the sequence the fourth, ``Answer.take`` the others.
 
-    Attributes:
-        token: its id; ``None`` in a piece that only says how the answer ended.
-        logprob: natural logarithm of its probability under the model; ``None`` unless asked for.
-        top_logprobs: the likeliest tokens at its position, as ``(id, logprob)``.
-        finish_reason: ``None`` except in the last piece. ``stop``: a stop id (not part of the
-            answer), a stop string, or a complete grammar. ``length``: ``max_tokens`` reached.
-            ``context``: the context is full. ``cancelled``: the client cancelled it.
-            ``deadline``: it took too long. The last two and ``error`` come without a token.
-        text: text of the answer that has become certain, often empty.
-        described: the token with its log-probabilities, if it is part of the answer and they were
-            requested.
-        calls: parts of function calls that have become certain.
-        reasoning: reasoning that has become certain, where it is separate from the text.
+    A finish reason is ``stop``: a stop id (not part of the answer), a stop string, or a complete
+    grammar; ``length``: ``max_tokens`` reached; ``context``: it is full; ``cancelled``: by the
+    client; ``deadline``: it took too long. The last two and ``error`` come without a token.
     """
 
-    token: int | None
-    logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
-    finish_reason: FinishReason | None = None
-    text: str = ""
-    described: TokenLogprob | None = None
-    calls: tuple[CallDelta, ...] = ()
-    reasoning: str = ""
+    token: int | None  # None in a piece that only says how the answer ended
+    logprob: float | None = None  # its natural logarithm under the model, if asked for
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # the likeliest tokens there, (id, logprob)
+    finish_reason: FinishReason | None = None  # in the last piece
+    text: str = ""  # of the answer, that has become certain
+    described: TokenLogprob | None = None  # if it is part of the answer and was asked for
+    calls: tuple[CallDelta, ...] = ()  # parts of function calls that have become certain
+    reasoning: str = ""  # that has become certain, where it is separate from the text

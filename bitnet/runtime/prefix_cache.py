@@ -20,11 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixCache:
-    """A bounded number of caches in bounded memory.
-
-    Attributes:
-        budget_bytes: memory that all of them may take; ``None``: unlimited.
-    """
+    """A bounded number of caches in bounded memory."""
 
     def __init__(
         self,
@@ -40,7 +36,7 @@ class PrefixCache:
         Prompts can share a cache only when *regime* is the same for their lengths.
         """
         self._regime = regime
-        self.budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes  # of all of them; None: unlimited
         self._new_cache = new_cache
         self._slots = slots
         self._caches: list[KVCache] = []  # idle ones by last use, the oldest first

@@ -40,23 +40,14 @@ MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
 
 @dataclass(frozen=True)
 class ReasoningRules:
-    """Rules for finding the reasoning part of an answer.
+    """Rules for finding the reasoning part of an answer."""
 
-    Attributes:
-        opening: text before it.
-        closing: text after it.
-        begun: the prompt ends with *opening*.
-        budget: tokens after which *closing* is forced; ``None``: no limit.
-        tokens: ids of *opening* and *closing*, where each is one token.
-        shown: control tokens that are read as text.
-    """
-
-    opening: str
-    closing: str
-    begun: bool
-    budget: int | None = None
-    tokens: tuple[int, int] | None = None
-    shown: Mapping[int, str] = field(default_factory=dict)
+    opening: str  # text before it
+    closing: str  # text after it
+    begun: bool  # the prompt ends with *opening*
+    budget: int | None = None  # tokens after which *closing* is forced; None: no limit
+    tokens: tuple[int, int] | None = None  # ids of *opening* and *closing*, if each is one
+    shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
 
     def next_token(self, written: Sequence[int]) -> int | None:
         """The token that must follow *written*, an answer so far; ``None``: any may."""
@@ -79,7 +70,10 @@ def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
     if isinstance(entries, str) or not isinstance(entries, Iterable):
         raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
-    given = entries.items() if isinstance(entries, Mapping) else _split(entries)
+    if isinstance(entries, Mapping):
+        given: Iterable[tuple[Any, Any]] = entries.items()
+    else:
+        given = (entry.partition("=")[::2] for entry in entries)
     biases = {}
     for token, bias in given:
         try:
@@ -96,48 +90,9 @@ def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     return biases
 
 
-def _split(entries: Iterable[str]) -> list[tuple[str, str]]:
-    parts = (entry.partition("=") for entry in entries)
-    return [(token, bias) for token, _, bias in parts]
-
-
 @dataclass(frozen=True)
 class Request:
-    """Request for one answer. A value out of its range is a :class:`UsageError` naming it.
-
-    Attributes:
-        max_tokens: most tokens to generate.
-        stop: texts that end the answer and are not part of it.
-        lookup: most tokens to draft per pass from the text so far, while that saves time. It
-            changes the speed and never the answer.
-        temperature: randomness, and so on until *seed*: as the command line has it.
-        logit_bias: values added to the logits of token ids; ``ID=BIAS`` texts also work.
-        prompt: text to continue, or its ids.
-        messages: a conversation to answer instead, ``{"role": ..., "content": ...}``, oldest first.
-        tools: functions that the model may call in its answer to *messages*, in OpenAI's form.
-        tool_choice: ``none``, ``auto``, ``required``, or ``{"type": "function", "function":
-            {"name": ...}}``; with the last two the answer is a call that follows the schema.
-        parallel_tool_calls: an answer may call several functions.
-        template_variables: additional variables for the chat template.
-        json_schema: the answer is JSON that follows it, as a mapping or as text.
-        regex: the whole answer matches it.
-        logprobs: number of alternatives to report for each token; ``None``: no log-probabilities.
-        min_tokens: tokens before the first stop id is allowed.
-        ignore_eos: continue the answer where the model would end it.
-        lora: name of the model's adapter that the answer is run with; empty: none.
-        embed: compute a vector instead of an answer, pooled as the model says, else by the mean.
-        prompt_name: with *embed*, name of the model's prompt before the text; ``None``: its
-            default.
-        thinking: whether the model reasons first, for templates that can say so; ``None``: as the
-            template does by itself.
-        thinking_budget: most tokens of reasoning; ``None``: no limit of its own.
-        separate_reasoning: the reasoning part of the answer to *messages* is not in its text.
-        continue_final_message: the last of *messages* is the beginning of the answer, with its
-            ``content`` and ``reasoning_content``; the answer is what follows it.
-        stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
-        grammar: *json_schema* or *regex* for the tokens of one model. A :class:`LanguageModel`
-            fills it in, and *calls* and *reasoning*: how to find them in the answer.
-    """
+    """Request for one answer. A value out of its range is a :class:`UsageError` naming it."""
 
     SECTIONS: ClassVar = {"Answer": ("max_tokens", "stop", "lookup"), "Sampling": SAMPLING}
 
@@ -183,24 +138,34 @@ class Request:
         "add this to the logit of a token id, -inf forbids it; may be given several times",
         metavar="ID=BIAS",
     )
-    prompt: str | Sequence[int] = ""
+    prompt: str | Sequence[int] = ""  # text to continue, or its ids
+    #: A conversation to answer instead, ``{"role": ..., "content": ...}``, oldest first.
     messages: Sequence[Mapping[str, Any]] | None = None
+    #: Functions that the model may call in its answer to *messages*, in OpenAI's form.
     tools: Sequence[Mapping[str, Any]] | None = None
+    #: ``none``, ``auto``, ``required``, or ``{"type": "function", "function": {"name": ...}}``;
+    #: with the last two the answer is a call that follows the schema.
     tool_choice: str | Mapping[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    template_variables: Mapping[str, Any] | None = None
-    json_schema: str | bool | Mapping[str, Any] | None = None
-    regex: str | None = None
+    parallel_tool_calls: bool = True  # an answer may call several functions
+    template_variables: Mapping[str, Any] | None = None  # more of them for the chat template
+    json_schema: str | bool | Mapping[str, Any] | None = None  # the answer is JSON that follows it
+    regex: str | None = None  # the whole answer matches it
+    #: Number of alternatives to report for each token; ``None``: no log-probabilities.
     logprobs: int | None = field(default=None, metadata={"bounds": (0, MAX_LOGPROBS)})
+    #: Tokens before the first stop id is allowed.
     min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
-    ignore_eos: bool = False
-    lora: str = ""
-    embed: bool = False
-    prompt_name: str | None = None
-    thinking: bool | None = None
+    ignore_eos: bool = False  # continue the answer where the model would end it
+    lora: str = ""  # name of the model's adapter that the answer is run with
+    embed: bool = False  # a vector instead of an answer, pooled as the model says, else by the mean
+    prompt_name: str | None = None  # of the model's prompt before a text to embed; None: its own
+    thinking: bool | None = None  # reason first, for templates that can say so; None: as they do
+    #: Most tokens of reasoning; ``None``: no limit of its own.
     thinking_budget: int | None = field(default=None, metadata={"bounds": (0, None)})
-    separate_reasoning: bool = False
+    separate_reasoning: bool = False  # the reasoning part of the answer is not in its text
+    #: The last of *messages* is the beginning of the answer, with its ``content`` and
+    #: ``reasoning_content``; the answer is what follows it.
     continue_final_message: bool = False
+    # The rest is what a LanguageModel makes of these for its tokens.
     stop_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     calls: CallRules | None = None

@@ -1,6 +1,9 @@
-"""From logits to the next token.
+"""From logits to the next token, and from a text to the tokens that probably follow it.
 
 Order, as in llama.cpp: penalties, logit bias, top-k, top-p, min-p, temperature, one random draw.
+
+A text that repeats itself (code, summaries, tables) often continues as it did where its last tokens
+occurred before. That is a draft, which the model checks in one pass.
 
 Every filter keeps a prefix of the tokens in descending order, so only as many are sorted as can be
 kept, and the vocabulary is scanned in whole float32 passes. All functions work on *values* at
@@ -10,14 +13,15 @@ kept, and the vocabulary is scanned in whole float32 passes. All functions work 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError
 from bitnet.models.exact_head.logits import Found, Logits, Needed
+from bitnet.runtime.drafts import MOST_LOST
 from bitnet.runtime.piece import Piece
 
 if TYPE_CHECKING:
@@ -33,15 +37,22 @@ MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
 TAIL = 8.0  # natural logarithms below top-p's cut-off at which tokens are ignored
 FIRST_SORTED = 256  # tokens sorted first when a filter may need any number of them
 
+SHORTEST = 2  # matching tokens before a draft is made
+LONGEST = 32  # tokens compared to find the best match
+PLACES = 32  # most recent matches compared
+FIRST = 4  # tokens of the first draft
+LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
+FIRST_CREDIT, MOST_CREDIT = 2.0, 16.0  # passes that drafts may lose, at first and after gains
+
 
 class Sampler:
-    """Samples the tokens of one sequence; the same seed and logits give the same tokens."""
+    """Samples the tokens of one sequence, and drafts some; same seed and logits, same tokens."""
 
     def __init__(self, request: Request, prompt: Sequence[int] = ()) -> None:
         """A sampler for *request*; the repetition penalty includes the ids *prompt*."""
         self.request = request
-        self._seen = set(prompt)
-        self._counts: Counter[int] = Counter()
+        # How often each token was generated; those of the prompt are penalised, too.
+        self._counts = Counter(dict.fromkeys(prompt, 0) if request.repetition_penalty != 1 else ())
         self._seed = request.actual_seed()
         self._adjusts = bool(
             request.logit_bias
@@ -49,6 +60,12 @@ class Sampler:
             or request.frequency_penalty
             or request.presence_penalty
         )
+        self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._indexed = SHORTEST  # positions before this one are in _ends
+        self._draft_length = min(request.lookup, FIRST)
+        self._failures = 0
+        self._resume = SHORTEST  # length of the text from which to draft again
+        self._owed = -FIRST_CREDIT  # passes that drafts lost, less those that they saved
 
     @cached_property
     def _random(self) -> np.random.Generator:
@@ -89,15 +106,11 @@ class Sampler:
             )
         at = self._choose(values)
         token = at if allowed is None else int(allowed[at])
-        self._count(token)
+        self._counts[token] += 1
         return Piece(token) if top is None else _with_logprobs(token, logits, top)
 
     def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
-        """Logits that :meth:`sample` needs for the next token; ``None``: all of them.
-
-        Args:
-            foreseen: tokens that may be counted as generated before it.
-        """
+        """Logits that :meth:`sample` needs; ``None``: all of them. *foreseen* tokens may count."""
         request = self.request
         count, margin = 1, None
         if request.temperature != 0 and request.top_k != 1:
@@ -114,10 +127,40 @@ class Sampler:
         if self._adjusts:
             # Other tokens keep their logits; only these are needed whatever their values are.
             ids = {*self._counts, *request.logit_bias, *foreseen}
-            if request.repetition_penalty != 1:
-                ids |= self._seen
             touched = np.sort(np.fromiter(ids, dtype=np.int64))
         return Needed(count, margin, touched)
+
+    def draft(self, ids: list[int], room: int) -> list[int]:
+        """Likely continuation of *ids*, the whole text so far: up to *room* tokens, often none."""
+        count = min(self._draft_length, room)
+        if count < 1 or len(ids) < self._resume:
+            return []
+        for end in range(self._indexed, len(ids)):  # the last tokens have no continuation
+            self._ends[tuple(ids[end - SHORTEST : end])].append(end)
+        self._indexed = len(ids)
+        ends = self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]
+        if not ends:
+            return []
+        # The longest earlier match of the end; the latest of equal ones.
+        text = ids[max(reversed(ends), key=lambda end: _agreement(ids, end)) :]
+        for place in range(count - len(text)):
+            text.append(text[place])  # a text that repeats itself continues into its own draft
+        return text[:count]
+
+    def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
+        """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
+
+        *price* is the time of each drafted token, in passes without drafts.
+        """
+        longer = 2 * self._draft_length if accepted == drafted else accepted + 1
+        self._draft_length = min(self.request.lookup, longer)
+        self._failures = 0 if accepted else self._failures + 1
+        pause = min(LONGEST_PAUSE, 2**self._failures) if self._failures > 1 else 0
+        self._owed = max(-MOST_CREDIT, self._owed + price * drafted - accepted)
+        if self._owed > 0:
+            pause = max(pause, math.ceil(self._owed / MOST_LOST))
+            self._owed = 0.0
+        self._resume = length + pause
 
     def _sample_among(self, found: Found) -> Piece | None:
         """The token that all logits would give, by those that are *found*.
@@ -133,7 +176,7 @@ class Sampler:
         if at is None:
             return None
         token = int(found.ids[at])
-        self._count(token)
+        self._counts[token] += 1
         return Piece(token)
 
     def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
@@ -176,11 +219,6 @@ class Sampler:
             count = max(1, min(count, enough))
         return count
 
-    def _count(self, token: int) -> None:
-        if self._adjusts:
-            self._seen.add(token)
-            self._counts[token] += 1
-
     def _adjust(
         self,
         logits: NDArray[np.floating[Any]],
@@ -188,27 +226,20 @@ class Sampler:
     ) -> NDArray[np.floating[Any]]:
         """Copy of *logits* with penalties and bias; of all tokens, or of *found*."""
         request, out = self.request, logits.copy()
-        size = len(out) if found is None else found.vocab_size
 
         def places(ids: Any) -> Any:
             return ids if found is None else np.searchsorted(found.ids, ids)
 
-        if request.repetition_penalty != 1 and self._seen:
-            at = places(np.fromiter(self._seen, dtype=np.intp))
+        at = places(np.fromiter(self._counts, dtype=np.intp))
+        if request.repetition_penalty != 1:
             factor = np.where(
                 out[at] > 0, 1 / request.repetition_penalty, request.repetition_penalty
             )
             out[at] *= factor
-        if self._counts and (request.frequency_penalty or request.presence_penalty):
-            at = places(np.fromiter(self._counts, dtype=np.intp))
+        if request.frequency_penalty or request.presence_penalty:
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
-            out[at] -= request.frequency_penalty * counts + request.presence_penalty
-        for token, bias in request.logit_bias.items():
-            if not 0 <= token < size:
-                raise UsageError(
-                    f"logit bias for token id {token}, the vocabulary has {size:,}",
-                    hint="use the model's own tokenizer",
-                )
+            out[at] -= request.frequency_penalty * counts + request.presence_penalty * (counts > 0)
+        for token, bias in request.logit_bias.items():  # ids of the vocabulary, as was checked
             out[places(token)] += bias
         return out
 
@@ -321,3 +352,11 @@ def _likeliest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp
     threshold = np.partition(maxima, -count)[-count]
     candidates = np.flatnonzero(values >= threshold)
     return candidates[np.argsort(-values[candidates], kind="stable")][:count]
+
+
+def _agreement(ids: list[int], end: int) -> int:
+    """Number of tokens before *end* that equal those at the end of *ids*."""
+    count = SHORTEST
+    while count < min(LONGEST, end) and ids[end - count - 1] == ids[-count - 1]:
+        count += 1
+    return count

@@ -63,18 +63,7 @@ LONGEST_UNMEASURED = 128  # passes with drafts before one without them shows the
 
 
 class Scheduler:
-    """Runs several sequences together.
-
-    Attributes:
-        model: the model that runs.
-        context: positions a sequence may reach; the model's own length by default.
-        max_batch: sequences that run at the same time; others wait.
-        prefill_chunk: most prompt tokens in one pass.
-        max_stall_s: seconds by which prompts may delay a pass while others decode.
-        new_cache: creates an empty cache for one sequence.
-        waiting: sequences without room yet, in order of arrival.
-        running: sequences with a cache.
-    """
+    """Runs several sequences together."""
 
     def __init__(
         self,
@@ -105,10 +94,10 @@ class Scheduler:
             if value < 1:
                 raise UsageError(f"{name} is {value}, expected at least 1", field=name)
         self.model = model
-        self.context: int = limit if context is None else context
-        self.max_batch = max_batch
-        self.prefill_chunk = prefill_chunk
-        self.max_stall_s = max_stall_s
+        self.context: int = limit if context is None else context  # positions of a sequence
+        self.max_batch = max_batch  # sequences that run at the same time; others wait
+        self.prefill_chunk = prefill_chunk  # most prompt tokens in one pass
+        self.max_stall_s = max_stall_s  # seconds that prompts may delay a pass of others
         self._prefill_token_s = 0.0  # of recent passes with prompts
         self._plain_s: dict[int, float] = {}  # of the last pass without drafts, by its sequences
         self._drafted_passes = 0  # since that
@@ -124,11 +113,11 @@ class Scheduler:
 
     def _begin(self) -> None:
         """Start without any sequence or cache."""
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()  # in order of arrival
+        self.running: list[Sequence] = []  # with a cache
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._caches = PrefixCache(
+        self.caches = PrefixCache(
             self.new_cache,
             slots=self.max_batch,
             budget_bytes=self._kv_budget_bytes,
@@ -178,14 +167,14 @@ class Scheduler:
             sequence = self.waiting[0]
             try:
                 positions = min(self.context, sequence.positions)
-                sequence.cache = cache = self._caches.acquire(
+                sequence.cache = cache = self.caches.acquire(
                     sequence.ids,
                     positions,
                     reuse=not sequence.request.embed,
                     adapter=sequence.request.lora,
                 )
             except MemoryError as error:
-                if self._caches.drop_idle():
+                if self.caches.drop_idle():
                     continue
                 self.waiting.popleft()
                 return [(sequence, sequence.fail(no_memory(sequence, error)))]
@@ -224,7 +213,7 @@ class Scheduler:
                 reserve = 0  # it takes it now
             if not (sequence.passes or sequence.request.embed):
                 # Even without room: with a window, pages that can be copied now are soon freed.
-                sequence.reused_tokens = self._caches.improve(cache)
+                sequence.reused_tokens = self.caches.improve(cache)
                 if sequence.should_wait(planned):
                     continue
             if room <= reserve:
@@ -284,7 +273,7 @@ class Scheduler:
     @property
     def kv_bytes(self) -> int:
         """Bytes counted for running sequences and kept caches."""
-        return self._caches.size_bytes
+        return self.caches.size_bytes
 
     def submit(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
         """Queue the continuation of *ids*."""
@@ -306,8 +295,15 @@ class Scheduler:
             )
         if request.lora not in {"", *self.model.adapters}:
             raise UsageError(f"there is no adapter {request.lora[:80]!r}", field="lora")
-        sequence = Sequence(ids, request, self.model.config)
-        self._check_budget(sequence)
+        sequence = Sequence(list(ids), request, self.model.config)
+        budget = self.caches.budget_bytes
+        needed = self.caches.cost(min(self.context, sequence.positions))
+        if budget is not None and needed > budget:
+            raise InferenceError(
+                f"{sequence.prompt_tokens:,} tokens of prompt and {request.max_tokens:,} of answer "
+                f"take {needed:,} bytes of keys and values, the budget is {budget:,}",
+                hint="shorten the prompt or lower --max-tokens",
+            )
         return sequence
 
     def queue(self, sequence: Sequence) -> None:
@@ -372,23 +368,14 @@ class Scheduler:
             ]
         return np.concatenate(parts)
 
-    def reusable(self, ids: abc.Sequence[int]) -> int:
-        """Number of leading *ids* that need not be run again."""
-        with self._lock:
-            return self._caches.best(list(ids))[1]
-
     def forget(self) -> None:
         """Free the caches that no sequence uses."""
         with self._lock:
-            self._caches.drop_idle()
-
-    def cost(self, positions: int) -> int:
-        """Bytes of keys and values that a sequence of *positions* takes at most."""
-        return self._caches.cost(positions)
+            self.caches.drop_idle()
 
     def affordable(self, size_bytes: int) -> int:
         """Positions that a sequence may have within *size_bytes* of keys and values."""
-        return min(self.context, self._caches.affordable(size_bytes))
+        return min(self.context, self.caches.affordable(size_bytes))
 
     def check(self, ids: abc.Sequence[int], *, field: str = "prompt") -> None:
         """Check a prompt, which clients call *field*."""
@@ -405,18 +392,6 @@ class Scheduler:
                 f"the {field} has token ids outside the model's vocabulary of {size:,}",
                 hint="use the model's own tokenizer",
                 field=field,
-            )
-
-    def _check_budget(self, sequence: Sequence) -> None:
-        budget, needed = (
-            self._caches.budget_bytes,
-            self._caches.cost(min(self.context, sequence.positions)),
-        )
-        if budget is not None and needed > budget:
-            raise InferenceError(
-                f"{sequence.prompt_tokens:,} tokens of prompt and {sequence.request.max_tokens:,} "
-                f"of answer take {needed:,} bytes of keys and values, the budget is {budget:,}",
-                hint="shorten the prompt or lower --max-tokens",
             )
 
     def _chunk(self) -> int:
@@ -455,12 +430,12 @@ class Scheduler:
 
     def _without_memory(self, batch: list[Sequence], error: MemoryError) -> Pieces:
         """Free memory for another try; as a last resort, fail the sequence that came last."""
-        if self._caches.drop_idle():
+        if self.caches.drop_idle():
             return []
         sequence = max(batch, key=self.running.index)
         return [(sequence, sequence.fail(no_memory(sequence, error)))]
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._caches.release(cache_of(sequence), keep=sequence.finish_reason != "error")
+        self.caches.release(cache_of(sequence), keep=sequence.finish_reason != "error")
         sequence.cache = sequence.segment = None

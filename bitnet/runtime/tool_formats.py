@@ -24,35 +24,20 @@ NAME = "\0"  # stands for the function's name in a head
 
 @dataclass(frozen=True)
 class CallFormat:
-    """Format of the calls in an answer.
-
-    Attributes:
-        name: of the format.
-        opening: text before the calls, as the template writes it.
-        head: a call up to its arguments, with ``NAME`` for the function's name.
-        tail: a call after its arguments.
-        closing: text after the calls.
-        between: text between two calls.
-        listed: one pair of opening and closing surrounds all calls; otherwise each has its own.
-        marker: text that announces a call; empty: an answer is a call from its beginning.
-        dressing: texts around calls that have no meaning.
-        block: expression of a call's head, for calls that are read as a block up to *closing*.
-        arguments: how such a call writes them: json, xml or notation.
-        channels: an answer is a sequence of messages, as in ``tool_blocks.py``, each of one call.
-    """
+    """Format of the calls in an answer."""
 
     name: str
-    opening: str = ""
-    head: str = f'{{"name": "{NAME}", "arguments": '
-    tail: str = "}"
-    closing: str = ""
-    between: str = "\n"
-    listed: bool = False
-    marker: str = ""
-    dressing: tuple[str, ...] = ()
-    block: str = ""
-    arguments: str = "json"
-    channels: bool = False
+    opening: str = ""  # text before the calls, as the template writes it
+    head: str = f'{{"name": "{NAME}", "arguments": '  # a call up to its arguments
+    tail: str = "}"  # a call after its arguments
+    closing: str = ""  # text after the calls
+    between: str = "\n"  # text between two calls
+    listed: bool = False  # one opening and one closing surround all calls; else each has its own
+    marker: str = ""  # text that announces a call; empty: an answer is a call from its beginning
+    dressing: tuple[str, ...] = ()  # texts around calls that have no meaning
+    block: str = ""  # expression of a call's head, for calls read as a block up to *closing*
+    arguments: str = "json"  # how such a call writes them: json, xml or notation
+    channels: bool = False  # an answer is messages, as in ``tool_blocks.py``, each of one call
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -63,23 +48,14 @@ class CallFormat:
 
 @dataclass(frozen=True)
 class CallRules:
-    """Rules for finding the calls in an answer.
+    """Rules for finding the calls in an answer."""
 
-    Attributes:
-        form: format of the model's calls.
-        names: functions that may be called.
-        guided: a grammar restricts the answer to calls, exactly in *form*.
-        parallel: several calls are allowed.
-        shown: control tokens that are read as text.
-        schemas: of the arguments, by the names of functions.
-    """
-
-    form: CallFormat
-    names: frozenset[str]
-    guided: bool = False
-    parallel: bool = True
-    shown: Mapping[int, str] = field(default_factory=dict)
-    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    form: CallFormat  # of the model's calls
+    names: frozenset[str]  # functions that may be called
+    guided: bool = False  # a grammar restricts the answer to calls, exactly in *form*
+    parallel: bool = True  # several calls are allowed
+    shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the arguments
 
 
 _FENCES = ("```json", "```tool_code", "```")

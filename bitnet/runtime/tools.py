@@ -28,19 +28,12 @@ _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions of a request, and its ``tool_choice``.
+    """The functions of a request, and its ``tool_choice``."""
 
-    Attributes:
-        given: the functions, as the template receives them.
-        callable: those that may be called.
-        required: the answer must be a call.
-        parallel: it may contain several calls.
-    """
-
-    given: tuple[Mapping[str, Any], ...]
-    callable: tuple[Mapping[str, Any], ...]
-    required: bool
-    parallel: bool
+    given: tuple[Mapping[str, Any], ...]  # as the template receives them
+    callable: tuple[Mapping[str, Any], ...]  # those that may be called
+    required: bool  # the answer must be a call
+    parallel: bool  # it may contain several calls
 
     def rules(self, form: CallFormat, tokenizer: Tokenizer) -> CallRules:
         """Rules for finding the calls in an answer of the model with *tokenizer*."""

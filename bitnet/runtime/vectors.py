@@ -36,24 +36,12 @@ def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") 
         )
 
 
-def finish_vector(
-    vector: NDArray[np.float64], *, normalize: bool, dimensions: int | None
-) -> NDArray[np.float32]:
-    """The first *dimensions* numbers of *vector*, normalized to length one on request."""
-    kept = vector[:dimensions]
-    length = float(np.linalg.norm(kept)) if normalize else 1.0
-    return (kept / (length or 1.0)).astype(np.float32)
-
-
 def round_vectors(vectors: NDArray[np.float32], precision: Precision) -> NDArray[Any]:
-    """*vectors*, ``(N, dim)``, in fewer bits; compare them by cosine similarity.
+    """*vectors*, ``(N, dim)`` of 32 bits, in fewer; compare them by cosine similarity.
 
     ``int8`` and ``uint8`` scale each vector by its largest absolute value to -127..127, or to
     1..255 with zero at 128. Bits of ``ubinary`` tell which numbers are positive, the first one in
     the highest bit, 8 per byte; ``binary`` has the same bytes minus 128, as sentence-transformers.
-
-    Returns:
-        ``(N, dim)`` float32, int8 or uint8; ``(N, dim // 8)`` int8 or uint8 for bits.
     """
     if precision == "float32":
         return vectors

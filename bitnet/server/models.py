@@ -44,15 +44,7 @@ TURN_S = 10.0  # time limit for the grammars before it
 
 
 class Models:
-    """The models of a worker by their names, and what runs those that are loaded.
-
-    Attributes:
-        slots: by the names of their models.
-        created: when this began, in seconds since the epoch.
-        max_batch: answers that one model generates at the same time.
-        deadline_s: seconds a request may take, including waiting.
-        max_output_tokens: tokens one answer may have.
-    """
+    """The models of a worker by their names, and what runs those that are loaded."""
 
     def __init__(
         self,
@@ -81,8 +73,9 @@ class Models:
             slot.idle_s, slot.places = idle_s, max_batch + queue
             slot.watch(metrics.of(name))
         self.created = int(time.time())
-        self.max_batch, self.deadline_s = max_batch, deadline_s
-        self.max_output_tokens = max_output_tokens
+        self.max_batch = max_batch  # answers that one model generates at the same time
+        self.deadline_s = deadline_s  # of a request, including waiting
+        self.max_output_tokens = max_output_tokens  # of one answer
         self._sizes: dict[str, Any] = {"max_batch": max_batch, "kv_budget_bytes": kv_budget_bytes}
         self._preparing = ThreadPoolExecutor(PREPARING, "bitnet-prepare")
         self._compiling = ThreadPoolExecutor(COMPILING, "bitnet-grammar")

@@ -11,34 +11,21 @@ GONE = 499  # nginx's status for a client that closed the connection
 
 
 class Refused(Exception):
-    """A request that is refused.
-
-    Attributes:
-        status: HTTP status.
-        kind: OpenAI's ``type``.
-        message: description of the problem.
-        code: identifier for programs; ``None`` if there is none.
-        param: name of the wrong field; ``None`` if none is.
-        retry_after_s: seconds until another try is worthwhile; ``None`` if it is not.
-    """
+    """A request that is refused."""
 
     def __init__(
         self,
-        status: int,
+        status: int,  # of HTTP
         message: str,
         *,
-        kind: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        retry_after_s: int | None = None,
+        kind: str = "invalid_request_error",  # OpenAI's ``type``
+        code: str | None = None,  # for programs
+        param: str | None = None,  # the wrong field
+        retry_after_s: int | None = None,  # until another try is worthwhile
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.message = message
-        self.code = code
-        self.param = param
-        self.retry_after_s = retry_after_s
+        self.status, self.message, self.kind, self.code = status, message, kind, code
+        self.param, self.retry_after_s = param, retry_after_s
 
     def body(self, path: str = "") -> dict[str, Any]:
         """JSON reply in the error form of the dialect to which *path* belongs."""

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,58 +43,34 @@ State = Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed
 FOREVER = float("inf")
 
 
+@dataclass(eq=False, repr=False)
 class Slot:
-    """One of the models, loaded or not.
+    """One of the models, loaded or not."""
 
-    Attributes:
-        name: of the model, for clients.
-        path: its file or folder.
-        open: opens it, as :func:`bitnet.formats.containers.open_checkpoint`.
-        load: loads what *open* returned, tokenizer included.
-        aliases: other names that clients may use.
-        adapters: names that stand for the model with one of its adapters.
-        context: positions a sequence may reach; ``None``: as many as the model was made for.
-        narrate: reports its events; :class:`bitnet.server.models.Models` sets it.
-        state: whether it is in memory; ``waiting``: for others to make room.
-        users: requests that use it or wait for it.
-        queued: those that wait.
-        pinned: loaded when the worker starts, and never unloaded.
-        idle_s: seconds without a request after which it is unloaded.
-        size_bytes: memory that it takes, or took when it was loaded last.
-        expires_at: when it is unloaded, in seconds since the epoch; ``None``: not by itself.
-        places: answers that are generated or wait, at most.
-        fair_positions: positions per answer with which a full batch fits the memory.
-        draining: new requests are refused.
-        failure: error that ended the thread; ``None`` while it runs normally.
-    """
+    name: str  # of the model, for clients
+    path: Path  # its file or folder
+    open: Callable[[], Checkpoint]  # as :func:`bitnet.formats.containers.open_checkpoint`
+    load: Callable[[Checkpoint], LanguageModel]  # what *open* returned, with its tokenizer
+    aliases: tuple[str, ...] = ()  # other names that clients may use
+    adapters: tuple[str, ...] = ()  # names that stand for the model with one of its adapters
+    context: int | None = None  # positions of a sequence; None: as many as the model was made for
+    narrate: Narrate = field(init=False)  # reports its events; Models sets it
+    state: State = "unloaded"  # waiting: for others to make room
+    users: int = 0  # requests that use it or wait for it
+    queued: int = 0  # those that wait
+    pinned: bool = False  # loaded when the worker starts, and never unloaded
+    idle_s: float = FOREVER  # without a request, after which it is unloaded
+    used_at: float = 0.0  # ``time.monotonic``
+    size_bytes: int = 0  # memory that it takes, or took when it was loaded last
+    expires_at: float | None = None  # when it is unloaded, in seconds since the epoch
+    loading: asyncio.Task[None] | None = None
+    places: int = 0  # answers that are generated or wait, at most
+    fair_positions: int = 0  # positions per answer with which a full batch fits the memory
+    draining: bool = False  # new requests are refused
+    failure: BaseException | None = None  # that ended the thread
 
-    narrate: Narrate
-
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        open_file: Callable[[], Checkpoint],
-        load: Callable[[Checkpoint], LanguageModel],
-        *,
-        aliases: abc.Sequence[str] = (),
-        adapters: abc.Sequence[str] = (),
-        context: int | None = None,
-    ) -> None:
-        """An empty slot; arguments are its attributes, *open_file* is ``open``."""
-        self.name, self.path = name, path
-        self.open, self.load = open_file, load
-        self.aliases, self.adapters = tuple(aliases), tuple(adapters)
-        self.context = context
-        self.state: State = "unloaded"
-        self.users = 0
-        self.queued = 0
-        self.pinned = False
-        self.idle_s = FOREVER
-        self.size_bytes = self.places = 0
-        self.used_at = 0.0
-        self.expires_at: float | None = None
-        self.loading: asyncio.Task[None] | None = None
+    def __post_init__(self) -> None:
+        """Begin empty."""
         self._header: dict[str, Any] = {}
         self._digest = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -169,14 +146,13 @@ class Slot:
         *max_batch* answers are generated at the same time, their keys and values take
         *kv_budget_bytes*; ``None``: as much as they need.
         """
-        self.draining = False
-        self.failure: BaseException | None = None
+        self.draining, self.failure = False, None
         self._kv_budget_bytes = kv_budget_bytes
         self._new_scheduler = partial(
             model.scheduler, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
         )
         self._scheduler: Scheduler = self._new_scheduler()
-        self.fair_positions: int = self._share(model.context)
+        self.fair_positions = self._share(model.context)
         self._inbox: list[tuple[Answer, Put]] = []
         self._running: dict[Sequence, tuple[Answer, Put]] = {}
         self._stopped = False
@@ -297,7 +273,7 @@ class Slot:
         budget, batch = self._kv_budget_bytes, self._scheduler.max_batch
         if budget is None:
             return context
-        shortest = self._scheduler.cost(1)
+        shortest = self._scheduler.caches.cost(1)
         if shortest > budget:
             raise UsageError(
                 f"keys and values of the shortest answer take {shortest:,} bytes, the budget is "

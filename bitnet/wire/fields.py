@@ -181,44 +181,26 @@ def _refuse_to_answer(*_: Any) -> Any:
 
 @dataclass(frozen=True)
 class Form:
-    """The JSON object that an address takes, and what it is answered.
+    """The JSON object that an address takes, and what it is answered."""
 
-    Attributes:
-        name: of the form, on the OpenAPI page.
-        fields: schemas of its fields; one that is missing or null is ``None`` when it is read.
-        required: fields that it must have.
-        idle: fields without effect on the answer, with their schemas.
-        unserved: fields that are refused by name unless they are empty.
-        dialect: whose names its fields have.
-        prefix: that stands before those names in errors.
-        requests: the requests of a body, one for each prompt, and of the values of fields that it
-            leaves out.
-        reply: the whole reply to a body by its answers; each part begins with given fields.
-        events: the same as events.
-        id_prefix: that the id of a reply begins with.
-        tokens: most tokens of an answer whose body does not say it.
-        tag: API that the address belongs to.
-        summary: what comes back, for the OpenAPI page.
-        about: the same at length.
-        aliases: other addresses for it.
-    """
-
-    name: str
-    fields: Mapping[str, Schema]
+    name: str  # on the OpenAPI page
+    fields: Mapping[str, Schema]  # one that is missing or null is None when it is read
     required: tuple[str, ...] = ()
-    idle: Mapping[str, Schema] | None = None
-    unserved: tuple[str, ...] = ()
-    dialect: str = "openai"
-    prefix: str = ""
+    idle: Mapping[str, Schema] | None = None  # fields without effect on the answer
+    unserved: tuple[str, ...] = ()  # fields that are refused by name unless they are empty
+    dialect: str = "openai"  # whose names its fields have
+    prefix: str = ""  # that stands before those names in errors
+    #: The requests of a body, one for each prompt, and of the values of fields that it leaves out.
     requests: Callable[[Body, Request], list[Request]] = _refuse_to_answer
+    #: The whole reply to a body by its answers; each part begins with given fields.
     reply: Callable[[Body, Body, Sequence[Answer]], dict[str, Any]] = _refuse_to_answer
-    events: Callable[[Body, Body, Pieces], Events] = _refuse_to_answer
-    id_prefix: str = ""
-    tokens: int = EVERYTHING
-    tag: str = ""
-    summary: str = ""
-    about: str = ""
-    aliases: tuple[str, ...] = ()
+    events: Callable[[Body, Body, Pieces], Events] = _refuse_to_answer  # the same as events
+    id_prefix: str = ""  # that the id of a reply begins with
+    tokens: int = EVERYTHING  # most tokens of an answer whose body does not say it
+    tag: str = ""  # API that the address belongs to
+    summary: str = ""  # what comes back, for the OpenAPI page
+    about: str = ""  # the same at length
+    aliases: tuple[str, ...] = ()  # other addresses for it
 
     def parse(self, raw: bytes) -> dict[str, Any]:
         """The fields of the body *raw*."""

@@ -142,7 +142,7 @@ def test_no_answer_changes_and_good_drafts_save_passes(checkpoint, temperature):
 def test_several_sequences_draft_together_within_the_bounds():
     model = load_model(predictable(), ops=select(threads=2))
     expected = [answer(model, prompt(40, seed=n), drafting=False).ids for n in range(3)]
-    scheduler = Scheduler(model, kv_budget_bytes=4 * Scheduler(model).cost(100))
+    scheduler = Scheduler(model, kv_budget_bytes=4 * Scheduler(model).caches.cost(100))
     scheduler._pace.observe = lambda *_, **__: None
     request = Request(max_tokens=60, lookup=0, temperature=0)
     sequences = [scheduler.submit(prompt(40, seed=n), request) for n in range(3)]

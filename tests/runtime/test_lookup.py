@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
+from bitnet.runtime.sampling import LONGEST_PAUSE, Sampler
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.sequence import LONGEST_PAUSE, Lookup
 
 REPEATING = [9, 4, 7, 7, 3, 9, 4, 7, 7, 3, 9, 4]
+
+
+def drafting(most):
+    """A sampler that drafts up to *most* tokens."""
+    return Sampler(Request(lookup=most))
 
 
 def tokens(model, ids, **params):
@@ -34,18 +39,18 @@ def tokens(model, ids, **params):
     ],
 )
 def test_a_draft_is_what_followed_the_longest_match(ids, draft):
-    assert Lookup(4).draft(ids, 4) == draft
+    assert drafting(4).draft(ids, 4) == draft
 
 
 def test_a_draft_keeps_to_the_room():
-    assert Lookup(4).draft(REPEATING, 2) == [7, 7]
-    assert Lookup(4).draft(REPEATING, 0) == []
-    assert Lookup(1).draft(REPEATING, 9) == [7]
+    assert drafting(4).draft(REPEATING, 2) == [7, 7]
+    assert drafting(4).draft(REPEATING, 0) == []
+    assert drafting(1).draft(REPEATING, 9) == [7]
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 15))
 def test_a_draft_continues_an_earlier_place_as_the_text_went_on(ids, limit):
-    draft = Lookup(limit).draft(ids, limit)
+    draft = drafting(limit).draft(ids, limit)
     if draft:
         whole = ids + draft
         # Every drafted token stands where it follows the same two tokens as before.
@@ -56,14 +61,14 @@ def test_a_draft_continues_an_earlier_place_as_the_text_went_on(ids, limit):
 
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=60))
 def test_a_text_given_bit_by_bit_is_known_as_one_given_at_once(ids):
-    growing = Lookup(4)
+    growing = drafting(4)
     for count in range(len(ids)):
         growing.draft(ids[:count], 4)
-    assert growing.draft(ids, 4) == Lookup(4).draft(ids, 4)
+    assert growing.draft(ids, 4) == drafting(4).draft(ids, 4)
 
 
 def test_drafts_grow_while_they_are_right():
-    lookup, lengths = Lookup(15), []
+    lookup, lengths = drafting(15), []
     for _ in range(4):
         lengths.append(len(lookup.draft(REPEATING, 15)))
         lookup.report(len(REPEATING), drafted=lengths[-1], accepted=lengths[-1])
@@ -71,7 +76,7 @@ def test_drafts_grow_while_they_are_right():
 
 
 def test_drafts_that_fail_get_short_and_then_rare():
-    lookup, ids, drafted = Lookup(15), list(REPEATING), []
+    lookup, ids, drafted = drafting(15), list(REPEATING), []
     for _ in range(400):
         draft = lookup.draft(ids, 15)
         drafted.append(len(draft))
@@ -84,7 +89,7 @@ def test_drafts_that_fail_get_short_and_then_rare():
 
 
 def test_drafts_come_back_once_one_is_right():
-    lookup = Lookup(8)
+    lookup = drafting(8)
     for _ in range(3):
         lookup.report(len(REPEATING) - 9, drafted=1, accepted=0)
     assert lookup.draft(REPEATING, 8) != []
@@ -93,7 +98,7 @@ def test_drafts_come_back_once_one_is_right():
 
 
 def test_drafts_that_lose_time_rest_until_it_is_a_small_share():
-    lookup, ids = Lookup(8), REPEATING * 100
+    lookup, ids = drafting(8), REPEATING * 100
     lookup.report(100, drafted=4, accepted=1, price=0.75)  # loses the credit of two passes
     assert lookup.draft(ids[:104], 8) != []
     lookup.report(100, drafted=4, accepted=1, price=0.75)  # and two more
@@ -102,7 +107,7 @@ def test_drafts_that_lose_time_rest_until_it_is_a_small_share():
 
 
 def test_drafts_that_gain_may_lose_some_of_it():
-    lookup, ids = Lookup(8), REPEATING * 100
+    lookup, ids = drafting(8), REPEATING * 100
     lookup.report(100, drafted=8, accepted=8, price=0.25)
     lookup.report(100, drafted=8, accepted=1, price=0.25)
     assert lookup.draft(ids[:104], 8) != []
@@ -113,7 +118,7 @@ def test_drafts_that_gain_may_lose_some_of_it():
 def test_no_text_at_any_price_of_a_draft_loses_three_percent(row_cost, kind):
     """Simulated: a pass takes 1 and *row_cost* for each drafted token."""
     draw = random.Random(1)
-    lookup, ids, spent, drafts = Lookup(15), [0, 1, 0, 1], 0.0, 0
+    lookup, ids, spent, drafts = drafting(15), [0, 1, 0, 1], 0.0, 0
     while len(ids) < 2500:
         draft = lookup.draft(ids, 15)
         if kind == "coins":

@@ -254,13 +254,13 @@ def test_a_late_prompt_does_not_wait_for_one_that_has_passed_it(model):
 @settings(max_examples=4)
 @given(room=st.integers(2, 40), seeds=st.lists(st.integers(0, 3), min_size=2, max_size=5))
 def test_memory_stays_within_its_budget(model, room, seeds):
-    shortest = Scheduler(model, context=CONTEXT).cost(1)
+    shortest = Scheduler(model, context=CONTEXT).caches.cost(1)
     scheduler = Scheduler(
         model, context=CONTEXT, max_batch=3, prefill_chunk=64, kv_budget_bytes=room * shortest
     )
     for seed in seeds:
         ids = prompt(100 + 90 * seed, seed=seed)
-        if scheduler.cost(len(ids) + 2) <= room * shortest:
+        if scheduler.caches.cost(len(ids) + 2) <= room * shortest:
             scheduler.submit(ids, params(2))
         else:
             with pytest.raises(InferenceError, match="the budget is"):
@@ -268,5 +268,5 @@ def test_memory_stays_within_its_budget(model, room, seeds):
     while scheduler.busy:
         scheduler.step()
         assert scheduler.kv_bytes <= room * shortest
-        caches = scheduler._caches._caches
+        caches = scheduler.caches._caches
         assert all(cache.size_bytes <= cache.reserved_bytes for cache in caches)
