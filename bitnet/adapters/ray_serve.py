@@ -239,8 +239,10 @@ def app(args: Mapping[str, str]) -> Any:
         raise UsageError("model is missing", hint="serve run bitnet.adapters.ray_serve:app model=M")
     options = dict(_NUMBERS)
     for name, text in args.items():
-        if name != "model":
-            options[name] = _number(name, text)
+        try:
+            options |= {name: int(text)} if name != "model" else {}
+        except ValueError:  # noqa: PERF203 - it names the option
+            raise UsageError(f"{name} is {text!r}, expected a number", field=name) from None
     options["threads"] = options["threads"] or options["cpus"]
     places = options["max_batch"] + options["queue"]
     replicas = serve.deployment(
@@ -261,15 +263,8 @@ def app(args: Mapping[str, str]) -> Any:
     )
 
 
-def _number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{name} is {text!r}, expected a number", field=name) from None
-
-
 async def _refuse(send: Send, status: int, message: str) -> None:
-    from bitnet.wire.openai_reply import error_reply
+    from bitnet.wire.openai import error_reply
 
     body = json.dumps(error_reply(message, status, "server_error")).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

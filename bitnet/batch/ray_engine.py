@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported
 from bitnet.base.invocation import extra_command
-from bitnet.batch.rows import BatchRow
-from bitnet.batch.run import answers
+from bitnet.batch.rows import BatchRow, answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

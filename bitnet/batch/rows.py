@@ -1,4 +1,4 @@
-"""Rows of a batch: of this package's own form, or lines of OpenAI's batch files.
+"""Rows of a batch and their answers: of this package's own form, or lines of OpenAI's batch files.
 
 Lines have ``custom_id``, ``method``, ``url`` and ``body``, as platform.openai.com/docs/guides/batch
 has them. A body has the fields that the worker takes for the same address, and its answer the form
@@ -14,30 +14,20 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import BitnetError, UsageError
 from bitnet.formats.model_files import model_name
+from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request, check_messages
 from bitnet.wire.fields import OBJECT, ROW, Form
-from bitnet.wire.openai import (
-    EMBEDDING,
-    completion_requests,
-    embedding_requests,
-    schema_of,
-)
-from bitnet.wire.openai_reply import (
-    embeddings_reply,
-    token_facts,
-    vector_precision,
-    vectors_of,
-)
+from bitnet.wire.openai import completion_requests, embedding_requests, schema_of, token_facts
 from bitnet.wire.routes import ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections import abc
 
-    from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import TokenLogprob
+    from bitnet.runtime.sequence import Sequence
 
 MAX_TEXTS = 2048  # of a row, as OpenAI has it
 #: A row of this package's own form: a request by the names of its fields.
@@ -101,16 +91,12 @@ class BatchRow:
         facts["json_schema"] = facts["json_schema"] if schema is None else schema
         return [Request.from_mapping(facts, default)]
 
-    def reply(self, answers: Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
+    def reply(self, answers: abc.Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
         """Fields for :meth:`output`: the ``body`` of a reply, or those of the answer."""
         if self.is_openais:
             path, name = self.facts["url"], model_name(model.path)
             form = URLS[path]
             body = form.read(self.facts["body"])
-            if path == EMBEDDINGS:
-                rows = vectors_of(body, answers, vector_precision(body, model.config.dim))
-                tokens = sum(answer.prompt_tokens for answer in answers)
-                return {"body": embeddings_reply(body, rows, name, tokens)}
             row_id, created = f"{form.id_prefix}{self.digest}", int(time.time())
             head = {"id": row_id, "created": created, "model": name}
             return {"body": form.reply(body, head, answers)}
@@ -128,7 +114,7 @@ class BatchRow:
             "tokens": answer.tokens,
         }
 
-    def output(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def output(self, facts: abc.Mapping[str, Any]) -> dict[str, Any]:
         """The line of the output with *facts*: what :meth:`reply` gave, or ``error``."""
         if not self.is_openais:
             return {"id": self.id, "row": self.digest, **facts}
@@ -142,14 +128,12 @@ class BatchRow:
 
     def _requests_of_body(self, default: Request, model: LanguageModel | None) -> list[Request]:
         facts = self.facts
-        path = facts.get("url")
-        if not isinstance(path, str) or path not in URLS:
-            known = ", ".join(URLS)
-            raise UsageError(f"url is {str(path)[:80]!r}, expected one of {known}",
-                             field="url")  # fmt: skip
-        if facts.get("method") != "POST":
-            raise UsageError(f"method is {str(facts.get('method'))[:80]!r}, expected 'POST'",
-                             field="method")  # fmt: skip
+        for name, known in (("url", [*URLS]), ("method", ["POST"])):
+            if (value := facts.get(name)) not in known:
+                expected = f"one of {', '.join(known)}" if len(known) > 1 else repr(known[0])
+                message = f"{name} is {str(value)[:80]!r}, expected {expected}"
+                raise UsageError(message, field=name)
+        path = facts["url"]
         if unknown := set(facts) - {"custom_id", "method", "url", "body"}:
             raise UsageError(f"{min(unknown)} is not a field of a line", field=min(unknown))
         if not isinstance(facts.get("body"), dict):
@@ -159,13 +143,16 @@ class BatchRow:
             body = form.read(facts["body"])
             if body.get("stream"):
                 raise UsageError("stream is not for a batch", field="stream")
-            requests = form.requests(body, default)
-            if model is not None and path == EMBEDDINGS:
-                vector_precision(body, model.config.dim)
+            requests = form.requests(body, default, model)
             for request in requests:
                 request.check()
         except UsageError as error:
-            raise _in_body(form.rename(error)) from error
+            its = form.rename(error)
+            if not its.field:
+                raise
+            begins = its.message.startswith(its.field)
+            said = f"body.{its.message}" if begins else f"body.{its.field}: {its.message}"
+            raise UsageError(said, hint=its.hint, field=f"body.{its.field}") from error
         choices = range(body.get("n") or 1)
         return [request.choice(number) for request in requests for number in choices]
 
@@ -175,23 +162,67 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
     return facts | ({"top": [_logprob(one) for one in token.top]} if token.top else {})
 
 
-def _in_body(error: UsageError) -> UsageError:
-    """*error* about a body, as one about its line."""
-    field, message = f"body.{error.field}", error.message
-    if not error.field:
-        return error
-    said = f"body.{message}" if message.startswith(error.field) else f"{field}: {message}"
-    return UsageError(said, hint=error.hint, field=field)
-
-
-EMBEDDINGS = "/v1/embeddings"
 #: The forms of the addresses that a line may name.
-URLS: dict[str, Form] = {
-    **{path: form for path, form in ROUTES.items() if form.tag == "OpenAI"},
-    EMBEDDINGS: replace(
-        EMBEDDING, requests=lambda body, _: embedding_requests(body, at_most=MAX_TEXTS)
-    ),
-}
-URLS["/v1/completions"] = replace(
-    URLS["/v1/completions"], requests=partial(completion_requests, at_most=MAX_TEXTS)
-)
+URLS: dict[str, Form] = {path: form for path, form in ROUTES.items() if form.tag == "OpenAI"}
+for _path, _requests in {
+    "/v1/completions": partial(completion_requests, at_most=MAX_TEXTS),
+    "/v1/embeddings": partial(embedding_requests, at_most=MAX_TEXTS),
+}.items():
+    URLS[_path] = replace(URLS[_path], requests=_requests)
+
+
+def answers(
+    rows: abc.Iterable[BatchRow], model: LanguageModel, *, max_tokens: int = 128, max_batch: int = 8
+) -> abc.Iterator[tuple[BatchRow, dict[str, Any]]]:
+    """Yield *rows* with their answers, as they are finished.
+
+    An error in a row becomes its answer, as ``error``; other rows are not affected. A row may say
+    otherwise about *max_tokens*; *max_batch* answers are generated at the same time.
+    """
+    scheduler = model.scheduler(max_batch=max_batch)
+    waiting, default = iter(rows), Request(max_tokens=max_tokens)
+    running: dict[Sequence, tuple[BatchRow, Answer, list[Answer]]] = {}
+    while True:
+        while len(running) < max_batch and (row := next(waiting, None)) is not None:
+            try:
+                if row.problem:
+                    raise UsageError(row.problem)
+                requests = row.requests(default, model)
+                sequences = [scheduler.prepare(*model.prepare(request)) for request in requests]
+            except BitnetError as error:
+                yield row, {"error": error.message}
+                continue
+            choices = [Answer(model.tokenizer, sequence) for sequence in sequences]
+            for answer in choices:
+                scheduler.queue(answer.sequence)
+                running[answer.sequence] = row, answer, choices
+        if not running:
+            return
+        for sequence, piece in scheduler.step():
+            if sequence not in running:
+                continue
+            row, answer, choices = running[sequence]
+            if not answer.take(piece).finish_reason:
+                continue
+            # A stop text may have ended it, and one that fails ends the whole row.
+            for choice in choices if answer.error else [answer]:
+                running.pop(choice.sequence, None)
+                scheduler.cancel(choice.sequence)
+            if answer.error or all(choice.finish_reason for choice in choices):
+                if problem := answer.error:
+                    yield row, {"error": getattr(problem, "message", str(problem))}
+                else:
+                    yield row, row.reply(choices, model)
+
+
+def in_order(
+    rows: abc.Iterable[BatchRow], answered: abc.Iterable[tuple[BatchRow, dict[str, Any]]]
+) -> abc.Iterator[tuple[BatchRow, dict[str, Any]]]:
+    """Results of *answered* in the order of *rows*; an answer waits for earlier ones."""
+    early: dict[str, tuple[BatchRow, dict[str, Any]]] = {}
+    finished = iter(answered)
+    for row in rows:
+        while row.id not in early:
+            one = next(finished)
+            early[one[0].id] = one
+        yield early.pop(row.id)

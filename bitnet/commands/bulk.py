@@ -101,7 +101,7 @@ def _check(target, options, model):
 
 def _answer(files, options, model, common):
     """Answer the rows that are left; gives back the keys of the model that were ignored."""
-    from bitnet.batch.run import answers, in_order
+    from bitnet.batch.rows import answers, in_order
 
     rows = list(files.remaining_rows())
     if not rows:

@@ -223,7 +223,10 @@ class Answer:
         deltas: list[CallDelta] = []
         if self._reader is not None:
             text, deltas = self._reader.read(text, final=final)
-            self._take_calls(deltas)
+        for delta in deltas:
+            if delta.id:
+                self.calls.append(ToolCall(delta.id, delta.name))
+            self.calls[delta.index].arguments += delta.arguments
         self.text += text
         self.reasoning += reasoning
         self.finish_reason = reason
@@ -234,12 +237,6 @@ class Answer:
             return ""
         text, self._held, self.stop_text = until_stop(self._held + text, self._stops, final=final)
         return text
-
-    def _take_calls(self, deltas: list[CallDelta]) -> None:
-        for delta in deltas:
-            if delta.id:
-                self.calls.append(ToolCall(delta.id, delta.name))
-            self.calls[delta.index].arguments += delta.arguments
 
     def _count(self, piece: Piece) -> None:
         """Add *piece* to the metrics."""

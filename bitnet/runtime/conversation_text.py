@@ -193,23 +193,18 @@ class ReasoningReader:
     def __init__(self, rules: ReasoningRules) -> None:
         """Reads one answer."""
         self._rules = rules
-        self._inside = rules.begun
+        self.is_inside = rules.begun  # what comes next is reasoning
         self._ended = False
         self._fresh = True  # nothing of the current part has been passed on
         self._held = ""
         self._between = ""  # before the next part of the reasoning
-
-    @property
-    def is_inside(self) -> bool:
-        """True if what comes next is reasoning."""
-        return self._inside
 
     def read(self, text: str, *, final: bool = False) -> tuple[str, str]:
         """Reasoning and text that are certain after the next part, *text*; all if it is *final*."""
         reasoning, content = self._read(text)
         if final:
             held, self._held = self._held, ""
-            if self._inside:
+            if self.is_inside:
                 reasoning += held.strip() if self._fresh else held.rstrip()
             else:
                 content += held
@@ -217,23 +212,23 @@ class ReasoningReader:
 
     def _read(self, text: str) -> tuple[str, str]:
         self._held += text
-        if not self._inside and not self._ended:
+        if not self.is_inside and not self._ended:
             begin = self._held.lstrip()
             if len(begin) < len(self._rules.opening) and self._rules.opening.startswith(begin):
                 return "", ""  # it may become the mark
-            self._inside = begin.startswith(self._rules.opening)
-            self._ended = not self._inside
-            if self._inside:
+            self.is_inside = begin.startswith(self._rules.opening)
+            self._ended = not self.is_inside
+            if self.is_inside:
                 self._held = begin[len(self._rules.opening) :]
             else:
                 self._fresh = False  # an answer without reasoning keeps its first spaces
         reasoning = content = ""
-        while self._inside or self._ended:
-            if self._inside:
+        while self.is_inside or self._ended:
+            if self.is_inside:
                 part = self._reasoning()
                 reasoning += part and self._between + part
                 self._between = "" if part else self._between
-            if self._inside:
+            if self.is_inside:
                 break
             content += self._take_text()
             if self._ended:
@@ -244,7 +239,7 @@ class ReasoningReader:
         closing = self._rules.closing
         before, mark, after = self._held.partition(closing)
         if mark:
-            self._inside, self._ended = False, True
+            self.is_inside, self._ended = False, True
             part, self._held = before.rstrip(), after
             part = part.lstrip() if self._fresh else part
             self._fresh = True
@@ -262,7 +257,7 @@ class ReasoningReader:
         if (opening := self._rules.opening) == _CHANNEL:  # it may come again
             text, mark, rest = text.partition(opening)
             if mark:
-                self._inside, self._ended, self._fresh = True, False, True
+                self.is_inside, self._ended, self._fresh = True, False, True
                 self._held, self._between = rest, "\n\n"
                 return text
             certain = len(text) - overlap(text, opening)

@@ -7,7 +7,6 @@ that of the sequence (``KVCache.drafter``).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.tokenizer import Tokenizer
 
+MOST_OF_BLOCK, MOST_OF_MODEL = 4, 8  # tokens of a draft
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
 TRIAL = 4  # passes of the slower way, to see whether it still is
 FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
@@ -39,6 +39,7 @@ class Foresight:
     cache: KVCache  # of the drafter
     most: int  # tokens of a draft
     length: int = 1  # tokens of the next draft, as far as the last ones were accepted
+    state: Array | None = None  # hidden state after the ids read so far, (1, dim)
     reads_hidden: ClassVar[bool] = False  # it reads the model's hidden states
 
     @property
@@ -50,6 +51,11 @@ class Foresight:
     def is_behind(self) -> bool:
         """True if it has more to read than the tokens of a pass."""
         return len(self.ids) - self.cache.length > self.most + 1
+
+    def unread(self, room: int) -> Segment | None:
+        """At most *room* ids that it has not read yet; ``None``: there are none."""
+        ids = self.ids[self.cache.length :][:room]
+        return Segment(ids, self.cache, "last") if ids else None
 
     def add(self, end: int, hidden: Array) -> None:
         """Take *hidden*, ``(T, dim)``, of the positions before *end*, if it reads them."""
@@ -64,7 +70,6 @@ class BlockForesight(Foresight):
     """The view of the model's own block."""
 
     position: int = 0  # ids up to this one have been read, or were skipped
-    state: Array | None = None  # hidden state it expects after the last id, (1, dim)
     _waiting: list[tuple[list[int], Array]] = field(default_factory=list)
     reads_hidden = True
 
@@ -95,7 +100,7 @@ class BlockForesight(Foresight):
         """False: it starts with what it sees, wherever that is."""
         return False
 
-    def segment(self) -> Segment | None:
+    def unread(self, room: int) -> Segment | None:  # noqa: ARG002 - it has read most of them
         """Tokens and states that it has not read yet; ``None``: there are none."""
         if not self._waiting:
             return None
@@ -105,26 +110,25 @@ class BlockForesight(Foresight):
         return Segment(tokens, self.cache, "last", hidden)
 
 
-class Drafter(ABC):
-    """A decoder that drafts tokens for sequences of a model."""
+class Drafter:
+    """Drafts tokens for sequences of a model: a smaller one, or the model's own block.
 
-    config: ModelConfig  # of its caches
+    The block (multi-token prediction) reads a token and the hidden state of the token before it, so
+    it drafts as soon as that token is known; behind its first draft it reads its own results.
+    """
 
-    def __init__(self, model: Model) -> None:
-        """A drafter whose logits the head of *model* computes."""
-        self._head = model.head
+    def __init__(self, model: Model, *, chunk: int, is_block: bool) -> None:
+        """Drafts by *model*, or its block; at most *chunk* tokens of prompts are read at once."""
+        config = model.config.drafter if is_block else replace(model.config, drafter=None)
+        assert config is not None, "the model has a block that drafts"
+        self.config: ModelConfig = config  # of its caches
+        self._model, self._chunk, self._is_block = model, chunk, is_block
 
-    @abstractmethod
     def foresight(self, ids: list[int], cache: KVCache) -> Foresight:
         """A view of the sequence of *ids*, whose own cache is *cache*."""
-
-    @abstractmethod
-    def read(self, views: list[Foresight]) -> dict[Foresight, Array]:
-        """Hidden states after the ids of *views*, ``(1, dim)``; of those that have read all."""
-
-    @abstractmethod
-    def go_on(self, tokens: dict[Foresight, int], states: dict[Foresight, Array]) -> list[Array]:
-        """Hidden states, ``(1, dim)``, after one more of the *tokens*, from the *states* before."""
+        if self._is_block:
+            return BlockForesight(ids, cache, MOST_OF_BLOCK)
+        return Foresight(ids, cache, MOST_OF_MODEL)
 
     def draft(self, wanted: dict[Foresight, int]) -> dict[Foresight, list[int]]:
         """Drafts of at most the *wanted* lengths: one pass for each place in them.
@@ -132,94 +136,41 @@ class Drafter(ABC):
         Each view is :attr:`Foresight.is_ready`; those that have more to read than fits a pass have
         no draft yet.
         """
-        states = self.read([*wanted])
+        room, segments = self._chunk, dict[Foresight, Segment]()
+        for its in wanted:
+            if segment := its.unread(max(room, 1)):
+                segments[its] = segment
+                room -= len(segment.tokens)
+        for its, state in zip(segments, self._run([*segments.values()]), strict=True):
+            is_last = self._is_block or its.cache.length == len(its.ids)
+            its.state = state if is_last else None
+        states = {its: its.state for its in wanted if its.state is not None}
         lengths = {its: its.cache.length for its in states}
         drafts: dict[Foresight, list[int]] = {its: [] for its in states}
         for its in states:
             its.cache.mark()
         while states:
-            logits = self._head.logits(np.concatenate([*states.values()]), [Needed()] * len(states))
+            hidden = np.concatenate([*states.values()])
+            logits = self._model.head.logits(hidden, [Needed()] * len(states))
             for its, of_state in zip(states, logits, strict=True):
                 drafts[its].append(_likeliest(of_state))
             states = {its: at for its, at in states.items() if len(drafts[its]) < wanted[its]}
-            tokens = {its: drafts[its][-1] for its in states}
-            states = dict(zip(states, self.go_on(tokens, states), strict=True)) if states else {}
+            ahead = [
+                Segment([drafts[its][-1]], its.cache, "last", state if self._is_block else None)
+                for its, state in states.items()
+            ]
+            states = dict(zip(states, self._run(ahead), strict=True))
         for its, length in lengths.items():
             its.cache.truncate(length)  # accepted drafts are read again with what follows them
         return drafts
 
-
-class BlockDrafter(Drafter):
-    """The model's own block (multi-token prediction).
-
-    The block reads a token and the hidden state of the token before it, so it drafts as soon as
-    that token is known; behind its first draft it reads its own results.
-    """
-
-    MOST = 4  # tokens of a draft
-
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        assert model.config.drafter is not None, "the model has a block that drafts"
-        self.config = model.config.drafter
-        self._model = model
-
-    def foresight(self, ids: list[int], cache: KVCache) -> Foresight:
-        """As :meth:`Drafter.foresight`."""
-        return BlockForesight(ids, cache, self.MOST)
-
-    def read(self, views: list[Foresight]) -> dict[Foresight, Array]:
-        """As :meth:`Drafter.read`."""
-        blocks = [its for its in views if isinstance(its, BlockForesight)]
-        segments = {its: segment for its in blocks if (segment := its.segment())}
-        if segments:
-            for its, state in zip(segments, self._model.foresee([*segments.values()]), strict=True):
-                its.state = state[None]
-        return {its: its.state for its in blocks if its.state is not None}
-
-    def go_on(self, tokens: dict[Foresight, int], states: dict[Foresight, Array]) -> list[Array]:
-        """As :meth:`Drafter.go_on`."""
-        ahead = [Segment([token], its.cache, "last", states[its]) for its, token in tokens.items()]
-        return [row[None] for row in self._model.foresee(ahead)]
-
-
-class ModelDrafter(Drafter):
-    """A smaller model with the same vocabulary."""
-
-    MOST = 8  # tokens of a draft
-
-    def __init__(self, model: Model, chunk: int) -> None:
-        """Drafts by *model*, which reads at most *chunk* tokens of prompts before a pass."""
-        super().__init__(model)
-        self.config = replace(model.config, drafter=None)
-        self._model, self._chunk = model, chunk
-
-    def foresight(self, ids: list[int], cache: KVCache) -> Foresight:
-        """As :meth:`Drafter.foresight`."""
-        return Foresight(ids, cache, self.MOST)
-
-    def read(self, views: list[Foresight]) -> dict[Foresight, Array]:
-        """As :meth:`Drafter.read`."""
-        room = self._chunk
-        segments = []
-        for its in views:
-            unread = its.ids[its.cache.length :][: max(room, 1)]
-            segments.append(Segment(unread, its.cache, "last"))
-            room -= len(unread)
-        states = zip(views, self._model.hidden(segments), strict=True)
-        return {its: state for its, state in states if its.cache.length == len(its.ids)}
-
-    def go_on(self, tokens: dict[Foresight, int], _states: dict[Foresight, Array]) -> list[Array]:
-        """As :meth:`Drafter.go_on`."""
-        ahead = [Segment([token], its.cache, "last") for its, token in tokens.items()]
-        return self._model.hidden(ahead)
-
-
-def drafter_of(model: Model, draft_model: Model | None, chunk: int) -> Drafter | None:
-    """The drafter of *model*: *draft_model*, which reads *chunk* tokens a pass, or its block."""
-    if draft_model:
-        return ModelDrafter(draft_model, chunk)
-    return BlockDrafter(model) if model.config.drafter else None
+    def _run(self, segments: list[Segment]) -> list[Array]:
+        """Hidden states after each of *segments*, ``(1, dim)``."""
+        if not segments:
+            return []
+        if self._is_block:
+            return [row[None] for row in self._model.foresee(segments)]
+        return self._model.hidden(segments)
 
 
 def check_draft_model(

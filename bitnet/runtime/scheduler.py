@@ -36,7 +36,7 @@ import numpy as np
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.locks import renew_in_child
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.runtime.drafts import Pace, drafter_of
+from bitnet.runtime.drafts import Drafter, Pace
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
@@ -102,7 +102,10 @@ class Scheduler:
         self._plain_s: dict[int, float] = {}  # of the last pass without drafts, by its sequences
         self._drafted_passes = 0  # since that
         self._draft_price = 0.0  # of recent passes with drafts
-        self._drafter = drafter_of(model, draft_model, prefill_chunk)
+        self._drafter: Drafter | None = None
+        if draft_model or model.config.drafter:
+            is_block = draft_model is None
+            self._drafter = Drafter(draft_model or model, chunk=prefill_chunk, is_block=is_block)
         config = replace(model.config, drafter=self._drafter.config if self._drafter else None)
         self._pace = Pace()
         self._kv_budget_bytes = kv_budget_bytes

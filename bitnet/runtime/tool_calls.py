@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _JSON = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = re.compile(r"[ \t\r\n,:]*")  # members of an object that is valid
 
 
 @dataclass
@@ -229,67 +230,46 @@ class CallReader:
 
 
 def _calls_in(text: str) -> list[tuple[str, str]] | None:
+    """Names and arguments of the calls in *text*, JSON; ``None`` if it has something else.
+
+    Arguments are as they are spelled: parsing and writing would change numbers.
+    """
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
     calls: list[tuple[str, str]] = []
-    listed = text[0] == "["
-    at = _SPACE.match(text, 1).end() if listed else 0  # type: ignore[union-attr]
-    while True:
-        members = _members(text, at)
-        if members is None:
+    at = int(isinstance(whole, list))
+    for call in whole if isinstance(whole, list) else [whole]:
+        if not isinstance(call, dict) or not isinstance(name := call.get("name", ""), str):
             return None
-        values, at = members
-        name = values.get("name", ("", ""))[0]
-        arguments = [values[key] for key in ("arguments", "parameters") if key in values]
-        value: Any = None
-        raw = ""
-        if arguments:
-            value, raw = arguments[0]
+        spelled, at = _spell_members(text, at)
+        key = next((key for key in ("arguments", "parameters") if key in call), "")
+        value, raw = call[key] if key else None, spelled.get(key, "{}")
         if isinstance(value, str) and _is_object(value):  # JSON in JSON
-            value, raw = {}, value
-        if value is None:
-            value, raw = {}, "{}"
-        if not isinstance(name, str) or not isinstance(value, dict):
+            raw = value
+        elif value is None:
+            raw = "{}"
+        elif not isinstance(value, dict):
             return None
         calls.append((name, raw))
-        if not listed:
-            return calls
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        if text[at : at + 1] != ",":
-            return calls if text[at : at + 1] == "]" else None
-        at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+    return calls
 
 
-def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int] | None:
-    """Members of the object at *at* with their source text, and its end; ``None``: not an object.
-
-    The source text is kept because parsing and writing would change numbers.
-    """
+def _spell_members(text: str, at: int) -> tuple[dict[str, str], int]:
+    """The members of the object behind *at* in valid JSON, as they are spelled, and its end."""
 
     def skip(at: int) -> int:
-        return _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        return _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
 
-    members: dict[str, tuple[Any, str]] = {}
-    try:
-        if text[at] != "{":
-            return None
-        at = skip(at + 1)
-        if text[at] == "}":
-            return members, at + 1
-        while True:
-            key, at = _JSON.raw_decode(text, at)
-            at = skip(at)
-            if not isinstance(key, str) or text[at] != ":":
-                return None
-            begin = skip(at + 1)
-            value, end = _JSON.raw_decode(text, begin)
-            members[key] = value, text[begin:end]
-            at = skip(end)
-            if text[at] == "}":
-                return members, at + 1
-            if text[at] != ",":
-                return None
-            at = skip(at + 1)
-    except (IndexError, ValueError, RecursionError):
-        return None
+    members = {}
+    at = skip(at) + 1
+    while text[at := skip(at)] != "}":
+        key, at = _JSON.raw_decode(text, at)
+        begin = skip(at)
+        _, at = _JSON.raw_decode(text, begin)
+        members[key] = text[begin:at]
+    return members, at + 1
 
 
 def _is_object(text: str) -> bool:

@@ -90,7 +90,14 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
     if choice == "required":
         named = tools
     else:
-        chosen = _function_name(choice)
+        function = choice.get("function") if isinstance(choice, Mapping) else None
+        chosen = function.get("name") if isinstance(function, Mapping) else None
+        is_name = isinstance(chosen, str) and len(choice) <= 2 and choice.get("type") == "function"
+        if not is_name:
+            raise UsageError(
+                "tool_choice is none of none, auto, required and the name of a function",
+                field="tool_choice",
+            )
         named = tuple(tool for tool in tools if tool["function"]["name"] == chosen)
         if not named and tools:
             raise UsageError(
@@ -100,19 +107,6 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
     if not tools:
         raise UsageError("tool_choice wants a call, and there are no tools", field="tool_choice")
     return Tools(tools, named, True, parallel)
-
-
-def _function_name(choice: Any) -> str:
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not isinstance(choice, Mapping) or len(choice) > 2:
-        choice = None
-    if choice is None or choice.get("type") != "function":
-        raise UsageError(
-            "tool_choice is none of none, auto, required and the name of a function",
-            field="tool_choice",
-        )
-    return str(name)
 
 
 def _check(tool: Any, where: str) -> None:

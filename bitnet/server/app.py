@@ -15,15 +15,15 @@ from starlette.middleware.cors import CORSMiddleware
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.server import pages
-from bitnet.server.dialects import anthropic, llama_server, ollama, openai, worker
-from bitnet.server.exchange import FORMS, answer, taking
+from bitnet.server.about import llama_server, ollama
+from bitnet.server.exchange import FORMS, answer, compute, taking
 from bitnet.server.guard import Guard
 from bitnet.server.refusals import Refused, from_error
 from bitnet.wire.ollama import timestamp
-from bitnet.wire.routes import ROUTES
+from bitnet.wire.routes import COMPUTED, ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
@@ -64,10 +64,11 @@ def create_app(
     )
     app.state.models, app.state.worker_id = models, options.worker_id
     app.openapi = partial(_describe, app)  # type: ignore[method-assign]
-    for routes in (openai, worker, pages, anthropic, llama_server, ollama):
-        app.include_router(routes.router)
-    for path, form in ROUTES.items():
-        _add_answering_route(app, path, form)
+    for router in (pages.router, llama_server, ollama):
+        app.include_router(router)
+    for handle, table in ((answer, ROUTES), (compute, COMPUTED)):
+        for path, form in table.items():
+            _add_routes(app, path, form, handle)
     _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
     app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate, tracing=tracing)
@@ -94,13 +95,16 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _add_answering_route(app: FastAPI, path: str, form: Form) -> None:
-    async def handle(request: Request) -> Response:
-        return await answer(request, form)
+def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any]) -> None:
+    """Have *handle* answer bodies of *form* at *path*, and at its other addresses."""
+
+    async def respond(request: Request) -> Response:
+        response: Response = await handle(request, form)
+        return response
 
     for each in (path, *form.aliases):
         app.add_api_route(
-            each, handle, methods=["POST"], tags=[form.tag], summary=form.summary,
+            each, respond, methods=["POST"], tags=[form.tag], summary=form.summary,
             description=form.about, openapi_extra=taking(form),
             include_in_schema=each == path,
         )  # fmt: skip
@@ -171,20 +175,15 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     """Return every error in OpenAI's form, without a traceback."""
 
-    @app.exception_handler(Refused)
-    async def answer_refusal(request: Request, error: Refused) -> JSONResponse:
-        headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
-        return JSONResponse(error.body(request.url.path), error.status, headers=headers)
+    async def refuse(request: Request, error: Exception) -> JSONResponse:
+        refusal = from_error(error)
+        headers = {"Retry-After": str(refusal.retry_after_s)} if refusal.retry_after_s else None
+        return JSONResponse(refusal.body(request.url.path), refusal.status, headers=headers)
 
-    @app.exception_handler(BitnetError)
-    async def answer_error(request: Request, error: BitnetError) -> JSONResponse:
-        return await answer_refusal(request, from_error(error))
+    for kind in (Refused, BitnetError, Exception):
+        app.add_exception_handler(kind, refuse)
 
     @app.exception_handler(HTTPException)
-    async def answer_router_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
         body = Refused(error.status_code, str(error.detail)).body(request.url.path)
         return JSONResponse(body, error.status_code, headers=error.headers)
-
-    @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(from_error(error).body(request.url.path), 500)

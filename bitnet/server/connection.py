@@ -14,8 +14,6 @@ PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)  # after a client's last byte; a single pr
 MAX_CONNECTIONS = 512  # most systems permit 1,024 open files per process
 MAX_OF_A_CLIENT = MAX_CONNECTIONS // 2  # so that none alone can shut out the others
 READER_PATIENCE_S = 60.0  # time a client may leave sent bytes unread
-
-
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
     b"Connection: close\r\n\r\n"

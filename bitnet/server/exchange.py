@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,8 +22,8 @@ from bitnet.runtime.request import EVERYTHING
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
 from bitnet.wire import ollama, responses
-from bitnet.wire.openai_reply import reply_head
-from bitnet.wire.routes import ROUTES, dialect_of
+from bitnet.wire.routes import COMPUTED, ROUTES, dialect_of
+from bitnet.wire.worker import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
     from bitnet.wire.fields import Form
 
     Body = dict[str, Any]
-    Requests = Callable[[], list[ModelRequest]]
 
 T = TypeVar("T")
 
-DEFAULT_TOKENS = 128
 #: Forms of the bodies that a route takes, by name.
-FORMS: dict[str, Form] = {form.name: form for form in ROUTES.values()}
+FORMS: dict[str, Form] = {form.name: form for form in (*ROUTES.values(), *COMPUTED.values())}
 
 
 def taking(form: Form) -> dict[str, Any]:
@@ -55,12 +54,6 @@ def taking(form: Form) -> dict[str, Any]:
 async def body_of(request: Request, form: Form) -> Body:
     """The fields of the body of *request*, read in a thread so that no stream waits for it."""
     return await asyncio.to_thread(form.parse, await request.body())
-
-
-def slot_of(request: Request, name: str | None) -> Slot:
-    """Slot of the model that a request for *name* means."""
-    models: Models = request.app.state.models
-    return models.find(name)
 
 
 async def open_slot(request: Request, name: str | None) -> Slot:
@@ -76,54 +69,65 @@ async def open_slot(request: Request, name: str | None) -> Slot:
     return slot
 
 
-async def receive(request: Request, form: Form) -> tuple[Body, Slot]:
-    """The body of *request*, of *form*, and the slot of its model, as :func:`open_slot`."""
-    body = await body_of(request, form)
-    return body, await open_slot(request, body["model"])
-
-
-def name_of(slot: Slot, body: Body) -> str:
-    """Name of the model or the adapter that answers *body*."""
-    return slot.adapter(body["model"]) or slot.name
-
-
-# --- sequences -----------------------------------------------------------------------------------
-
-
-def prepare(request: ModelRequest, slot: Slot) -> tuple[list[int], ModelRequest]:
-    """Prompt ids, and *request* prepared for the model."""
-    try:
-        return slot.model.prepare(request)
-    except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
-        raise Refused(400, error.message, param="messages") from error
-
-
-def prepare_sequences(
-    request: ModelRequest, slot: Slot, choices: int, limit: int
-) -> list[Sequence]:
-    """Sequences for the prompt or the messages of *request*, one for each choice.
-
-    Each choice has its own seed, and *limit* tokens at most. An answer without a length limit
-    reserves at most its share of the memory, so that others fit as well.
-    """
-    ids, ready = prepare(request, slot)
-    tokens = request.max_tokens
-    if tokens == EVERYTHING:
-        share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
-        tokens = min(max(1, slot.model.context - len(ids)), limit, share)
-    if tokens > limit:
-        raise Refused(
-            400, f"{tokens:,} tokens asked for, this worker writes at most {limit:,}",
-            param="max_tokens",
-        )  # fmt: skip
-    ready = replace(ready, max_tokens=tokens)
-    try:
-        return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]
-    except InferenceError as error:  # it would never fit the context or the memory
-        raise Refused(400, error.message, code="context_length_exceeded") from error
-
-
 # --- the reply -----------------------------------------------------------------------------------
+
+
+async def compute(request: Request, form: Form) -> JSONResponse:
+    """The response to *request*, whose body is of *form*, without an answer of the model."""
+    body = await body_of(request, form)
+    slot, models = await open_slot(request, body["model"]), request.app.state.models
+    with slot.place(), _as_clients_say(form):
+        return JSONResponse(await models.run_in_thread(partial(form.compute, body, slot.model)))
+
+
+async def answer(request: Request, form: Form) -> JSONResponse | StreamingResponse:
+    """The response to *request*, whose body is of *form*: whole, or as events if that wants them.
+
+    A failure before anything has been sent is raised.
+    """
+    body, models, path = await body_of(request, form), request.app.state.models, request.url.path
+    idle_s = ollama.seconds_of(body.get("keep_alive"))
+    is_empty = form.loads and not body[form.loads]
+    if is_empty and idle_s == 0:  # Ollama's way to unload a model
+        models.keep(models.find(body["model"]), 0)
+        return JSONResponse(ollama.empty_reply(body, "unload"))
+    slot = await open_slot(request, body["model"])
+    models.keep(slot, idle_s)
+    if is_empty:  # and to load one
+        return JSONResponse(ollama.empty_reply(body, "load"))
+    state = request.scope["state"]
+    facts = {
+        "id": f"{form.id_prefix}{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": slot.adapter(body["model"]) or slot.name,
+        "request_id": state["request_id"],
+        "worker_id": request.app.state.worker_id,
+    }
+    head = {name: facts[name] for name in form.head}
+    is_lines, streams = dialect_of(path) is ollama, body.get("stream")
+    if form.events is None or streams is False or (streams is None and not is_lines):
+        return JSONResponse(form.reply(body, head, await _collect(request, slot, form, body)))
+    pieces = generate(request, slot, form, body)
+    state["ends"].push_async_callback(pieces.aclose)  # also if nothing of it is sent
+    # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
+    first = await unless_gone(request, anext(pieces))
+    if request.scope["http_version"] == "1.1":  # events come as chunks
+        state["sends_events"] = True
+    return StreamingResponse(
+        _event_texts(path, form.events(body, head, _with_first(first, pieces))),
+        media_type="application/x-ndjson" if is_lines else "text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _collect(request: Request, slot: Slot, form: Form, body: Body) -> list[Answer]:
+    """The whole answers to *body*."""
+
+    async def take_all() -> list[Answer]:
+        answers = {index: each async for index, _, each in generate(request, slot, form, body)}
+        return [answers[index] for index in sorted(answers)]
+
+    return await unless_gone(request, take_all())
 
 
 def event_text(path: str, facts: Any) -> str:
@@ -144,70 +148,16 @@ def last_event(path: str, refusal: Refused, sent: int) -> str:
     return event_text(path, facts)
 
 
-async def compute(request: Request, slot: Slot, form: Form, make: Callable[[], T]) -> T:
-    """Result of *make*, called in a thread, for which a place in the queue is taken."""
-    models: Models = request.app.state.models
-    with slot.place(), _rename_fields(form):
-        return await models.run_in_thread(make)
-
-
-async def answer(request: Request, form: Form) -> JSONResponse | StreamingResponse:
-    """The response to *request*, whose body is of *form*, as its address makes it."""
-    body, slot = await receive(request, form)
-    models: Models = request.app.state.models
-    is_open, limit = form.tokens == EVERYTHING, models.max_output_tokens
-    default = ModelRequest(max_tokens=EVERYTHING if is_open else min(form.tokens, limit))
-    head = reply_head(form.id_prefix, name_of(slot, body))
-    return await respond(request, slot, form, body, partial(form.requests, body, default), head)
-
-
-async def respond(
-    request: Request, slot: Slot, form: Form, body: Body, make: Requests, head: Body
-) -> JSONResponse | StreamingResponse:
-    """The response to the requests that *make* returns, whole or as events if *body* wants them.
-
-    Each part begins with *head*. A failure before anything has been sent is raised.
-    """
-    path = request.url.path
-    is_lines, streams = dialect_of(path) is ollama, body["stream"]
-    if streams is False or (streams is None and not is_lines):  # Ollama's default
-        return JSONResponse(form.reply(body, head, await collect(request, slot, form, body, make)))
-    pieces, state = generate(request, slot, form, body, make), request.scope["state"]
-    state["ends"].push_async_callback(pieces.aclose)  # also if nothing of it is sent
-    # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
-    first = await unless_gone(request, anext(pieces))
-    if request.scope["http_version"] == "1.1":  # events come as chunks
-        state["sends_events"] = True
-    return StreamingResponse(
-        _event_texts(path, form.events(body, head, _with_first(first, pieces))),
-        media_type="application/x-ndjson" if is_lines else "text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
-
-
-async def collect(
-    request: Request, slot: Slot, form: Form, body: Body, make: Requests
-) -> list[Answer]:
-    """The whole answers to the requests that *make* returns in a thread."""
-
-    async def take_all() -> list[Answer]:
-        pieces = generate(request, slot, form, body, make)
-        answers = {index: each async for index, _, each in pieces}
-        return [answers[index] for index in sorted(answers)]
-
-    return await unless_gone(request, take_all())
-
-
 async def generate(
-    request: Request, slot: Slot, form: Form, body: Body, make: Requests
+    request: Request, slot: Slot, form: Form, body: Body
 ) -> AsyncGenerator[tuple[int, Piece, Answer]]:
-    """Pieces of the answers to the requests that *make* returns in a thread, as they come.
+    """Pieces of the answers to *body*, as they come.
 
     Each comes with the number of its answer and with the answer itself, which may be further.
     """
     began_at, state = time.perf_counter(), request.scope["state"]
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-    answers = await _submit(request, slot, form, body, make, pieces)
+    answers = await _submit(request, slot, form, body, pieces)
     left, count = len(answers), len(answers)
     narrate = partial(slot.narrate, request_id=state["request_id"])
     narrate(
@@ -231,7 +181,8 @@ async def generate(
     finally:
         slot.cancel(answers)
         if span := state.get("span"):
-            span.record(answers, name_of(slot, body), body, began_at, failure)
+            name = slot.adapter(body["model"]) or slot.name
+            span.record(answers, name, body, began_at, failure)
 
 
 async def _submit(
@@ -239,10 +190,9 @@ async def _submit(
     slot: Slot,
     form: Form,
     body: Body,
-    make: Requests,
     pieces: asyncio.Queue[tuple[int, Piece]],
 ) -> list[Answer]:
-    """Submit the answers to the requests that *make* returns, all or none; *pieces* gets theirs."""
+    """Submit the answers to *body*, all or none; *pieces* gets theirs."""
     models: Models = request.app.state.models
     choices, lora = body.get("n") or 1, slot.adapter(body["model"])
     loop, limit = asyncio.get_running_loop(), models.max_output_tokens
@@ -251,7 +201,10 @@ async def _submit(
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(pieces.put_nowait, (index, piece))
 
-    with _rename_fields(form):
+    is_open = form.tokens == EVERYTHING
+    default = ModelRequest(max_tokens=EVERYTHING if is_open else min(form.tokens, limit))
+    make = partial(form.requests, body, default, slot.model)
+    with _as_clients_say(form):
         asked = [replace(its, lora=lora) for its in await models.run_in_thread(make)]
 
         def prepare_answers() -> list[Answer]:
@@ -285,12 +238,39 @@ async def _event_texts(path: str, events: AsyncIterator[Any]) -> AsyncIterator[s
 
 
 @contextmanager
-def _rename_fields(form: Form) -> Iterator[None]:
+def _as_clients_say(form: Form) -> Iterator[None]:
     """Errors about a field name it as clients of *form* do."""
     try:
         yield
     except UsageError as error:
         raise form.rename(error) from error
+    except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
+        raise Refused(400, error.message, param="messages") from error
+
+
+def prepare_sequences(
+    request: ModelRequest, slot: Slot, choices: int, limit: int
+) -> list[Sequence]:
+    """Sequences for the prompt or the messages of *request*, one for each choice.
+
+    Each choice has its own seed, and *limit* tokens at most. An answer without a length limit
+    reserves at most its share of the memory, so that others fit as well.
+    """
+    ids, ready = slot.model.prepare(request)
+    tokens = request.max_tokens
+    if tokens == EVERYTHING:
+        share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
+        tokens = min(max(1, slot.model.context - len(ids)), limit, share)
+    if tokens > limit:
+        raise Refused(
+            400, f"{tokens:,} tokens asked for, this worker writes at most {limit:,}",
+            param="max_tokens",
+        )  # fmt: skip
+    ready = replace(ready, max_tokens=tokens)
+    try:
+        return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]
+    except InferenceError as error:  # it would never fit the context or the memory
+        raise Refused(400, error.message, code="context_length_exceeded") from error
 
 
 def _narrate_end(narrate: Callable[..., None], answers: list[Answer]) -> None:

@@ -36,6 +36,7 @@ MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
 _OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
 _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)  # a client's id that is kept
+_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 _JSON = re.compile(rb"application/([\w.+-]+\+)?json(\s*;.*)?", re.ASCII | re.IGNORECASE)
 
 
@@ -70,7 +71,9 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        is_id = _REQUEST_ID.fullmatch(given)
+        request_id = given.decode() if is_id else f"req-{secrets.token_hex(8)}"
         ends = AsyncExitStack()  # callbacks for when the request has ended, last first
         scope.setdefault("state", {}).update(request_id=request_id, ends=ends)
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
@@ -84,7 +87,8 @@ class Guard:
             nonlocal status
             if event["type"] == "http.response.start":
                 status = event["status"]
-                event["headers"] = [*event.get("headers", ()), *_headers(request_id)]
+                named = (b"x-request-id", request_id.encode())
+                event["headers"] = [*event.get("headers", ()), named, *_HEADERS]
             await send(event)
 
         try:
@@ -143,20 +147,21 @@ class Guard:
         if int(length) > self._options.max_body:
             raise self._too_large()
         host = headers.get(b"host", b"localhost").decode("latin-1")
-        if self._local_only and not is_loopback(_without_port(host)):
+        bare = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        if self._local_only and not is_loopback(bare):
             raise Refused(403, f"this worker serves this machine only, not the host {host[:80]!r}")
-        if self._key and not _is_open(scope["path"]) and scope["method"] != "OPTIONS":
+        path = scope["path"]
+        is_open = path in _OPEN_PATHS or path.startswith(OPEN_PREFIX)
+        if self._key and not is_open and scope["method"] != "OPTIONS":
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if b"x-api-key" in headers:  # Anthropic's clients
                 scheme, given = b"bearer", headers[b"x-api-key"]
             right = hmac.compare_digest(given.strip(), self._key)  # constant time
             if scheme.lower() != b"bearer" or not right:
                 raise Refused(
-                    401,
-                    "send the worker's key: Authorization: Bearer KEY",
-                    kind="authentication_error",
-                    code="invalid_api_key",
-                )
+                    401, "send the worker's key: Authorization: Bearer KEY",
+                    kind="authentication_error", code="invalid_api_key",
+                )  # fmt: skip
 
     def _check_browser(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuse requests from pages of other origins, before the framework sees them.
@@ -220,30 +225,6 @@ class Guard:
         return Refused(
             413, f"a request may have {self._options.max_body:,} bytes", code="too_large"
         )
-
-
-def _is_open(path: str) -> bool:
-    return path in _OPEN_PATHS or path.startswith(OPEN_PREFIX)
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's id of the request, or a new one."""
-    given = dict(scope["headers"]).get(b"x-request-id", b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
-
-
-def _headers(request_id: str) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"x-request-id", request_id.encode()),
-        (b"x-content-type-options", b"nosniff"),
-        (b"referrer-policy", b"no-referrer"),
-    ]
 
 
 async def _refuse(refusal: Refused, path: str, send: Send) -> None:

@@ -35,8 +35,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MOST_NAMES = 20  # in an error
-
-
 PREPARING = 2  # threads that turn requests into sequences
 COMPILING = 2  # threads for requests whose grammar must be compiled, which may take seconds
 COMPILE_S = 10.0  # time limit for compiling a grammar
@@ -247,20 +245,17 @@ class Models:
                 slot.loading = self._begin(self._load(slot))
             await asyncio.wait_for(asyncio.shield(slot.loading), deadline - time.monotonic())
         except asyncio.TimeoutError:
-            if slot.state == "waiting":
-                raise self._no_room(slot) from None
-            raise too_late(self.deadline_s) from None
+            if slot.state != "waiting":
+                raise too_late(self.deadline_s) from None
+            busy = [each.name for each in self.slots.values() if each.loaded and each.users]
+            raise Refused(
+                503, f"there is no memory for the model {slot.name!r} while others are in use: "
+                f"{', '.join(busy[:MOST_NAMES])}",
+                kind="server_error", code="no_memory", retry_after_s=5,
+            ) from None  # fmt: skip
         finally:
             slot.queued -= 1
             self._freed.set()
-
-    def _no_room(self, slot: Slot) -> Refused:
-        busy = [each.name for each in self.slots.values() if each.loaded and each.users]
-        return Refused(
-            503, f"there is no memory for the model {slot.name!r} while others are in use: "
-            f"{', '.join(busy[:MOST_NAMES])}",
-            kind="server_error", code="no_memory", retry_after_s=5,
-        )  # fmt: skip
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run *work* and wake up the requests that wait for it."""

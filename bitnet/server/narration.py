@@ -37,39 +37,27 @@ MOST_LINES = 20  # lines per action in a span
 _SENTENCES = ("plain", "open")  # actions for readers of a console alone
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls that JSON does not escape
 
-WORKER = "llm-worker-rbee"
-LOADER = "model-loader"
-SERVER = "http-server"
-
 #: All actions, with their actors.
 ACTIONS: dict[str, str] = {
-    "startup": WORKER,
-    "device_init": "device-manager",
-    "gguf_metadata_loaded": LOADER,
-    "gguf_vocab_size_derived": LOADER,
-    "gguf_tokenizer_extract_start": "tokenizer-loader",
-    "gguf_tokenizer_metadata_extracted": "tokenizer-loader",
-    "gguf_tokenizer_extracted": "tokenizer-loader",
-    "gguf_load_complete": LOADER,
-    "model_load_success": WORKER,
-    "model_load_failed": WORKER,
-    "models_found": WORKER,
-    "model_unloaded": WORKER,
-    "test_mode": WORKER,
-    "callback_sent": WORKER,
-    "callback_failed": WORKER,
-    "server_start": SERVER,
-    "inference_start": SERVER,
-    "inference_complete": SERVER,
-    "inference_cancelled": SERVER,
-    "inference_failed": SERVER,
-    "request_refused": SERVER,
-    "http_request": SERVER,
-    "worker_failed": WORKER,
-    "draining": SERVER,
-    "server_stop": SERVER,
-    "plain": SERVER,
-    "open": SERVER,
+    action: actor
+    for actor, actions in {
+        "llm-worker-rbee": (
+            *("startup", "model_load_success", "model_load_failed", "models_found"),
+            *("model_unloaded", "test_mode", "callback_sent", "callback_failed", "worker_failed"),
+        ),
+        "device-manager": ("device_init",),
+        "model-loader": ("gguf_metadata_loaded", "gguf_vocab_size_derived", "gguf_load_complete"),
+        "tokenizer-loader": (
+            *("gguf_tokenizer_extract_start", "gguf_tokenizer_metadata_extracted"),
+            "gguf_tokenizer_extracted",
+        ),
+        "http-server": (
+            *("server_start", "inference_start", "inference_complete", "inference_cancelled"),
+            *("inference_failed", "request_refused", "http_request", "draining", "server_stop"),
+            *_SENTENCES,
+        ),
+    }.items()
+    for action in actions
 }
 
 

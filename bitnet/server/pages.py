@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib.resources import files
 
 from fastapi import APIRouter, Request
@@ -24,19 +23,13 @@ POLICY = (
 )
 
 
-@dataclass(frozen=True)
-class _File:
-    body: bytes
-    media_type: str
-    etag: str
-
-
-def _files() -> dict[str, _File]:
+def _files() -> dict[str, tuple[bytes, str, str]]:
+    """Each file of the pages by its name: its bytes, their type and their ETag."""
     pages = {}
     for file in (files("bitnet.server") / "page").iterdir():
         if media_type := TYPES.get("." + file.name.rpartition(".")[2]):
             body = file.read_bytes()
-            pages[file.name] = _File(body, media_type, f'"{hashlib.sha256(body).hexdigest()}"')
+            pages[file.name] = body, media_type, f'"{hashlib.sha256(body).hexdigest()}"'
     return pages
 
 
@@ -48,32 +41,28 @@ router = APIRouter(include_in_schema=False)
 @router.get("/")
 async def chat_page(request: Request) -> Response:
     """The chat page."""
-    return _reply(request, _FILES["chat.html"])
+    return await page_file("chat.html", request)
 
 
 @router.get("/docs")
 async def docs_page(request: Request) -> Response:
     """The page that lists the routes."""
-    return _reply(request, _FILES["docs.html"])
+    return await page_file("docs.html", request)
 
 
 @router.get(OPEN_PREFIX + "{name}")
 async def page_file(name: str, request: Request) -> Response:
-    """A script or a style of the pages."""
+    """A file, or 304 if the browser has it; it revalidates each time, so parts always match."""
     if name not in _FILES:
         raise HTTPException(404)
-    return _reply(request, _FILES[name])
-
-
-def _reply(request: Request, file: _File) -> Response:
-    """*file*, or 304 if the browser has it; it revalidates each time, so parts always match."""
+    body, media_type, etag = _FILES[name]
     headers = {
         "Cache-Control": "no-cache",
         "Content-Security-Policy": POLICY,
         "Cross-Origin-Opener-Policy": "same-origin",
-        "ETag": file.etag,
+        "ETag": etag,
     }
     known = request.headers.get("if-none-match", "")
-    if file.etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
+    if etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
         return Response(status_code=304, headers=headers)
-    return Response(file.body, media_type=file.media_type, headers=headers)
+    return Response(body, media_type=media_type, headers=headers)

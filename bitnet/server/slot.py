@@ -22,7 +22,6 @@ from bitnet.server.metrics import count_answer
 from bitnet.server.refusals import Refused, from_error, stopping
 
 if TYPE_CHECKING:
-    from collections import abc
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -190,8 +189,15 @@ class Slot:
 
     @contextmanager
     def place(self, count: int = 1) -> Iterator[list[int]]:
-        """Reserve places in the queue; those left in the list are returned at the end."""
-        self._check_process()
+        """Reserve places in the queue; those left in the list are returned at the end.
+
+        A forked child has no thread for it.
+        """
+        if os.getpid() != self._process:
+            raise Refused(
+                503, "this process was forked from the worker's, whose thread stayed there: "
+                "start the worker in each process", kind="server_error",
+            )  # fmt: skip
         with self._changed:
             self._take_places(count)
         reservation = [count]
@@ -242,16 +248,6 @@ class Slot:
         self._model = None
         del self._scheduler, self._new_scheduler
         self.state = "unloaded"
-
-    def _check_process(self) -> None:
-        """Refuse work in a forked child, which has no thread for it."""
-        if os.getpid() != self._process:
-            raise Refused(
-                503,
-                "this process was forked from the worker's, whose thread stayed there: "
-                "start the worker in each process",
-                kind="server_error",
-            )
 
     def _take_places(self, count: int) -> None:
         if self.draining or self.failure is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet import __version__
 from bitnet.base import settings
 from bitnet.base.invocation import extra_command
-from bitnet.wire.openai_reply import chat_finish
+from bitnet.wire.openai import chat_finish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,11 +83,9 @@ class Tracing:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        kind = self._trace.SpanKind.SERVER
         span = self._tracer.start_span(
-            scope["method"],
-            context=self._extract(headers),
-            kind=self._trace.SpanKind.SERVER,
-            attributes=attributes,
+            scope["method"], self._extract(headers), kind, attributes=attributes
         )
         return RequestSpan(self._tracer, self._trace, span)
 
@@ -97,10 +95,7 @@ class RequestSpan:
 
     def __init__(self, tracer: Any, trace: Any, span: Any) -> None:
         """Made by :meth:`Tracing.begin`."""
-        self._tracer = tracer
-        self._trace = trace
-        self._span = span
-        self._is_named = False
+        self._tracer, self._trace, self._span, self._is_named = tracer, trace, span, False
         # Clocks of answers count from some moment of their own.
         self._epoch_ns = time.time_ns() - int(time.perf_counter() * NANO)
 
@@ -118,9 +113,9 @@ class RequestSpan:
         """
         if not self._span.is_recording():
             return
-        facts = _facts(answers, model, body)
-        self._span.set_attributes(facts)
-        self._span.update_name(f"{facts['gen_ai.operation.name']} {facts['gen_ai.request.model']}")
+        named = _facts(answers, model, body)
+        self._span.set_attributes(named)
+        self._span.update_name(f"{named['gen_ai.operation.name']} {named['gen_ai.request.model']}")
         self._is_named = True
         if error:
             self._record_error(error)
@@ -136,12 +131,8 @@ class RequestSpan:
             if answer.tokens:
                 steps.append(("decode", first, first + answer.decode_s))
             for name, start_s, end_s in steps:
-                span = self._tracer.start_span(
-                    name,
-                    context=parent,
-                    start_time=self._at(start_s),
-                    attributes={"bitnet.choice": index},
-                )
+                begun, facts = self._at(start_s), {"bitnet.choice": index}
+                span = self._tracer.start_span(name, parent, start_time=begun, attributes=facts)
                 span.end(self._at(max(start_s, end_s)))
 
     def end(self, route: str, method: str, status: int) -> None:

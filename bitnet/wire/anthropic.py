@@ -59,26 +59,9 @@ _IDLE = {
     "cache_control": OBJECT, "metadata": OBJECT, "service_tier": TEXT, "inference_geo": TEXT,
     "speed": TEXT, "user_profile_id": TEXT,
 }  # fmt: skip
-COUNT = Form(
-    "CountRequest", _FIELDS, required=("messages",), idle=_IDLE, unserved=_UNSERVED,
-    dialect="anthropic",
-)  # fmt: skip
-MESSAGE = Form(
-    "MessagesRequest",
-    {
-        **_FIELDS,
-        **schemas_by_name("anthropic", "max_tokens", "temperature", "top_k", "top_p"),
-        "stop_sequences": STOPS,
-        "stream": FLAG,
-    },
-    required=("messages", "max_tokens"),
-    idle=_IDLE,
-    unserved=_UNSERVED,
-    dialect="anthropic",
-)
 
 
-def message_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
+def message_requests(body: Body, default: Request | None = None, _: object = None) -> list[Request]:
     """The request of *body*, as :data:`MESSAGE` or :data:`COUNT` reads it.
 
     *default* has what it leaves out.
@@ -269,3 +252,31 @@ def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:
     """The body of a reply with an error *status*."""
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+COUNT = Form(
+    "CountRequest", _FIELDS, required=("messages",), idle=_IDLE, unserved=_UNSERVED,
+    dialect="anthropic", tag="Anthropic", summary="The tokens of a conversation",
+    about="Number of tokens in the prompt of the same request to ``/v1/messages``.",
+    compute=lambda body, model: {"input_tokens": len(model.prepare(*message_requests(body))[0])},
+)  # fmt: skip
+MESSAGE = Form(
+    "MessagesRequest",
+    {
+        **_FIELDS,
+        **schemas_by_name("anthropic", "max_tokens", "temperature", "top_k", "top_p"),
+        "stop_sequences": STOPS,
+        "stream": FLAG,
+    },
+    required=("messages", "max_tokens"),
+    idle=_IDLE,
+    unserved=_UNSERVED,
+    dialect="anthropic",
+    tag="Anthropic",
+    summary="The next message of a conversation, as Anthropic has it",
+    about="Answer in the model's own chat template; ``stream`` sends Anthropic's events.",
+    id_prefix="msg_",
+    requests=message_requests,
+    reply=message_reply,
+    events=message_events,
+)

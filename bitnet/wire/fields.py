@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import Piece
 
     #: Pieces of the answers to one body, each with the number of its answer, and that answer.
@@ -175,7 +176,7 @@ ROW: dict[str, Schema] = {
 
 
 def _refuse_to_answer(*_: Any) -> Any:
-    """Of a form whose address does not generate answers."""
+    """Of a form whose address does not answer so."""
     raise AssertionError
 
 
@@ -190,11 +191,14 @@ class Form:
     unserved: tuple[str, ...] = ()  # fields that are refused by name unless they are empty
     dialect: str = "openai"  # whose names its fields have
     prefix: str = ""  # that stands before those names in errors
-    #: The requests of a body, one for each prompt, and of the values of fields that it leaves out.
-    requests: Callable[[Body, Request], list[Request]] = _refuse_to_answer
-    #: The whole reply to a body by its answers; each part begins with given fields.
-    reply: Callable[[Body, Body, Sequence[Answer]], dict[str, Any]] = _refuse_to_answer
-    events: Callable[[Body, Body, Pieces], Events] = _refuse_to_answer  # the same as events
+    #: The requests of a body to a model, one for each prompt; a default has what it leaves out.
+    requests: Callable[[Body, Request, LanguageModel | None], list[Request]] = _refuse_to_answer
+    #: The whole reply to a body by its answers, each part of which begins with given fields.
+    reply: Callable[[Body, Body, Sequence[Answer]], Any] = _refuse_to_answer
+    events: Callable[[Body, Body, Pieces], Events] | None = None  # the same as events
+    compute: Callable[[Body, LanguageModel], Any] = _refuse_to_answer  # a reply without answers
+    loads: str = ""  # field without which the model is only loaded, or unloaded
+    head: tuple[str, ...] = ("id", "created", "model")  # fields with which a reply begins
     id_prefix: str = ""  # that the id of a reply begins with
     tokens: int = EVERYTHING  # most tokens of an answer whose body does not say it
     tag: str = ""  # API that the address belongs to

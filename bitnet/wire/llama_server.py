@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
+from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import MAX_BIASES, Request
 from bitnet.wire.fields import (
     DIALECTS,
@@ -26,15 +27,16 @@ from bitnet.wire.fields import (
     optional,
     random,
     schemas_by_name,
+    without_nulls,
 )
-from bitnet.wire.openai_reply import token_facts, with_top
+from bitnet.wire.openai import texts_of, to_embed, token_facts, vectors_of, with_top
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import TokenLogprob
-    from bitnet.tokenizer import Tokenizer
     from bitnet.wire.fields import Body, Events, Pieces
 
 #: Addresses whose errors have this form.
@@ -55,37 +57,29 @@ _GAPS = (
 _REPOSITORY = ("<|repo_name|>", "<reponame>", "<repo_name>")
 _FILE = ("<|file_sep|>", "<file_sep>")
 _PAIR = {"type": "array", "items": optional(NUMBER, FLAG)}
-COMPLETION = Form(
-    "LlamaCompletion",
-    {
-        **schemas_by_name(_DIALECT, without=("messages", "tools", "tool_choice")),
-        "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
-        "model": TEXT,
-        "n_predict": WHOLE | {"description": "-1: as many as there is room for"},
-        "logit_bias": optional(
-            {"type": "object", "additionalProperties": NUMBER},
-            {"type": "array", "items": _PAIR, "maxItems": MAX_BIASES},
-            about="ids and what is added to them; false forbids one",
-        ),
-        "n_probs": {"type": "integer", "minimum": 0, "maximum": 20},
-        "stream": FLAG,
-        "return_tokens": FLAG,
-    },
-    required=("prompt",),
-    idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
-    dialect=_DIALECT,
-)
-EMBED = Form(
-    "LlamaEmbedding", {"content": optional(TEXT, TEXTS), "model": TEXT}, required=("content",)
-)
-TEMPLATE = Form(
-    "TemplateRequest",
-    {"messages": MESSAGES, "model": TEXT, "tools": OBJECTS},
-    required=("messages",),
-)
 
 
-def completion_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
+def embedding_requests(body: Body, *_: object) -> list[Request]:
+    """The requests of *body*, as :data:`EMBED` reads it: one for each text."""
+    return [to_embed(text) for text in texts_of(body["content"], "content")]
+
+
+def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """The reply of ``/embedding``."""
+    rows = vectors_of(body, answers)
+    return [{"index": index, "embedding": [row.tolist()]} for index, row in enumerate(rows)]
+
+
+def prompt_of(body: Body, model: LanguageModel) -> dict[str, str]:
+    """The reply of ``/apply-template``: the prompt of a chat, which is not answered."""
+    asked = Request(messages=without_nulls(body["messages"]), tools=body["tools"])
+    asked.check()
+    return {"prompt": conversation_text(model.tokenizer, asked)[0]}
+
+
+def completion_requests(
+    body: Body, default: Request | None = None, _: object = None
+) -> list[Request]:
     """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out."""
     at = DIALECTS.index(_DIALECT)
     given = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
@@ -95,12 +89,14 @@ def completion_requests(body: Mapping[str, Any], default: Request | None = None)
     return [replace(request, logprobs=body["n_probs"] or None)]
 
 
-def infill_requests(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[Request]:
-    """The request of *body*, as :data:`INFILL` reads it, for the model with *tokenizer*.
+def infill_requests(body: Body, default: Request, model: LanguageModel | None) -> list[Request]:
+    """The request of *body*, as :data:`INFILL` reads it, for *model*.
 
     The prompt is the other files, the text before the gap and the text after it, each behind its
     token (llama.cpp: ``format_prompt_infill``).
     """
+    assert model is not None, "a worker knows it"
+    tokenizer = model.tokenizer
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False, parse_special=False)
@@ -135,7 +131,7 @@ def infill_requests(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[Reque
         prompt += [file, *encode("file\n")]
     prompt += [before, *encode(body["input_prefix"] + (body["prompt"] or ""))]
     prompt += [after, *encode(body["input_suffix"]), middle]
-    (request,) = completion_requests(body)
+    (request,) = completion_requests(body, default)
     ends = {token for token in (before, after, middle, repository, file) if token is not None}
     return [replace(request, prompt=prompt, stop_ids=tokenizer.stop_ids | ends)]
 
@@ -164,7 +160,7 @@ def _bias(entry: list[Any]) -> tuple[str, float]:
         raise UsageError("logit_bias: a number is out of its range", field="logit_bias") from None
 
 
-def _ids(body: Mapping[str, Any], ids: list[int | None]) -> list[int]:
+def _ids(body: Body, ids: list[int | None]) -> list[int]:
     return [one for one in ids if one is not None] if body["return_tokens"] else []
 
 
@@ -214,6 +210,32 @@ def error_reply(message: str, status: int, kind: str, *_: object) -> dict[str, A
     return {"error": {"code": status, "message": message, "type": kind}}
 
 
+COMPLETION = Form(
+    "LlamaCompletion",
+    {
+        **schemas_by_name(_DIALECT, without=("messages", "tools", "tool_choice")),
+        "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
+        "model": TEXT,
+        "n_predict": WHOLE | {"description": "-1: as many as there is room for"},
+        "logit_bias": optional(
+            {"type": "object", "additionalProperties": NUMBER},
+            {"type": "array", "items": _PAIR, "maxItems": MAX_BIASES},
+            about="ids and what is added to them; false forbids one",
+        ),
+        "n_probs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "stream": FLAG,
+        "return_tokens": FLAG,
+    },
+    required=("prompt",),
+    idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
+    dialect=_DIALECT,
+    tag="llama-server",
+    summary="The continuation of a text, as llama.cpp's server has it",
+    about="Continue ``prompt``; ``stream`` sends events without a last word.",
+    requests=completion_requests,
+    reply=completion_reply,
+    events=completion_events,
+)
 INFILL = Form(
     "LlamaInfill",
     {
@@ -235,6 +257,25 @@ INFILL = Form(
     required=("input_prefix", "input_suffix"),
     idle={**(COMPLETION.idle or {}), "n_indent": WHOLE, "samplers": TEXTS},
     dialect=_DIALECT,
+    requests=infill_requests,
     reply=completion_reply,
     events=completion_events,
+    tag="llama-server",
+    summary="The text of a gap, as llama.cpp's server has it",
+    about="Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can.",
+)
+EMBED = Form(
+    "LlamaEmbedding", {"content": optional(TEXT, TEXTS), "model": TEXT}, required=("content",),
+    tag="llama-server", summary="Vectors of texts, as llama.cpp's server has it",
+    about="As ``/v1/embeddings``, in the form of llama.cpp's server.",
+    requests=embedding_requests, reply=embedding_reply,
+)  # fmt: skip
+TEMPLATE = Form(
+    "TemplateRequest",
+    {"messages": MESSAGES, "model": TEXT, "tools": OBJECTS},
+    required=("messages",),
+    compute=prompt_of,
+    tag="llama-server",
+    summary="The text that the chat template makes of a conversation",
+    about="The prompt of a chat, without answering it.",
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import MAX_MESSAGES, Request
+from bitnet.runtime.vectors import check_vectors
 from bitnet.wire.fields import (
     DIALECTS,
     FLAG,
@@ -30,12 +31,13 @@ from bitnet.wire.fields import (
     schemas_by_name,
     without_nulls,
 )
-from bitnet.wire.openai_reply import finish_of, with_top
+from bitnet.wire.openai import finish_of, texts_of, to_embed, vectors_of, with_top
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
     from bitnet.wire.fields import Body, Events, Pieces
 
 PREFIX = "/api/"  # of the addresses
@@ -47,13 +49,8 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)", re.ASCII)
 _DURATION = re.compile(rf"(?P<sign>-?)(?P<parts>({_PART.pattern})*)", re.ASCII)
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-_BODY = (
-    "json_schema",
-    "messages",
-    "tools",
-    "prompt",
-    "thinking",
-)  # fields of a body; the rest are options
+# Fields of a body; the rest are options.
+_BODY = ("json_schema", "messages", "tools", "prompt", "thinking")
 #: Options that change an answer, read as a body of their own.
 OPTIONS = Form("Options", schemas_by_name("ollama", without=_BODY), dialect="ollama")
 # Options for loading and running the model, without effect on an answer.
@@ -74,54 +71,54 @@ _ASKED = {
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
     "keep_alive": optional(NUMBER, TEXT),
 }
-EMBED = Form(
-    "OllamaEmbed",
-    {
-        "model": TEXT,
-        "input": optional(TEXT, TEXTS),
-        "truncate": FLAG | {"description": "true by default: cut what is too long"},
-        "options": OBJECT,
-        "keep_alive": optional(NUMBER, TEXT),
-        "dimensions": WHOLE,
-    },
-    required=("model", "input"),
-    dialect="ollama",
-)
-#: The older ``/api/embeddings``, of one text.
-EMBED_ONE = Form(
-    "OllamaEmbeddings",
-    {"model": TEXT, "prompt": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)},
-    required=("model", "prompt"),
-    dialect="ollama",
-)
 SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
 
 
-def chat_requests(body: Mapping[str, Any], context: int) -> list[Request]:
-    """The request of *body*, as :data:`CHAT` reads it, to a model of *context* positions."""
+def chat_requests(
+    body: Body, default: Request | None = None, model: LanguageModel | None = None
+) -> list[Request]:
+    """The request of *body*, as :data:`CHAT` reads it; a known *model* has what it asks for."""
     messages = without_nulls(body["messages"])
     for number, message in enumerate(messages):
         if message.pop("images", None):
             name = f"messages.{number}.images"
             raise UsageError(f"{name}: only text is served", field=name)
-    return _requests(body, context, {"messages": messages, "tools": body["tools"] or None})
+    asked = {"messages": messages, "tools": body["tools"] or None}
+    return _requests(body, default, model, asked)
 
 
-def generate_requests(body: Mapping[str, Any], context: int, *, chats: bool) -> list[Request]:
-    """The request of *body*, as :data:`GENERATE` reads it; *chats*: the model has a template."""
+def generate_requests(
+    body: Body, default: Request | None = None, model: LanguageModel | None = None
+) -> list[Request]:
+    """The request of *body*, as :data:`GENERATE` reads it: a chat, if *model* has a template."""
     prompt, system = body["prompt"] or "", body["system"]
-    if body["raw"] or not chats:
+    if body["raw"] or (model is not None and not model.tokenizer.chat_template):
         if system:
             raise UsageError("system: a raw prompt has no place for it", field="system")
-        return _requests(body, context, {"prompt": prompt})
+        return _requests(body, default, model, {"prompt": prompt})
     turns = [{"role": "system", "content": system}] if system else []
     messages = [*turns, {"role": "user", "content": prompt}]
-    return _requests(body, context, {"messages": messages})
+    return _requests(body, default, model, {"messages": messages})
 
 
-def _requests(body: Mapping[str, Any], context: int, asked: Mapping[str, Any]) -> list[Request]:
-    options = body["options"] or {}
-    check_options(options, context)
+def embedding_requests(
+    body: Body, _: object = None, model: LanguageModel | None = None
+) -> list[Request]:
+    """The requests of *body*, as :data:`EMBED` or :data:`EMBED_ONE` reads it."""
+    if model is not None:
+        check_vectors(model.config.dim, body.get("dimensions"))
+    _check_options(body, model)
+    field = "input" if "input" in body else "prompt"
+    texts = texts_of(body[field], field)
+    if model is not None and body.get("truncate") is not False:
+        texts = [model.embedding_ids(text, truncate=True) for text in texts]
+    return [to_embed(text) for text in texts]
+
+
+def _requests(
+    body: Body, default: Request | None, model: LanguageModel | None, asked: Body
+) -> list[Request]:
+    options = _check_options(body, model)
     at = DIALECTS.index("ollama")
     fields = {
         name: options[names[at]]
@@ -130,10 +127,9 @@ def _requests(body: Mapping[str, Any], context: int, asked: Mapping[str, Any]) -
     }
     if fields.get("max_tokens") == -2:  # Ollama's word for as many as fit
         fields["max_tokens"] = None
-    default = random(**_DEFAULTS)
     request = Request.from_mapping(
         {**fields, **asked, "json_schema": _schema(body["format"]), "thinking": body["think"]},
-        default,
+        random(default, **_DEFAULTS),
     )
     if body["top_logprobs"] is not None and not body["logprobs"]:
         raise UsageError("top_logprobs is for logprobs: true", field="top_logprobs")
@@ -141,20 +137,22 @@ def _requests(body: Mapping[str, Any], context: int, asked: Mapping[str, Any]) -
     return [replace(request, logprobs=logprobs, separate_reasoning=True)]
 
 
-def check_options(options: Mapping[str, Any], context: int) -> None:
-    """Check the options of a body for a model of *context* positions."""
+def _check_options(body: Body, model: LanguageModel | None) -> dict[str, Any]:
+    """The options of *body*, all of which a *model* can serve."""
+    options: dict[str, Any] = body["options"] or {}
     for name, value in options.items():
         is_served = name in OPTIONS.fields or name in _RUNNING or value is None
         if name == "num_ctx" and isinstance(value, int):
-            is_served = value <= context
-            if not is_served:
+            is_served = True
+            if model is not None and value > model.context:
                 raise UsageError(
-                    f"options.num_ctx is {value:,}, the context holds {context:,}",
+                    f"options.num_ctx is {value:,}, the context holds {model.context:,}",
                     field="options.num_ctx",
                 )
         if not is_served and value not in _OFF.get(name, ()):
             name = f"options.{name[:80]}"
             raise UsageError(f"{name} is not served", field=name)
+    return options
 
 
 def _schema(form: str | dict[str, Any] | None) -> Any:
@@ -185,6 +183,19 @@ async def answer_lines(body: Body, _head: Body, pieces: Pieces) -> Events:
     for call in _calls(answer):
         yield _line(body, "", [call]) | {"done": False}
     yield _line(body, "") | _end_facts(answer)
+
+
+def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/api/embed``."""
+    rows = [row.tolist() for row in vectors_of(body, answers)]
+    tokens = sum(answer.prompt_tokens for answer in answers)
+    return {"model": body["model"], "embeddings": rows, "prompt_eval_count": tokens}
+
+
+def one_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/api/embeddings``."""
+    (row,) = embedding_reply(body, head, answers)["embeddings"]
+    return {"embedding": row}
 
 
 def empty_reply(body: Body, reason: str) -> dict[str, Any]:
@@ -269,7 +280,12 @@ CHAT = Form(
     {**_ASKED, "messages": MESSAGES | {"minItems": 0, "maxItems": MAX_MESSAGES}, "tools": OBJECTS},
     required=("model",),
     dialect="ollama",
+    tag="Ollama",
+    summary="The next message of a conversation, as Ollama has it",
+    about="Answer in the model's own chat template; JSON lines unless ``stream`` is false.",
     prefix="options.",
+    loads="messages",
+    requests=chat_requests,
     reply=answer_reply,
     events=answer_lines,
 )
@@ -284,7 +300,42 @@ GENERATE = Form(
     required=("model",),
     unserved=("suffix", "template", "context", "images"),
     dialect="ollama",
+    tag="Ollama",
+    summary="The answer to a prompt, as Ollama has it",
+    about="Answer ``prompt`` in the model's chat template, or continue it if ``raw`` is true.",
     prefix="options.",
+    loads="prompt",
+    requests=generate_requests,
     reply=answer_reply,
     events=answer_lines,
+)
+EMBED = Form(
+    "OllamaEmbed",
+    {
+        "model": TEXT,
+        "input": optional(TEXT, TEXTS),
+        "truncate": FLAG | {"description": "true by default: cut what is too long"},
+        "options": OBJECT,
+        "keep_alive": optional(NUMBER, TEXT),
+        "dimensions": WHOLE,
+    },
+    required=("model", "input"),
+    dialect="ollama",
+    tag="Ollama",
+    summary="Vectors of texts, as Ollama has it",
+    about="As ``/v1/embeddings``, in Ollama's form.",
+    requests=embedding_requests,
+    reply=embedding_reply,
+)
+#: The older ``/api/embeddings``, of one text.
+EMBED_ONE = Form(
+    "OllamaEmbeddings",
+    {"model": TEXT, "prompt": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)},
+    required=("model", "prompt"),
+    dialect="ollama",
+    tag="Ollama",
+    summary="The vector of a text, as Ollama had it",
+    about="As ``/api/embed`` of one text, in the older form.",
+    requests=embedding_requests,
+    reply=one_reply,
 )

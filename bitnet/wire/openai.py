@@ -1,4 +1,4 @@
-"""OpenAI's chats, completions and embeddings as requests, with extensions of vLLM and llama.cpp.
+"""OpenAI's chats, completions and embeddings, with extensions of vLLM and llama.cpp.
 
 Names are those of OpenAI's API, and of vLLM and llama.cpp's server where it has none. A field that
 would change the answer is either supported or refused by name, as is every unknown one.
@@ -6,12 +6,15 @@ would change the answer is either supported or refused by name, as is every unkn
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, cast
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import SAMPLING, Request, check_messages, check_schema
+from bitnet.runtime.vectors import check_vectors, round_vectors
 from bitnet.wire.fields import (
     FLAG,
     INPUTS,
@@ -30,7 +33,15 @@ from bitnet.wire.fields import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.options import Precision
+    from bitnet.runtime.piece import FinishReason, TokenLogprob
+    from bitnet.wire.fields import Body, Events, Pieces
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 64
@@ -76,57 +87,8 @@ IDLE: dict[str, Schema] = {
     "cache_prompt": FLAG,
 }  # fmt: skip
 
-CHAT = Form(
-    "ChatRequest",
-    {
-        **ANSWER,
-        **_STREAMED,
-        **schemas_by_name("openai", "tools", "tool_choice", "parallel_tool_calls"),
-        "messages": MESSAGES,
-        "max_completion_tokens": schemas_by_name("openai", "max_tokens")["max_tokens"],
-        "logprobs": FLAG,
-        "top_logprobs": _TOP,
-        "modalities": {"type": "array", "items": {"type": "string", "enum": ["text"]}},
-        "response_format": OBJECT,
-        "chat_template_kwargs": OBJECT,
-        **schemas_by_name("openai", "thinking_budget", "continue_final_message"),
-    },
-    required=("messages",),
-    idle=IDLE,
-    unserved=(
-        *UNSERVED, "functions", "function_call", "audio", "prediction", "verbosity",
-        "web_search_options",
-    ),
-)  # fmt: skip
-COMPLETION = Form(
-    "CompletionRequest",
-    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": _TOP, "echo": FLAG, "best_of": _CHOICES},
-    required=("prompt",),
-    idle=IDLE,
-    unserved=(*UNSERVED, "suffix"),
-)
-EMBEDDING = Form(
-    "EmbeddingRequest",
-    {
-        "input": INPUTS,
-        "model": TEXT,
-        "encoding_format": {"type": "string", "enum": ["float", "base64"]},
-        "dimensions": {"type": "integer", "minimum": 1},
-        "output_dtype": {
-            "type": "string",
-            "enum": ["float", "int8", "uint8", "binary", "ubinary"],
-            "description": "bits of a vector's numbers; binary packs 8 signs into a byte",
-        },
-        "prompt_name": TEXT
-        | {"description": "the model's prompt that stands before texts, such as query"},
-        "normalize": FLAG | {"description": "scale vectors to length one"},
-    },
-    required=("input",),
-    idle={"user": TEXT},
-)
 
-
-def chat_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
+def chat_requests(body: Body, default: Request | None = None, _: object = None) -> list[Request]:
     """The request of *body*, a chat as :data:`CHAT` reads it; *default* for what it leaves out."""
     _check_stream(body)
     check_messages(body["messages"])
@@ -151,10 +113,7 @@ def chat_requests(body: Mapping[str, Any], default: Request | None = None) -> li
 
 
 def completion_requests(
-    body: Mapping[str, Any],
-    default: Request,
-    *,
-    at_most: int = MAX_PROMPTS,
+    body: Body, default: Request, _: object = None, *, at_most: int = MAX_PROMPTS
 ) -> list[Request]:
     """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts."""
     _check_stream(body)
@@ -171,15 +130,35 @@ def completion_requests(
     return [replace(request, prompt=prompt) for prompt in prompts]
 
 
-def embedding_requests(body: Mapping[str, Any], *, at_most: int = MAX_PROMPTS) -> list[Request]:
-    """The requests of *body*, as :data:`EMBEDDING` reads it: one for each text."""
-    return [
-        Request(prompt=text, embed=True, prompt_name=body["prompt_name"], max_tokens=1)
-        for text in texts_of(body["input"], "input", at_most=at_most)
-    ]
+def embedding_requests(
+    body: Body,
+    _: Request | None = None,
+    model: LanguageModel | None = None,
+    *,
+    at_most: int = MAX_PROMPTS,
+) -> list[Request]:
+    """The requests of *body*, as :data:`EMBEDDING` reads it: one for each text.
+
+    A known *model* is asked whether its vectors can have the form.
+    """
+    if model is not None:
+        check_vectors(model.config.dim, body["dimensions"], vector_precision(body))
+    texts = texts_of(body["input"], "input", at_most=at_most)
+    return [to_embed(text, body["prompt_name"]) for text in texts]
 
 
-def continuation(body: Mapping[str, Any], default: Request) -> Request:
+def to_embed(text: str | list[int], prompt_name: str | None = None) -> Request:
+    """The request for the vector of *text*."""
+    return Request(prompt=text, embed=True, prompt_name=prompt_name, max_tokens=1)
+
+
+def vector_precision(body: Body) -> Precision:
+    """The precision of the vectors that *body* asks for."""
+    dtype = body.get("output_dtype") or "float"
+    return cast("Precision", "float32" if dtype == "float" else dtype)
+
+
+def continuation(body: Body, default: Request) -> Request:
     """The request of *body*, which has fields of :data:`ANSWER`, without its prompt."""
     names = (*SAMPLING, "max_tokens", "min_tokens", "ignore_eos", "stop")
     field, grammar = grammar_of(body)
@@ -193,12 +172,12 @@ def continuation(body: Mapping[str, Any], default: Request) -> Request:
     return Request.from_mapping(fields, default)
 
 
-def _check_stream(body: Mapping[str, Any]) -> None:
+def _check_stream(body: Body) -> None:
     if body["stream_options"] is not None and not body["stream"]:
         raise UsageError("stream_options is for stream: true")
 
 
-def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
+def texts_of(given: Any, field: str, *, at_most: int = MAX_PROMPTS) -> list[str | list[int]]:
     """Texts of *field* in any of the four forms that OpenAI accepts."""
     if isinstance(given, str):
         return [given]
@@ -209,7 +188,7 @@ def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
     return list(given)
 
 
-def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
     """The field of *body* that constrains the answer, and ``json_schema`` or ``regex``."""
     grammars: dict[str, tuple[str, Any]] = {}
     for name in GRAMMARS[:-1]:
@@ -227,7 +206,15 @@ def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if len(grammars) > 1:
         raise UsageError(f"{' and '.join(grammars)} are both given", field=next(iter(grammars)))
     for name, (kind, value) in grammars.items():
-        return name, _grammar(name, kind, value)
+        if kind == "any":
+            return name, {"json_schema": {"type": "object"}} if value else {}
+        if kind != "choice":
+            return name, {kind: value}
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"{name} is not a list of texts", field=name)
+        if not value:
+            raise UsageError(f"{name} is empty", field=name)
+        return name, {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)}
     return "", {}
 
 
@@ -248,13 +235,260 @@ def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | Non
     raise UsageError(f"{field} is none of text, json_object and json_schema", field=field)
 
 
-def _grammar(name: str, kind: str, value: Any) -> dict[str, Any]:
-    if kind == "any":
-        return {"json_schema": {"type": "object"}} if value else {}
-    if kind != "choice":
-        return {kind: value}
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise UsageError(f"{name} is not a list of texts", field=name)
-    if not value:
-        raise UsageError(f"{name} is empty", field=name)
-    return {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)}
+# --- replies -------------------------------------------------------------------------------------
+
+
+#: Form of streams: events with a last word.
+STREAM = "openai"
+
+
+def chat_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/chat/completions``; *answers* has one for each choice."""
+    choices = [
+        {
+            "index": index,
+            "message": message_of(answer),
+            "logprobs": chat_logprobs(answer.logprobs) if body["logprobs"] else None,
+            "finish_reason": chat_finish(answer),
+        }
+        for index, answer in enumerate(answers)
+    ]
+    counts = usage(answers, choices=len(answers))
+    return {**head, "object": "chat.completion", "choices": choices, "usage": counts}
+
+
+async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/v1/chat/completions`` as events."""
+    answers: dict[int, Answer] = {}
+
+    def chunk(choices: list[Any], **more: Any) -> dict[str, Any]:
+        return {**head, "object": "chat.completion.chunk", **more, "choices": choices}
+
+    def event(
+        index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+    ) -> dict[str, Any]:
+        whole = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return chunk([whole])
+
+    async for index, piece, answer in pieces:
+        if index not in answers:
+            answers[index] = answer
+            yield event(index, {"role": "assistant", "content": ""})
+        logprobs = chat_logprobs([piece.described]) if piece.described else None
+        if piece.reasoning:
+            yield event(index, {"reasoning_content": piece.reasoning})
+        if piece.text or logprobs:
+            yield event(index, {"content": piece.text}, logprobs)
+        for call in piece.calls:
+            function = {"name": call.name} if call.name else {}
+            begun = {"id": call.id, "type": "function"} if call.id else {}
+            function["arguments"] = call.arguments
+            delta = {"index": call.index, **begun, "function": function}
+            yield event(index, {"tool_calls": [delta]})
+        if piece.finish_reason:
+            yield event(index, {}, finish=chat_finish(answer))
+    if counts_tokens(body):
+        in_order = [answers[index] for index in sorted(answers)]
+        yield chunk([], usage=usage(in_order, choices=len(answers)))
+
+
+def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/completions``; *answers* has those of a prompt together."""
+    choices = [
+        {
+            "index": index,
+            "text": (answer.prompt_text if body["echo"] else "") + answer.text,
+            "logprobs": None if body["logprobs"] is None else text_logprobs(answer.logprobs),
+            "finish_reason": finish_of(answer.finish_reason),
+        }
+        for index, answer in enumerate(answers)
+    ]
+    counts = usage(answers, choices=body["n"] or 1)
+    return {**head, "object": "text_completion", "choices": choices, "usage": counts}
+
+
+async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
+    """The reply of ``/v1/completions`` as events."""
+    head, answers = {**head, "object": "text_completion"}, {}
+    async for index, piece, answer in pieces:
+        logprobs = text_logprobs([piece.described]) if piece.described else None
+        echoes = body["echo"] and index not in answers
+        text = (answer.prompt_text if echoes else "") + piece.text
+        answers[index] = answer
+        if text or logprobs or piece.finish_reason:
+            choice = {"index": index, "text": text, "logprobs": logprobs}
+            finish = finish_of(piece.finish_reason)
+            yield {**head, "choices": [choice | {"finish_reason": finish}]}
+    if counts_tokens(body):
+        in_order = [answers[index] for index in sorted(answers)]
+        yield {**head, "usage": usage(in_order, choices=body["n"] or 1), "choices": []}
+
+
+def counts_tokens(body: Body) -> bool:
+    """True if the last event of the reply to *body* has its usage."""
+    return bool((body["stream_options"] or {}).get("include_usage"))
+
+
+def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
+    """Tokens that *answers* took; a prompt counts once for its *choices*, which come together."""
+    firsts = answers[::choices]
+    prompt = sum(answer.prompt_tokens for answer in firsts)
+    written = sum(answer.tokens for answer in answers)
+    cached = sum(answer.sequence.reused_tokens for answer in firsts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def finish_of(reason: FinishReason | None) -> str | None:
+    """OpenAI's name of a finish reason; ours where OpenAI has none."""
+    return "length" if reason == "context" else reason
+
+
+def chat_finish(answer: Answer) -> str | None:
+    """As :func:`finish_of`, for an answer that may call functions."""
+    called = answer.calls and answer.finish_reason == "stop"
+    return "tool_calls" if called else finish_of(answer.finish_reason)
+
+
+def message_of(answer: Answer) -> dict[str, Any]:
+    """*answer* as a message of the conversation."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    return message
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities of *tokens*, each with its alternatives."""
+    return {"content": [with_top(token) for token in tokens], "refusal": None}
+
+
+def token_facts(token: TokenLogprob) -> dict[str, Any]:
+    """A token without its alternatives."""
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
+def with_top(
+    token: TokenLogprob, facts: Callable[[TokenLogprob], dict[str, Any]] = token_facts
+) -> dict[str, Any]:
+    """A token and its alternatives, each as *facts* has it."""
+    return facts(token) | {"top_logprobs": [facts(other) for other in token.top]}
+
+
+def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities of *tokens*, each with its alternatives."""
+    lengths = [len(token.text) for token in tokens]
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{one.text: one.logprob for one in token.top} for token in tokens],
+        "text_offset": list(accumulate(lengths, initial=0))[:-1],
+    }
+
+
+def vectors_of(body: Body, answers: Sequence[Answer]) -> list[NDArray[Any]]:
+    """The vectors that *answers* are, as *body* wants them."""
+    normalize, dimensions = body.get("normalize") is not False, body.get("dimensions")
+    vectors = (
+        answer.sequence.vector(normalize=normalize, dimensions=dimensions) for answer in answers
+    )
+    return [round_vectors(vector, vector_precision(body)) for vector in vectors]
+
+
+def embeddings_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/embeddings``."""
+    is_base64 = body["encoding_format"] == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(little.tobytes()).decode() if is_base64 else row.tolist(),
+        }
+        for index, row in enumerate(vectors_of(body, answers))
+        for little in [row.astype(row.dtype.newbyteorder("<"))]
+    ]
+    tokens = sum(answer.prompt_tokens for answer in answers)
+    counts = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": head["model"], "usage": counts}
+
+
+def error_reply(
+    message: str, _status: int, kind: str, code: str | None = None, field: str | None = None
+) -> dict[str, Any]:
+    """The body of a reply with an error status."""
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+CHAT = Form(
+    "ChatRequest",
+    {
+        **ANSWER,
+        **_STREAMED,
+        **schemas_by_name("openai", "tools", "tool_choice", "parallel_tool_calls"),
+        "messages": MESSAGES,
+        "max_completion_tokens": schemas_by_name("openai", "max_tokens")["max_tokens"],
+        "logprobs": FLAG,
+        "top_logprobs": _TOP,
+        "modalities": {"type": "array", "items": {"type": "string", "enum": ["text"]}},
+        "response_format": OBJECT,
+        "chat_template_kwargs": OBJECT,
+        **schemas_by_name("openai", "thinking_budget", "continue_final_message"),
+    },
+    required=("messages",),
+    idle=IDLE,
+    unserved=(
+        *UNSERVED, "functions", "function_call", "audio", "prediction", "verbosity",
+        "web_search_options",
+    ),
+    tag="OpenAI", summary="The next message of a conversation",
+    about="Answer in the model's own chat template; ``stream`` sends server-sent events.",
+    id_prefix="chatcmpl-", requests=chat_requests, reply=chat_reply, events=chat_events,
+    aliases=("/chat/completions",),  # as llama.cpp's server has it
+)  # fmt: skip
+COMPLETION = Form(
+    "CompletionRequest",
+    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": _TOP, "echo": FLAG, "best_of": _CHOICES},
+    required=("prompt",),
+    idle=IDLE,
+    unserved=(*UNSERVED, "suffix"),
+    tag="OpenAI", summary="The continuation of texts",
+    about="Continue ``prompt``; ``stream`` sends server-sent events.",
+    id_prefix="cmpl-", requests=completion_requests, reply=completion_reply,
+    events=completion_events, tokens=DEFAULT_COMPLETION_TOKENS, aliases=("/completions",),
+)  # fmt: skip
+EMBEDDING = Form(
+    "EmbeddingRequest",
+    {
+        "input": INPUTS,
+        "model": TEXT,
+        "encoding_format": {"type": "string", "enum": ["float", "base64"]},
+        "dimensions": {"type": "integer", "minimum": 1},
+        "output_dtype": {
+            "type": "string",
+            "enum": ["float", "int8", "uint8", "binary", "ubinary"],
+            "description": "bits of a vector's numbers; binary packs 8 signs into a byte",
+        },
+        "prompt_name": TEXT
+        | {"description": "the model's prompt that stands before texts, such as query"},
+        "normalize": FLAG | {"description": "scale vectors to length one"},
+    },
+    required=("input",),
+    idle={"user": TEXT},
+    tag="OpenAI", summary="Vectors of texts",
+    about="Embeddings of texts, pooled as the model says and normalized to length one.",
+    requests=embedding_requests, reply=embeddings_reply, aliases=("/embeddings",),
+)  # fmt: skip

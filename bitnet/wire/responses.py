@@ -13,9 +13,8 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, optional, random, schemas_by_name
-from bitnet.wire.openai import IDLE, schema_of
-from bitnet.wire.openai_reply import error_reply as error_reply
-from bitnet.wire.openai_reply import with_top
+from bitnet.wire.openai import IDLE, schema_of, with_top
+from bitnet.wire.openai import error_reply as error_reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,34 +27,12 @@ STREAM = "named"  # events
 INCLUDED = "message.output_text.logprobs"
 _ANY_OBJECTS = {"type": "array", "items": OBJECT}
 
-RESPONSE = Form(
-    "ResponseRequest",
-    {
-        "model": TEXT,
-        "input": optional(TEXT, _ANY_OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
-        "instructions": TEXT,
-        **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
-        **schemas_by_name("responses", "tools", "tool_choice", "parallel_tool_calls"),
-        "text": OBJECT | {"description": "format: text or a JSON schema"},
-        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
-        "include": TEXTS | {"description": f"only {INCLUDED}"},
-        "truncation": {"type": "string", "enum": ["disabled"]},
-        "stream": FLAG,
-        "reasoning": OBJECT,
-        "conversation": optional(TEXT, OBJECT),
-        "prompt": OBJECT,
-        "context_management": _ANY_OBJECTS,
-    },
-    required=("input",),
-    # Nothing is stored, and the reply says so.
-    idle={name: IDLE[name] for name in IDLE if name != "cache_prompt"} | {"stream_options": OBJECT},
-    unserved=("previous_response_id", "background", "max_tool_calls"),
-    dialect="responses",
-)
 _UNSERVED = ("reasoning", "conversation", "prompt", "context_management")
 
 
-def response_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
+def response_requests(
+    body: Body, default: Request | None = None, _: object = None
+) -> list[Request]:
     """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
     for name in _UNSERVED:
         value = body[name]
@@ -316,3 +293,36 @@ async def response_events(body: Body, head: Body, pieces: Pieces) -> Events:
             yield event
     for event in items.end(answer):
         yield event
+
+
+RESPONSE = Form(
+    "ResponseRequest",
+    {
+        "model": TEXT,
+        "input": optional(TEXT, _ANY_OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
+        "instructions": TEXT,
+        **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
+        **schemas_by_name("responses", "tools", "tool_choice", "parallel_tool_calls"),
+        "text": OBJECT | {"description": "format: text or a JSON schema"},
+        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "include": TEXTS | {"description": f"only {INCLUDED}"},
+        "truncation": {"type": "string", "enum": ["disabled"]},
+        "stream": FLAG,
+        "reasoning": OBJECT,
+        "conversation": optional(TEXT, OBJECT),
+        "prompt": OBJECT,
+        "context_management": _ANY_OBJECTS,
+    },
+    required=("input",),
+    # Nothing is stored, and the reply says so.
+    idle={name: IDLE[name] for name in IDLE if name != "cache_prompt"} | {"stream_options": OBJECT},
+    unserved=("previous_response_id", "background", "max_tool_calls"),
+    dialect="responses",
+    tag="OpenAI",
+    summary="The next items of a conversation",
+    about="Answer in the model's own chat template; ``stream`` sends OpenAI's events of responses.",
+    id_prefix="resp_",
+    requests=response_requests,
+    reply=response_reply,
+    events=response_events,
+)

@@ -6,29 +6,33 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.wire.fields import FLAG, TEXT, TOKEN_ID, Form
-from bitnet.wire.openai import ANSWER, UNSERVED, continuation
-from bitnet.wire.openai_reply import finish_of
+from bitnet.wire.openai import ANSWER, UNSERVED, continuation, finish_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.request import Request
     from bitnet.wire.fields import Body, Events, Pieces
 
-TOKENIZE = Form(
-    "TokenizeRequest",
-    {"content": TEXT, "model": TEXT, "add_special": FLAG, "with_pieces": FLAG},
-    required=("content",),
-)
-DETOKENIZE = Form(
-    "DetokenizeRequest",
-    {"tokens": {"type": "array", "items": TOKEN_ID}, "model": TEXT},
-    required=("tokens",),
-)
+DEFAULT_TOKENS = 128
 
 
-def inference_requests(body: Mapping[str, Any], default: Request) -> list[Request]:
+def tokenize(body: Body, model: LanguageModel) -> dict[str, Any]:
+    """Ids of ``content``; ``with_pieces`` adds the text of each."""
+    add_special = body["add_special"] is not False
+    tokenizer = model.tokenizer
+    ids = tokenizer.encode(body["content"], add_special=add_special, parse_special=True)
+    if not body["with_pieces"]:
+        return {"tokens": list(ids)}
+    pieces = (tokenizer.token_bytes(token).decode(errors="replace") for token in ids)
+    return {
+        "tokens": [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
+    }
+
+
+def inference_requests(body: Body, default: Request, _: object = None) -> list[Request]:
     """The request of *body*, as :data:`INFERENCE` reads it; *default* for what it leaves out."""
     return [replace(continuation(body, default), prompt=body["prompt"])]
 
@@ -60,6 +64,30 @@ INFERENCE = Form(
     {**ANSWER, "prompt": TEXT, "stream": FLAG},
     required=("prompt",),
     unserved=UNSERVED,
+    requests=inference_requests,
     reply=inference_reply,
     events=inference_events,
+    head=("request_id", "worker_id"),
+    tokens=DEFAULT_TOKENS,
+    tag="worker",
+    summary="The continuation of a text",
+    about="Continue ``prompt``, greedily by default.",
+)
+TOKENIZE = Form(
+    "TokenizeRequest",
+    {"content": TEXT, "model": TEXT, "add_special": FLAG, "with_pieces": FLAG},
+    required=("content",),
+    compute=tokenize,
+    tag="worker",
+    summary="The ids of a text",
+    about="Ids of ``content``; ``with_pieces`` adds the text of each.",
+)
+DETOKENIZE = Form(
+    "DetokenizeRequest",
+    {"tokens": {"type": "array", "items": TOKEN_ID}, "model": TEXT},
+    required=("tokens",),
+    compute=lambda body, model: {"content": model.tokenizer.decode(body["tokens"])},
+    tag="worker",
+    summary="The text of ids",
+    about="Text of ``tokens``.",
 )

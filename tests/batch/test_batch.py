@@ -15,8 +15,7 @@ from bitnet.base import locks
 from bitnet.base.errors import UsageError
 from bitnet.batch.files import BatchFiles
 from bitnet.batch.options import BatchOptions
-from bitnet.batch.rows import BatchRow
-from bitnet.batch.run import answers, in_order
+from bitnet.batch.rows import BatchRow, answers, in_order
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 ROWS = [

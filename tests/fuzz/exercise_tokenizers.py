@@ -24,7 +24,7 @@ from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_mode
 from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
-from bitnet.wire import anthropic, llama_server, ollama, openai, responses, worker
+from bitnet.wire.routes import COMPUTED, ROUTES
 
 TEXTS = (
     "",
@@ -77,23 +77,13 @@ def chat_template(data):
 def server_body(data):
     """A request body of these bytes, for every route that reads one."""
     inner = _served()
-    context = inner.model.context
-    requests = (
-        (openai.CHAT, openai.chat_requests),
-        (openai.COMPLETION, lambda body: openai.completion_requests(body, Request())),
-        (openai.EMBEDDING, openai.embedding_requests),
-        (responses.RESPONSE, responses.response_requests),
-        (anthropic.MESSAGE, anthropic.message_requests),
-        (llama_server.COMPLETION, llama_server.completion_requests),
-        (ollama.CHAT, lambda body: ollama.chat_requests(body, context)),
-        (ollama.GENERATE, lambda body: ollama.generate_requests(body, context, chats=True)),
-        (worker.INFERENCE, lambda body: worker.inference_requests(body, Request())),
-        (worker.TOKENIZE, lambda _: ()),
-        (worker.DETOKENIZE, lambda _: ()),
-    )
-    for form, requests_of in requests:
+    for path, form in (ROUTES | COMPUTED).items():
         with suppress(BitnetError, refusals.Refused):
-            for request in requests_of(form.parse(data)):
+            body = form.parse(data)
+            if path in COMPUTED:
+                form.compute(body, inner.model)
+                continue
+            for request in form.requests(body, Request(), inner.model):
                 exchange.prepare_sequences(request, inner, 1, 64)
 
 

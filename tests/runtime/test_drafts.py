@@ -213,10 +213,10 @@ def test_states_that_wait_for_a_draft_are_bounded():
     for end in range(1, 200):
         seen.append(ids[end])
         foresight.add(end, np.full((1, DIM), end - 1.0))
-    segment = foresight.segment()
+    segment = foresight.unread(1)
     assert segment.tokens == ids[-MOST_WAITING:]
     assert segment.hidden[:, 0].tolist() == [token - 1 for token in segment.tokens]
-    assert not foresight.segment()
+    assert not foresight.unread(1)
 
 
 TARGET = tiny("llama", context_length=512)

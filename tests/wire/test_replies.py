@@ -7,10 +7,9 @@ import pytest
 import bitnet
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request
-from bitnet.wire import llama_server, ollama, worker
 from bitnet.wire.routes import ROUTES
 
-HEAD = {"id": "x", "created": 1, "model": "m"}
+HEAD = {"id": "x", "created": 1, "model": "m", "request_id": "r", "worker_id": "w"}
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 #: Form, a body of it, and the text in a whole reply and in an event; empty: the event has none.
 DIALECTS = {
@@ -39,19 +38,19 @@ DIALECTS = {
         lambda whole: whole["content"], lambda event: event["content"],
     ),
     "infill": (
-        llama_server.INFILL, {"input_prefix": "a", "input_suffix": "b"},
+        ROUTES["/infill"], {"input_prefix": "a", "input_suffix": "b"},
         lambda whole: whole["content"], lambda event: event["content"],
     ),
     "ollama chat": (
-        ollama.CHAT, CHAT | {"model": "m"},
+        ROUTES["/api/chat"], CHAT | {"model": "m"},
         lambda whole: whole["message"]["content"], lambda event: event["message"]["content"],
     ),
     "ollama prompt": (
-        ollama.GENERATE, {"prompt": "a", "model": "m"},
+        ROUTES["/api/generate"], {"prompt": "a", "model": "m"},
         lambda whole: whole["response"], lambda event: event["response"],
     ),
     "inference": (
-        worker.INFERENCE, {"prompt": "a"},
+        ROUTES["/v1/inference"], {"prompt": "a"},
         lambda whole: whole["text"], lambda event: "" if "done" in event else event["text"],
     ),
 }  # fmt: skip
