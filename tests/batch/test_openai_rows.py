@@ -12,8 +12,7 @@ from tiny_models import TOKENS, tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 
 from bitnet import load
-from bitnet.batch.rows import BatchRow
-from bitnet.batch.run import answers
+from bitnet.batch.rows import BatchRow, answers
 from bitnet.runtime.scheduler import Scheduler
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
