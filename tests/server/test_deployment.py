@@ -180,9 +180,12 @@ def test_what_kubernetes_starts_has_the_probes_and_metrics_of_the_page(model_pat
             wanted = container[probe]["httpGet"]
             assert wanted["port"] == container["ports"][0]["containerPort"] == 9999
             assert client.get(wanted["path"]).status_code == 200
-        path = pod["metadata"]["annotations"]["prometheus.io/path"]
-        assert client.get(path).status_code == 401
-        text = client.get(path, headers=key).text
+        (scraped,) = yaml.safe_load(block("podmonitor.yaml"))["spec"]["podMetricsEndpoints"]
+        assert scraped["port"] == container["ports"][0]["name"]
+        secret = container["env"][0]["valueFrom"]["secretKeyRef"]
+        assert scraped["authorization"]["credentials"] == secret
+        assert client.get(scraped["path"]).status_code == 401
+        text = client.get(scraped["path"], headers=key).text
     for name in names:
         assert f"\n{name}{{" in text, name
     drain = int(words[words.index("--drain") + 1])
