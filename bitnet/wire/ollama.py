@@ -109,7 +109,7 @@ def embedding_requests(
         check_vectors(model.config.dim, body.get("dimensions"))
     _check_options(body, model)
     field = "input" if "input" in body else "prompt"
-    texts = texts_of(body[field], field)
+    texts: list[Any] = texts_of(body[field], field)
     if model is not None and body.get("truncate") is not False:
         texts = [model.embedding_ids(text, truncate=True) for text in texts]
     return [to_embed(text) for text in texts]
