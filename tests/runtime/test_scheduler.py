@@ -273,13 +273,13 @@ def test_only_the_latest_caches_are_kept(reference):
     for seed in range(3):
         scheduler.submit(prompt(8, seed), params(2))
         run(scheduler)
-    assert [scheduler.reusable([*prompt(8, seed), 5]) > 1 for seed in range(3)] == [
+    assert [scheduler.caches.best([*prompt(8, seed), 5])[1] > 1 for seed in range(3)] == [
         False,
         True,
         True,
     ]
     scheduler.forget()
-    assert scheduler.kv_bytes == scheduler.reusable(prompt(8, 2)) == 0
+    assert scheduler.kv_bytes == scheduler.caches.best(prompt(8, 2))[1] == 0
 
 
 # Cancelling and failing
