@@ -35,10 +35,12 @@ REPO, FILE = "bench/model", "model.gguf"
 
 def bitnet(hub, target, *, connections):
     """Our download: seconds and processor seconds, as of the others."""
-    from bitnet.hub.download import Download, fetch
+    from bitnet.hub.download import fetch
     from bitnet.hub.options import FetchOptions
+    from bitnet.hub.orders import FileOrder
     from bitnet.hub.repository import file_url
     from bitnet.hub.session import HubSession
+    from bitnet.sources import Source
     from bitnet.store import Store
 
     options = FetchOptions(base_url=hub, connections=connections)
@@ -46,7 +48,8 @@ def bitnet(hub, target, *, connections):
     begun = _clocks()
     url = file_url(REPO, "main", FILE, options)
     with HubSession(options) as session:
-        got = fetch(Download(url, target.name), store, session=session, progress="none")
+        order = FileOrder(Source(target.name, "", target.name, url=url), "tokenizer")
+        got = fetch(order, store, [url], session=session, progress="none")
     store.place(got, target)
     return _since(begun)
 

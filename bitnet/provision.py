@@ -251,31 +251,20 @@ class SmartTokenizerDownload:
             VocabMismatch: the file has not ``info.expected_vocab`` ids.
             BitnetError: it cannot be fetched; see :func:`bitnet.hub.download.fetch`.
         """
-        first, *further = info.files
-        path = self._provide(info, first)
-        for name in further:
-            self._provide_if_there(info, name)
-        return path
-
-    def _provide_if_there(self, info: TokenizerDownloadInfo, file: str) -> None:
-        try:
-            self._provide(info, file)
-        except TokenizerNotFound:
-            raise  # it is there, and not to be made sense of
-        except NotFound:
-            logger.info("%s has no %s; it is not needed", info.repo, file)
-
-    def _provide(self, info: TokenizerDownloadInfo, file: str) -> Path:
-        source = Source(
-            info.cache_key,
-            info.repo,
-            file,
-            vocab_size=info.expected_vocab,
-            cache_key=info.cache_key,
-        )
         from bitnet.hub.provision import provide
 
-        return provide(source, self._project, check=_check).path
+        key, vocab_size = info.cache_key, info.expected_vocab
+        paths = []
+        for file in info.files:
+            source = Source(key, info.repo, file, vocab_size=vocab_size, cache_key=key)
+            try:
+                paths.append(provide(source, self._project, check=_check).path)
+            except NotFound as error:
+                # A file that is there, and not to be made sense of, is needed as well.
+                if not paths or isinstance(error, TokenizerNotFound):
+                    raise
+                logger.info("%s has no %s; it is not needed", info.repo, file)
+        return paths[0]
 
 
 def _check(path: Path, vocab_size: int) -> None:

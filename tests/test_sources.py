@@ -2,6 +2,7 @@ import pytest
 
 from bitnet import sources
 from bitnet.base.errors import TokenMissing
+from bitnet.store.records import Artifact
 
 
 @pytest.mark.parametrize(
@@ -64,5 +65,6 @@ def test_a_repository_leads_to_its_source():
 
 
 def test_the_licence_line_names_terms_and_place():
-    assert "Meta Llama 3 Community License" in sources.TOKENIZERS["mirror"].licence_line
-    assert "huggingface.co/o/m" in sources.Source("x", "o/m").licence_line
+    named = Artifact(repo="o/m", licence="MIT", licence_url="https://mit.example")
+    assert named.licence_line.startswith("Licence: MIT, https://mit.example ")
+    assert "huggingface.co/o/m" in Artifact(repo="o/m").licence_line

@@ -62,10 +62,7 @@ def free_space(folder: Path) -> int:
 def require_space(
     folder: Path, size: int, what: str, hint: Callable[[int], str], *, spare: int = 0
 ) -> None:
-    """Refuse to write *size* bytes for *what* below *folder* if fewer than *spare* are left then.
-
-    *hint* is given the number of missing bytes.
-    """
+    """Refuse *size* bytes below *folder* that leave less than *spare*; *hint*: what is missing."""
     free = free_space(folder)
     if size + spare > free:
         extra = f" and {human_size(spare)} to spare" if spare else ""
@@ -129,10 +126,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def keep(path: Path, *parts: bytes | memoryview) -> str:
-    """Write *parts* to *path* atomically, for a cache that is only slower without them.
-
-    Gives the reason why they could not be written; empty on success.
-    """
+    """Write *parts* to *path* atomically, for a cache; the reason why not, or nothing."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

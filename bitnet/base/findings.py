@@ -76,10 +76,7 @@ class Finding:
 
 
 def status_of(findings: Iterable[Finding]) -> Status:
-    """The worst of *findings* as a verdict: a check that was not made has not passed.
-
-    Without any finding nothing was checked.
-    """
+    """The worst of *findings* as a verdict: what was not checked has not passed."""
     first = worst(findings)[:1]
     severity = first[0].severity if first else "skipped"
     return "failed" if severity == "failed" else "not run" if severity == "skipped" else "passed"

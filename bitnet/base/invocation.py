@@ -140,16 +140,12 @@ def _packages_of_uv() -> list[str]:
     else:
         import tomli as tomllib
     receipt = tomllib.loads((Path(sys.prefix) / "uv-receipt.toml").read_text(encoding="utf-8"))
-    return [
-        shlex.quote(f"{entry['name']}{_extras_of(entry)}{entry.get('specifier', '')}")
-        for entry in receipt.get("tool", {}).get("requirements", [])
-        if entry["name"] != PACKAGE
-    ]
-
-
-def _extras_of(entry: dict[str, Any]) -> str:
-    """Extras of a requirement in a receipt of uv, as a requirement has them: ``[data]``."""
-    return f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
+    packages = []
+    for entry in receipt.get("tool", {}).get("requirements", []):
+        extras = f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
+        if entry["name"] != PACKAGE:
+            packages.append(shlex.quote(f"{entry['name']}{extras}{entry.get('specifier', '')}"))
+    return packages
 
 
 def _has(name: str) -> bool:

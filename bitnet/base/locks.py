@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import CacheBusy, from_os_error
@@ -71,16 +72,11 @@ class Owner:
     def parse(cls, text: str) -> Owner | None:
         """The owner described by *text*; ``None`` if it is invalid."""
         try:
-            fields = json.loads(text)
-            names = ("progress", "process", "boot", "namespace", "started")
-            return cls(
-                int(fields["pid"]),
-                str(fields["host"]),
-                float(fields["since"]),
-                *(str(fields.get(name, "")) for name in names),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError):
+            owner = cls(**json.loads(text))
+        except (ValueError, TypeError):
             return None
+        kinds = [type(value) for value in asdict(owner).values()]
+        return owner if kinds == [int, str, float, *[str] * 5] else None
 
     @property
     def is_me(self) -> bool:
@@ -153,142 +149,34 @@ def _start_of(pid: int) -> str:
 
 
 class Lock:
-    """A lock in use; :func:`hold` creates it.
+    """A lock in use, which :func:`hold` creates: ``flock`` on a file whose content stays."""
 
-    Attributes:
-        path: the lock file.
-        is_kernel: the kernel excludes all other processes of this machine; otherwise nothing does.
-    """
-
-    def __init__(self, path: Path, *, is_kernel: bool) -> None:
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         self.path = path
-        self.is_kernel = is_kernel
-        self._owner = Owner.me()
-        self.report("")
+        # the kernel excludes all other processes of this machine; otherwise nothing does
+        self.is_kernel = True
+        self._is_shared = is_shared
+        self._fd = -1
+        self._since = time.time()
 
     def report(self, progress: str) -> None:
         """Tell waiting processes the progress of the work."""
-        record = Owner.me(since=self._owner.since, progress=progress).text()
+        record = Owner.me(since=self._since, progress=progress).text()
         # If the record cannot be written, only the waiters' messages are affected.
         with suppress(OSError), open(self.path, "r+", encoding="utf-8") as file:
             file.write(record)
             file.truncate()
 
-
-@contextmanager
-def hold(
-    path: Path,
-    *,
-    timeout_s: float,
-    what: str = "",
-    hint: str = "",
-    leave: bool = True,
-    shared: bool = False,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Lock]:
-    """Hold the lock file *path*, which is created if missing.
-
-    *what* is the name of the work, for messages, and *hint* helps after too long a wait. Without
-    *leave* the file is deleted with the lock, and a killed process's file by the next one. *shared*
-    holds it together with others that do the same; where the system cannot, it has no effect.
-    """
-    try:
-        is_kernel = kernel_locks_work(path.parent) and not (shared and os.name == "nt")
-        lock = _kernel_lock(path, is_shared=shared)
-        if is_kernel:
-            _wait_for(lock, path, timeout_s, what or path.name, hint, clock, sleep)
-        else:
-            lock.create()
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        yield Lock(path, is_kernel=is_kernel)
-    finally:
-        if not leave:
-            lock.delete()
-        lock.release()
-
-
-def _wait_for(
-    lock: _KernelLock | _WindowsLock,
-    path: Path,
-    timeout_s: float,
-    what: str,
-    hint: str,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    """Acquire *lock*, or raise :class:`CacheBusy` when the time is over."""
-    started = last_report = clock()
-    while not lock.acquire():
-        waited = clock() - started
-        if waited >= timeout_s:
-            raise CacheBusy(
-                f"{what} is held by {_name(owner_of(path))}; gave up after {waited:.0f} s",
-                hint=hint or "wait for it to finish, or allow more with BITNET_LOCK_TIMEOUT",
-            )
-        if clock() - last_report >= REPORT_INTERVAL_S:
-            last_report = clock()
-            owner = _name(owner_of(path))
-            logger.warning("waiting for %s: held by %s; %.0f s so far", what, owner, waited)
-        sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
-
-
-def _kernel_lock(path: Path, *, is_shared: bool = False) -> _KernelLock | _WindowsLock:
-    return _WindowsLock(path) if os.name == "nt" else _KernelLock(path, is_shared=is_shared)
-
-
-class _WindowsLock:  # pragma: no cover
-    """A lock of ``filelock``, which knows how on Windows."""
-
-    def __init__(self, path: Path) -> None:
-        from filelock import FileLock  # here, since it loads asyncio
-
-        self._lock = FileLock(path, thread_local=False)
-
-    def acquire(self) -> bool:
-        """Try once; true on success."""
-        from filelock import Timeout
-
-        try:
-            self._lock.acquire(blocking=False)
-        except Timeout:
-            return False
-        return True
-
-    def create(self) -> None:
-        """Do nothing: locks work here."""
-
-    def delete(self) -> None:
-        """Do nothing: an open file cannot be deleted here."""
-
-    def release(self) -> None:
-        """Release it."""
-        self._lock.release()
-
-
-class _KernelLock:
-    """``flock`` on a file whose content stays; older versions of ``filelock`` empty it."""
-
-    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
-        self._path = path
-        self._is_shared = is_shared
-        self._fd = -1
-
-    def create(self) -> None:
-        """Create the file, for the records of its owners."""
-        self._fd = self._open()
-
     def acquire(self) -> bool:
         """Try once, and again if the file was deleted meanwhile."""
-        import fcntl
-
         while True:
             fd = self._open()
             try:
-                how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
-                fcntl.flock(fd, how | fcntl.LOCK_NB)
+                if self.is_kernel:
+                    import fcntl
+
+                    how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
+                    fcntl.flock(fd, how | fcntl.LOCK_NB)
                 if os.fstat(fd).st_nlink:
                     self._fd, fd = fd, -1
                     return True
@@ -303,15 +191,8 @@ class _KernelLock:
     def delete(self) -> None:
         """Delete the file while it is held, unless another one is in its place."""
         with suppress(OSError):
-            if os.path.samestat(self._path.lstat(), os.fstat(self._fd)):
-                self._path.unlink()
-
-    def _open(self) -> int:
-        nofollow = getattr(os, "O_NOFOLLOW", 0)
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
-        except PermissionError:  # another user's file in a shared cache; it can still be locked
-            return os.open(self._path, os.O_RDONLY | nofollow)
+            if os.path.samestat(self.path.lstat(), os.fstat(self._fd)):
+                self.path.unlink()
 
     def release(self) -> None:
         """Release it."""
@@ -319,12 +200,96 @@ class _KernelLock:
             os.close(self._fd)
             self._fd = -1
 
+    def _open(self) -> int:
+        nofollow = getattr(os, "O_NOFOLLOW", 0)
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
+        except PermissionError:  # another user's file in a shared cache; it can still be locked
+            return os.open(self.path, os.O_RDONLY | nofollow)
+
+
+class _WindowsLock(Lock):  # pragma: no cover
+    """A lock of ``filelock``, which knows how on Windows; none is shared there."""
+
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+        from filelock import FileLock  # here, since it loads asyncio
+
+        super().__init__(path, is_shared=is_shared)
+        self.is_kernel = not is_shared
+        self._lock = FileLock(path, thread_local=False)
+
+    def acquire(self) -> bool:
+        """Try once; true on success."""
+        from filelock import Timeout
+
+        try:
+            if self.is_kernel:
+                self._lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        return True
+
+    def delete(self) -> None:
+        """Do nothing: an open file cannot be deleted here."""
+
+    def release(self) -> None:
+        """Release it."""
+        self._lock.release()
+
+
+_SystemLock = _WindowsLock if os.name == "nt" else Lock
+
+
+@contextmanager
+def hold(
+    path: Path,
+    *,
+    timeout_s: float,
+    what: str = "",
+    hint: str = "",
+    leave: bool = True,
+    shared: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Lock]:
+    """Hold the lock file *path*, which is created if missing; :class:`CacheBusy` after the time.
+
+    *what* is the name of the work, for messages, and *hint* helps after too long a wait. Without
+    *leave* the file is deleted with the lock, and a killed process's file by the next one. *shared*
+    holds it together with others that do the same; where the system cannot, it has no effect.
+    """
+    lock, what = _SystemLock(path, is_shared=shared), what or path.name
+    try:
+        lock.is_kernel = lock.is_kernel and kernel_locks_work(path.parent)
+        started = last_report = clock()
+        while not lock.acquire():
+            waited = clock() - started
+            if waited >= timeout_s:
+                raise CacheBusy(
+                    f"{what} is held by {holder_of(path)}; gave up after {waited:.0f} s",
+                    hint=hint or "wait for it to finish, or allow more with BITNET_LOCK_TIMEOUT",
+                )
+            if clock() - last_report >= REPORT_INTERVAL_S:
+                last_report = clock()
+                text = "waiting for %s: held by %s; %.0f s so far"
+                logger.warning(text, what, holder_of(path), waited)
+            sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    lock.report("")
+    try:
+        yield lock
+    finally:
+        if not leave:
+            lock.delete()
+        lock.release()
+
 
 def is_held(path: Path) -> bool:
     """True if a process holds the lock file *path* at this moment."""
     if not path.exists():
         return False
-    lock = _kernel_lock(path)
+    lock = _SystemLock(path)
     try:
         if not lock.acquire():
             return True
@@ -340,6 +305,11 @@ def owner_of(path: Path) -> Owner | None:
         return Owner.parse(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def holder_of(path: Path) -> str:
+    """Last recorded owner of the lock file in words."""
+    return str(owner_of(path) or "another process")
 
 
 def kernel_locks_work(folder: Path) -> bool:
@@ -360,31 +330,17 @@ _working: dict[int, bool] = {}  # by device
 def _try_locks(folder: Path) -> bool:
     import fcntl
 
-    probe = folder / f".lock-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    first = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        second = os.open(probe, os.O_RDWR)
+    how = fcntl.LOCK_EX | fcntl.LOCK_NB
+    with NamedTemporaryFile(prefix=".lock-", dir=folder) as first, open(first.name, "rb") as second:
         try:
-            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False  # granted twice
+            fcntl.flock(first, how)
+            fcntl.flock(second, how)  # where this is granted as well, locks have no effect
+        except BlockingIOError:
+            return True
         except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return False
-            raise
-        finally:
-            os.close(second)
-    finally:
-        os.close(first)
-        with suppress(OSError):
-            probe.unlink()
-
-
-def _name(owner: Owner | None) -> str:
-    return str(owner) if owner is not None else "another process"
+            if error.errno not in _NO_LOCKS:
+                raise
+    return False
 
 
 _Owner = TypeVar("_Owner")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,33 +47,13 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Quotas, in cores, of the control groups of this process."""
+    """Quotas, in cores, of the control groups of this process; "max" and -1 mean none."""
     for folder, version_2 in group_folders("cpu", root):
-        quota = _read_max(folder) if version_2 else _read_cfs(folder)
-        if quota is not None:
-            yield quota
-
-
-def _read_max(folder: Path) -> float | None:
-    """Quota of a group of version 2, ``None`` if there is none."""
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _read_cfs(folder: Path) -> float | None:
-    """Quota of a group of version 1, ``None`` if there is none."""
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
-        return None if quota <= 0 else quota / period
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
-
-
-# --- memory --------------------------------------------------------------------------------------
+        names = ["cpu.max"] if version_2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                yield int(quota) / int(period)
 
 
 _NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
@@ -164,10 +146,7 @@ def peak_memory() -> int:
 
 
 def page_reads(before: PageReads | None = None) -> PageReads:
-    """Reads of this process so far; zeros if the system does not count them.
-
-    *before*, an earlier result, is returned if there was no fault since.
-    """
+    """Reads of this process so far, 0 if unknown; *before* if there was no fault since."""
     try:
         import resource
     except ImportError:  # pragma: no cover - Windows
@@ -175,7 +154,10 @@ def page_reads(before: PageReads | None = None) -> PageReads:
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     if before is not None and faults == before.faults:
         return before
-    return PageReads(faults, _read_bytes())
+    with suppress(OSError):
+        if read := re.search(r"(?m)^read_bytes: (\d+)", Path("/proc/self/io").read_text("ascii")):
+            return PageReads(faults, int(read[1]))
+    return PageReads(faults, 0)
 
 
 def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
@@ -193,30 +175,18 @@ def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
             raise Unsupported(
                 "memory cannot be locked on this system", hint="leave out --lock-memory"
             ) from error
-        if failed:
-            raise _not_locked(total + array.nbytes, os.strerror(ctypes.get_errno()))
         total += array.nbytes
+        if failed:
+            import resource
+
+            limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+            most = "none" if limit == resource.RLIM_INFINITY else human_size(limit)
+            raise InferenceError(
+                f"{human_size(total)} of weights cannot be locked in memory: "
+                f"{os.strerror(ctypes.get_errno())} (limit: {most})",
+                hint="raise the limit (ulimit -l unlimited), or leave out --lock-memory",
+            )
     return total
-
-
-def _not_locked(size: int, why: str) -> InferenceError:
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    most = "none" if limit == resource.RLIM_INFINITY else human_size(limit)
-    return InferenceError(
-        f"{human_size(size)} of weights cannot be locked in memory: {why} (limit: {most})",
-        hint="raise the limit (ulimit -l unlimited), or leave out --lock-memory",
-    )
-
-
-def _read_bytes() -> int:
-    try:
-        text = Path("/proc/self/io").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    lines = dict(line.split(": ", 1) for line in text.splitlines())
-    return int(lines.get("read_bytes", 0))
 
 
 def _meminfo(root: Path, name: str) -> int | None:
@@ -225,14 +195,8 @@ def _meminfo(root: Path, name: str) -> int | None:
         text = (root / "proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return None
-    for line in text.splitlines():
-        key, _, rest = line.partition(":")
-        if key == name:
-            return int(rest.split()[0]) * 1024
-    return None
-
-
-# --- control groups ------------------------------------------------------------------------------
+    found = re.search(rf"(?m)^{name}:\s+(\d+)", text)
+    return int(found[1]) * 1024 if found else None
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
@@ -251,11 +215,15 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
         if not version_2 and controller not in controllers.split(","):
             continue
         for kind, options, mounted_group, mount_point in mounts:
-            if kind != ("cgroup2" if version_2 else "cgroup"):
+            is_ours = kind == ("cgroup2" if version_2 else "cgroup")
+            if not (is_ours and (version_2 or controller in options)):
                 continue
-            if version_2 or controller in options:
-                for folder in _folders(root, group, mounted_group, mount_point):
-                    yield folder, version_2
+            try:
+                inside = PurePosixPath(group).relative_to(mounted_group)
+            except ValueError:  # a container whose own group is mounted
+                inside = PurePosixPath()
+            for part in (inside, *inside.parents):
+                yield root / mount_point.lstrip("/") / part, version_2
 
 
 def _mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
@@ -265,14 +233,3 @@ def _mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
         fields, kind = place.split(" "), source.split(" ")
         if len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
             yield kind[0], kind[2].split(","), fields[3], fields[4]
-
-
-def _folders(root: Path, group: str, mounted_group: str, mount_point: str) -> Iterator[Path]:
-    """Folders of *group* and its parents, as far as they are mounted."""
-    top = root / mount_point.lstrip("/")
-    try:
-        inside = PurePosixPath(group).relative_to(mounted_group)
-    except ValueError:  # a container whose own group is mounted
-        inside = PurePosixPath()
-    for part in (inside, *inside.parents):
-        yield top / part

@@ -15,6 +15,7 @@ import re
 import shutil
 import sysconfig
 import threading
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -44,8 +45,13 @@ def _import() -> tuple[ModuleType | None, str, str]:
         return None, reason, "use the main interpreter of an ordinary Python"
     try:
         extension = import_module("bitnet._native")
-    except ModuleNotFoundError as error:
-        return None, *_missing(error)
+    except ModuleNotFoundError as error:  # an installation goes on without it
+        compiler = compiler_name()
+        if not (compiler and direct_url().keys() & {"dir_info", "vcs_info"}):
+            return None, str(error), _INSTALL
+        reason = f"its build failed, although this machine has a C++ compiler ({compiler})"
+        hint = f"build it again and read why it fails: {reinstall_command()} --verbose"
+        return None, reason, hint
     except ImportError as error:
         return None, str(error), _INSTALL
     built, expected = str(getattr(extension, "INTERFACE", "")), interface()
@@ -58,18 +64,6 @@ def _import() -> tuple[ModuleType | None, str, str]:
         return None, reason, "build it again, where its sources are: pip install ."
     atexit.register(_expect_leaks, extension, os.getpid())
     return extension, "", ""
-
-
-def _missing(error: ModuleNotFoundError) -> tuple[str, str]:
-    """The reason why there is no module, and what helps: an installation goes on without it."""
-    compiler = compiler_name()
-    built_here = direct_url().keys() & {"dir_info", "vcs_info"}
-    if not compiler or not built_here:
-        return str(error), _INSTALL
-    return (
-        f"its build failed, although this machine has a C++ compiler ({compiler})",
-        f"build it again and read why it fails: {reinstall_command()} --verbose",
-    )
 
 
 def compiler_name() -> str | None:
@@ -94,19 +88,13 @@ def _interpreter_refused() -> str:
     """The reason why the module cannot be used in this interpreter; empty if it can."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "it has not been made for free-threaded Python"
-    if not _in_main_interpreter():
-        return "its threads and locks are those of one interpreter, and this is a sub-interpreter"
-    return ""
-
-
-def _in_main_interpreter() -> bool:
     for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
-        try:
+        with suppress(ImportError):
             interpreters = import_module(name)
-        except ImportError:
-            continue
-        return bool(interpreters.get_current() == interpreters.get_main())
-    return True
+            if interpreters.get_current() == interpreters.get_main():
+                break
+            return "its threads and locks are those of one interpreter, this is a sub-interpreter"
+    return ""
 
 
 def _expect_leaks(module: ModuleType, process: int) -> None:
@@ -129,10 +117,7 @@ def _warn_once(reason: str, hint: str) -> None:
 
 
 def module() -> ModuleType | None:
-    """The extension module, or ``None`` where it is not installed or not to be used.
-
-    One that was built from sources of another interface is as good as none.
-    """
+    """The extension module, or ``None`` if it is missing, of another interface, or switched off."""
     backend = settings.backend()
     if backend == "reference":
         return None

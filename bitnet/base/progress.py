@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
@@ -74,15 +75,12 @@ class Progress:
         if mode == "bar":
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                desc=label,
-                total=total,
-                unit="B",
-                unit_scale=True,
-                file=self._stream,
-                **_width(self._stream),
-                leave=False,
-            )
+            look: dict[str, Any] = {"ncols": 80, "nrows": 24}  # if the terminal's is unknown
+            with suppress(OSError, ValueError, AttributeError):
+                if os.get_terminal_size(self._stream.fileno()).columns > 0:
+                    look = {"dynamic_ncols": True}
+            look |= {"desc": label, "unit": "B", "unit_scale": True, "leave": False}
+            self._bar = tqdm(total=total, file=self._stream, **look)
 
     def __enter__(self) -> Progress:
         return self
@@ -168,12 +166,3 @@ class Progress:
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
         }
         print(json.dumps(record), file=self._stream, flush=True)
-
-
-def _width(stream: TextIO) -> dict[str, Any]:
-    """Width of the bar in columns: the terminal's, or 80 if it is unknown."""
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):
-        columns = 0
-    return {"dynamic_ncols": True} if columns > 0 else {"ncols": 80, "nrows": 24}

@@ -181,17 +181,17 @@ class Setting(Generic[T]):
 
 ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
 
-cache_dir_override = Setting(
+_flag = partial(Setting[bool], parse=_boolean, default=False)
+_text = partial(Setting[str], parse=str.strip, default="")
+_path = partial(Setting[Path | None], parse=Path, default=None)
+
+cache_dir_override = _path(
     "BITNET_CACHE_DIR",
-    parse=Path,
-    default=None,
     help="cache folder; default: $XDG_CACHE_HOME/bitnet, otherwise ~/.cache/bitnet",
 )
-offline = Setting(
+offline = _flag(
     "BITNET_OFFLINE",
     "HF_HUB_OFFLINE",
-    parse=_boolean,
-    default=False,
     help="1: never open a connection; everything must come from disk",
 )
 hf_token = Setting(
@@ -202,10 +202,8 @@ hf_token = Setting(
     help="access token for gated models; sent to the hub's own host only",
     secret=True,
 )
-hf_token_path = Setting(
+hf_token_path = _path(
     "HF_TOKEN_PATH",
-    parse=Path,
-    default=None,
     help="file with the access token, when HF_TOKEN is not set; else token below HF_HOME",
 )
 hf_endpoint = Setting(
@@ -214,11 +212,9 @@ hf_endpoint = Setting(
     default="https://huggingface.co",
     help="address of the hub or of a mirror that speaks its protocol",
 )
-hf_hub_cache = Setting(
+hf_hub_cache = _path(
     "HF_HUB_CACHE",
     "HUGGINGFACE_HUB_CACHE",
-    parse=Path,
-    default=None,
     help="cache of huggingface_hub, read (never written) when a tokenizer is looked for",
 )
 hf_home = Setting(
@@ -282,16 +278,9 @@ strict_tokenizers = Setting(
     keep_empty=True,
     help="1: refuse a mock tokenizer even with --allow-mock; 0: a vocabulary mismatch only warns",
 )
-allow_mock = Setting(
-    "BITNET_ALLOW_MOCK",
-    parse=_boolean,
-    default=False,
-    help="1: same as --allow-mock",
-)
-deterministic = Setting(
+allow_mock = _flag("BITNET_ALLOW_MOCK", help="1: same as --allow-mock")
+deterministic = _flag(
     "BITNET_DETERMINISTIC",
-    parse=_boolean,
-    default=False,
     keep_empty=True,
     help="1: seed 42 unless another one is given; 0: random seeds; logits have the same bits",
 )
@@ -301,9 +290,7 @@ seed = Setting(
     default=None,
     help="random seed of commands and requests that set none",
 )
-force_cpu = Setting(
-    "BITNET_FORCE_CPU", parse=_boolean, default=False, help="1: use the CPU even if there is a GPU"
-)
+force_cpu = _flag("BITNET_FORCE_CPU", help="1: use the CPU even if there is a GPU")
 api_key = Setting(
     "BITNET_API_KEY",
     parse=lambda text: text.strip() or None,
@@ -311,10 +298,8 @@ api_key = Setting(
     help="key that clients of `bitnet serve` must send",
     secret=True,
 )
-gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model of commands that name none")
-editor = Setting(
-    "VISUAL", "EDITOR", parse=str.strip, default="", help="editor that `!edit` opens in `chat`"
-)
+gguf = _path("BITNET_GGUF", help="model of commands that name none")
+editor = _text("VISUAL", "EDITOR", help="editor that `!edit` opens in `chat`")
 history = Setting(
     "BITNET_HISTORY",
     parse=lambda text: Path(text) if text else Path(os.devnull),
@@ -335,11 +320,8 @@ threads = Setting(
     default=0,
     help="compute threads; 0: one per core, within the quota of a container",
 )
-bitnet_cpp_dir = Setting(
-    "BITNET_CPP_DIR",
-    parse=Path,
-    default=None,
-    help="folder where bitnet.cpp was built, for `crossval --against bitnet.cpp`",
+bitnet_cpp_dir = _path(
+    "BITNET_CPP_DIR", help="folder where bitnet.cpp was built, for `crossval --against bitnet.cpp`"
 )
 ternary_layout = Setting(
     "BITNET_TERNARY_LAYOUT",
@@ -361,42 +343,27 @@ log = Setting(
     default="",
     help="log filter: debug, or area=level pairs such as bitnet_tokenizers::download=info",
 )
-spm_model = Setting(
-    "SPM_MODEL", parse=Path, default=None, help="SentencePiece model the contract test loads"
-)
-debug = Setting(
-    "BITNET_DEBUG", parse=_boolean, default=False, help="1: show tracebacks of internal errors"
-)
-step_summary = Setting(
+spm_model = _path("SPM_MODEL", help="SentencePiece model the contract test loads")
+debug = _flag("BITNET_DEBUG", help="1: show tracebacks of internal errors")
+step_summary = _path(
     "GITHUB_STEP_SUMMARY",
-    parse=Path,
-    default=None,
     help="file that reports are appended to; GitHub Actions sets it and shows it with the job",
 )
-otel_endpoint = Setting(
+otel_endpoint = _text(
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
-    parse=str.strip,
-    default="",
     help="OpenTelemetry collector that a worker sends traces to over HTTP, with the extra "
     "otel; other variables of OpenTelemetry configure it",
 )
-otel_traces_exporter = Setting(
-    "OTEL_TRACES_EXPORTER",
-    parse=str.strip,
-    default="",
-    help="otlp: send traces even if no collector is set; none: never",
+otel_traces_exporter = _text(
+    "OTEL_TRACES_EXPORTER", help="otlp: send traces even if no collector is set; none: never"
 )
-otel_protocol = Setting(
+otel_protocol = _text(
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
     "OTEL_EXPORTER_OTLP_PROTOCOL",
-    parse=str.strip,
-    default="",
     help="only http/protobuf; any other value disables traces with a warning",
 )
-otel_disabled = Setting(
-    "OTEL_SDK_DISABLED", parse=str.strip, default="", help="true: send no traces"
-)
+otel_disabled = _text("OTEL_SDK_DISABLED", help="true: send no traces")
 no_color = Setting(
     "NO_COLOR", parse=bool, default=False, help="any value: no bold text on the terminal"
 )

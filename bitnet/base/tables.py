@@ -28,13 +28,6 @@ _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _KEY = re.compile(r" +\S+(?: \S+)* {2,}")  # of a line that says what its value is
 
 
-def licence_line(licence: str, url: str) -> str:
-    """Text to read before using a file, without a judgement about what its terms allow."""
-    if not licence:
-        return f"Licence: see {url}"
-    return f"Licence: {licence}, {url} (you decide whether it fits your use)"
-
-
 def quantity(number: int, noun: str) -> str:
     """*number* with *noun*: ``1 file``, ``2,000 files``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -43,11 +36,6 @@ def quantity(number: int, noun: str) -> str:
 def short(text: str) -> str:
     """*text* with the first digits of each digest in it."""
     return _DIGEST.sub(lambda found: f"{found[0][:DIGITS]}…", text)
-
-
-def takes_bold(stream: TextIO) -> bool:
-    """True if *stream* is a terminal that shows bold text, and ``NO_COLOR`` is not set."""
-    return stream.isatty() and not settings.no_color() and not settings.dumb_terminal()
 
 
 def table(
@@ -75,13 +63,14 @@ def table(
         ]
     widths = [max(map(_width, column)) for column in zip(head, *rows, strict=True)]
     if stream.isatty():
-        room = _columns() - len(_GAP) * (len(head) - 1)
+        room = shutil.get_terminal_size().columns - len(_GAP) * (len(head) - 1)
         if wrap is not None:
             left = room - sum(widths) + widths[wrap]
             widths[wrap] = min(widths[wrap], max(left, SENTENCE))
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
             widths[max(shrink, key=widths.__getitem__)] -= 1
-    bold, plain = (_BOLD, _PLAIN) if takes_bold(stream) else ("", "")
+    takes_bold = stream.isatty() and not settings.no_color() and not settings.dumb_terminal()
+    bold, plain = (_BOLD, _PLAIN) if takes_bold else ("", "")
     if whole is not None and stream.isatty() and sum(widths) > room:
         name = head[whole]
         yield f"{bold}{name}{plain}"
@@ -112,7 +101,7 @@ def wrap_lines(lines: Iterable[str], stream: TextIO | None = None) -> Iterator[s
     stays whole, as does a command: they are there to be copied. So does the heading of a table.
     """
     stream = stream or sys.stdout
-    columns = _columns() if stream.isatty() else 0
+    columns = shutil.get_terminal_size().columns if stream.isatty() else 0
     for line in (each for text in lines for each in text.split("\n")):
         if not columns or _width(line) <= columns or "\x1b" in line:
             yield line
@@ -168,10 +157,6 @@ def _broken(text: str, width: int, margin: str = "", *, words: bool = True) -> l
     )
 
 
-def _columns() -> int:
-    return shutil.get_terminal_size().columns
-
-
 def _lines(
     cells: Sequence[str], widths: Sequence[int], right: Sequence[int], wrap: int | None
 ) -> Iterator[str]:
@@ -186,11 +171,12 @@ def _lines(
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> str:
-    shown = (
-        _pad(_cut(cell, width), width, at in right)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return _GAP.join(shown).rstrip()
+    padded = []
+    for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        text = _cut(cell, width)
+        blanks = " " * (width - _width(text))
+        padded.append(blanks + text if at in right else text + blanks)
+    return _GAP.join(padded).rstrip()
 
 
 def _width(text: str) -> int:
@@ -200,11 +186,6 @@ def _width(text: str) -> int:
     from unicodedata import east_asian_width
 
     return len(text) + sum(east_asian_width(character) in "WF" for character in text)
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    blanks = " " * (width - _width(text))
-    return blanks + text if right else text + blanks
 
 
 def _cut(text: str, width: int) -> str:
@@ -234,7 +215,8 @@ class LiveLine:
 
     def tell(self, text: str) -> None:
         """Show *text* instead of what was shown before."""
-        shown = text[: _columns() - 1]  # the line could not be taken back if it went on below
+        # The line could not be taken back if it went on below.
+        shown = text[: shutil.get_terminal_size().columns - 1]
         self._write(f"\r{shown}\x1b[K" if self._changes else f"{text}\n")
 
     @staticmethod

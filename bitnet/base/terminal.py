@@ -66,16 +66,13 @@ def decode_names(value: Any) -> Any:
     what they say, those that are not stay as they are. Lists and dicts are walked.
     """
     if isinstance(value, str):
-        return _BYTES.sub(lambda found: _as_utf8(found[0]), value)
+        how = "utf-8", "surrogateescape"
+        return _BYTES.sub(lambda found: found[0].encode(*how).decode(*how), value)
     if isinstance(value, dict):
         return {decode_names(key): decode_names(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [decode_names(entry) for entry in value]
     return value
-
-
-def _as_utf8(raw: str) -> str:
-    return raw.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 def has_bytes(text: str) -> bool:

@@ -42,9 +42,6 @@ _PROGRAMS = re.compile(
 )
 
 
-# --- addresses -------------------------------------------------------------------------------
-
-
 def address(text: str, base: str = "") -> str:
     """The HTTP address in *text*, relative to *base*, if a connection can be made to it."""
     if len(text) > 8192 or not text.isascii() or not text.isprintable() or " " in text:
@@ -108,9 +105,6 @@ def is_loopback(host: str) -> bool:
     return name == "localhost"
 
 
-# --- text ------------------------------------------------------------------------------------
-
-
 def printable(text: str, *, longest: int = _LONGEST_LINE) -> str:
     """*text* from outside as one line without control characters."""
     line = "".join(
@@ -125,16 +119,22 @@ def is_plain_text(value: object, longest: int = 4096) -> bool:
     return isinstance(value, str) and 0 < len(value) <= longest and value.isprintable()
 
 
-# --- places ----------------------------------------------------------------------------------
+def path_problem(text: str) -> str:
+    """Reason why *text* is not a path inside a folder, on any system; empty if it is one."""
+    path = PurePosixPath(text)
+    if path.as_posix() != text or text == ".":
+        return "it is not a plain relative path"
+    if path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text:
+        return "it leaves the folder, or would on another system"
+    return ""
 
 
 def place_problem(text: str) -> str:
     """Reason against *text* as a place of a lock file below its project; empty if it is good."""
     path = PurePosixPath(text)
-    if not is_plain_text(text) or path.as_posix() != text or text == ".":
-        return "it is not a plain relative path"
-    if path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text:
-        return "it leaves the folder, or would on another system"
+    problem = path_problem(text) if is_plain_text(text) else "it is not a plain relative path"
+    if problem:
+        return problem
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
         return "its name is too long"
     if any(part.startswith(".") for part in path.parts):

@@ -8,7 +8,6 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import BitnetError, from_os_error
@@ -19,6 +18,7 @@ from bitnet.store.tag import AREAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from bitnet.store import Artifact
 
@@ -54,11 +54,6 @@ class Entry:
         """True if it is a file of the store, to which others are links."""
         return self.path.parent.parent.name == "sha256"
 
-    @property
-    def is_referenced(self) -> bool:
-        """True if it is known to be in use under another name."""
-        return self.links > 1 or bool(self.users)
-
     def facts(self) -> dict[str, Any]:
         """The entry as JSON values."""
         return {
@@ -70,19 +65,9 @@ class Entry:
             "owner": self.owner or None,
             "links": self.links,
             "users": list(self.users),
-            "repository": self.repository or None,
+            "repository": self.origin.repository if self.origin is not None else None,
             "file": self.origin.file if self.origin is not None else None,
         }
-
-    @property
-    def repository(self) -> str:
-        """Repository and revision that a file of the store is from, as commands take them."""
-        if self.origin is None:
-            return ""
-        if self.origin.kind == "package" or "://" in self.origin.repo:
-            return self.origin.repo
-        revision = "" if self.origin.revision == "main" else f"@{self.origin.revision}"
-        return f"hf:{self.origin.repo}{revision}"
 
     def holders(self, everything: Iterable[Entry]) -> list[str]:
         """Paths that hold this file of the store on the disk: of projects and of the cache."""
@@ -93,49 +78,32 @@ class Entry:
 def entries(root: Path) -> list[Entry]:
     """Every entry of the cache, grouped by folder; empty if there is no cache yet."""
     all_entries: list[Entry] = _store_entries(root)
-    for folder in _folders(root):
-        names = {entry.name: entry for entry in _files(folder)}
+    for folder, names in _folders(root):
         companions = {lock for name in names for lock in _companions_of(name, names)}
-        for name in sorted(names.keys() - companions):
+        for name in sorted(set(names) - companions):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 all_entries.append(_entry(root, folder / name, sorted(_companions_of(name, names))))
     return all_entries
 
 
-def _folders(root: Path) -> Iterator[Path]:
-    """Folders of the cache that may hold files, without links."""
+def _folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Folders of the cache, without links, and the names of the files and links in each."""
     waiting = [root / "store/partial" if area == "store" else root / area for area in AREAS[::-1]]
     while waiting:
         folder = waiting.pop()
         try:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 continue
-            yield folder
-            inner = [
-                item.name
-                for item in os.scandir(folder)
-                if item.is_dir(follow_symlinks=False) and not item.name.startswith(".pip-")
-            ]
+            items = list(os.scandir(folder))
+            inner = [item.name for item in items if item.is_dir(follow_symlinks=False)]
+            files = [i.name for i in items if i.is_file() or (i.is_symlink() and not i.is_dir())]
         except FileNotFoundError:
             continue
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
+        yield folder, files
+        inner = [name for name in inner if not name.startswith(".pip-")]
         waiting += [folder / name for name in sorted(inner, reverse=True)]
-
-
-def _files(folder: Path) -> list[os.DirEntry[str]]:
-    """Files and links to files in *folder*."""
-    try:
-        with os.scandir(folder) as items:
-            return [item for item in items if item.is_file() or _is_dangling(item)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise from_os_error(error, folder, in_cache=True) from error
-
-
-def _is_dangling(item: os.DirEntry[str]) -> bool:
-    return item.is_symlink() and not Path(item).exists()
 
 
 def _companions_of(name: str, names: Iterable[str]) -> set[str]:
@@ -238,10 +206,7 @@ def _owner(lock_path: Path) -> str:
     """Holder of *lock_path*; empty if there is none. Never creates the file."""
     from bitnet.base import locks
 
-    if not locks.is_held(lock_path):
-        return ""
-    owner = locks.owner_of(lock_path)
-    return str(owner) if owner is not None else "another process"
+    return locks.holder_of(lock_path) if locks.is_held(lock_path) else ""
 
 
 @dataclass(frozen=True)
@@ -278,10 +243,7 @@ def verify(
     read_gguf: Callable[[Path], object] | None = None,
     expected: Mapping[str, str] | None = None,
 ) -> EntryCheck:
-    """Check the content of *entry* against its name.
-
-    *read_gguf* reads a whole file and raises if it is damaged; *expected* has SHA-256 by path.
-    """
+    """Check *entry* by its name, with *read_gguf*, and by *expected*, SHA-256 by path."""
     path = entry.path
     check = {".json": "JSON", ".gguf": "GGUF", ".copy": "exact head"}.get(path.suffix, "file")
     try:

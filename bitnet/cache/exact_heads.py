@@ -57,7 +57,9 @@ def read_copy(path: Path, out: NDArray[np.uint8]) -> bool:
         with path.open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)
             size = os.fstat(file.fileno()).st_size
-            problem = _header_problem(header) or _size_problem(size, out.nbytes)
+            problem = _header_problem(header)
+            if not problem and size - _HEADER.size != out.nbytes:
+                problem = f"{size - _HEADER.size:,} bytes, expected {out.nbytes:,}"
             if not problem:
                 _read_pieces(file.fileno(), out)
                 problem = _digest_problem(header, out)
@@ -123,11 +125,6 @@ def _header_problem(header: bytes) -> str:
         return "it does not begin as a copy of a head does"
     version = _HEADER.unpack(header)[1]
     return "" if version == _VERSION else f"version {version}, expected {_VERSION}"
-
-
-def _size_problem(found: int, expected: int) -> str:
-    found -= _HEADER.size
-    return "" if found == expected else f"{found:,} bytes, expected {expected:,}"
 
 
 def _digest_problem(header: bytes, content: NDArray[np.uint8]) -> str:

@@ -122,7 +122,7 @@ def space_hint(root: Path, missing: int) -> str:
 
 
 def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
-    if selection.unreferenced and entry.is_stored and entry.is_referenced:
+    if selection.unreferenced and entry.is_stored and (entry.links > 1 or entry.users):
         return False
     if entry.is_stored and entry.kind == "model":
         return selection.models
@@ -170,10 +170,7 @@ def refuse_unless_cache(root: Path) -> None:
 
 
 def prune(planned: Removal) -> Removal:
-    """Remove the planned entries; return those removed and those found to be busy.
-
-    Entries that were locked or removed since the plan was made are skipped.
-    """
+    """Remove the planned entries that are still unused; those removed, and those that are busy."""
     removed: list[Entry] = []
     busy, foreign = list(planned.busy), list(planned.foreign)
     in_use = Store(planned.root).in_use

@@ -36,7 +36,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
         print(as_json({"root": str(cache.root), "size_bytes": total, "entries": facts}))
         return
     print(*_by_repository(listing, cache.root), sep="", end="")
-    of_repositories = {entry.inode for entry in listing if entry.repository}
+    of_repositories = {entry.inode for entry in listing if entry.origin}
     head = ("size", "last used", "kind", "key", "path", "note")
     rows = [
         (
@@ -60,8 +60,8 @@ def _by_repository(listing, root):
     from bitnet.base.progress import human_size
 
     rows = []
-    for name in sorted({entry.repository for entry in listing if entry.repository}):
-        files = [entry for entry in listing if entry.repository == name]
+    for name in sorted({entry.origin.repository for entry in listing if entry.origin}):
+        files = [e for e in listing if e.origin and e.origin.repository == name]
         total = sum(entry.size_bytes for entry in files)
         rows.append((name, human_size(total), quantity(len(files), "file")))
         for entry in files:
@@ -171,14 +171,18 @@ def rm(
 
     Files that a project or another model also has stay on the disk under those names.
     """
-    from bitnet.hub.models import removal_of
+    from bitnet.base.progress import human_size
+    from bitnet.hub.models import remove_model
     from bitnet.hub.ref import parse
 
-    planned = removal_of(parse(model), common.project())
-    if not dry_run:
-        planned.apply()
-    lines = planned.lines("would remove" if dry_run else "removed")
-    common.output.finish(planned.facts(), map(brief, lines))
+    held = remove_model(parse(model), common.project(), dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    size = sum(blob.size for blob, holders in held if not holders)
+    lines = [f"{verb} {blob.path} ({human_size(blob.size)})" for blob, _ in held]
+    lines += [f"still on the disk: {', '.join(holders)}" for _, holders in held if holders]
+    lines.append(f"{verb} {quantity(len(held), 'file')}, {human_size(size)} freed")
+    files = [{"path": str(b.path), "size_bytes": b.size, "held_by": holders} for b, holders in held]
+    common.output.finish({"size_bytes": size, "files": files}, map(brief, lines))
 
 
 @task(

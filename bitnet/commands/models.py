@@ -263,8 +263,6 @@ def _download(refs, select, output, sha256, common, **options):
     from bitnet.verify.attest import attest_fetched
 
     project = common.project(**options)
-    if not common.cache.cache_dir:
-        project = project.writable()
     artifacts = download(
         refs,
         project,

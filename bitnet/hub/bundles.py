@@ -77,12 +77,12 @@ class Collection:
         name = tokenizer.repo, tokenizer.revision, tokenizer.file
         record = store.index.find(*name) or Artifact("tokenizer", *name)
         blob = store.find(record.sha256) if record.sha256 else None
-        if blob is None and not entry.is_file():
+        path = blob.path if blob is not None else entry
+        if not path.is_file():
             raise NotFound(
                 f"the tokenizer {tokenizer.repo}/{tokenizer.file} is not on this machine",
                 hint=f"fetch it first: {tokenizer_command(tokenizer)}",
             )
-        path = blob.path if blob is not None else entry
         self._add(replace(record, place=relative(entry, self.project.cache), path=path))
 
     def add_cached_tokenizer(self, path: Path) -> None:
@@ -121,21 +121,20 @@ class Collection:
 
     def _add_pinned(self, entry: Artifact) -> None:
         store = self.project.store
-        path = self.project.folder / path_of(entry.place) if entry.place is not None else None
-        if (blob := store.find(entry.sha256)) is not None:
-            path = blob.path
-        if path is None or not store.is_intact(path, entry.sha256, entry.size):
+        target = self.project.folder / path_of(entry.place) if entry.place is not None else None
+        blob = store.find_anywhere(entry.sha256, entry.size, target)
+        if blob is None:
             raise NotFound(
                 f"{entry.repo}/{entry.file}, which {LOCK_FILE} pins, is not on this machine",
                 hint="fetch it first: bitnet sync",
             )
         place = None
         if entry.kind == "tokenizer":
-            record = store.index.find(entry.repo, entry.revision, entry.file)
+            record = store.index.find(*entry.index_name)
             keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
             usual = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
             place = record.place if record is not None and record.place is not None else usual
-        self._add(replace(entry, path=path, place=place))
+        self._add(replace(entry, path=blob.path, place=place))
         if entry.kind == "package" and entry.repo in sources.PACKAGED:
             self._add_notices(entry.repo, replace(entry, place=None))
 
@@ -151,17 +150,12 @@ class Collection:
 
     def _add(self, file: Artifact) -> None:
         """Add *file* with the digest of the content at its path, and the commit that is known."""
-        sha256 = self.project.store.digest_of(file.path)
-        name = file.repo, file.revision, file.file
-        record = self.project.store.index.find(*name)
+        sha256, size = self.project.store.digest_of(file.path), file.path.stat().st_size
+        record = self.project.store.index.find(*file.index_name)
         commit = record.commit if record is not None and record.sha256 == sha256 else file.commit
         place = file.place if file.kind == "tokenizer" else None
-        size = file.path.stat().st_size
         file = replace(file, commit=commit, sha256=sha256, size=size, place=place, licence="")
-        self.files[name] = file
-
-
-# --- import --------------------------------------------------------------------------------------
+        self.files[file.index_name] = file
 
 
 def import_bundle(
@@ -197,7 +191,7 @@ def import_bundle(
         obtain=lambda: fresh.extend(unpack(bundle, project.store, report=report)),
     )
     for file in files:
-        project.store.index.write(file, file.repo, file.revision, file.file)
+        project.store.index.write(file, *file.index_name)
     for model, names in models:
         remember(model, project, names)
     if into is not None and lock is not None:
@@ -256,7 +250,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
 
 def _is_other(file: Artifact, project: Project) -> bool:
     """True if the name of *file* means another file on this machine, which stays; says so."""
-    store, name = project.store, (file.repo, file.revision, file.file)
+    store, name = project.store, file.index_name
     record = store.index.find(*name)
     if record is None or record.sha256 == file.sha256 or project.force:
         return False

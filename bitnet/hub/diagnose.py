@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ from bitnet.hub.limits import Transient
 from bitnet.hub.session import HubSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from bitnet.hub.options import FetchOptions
 
@@ -42,35 +43,30 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     yield Finding("ok", "hub", redact_url(options.endpoint))
     yield Finding("ok", "proxy", redact_url(proxy) if proxy else "none")
     _, host, port = origin(proxy or url)
-    steps: list[tuple[str, Callable[[], str]]] = [
-        ("DNS", lambda: _resolve(str(host), port)),
-        ("TCP", lambda: _connect(str(host), port)),
-    ]
-    if not proxy and url.startswith("https:"):
-        steps.append(("TLS", lambda: _certificate(str(host), port, bundle)))
     with HubSession(options) as session:
-        steps.append(("reply", lambda: _reply(session, url)))
-        steps.append(("speed", lambda: _speed(session, url)))
+        steps = [
+            ("DNS", partial(_resolve, str(host), port)),
+            ("TCP", partial(_connect, str(host), port)),
+            ("TLS", partial(_certificate, str(host), port, bundle)),
+            ("reply", partial(_reply, session, url)),
+            ("speed", partial(_speed, session, url)),
+        ]
         for name, look in steps:
-            step = _time_check(name, look, url)
-            yield step
+            if name == "TLS" and (proxy or not url.startswith("https:")):
+                continue
+            started = time.monotonic()
+            try:
+                step = Finding("ok", name, look())
+            except BitnetError as error:
+                step = Finding.of(name, error)
+            except Transient as broken:
+                step = Finding.of(name, broken.error)
+            except (OSError, UnicodeError) as error:  # requests' are OSErrors, invalid names not
+                text = f"{name} fails for {redact_url(url)}: {error}"
+                step = Finding.of(name, NetworkError(text, hint=_HINTS[name]))
+            yield replace(step, duration_s=time.monotonic() - started)
             if step.failed:
                 return
-
-
-def _time_check(name: str, look: Callable[[], str], url: str) -> Finding:
-    started = time.monotonic()
-    problem: BitnetError
-    try:
-        text = look()
-        return Finding("ok", name, text, duration_s=time.monotonic() - started)
-    except BitnetError as error:
-        problem = error
-    except Transient as broken:
-        problem = broken.error
-    except (OSError, UnicodeError) as error:  # requests' errors are OSErrors, invalid names are not
-        problem = NetworkError(f"{name} fails for {redact_url(url)}: {error}", hint=_HINTS[name])
-    return replace(Finding.of(name, problem), duration_s=time.monotonic() - started)
 
 
 _HINTS = {

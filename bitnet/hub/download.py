@@ -9,6 +9,7 @@ place (:mod:`bitnet.store.partial`).
 
 from __future__ import annotations
 
+import functools
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,11 +21,10 @@ from bitnet.base.errors import (
     HashMismatch,
     InvalidFormat,
     NetworkError,
-    PermissionDenied,
     UpstreamChanged,
     from_os_error,
 )
-from bitnet.base.files import check_writable, git_oid, require_space
+from bitnet.base.files import git_oid, require_space
 from bitnet.base.progress import Mode, Progress, human_size
 from bitnet.base.trust import redact_url
 from bitnet.cache.prune import space_hint
@@ -35,9 +35,10 @@ from bitnet.store.partial import clear, sweep
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from bitnet.hub.orders import FileOrder
     from bitnet.hub.session import HubSession
     from bitnet.store import Version
 
@@ -53,89 +54,63 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _LARGEST_POINTER = 1024  # bytes, by the specification
 
 
-@dataclass(frozen=True)
-class Download:
-    """A file to fetch."""
-
-    url: str  # its address
-    name: str  # its name in messages and of the partial file
-    # expected digest, hexadecimal; ``None`` accepts what the server announces
-    sha256: str | None = None
-    size: int | None = None  # expected bytes
-    # called with the finished file before it gets its name; raises to refuse it
-    check: Callable[[Path], None] | None = None
-    force: bool = False  # transfer it even if the store has it
-    changed_hint: str = ""  # hint for the case that the server has another file than expected
-    # a local file that may be the expected one; then nothing is transferred
-    beside: Path | None = None
-    mirrors: tuple[str, ...] = ()  # further addresses, which are used if its digest is known
-
-
 def fetch(
-    request: Download, store: Store, *, session: HubSession, progress: Mode = "auto"
+    order: FileOrder,
+    store: Store,
+    urls: Sequence[str],
+    *,
+    session: HubSession,
+    force: bool = False,
+    progress: Mode = "auto",
 ) -> Artifact:
-    """The file of *request*, in *store*; transferred only if the store does not have its digest.
+    """The file of *order*, in *store*; transferred if that does not have it, or with *force*.
 
-    Its revision is the ETag, if the server was asked and sent a strong one.
+    The first of *urls* is its address, the others are used if its digest is known. Its revision is
+    the ETag, if the server was asked and sent a strong one.
     """
     try:
-        return _Fetch(request, store, session, progress).run()
+        return _Fetch(order, store, tuple(urls), session, progress, force).run()
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
-
-
-def require_folder(folder: Path) -> None:
-    """Create *folder*, and check that it is writable, before anything is fetched."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise PermissionDenied(
-            f"{error.strerror} (os error {error.errno}): cannot make {folder}",
-            hint="a file is where the folder belongs: choose another with --output",
-        ) from error
-    except OSError as error:
-        raise from_os_error(error, folder) from error
-    check_writable(folder)
 
 
 @dataclass
 class _Fetch:
     """One download into a store; it may take several rounds."""
 
-    request: Download
+    order: FileOrder
     store: Store
+    urls: tuple[str, ...]
     session: HubSession
     progress: Mode
+    force: bool
     fresh: bool = False  # what is in the store, or was fetched before, proved wrong
 
     def run(self) -> Artifact:
-        request, store = self.request, self.store
-        digest = request.sha256
-        if digest and not request.force and (blob := store.find(digest)) is not None:
-            self._tidy(digest)
+        source, store = self.order.source, self.store
+        if source.sha256 and not self.force and (blob := store.find(source.sha256)) is not None:
+            self._tidy(source.sha256)
             return blob
         for _ in range(ROUNDS):
             facts = self._facts()
             before = self._state(facts)
-            again = request.force or self.fresh
-            blob = None if again else self._find_version(facts, request.beside)
+            again = self.force or self.fresh
+            blob = None if again else self._find_version(facts, self.order.target)
             if blob is not None:
                 self._tidy(facts.key)
                 return blob
             try:
                 return self._lock_entry(facts, before)
             except Replaced:
-                logger.warning("%s changed on the server, starting over", request.name)
+                logger.warning("%s changed on the server, starting over", source.file)
             except _Damaged as damage:
-                logger.warning("%s: %s, starting over", request.name, damage)
-                self.request = replace(request, mirrors=())
+                logger.warning("%s: %s, starting over", source.file, damage)
+                self.urls = self.urls[:1]
             self.fresh = True
         raise NetworkError(
-            f"{redact_url(request.url)}: the server announces one file and sends another",
+            f"{redact_url(self.urls[0])}: the server announces one file and sends another",
             hint="try again later, or another mirror with --base-url=URL",
         )
-
-    # --- what is there -----------------------------------------------------------------------
 
     def _tidy(self, key: str) -> None:
         """Delete partial files of a version that is in the store, if no process uses them."""
@@ -156,13 +131,9 @@ class _Fetch:
 
     def _find_version(self, facts: Version, beside: Path | None = None) -> Artifact | None:
         """This version, if it is *beside*, in the store, or in another cache."""
-        digest, store = self._digest(facts), self.store
-        if digest is None:
+        if (digest := self._digest(facts)) is None:
             return None
-        blob = None
-        if beside is not None and store.is_intact(beside, digest, facts.size):
-            blob = Artifact(sha256=digest, size=beside.stat().st_size, path=beside)
-        blob = blob or store.find(digest) or store.find_elsewhere(digest)
+        blob = self.store.find_anywhere(digest, facts.size, beside)
         return _name(blob, facts) if blob is not None else None
 
     def _state(self, facts: Version) -> tuple[int, int] | None:
@@ -175,32 +146,30 @@ class _Fetch:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    # --- the server --------------------------------------------------------------------------
-
     def _facts(self) -> Version:
         """The server's description of the file, if it is the expected one."""
-        request, facts = self.request, self._ask_servers()
+        source, facts = self.order.source, self._ask_servers()
         for name, expected, actual in (
-            ("SHA-256", request.sha256, facts.sha256),
-            ("size", request.size, facts.size),
+            ("SHA-256", source.sha256, facts.sha256),
+            ("size", source.size, facts.size),
         ):
             if expected is not None and actual is not None and expected != actual:
                 raise UpstreamChanged(
-                    f"{redact_url(request.url)} has been replaced on the server: {name} {actual}, "
+                    f"{redact_url(self.urls[0])} has been replaced on the server: {name} {actual}, "
                     f"expected {expected}",
-                    hint=request.changed_hint or "accept the new file with: bitnet sync --update",
+                    hint=self.order.update_hint,
                 )
-        size = facts.size if facts.size is not None else request.size
-        return replace(facts, size=size, sha256=facts.sha256 or request.sha256)
+        size = facts.size if facts.size is not None else source.size
+        return replace(facts, size=size, sha256=facts.sha256 or source.sha256)
 
     def _ask_servers(self) -> Version:
         """Description of a file by the first server that answers."""
-        *others, last = (self.request.url, *self.request.mirrors)
+        *others, last = self.urls
         for url in others:
             with suppress(NetworkError):
-                return head(url, session=self.session, attempts=FACTS_ATTEMPTS)
+                return head(url, self.session, attempts=FACTS_ATTEMPTS)
             logger.warning("%s does not answer, another server is asked", redact_url(url))
-        return head(last, session=self.session)
+        return head(last, self.session)
 
     def _lock_entry(self, facts: Version, before: tuple[int, int] | None) -> Artifact:
         """The file, fetched by this process or by the holder of the lock."""
@@ -208,36 +177,38 @@ class _Fetch:
         folder = self.store.folder / "partial"
         folder.mkdir(exist_ok=True)
         sweep(folder)
+        name, clock = self.order.source.file, self.session.clock
         with locks.hold(
             folder / f"{facts.key}.lock",
             timeout_s=settings.lock_timeout(),
-            what=self.request.name,
-            clock=self.session.clock,
+            what=name,
+            clock=clock,
             sleep=self.session.sleep,
         ) as lock:
             if self._state(facts) != before and (blob := self._find_version(facts)) is not None:
                 return blob  # another process fetched it while we waited
-            clock = self.session.clock
-            with Progress(self.request.name, mode=self.progress, clock=clock) as bar:
-                return self._transfer(facts, bar, lock)
+            where = folder / facts.key, name.rpartition("/")[2]
+            partial = Partial.begin(*where, facts, alone=lock.is_kernel, fresh=self.fresh)
+            with Progress(name, mode=self.progress, clock=clock) as bar:
+                digest = self._transfer(facts, partial, bar, lock)
+                return self._publish(facts, partial, digest)
 
-    def _transfer(self, facts: Version, bar: Progress, lock: locks.Lock) -> Artifact:
-        request, store = self.request, self.store
-        folder = store.folder / "partial" / facts.key
-        file = request.name.rpartition("/")[2]
-        partial = Partial.begin(folder, file, facts, alone=lock.is_kernel, fresh=self.fresh)
+    def _transfer(self, facts: Version, partial: Partial, bar: Progress, lock: locks.Lock) -> str:
+        """Fill *partial*; the SHA-256 of the whole file."""
+        name = self.order.source.file
         try:
             if (missing := (facts.size or 0) - partial.done.total) > 0:
-                self._require_space(partial, missing)
+                hint = functools.partial(space_hint, self.store.root)
+                require_space(partial.path.parent, missing, name, hint, spare=HEADROOM_BYTES)
             if partial.resumed:
-                logger.info("%s: resuming at %s", request.name, human_size(partial.resumed))
+                logger.info("%s: resuming at %s", name, human_size(partial.resumed))
                 bar.begin_at(partial.resumed, facts.size)
             report = _reporter(bar, lock, self.session.clock)
-            mirrors = [url for url in request.mirrors if facts.sha256 and url != facts.url]
-            transfer = Transfer(
+            mirrors = [url for url in self.urls[1:] if facts.sha256 and url != facts.url]
+            file = name.rpartition("/")[2]
+            return Transfer(
                 self.session, facts, partial, name=file, report=report, mirrors=mirrors
-            )
-            digest = transfer.run()
+            ).run()
         except Replaced:
             partial.discard()
             raise
@@ -245,48 +216,43 @@ class _Fetch:
             partial.leave()
             if partial.is_left:
                 text = "%s: %s are kept, the same command continues there"
-                logger.warning(text, request.name, human_size(partial.done.total))
+                logger.warning(text, name, human_size(partial.done.total))
             raise
+
+    def _publish(self, facts: Version, partial: Partial, digest: str) -> Artifact:
+        """The file of *partial*, if it is the expected one, in the store."""
+        order, size = self.order, partial.done.total
         try:
-            size = partial.done.total
             self._verify(facts, digest, partial)
-            if request.check is not None:
-                request.check(partial.path)
-            blob = store.publish(partial, digest)
+            if order.check is not None:
+                order.check(partial.path)
+            blob = self.store.publish(partial, digest)
         except FileNotFoundError:
             raise _Damaged("it was deleted while it was being fetched") from None
         finally:
             partial.discard()  # nothing is left of it once it is published
         if facts.sha256 is None and facts.is_bound:
-            name = redact_url(request.url), facts.etag or "unknown", file
+            file = order.source.file.rpartition("/")[2]
+            name = redact_url(self.urls[0]), facts.etag or "unknown", file
             version = Artifact("version", *name, facts.commit, digest, size)
-            store.index.write(version, facts.key)
+            self.store.index.write(version, facts.key)
         return replace(_name(blob, facts), cached=False)
-
-    def _require_space(self, partial: Partial, missing: int) -> None:
-        require_space(
-            partial.path.parent,
-            missing,
-            self.request.name,
-            lambda short: space_hint(self.store.root, short),
-            spare=HEADROOM_BYTES,
-        )
 
     def _verify(self, facts: Version, digest: str, partial: Partial) -> None:
         """Refuse bytes that are not the expected file."""
-        request, expected, size = self.request, facts.sha256, partial.done.total
-        url, wrong = redact_url(request.url), ""
-        if request.size is not None and size != request.size:
-            wrong = f"{size:,} bytes came, expected {request.size:,}"
+        source, expected, size = self.order.source, facts.sha256, partial.done.total
+        url, wrong, has_mirrors = redact_url(self.urls[0]), "", len(self.urls) > 1
+        if source.size is not None and size != source.size:
+            wrong = f"{size:,} bytes came, expected {source.size:,}"
         elif expected is not None and digest != expected:
             wrong = f"SHA-256 {digest}, expected {expected}"
         elif expected is None and facts.git_oid and facts.git_oid != git_oid(partial.path):
             wrong = f"other bytes than those of the git object {facts.git_oid}"
-        if wrong and (partial.resumed or request.mirrors):
-            what = "what a mirror sent" if request.mirrors else "what an earlier run left"
+        if wrong and (partial.resumed or has_mirrors):
+            what = "what a mirror sent" if has_mirrors else "what an earlier run left"
             raise _Damaged(f"{what} is damaged ({wrong})")
-        if not (size or request.size == 0):
-            kind = "tokenizer " if "tokenizer" in request.name else ""
+        if not (size or source.size == 0):
+            kind = "tokenizer " if "tokenizer" in source.file else ""
             raise InvalidFormat(
                 f"Downloaded {kind}file is empty: {url}",
                 hint="the file on the server is empty: try another source or mirror",

@@ -204,10 +204,7 @@ def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
 def error_of(
     response: requests.Response, url: str, endpoint: str, *, with_token: bool
 ) -> BitnetError:
-    """Error for *response* to a request for *url*.
-
-    *url* and *endpoint* have no secrets; *with_token* says that a token was sent.
-    """
+    """Error for *response* to a request for *url*, which has no secrets, as *endpoint* has none."""
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
     message = printable(response.headers.get("X-Error-Message", ""))
     text = f"HTTP error {status}: {url}"
@@ -239,8 +236,17 @@ def error_of(
             hint=f"check the spelling at {endpoint}; for a private one set HF_TOKEN",
         )
     if status == 403 or (code == "GatedRepo" and with_token):
-        text += _quote(message)
-        return _forbidden(text, url, endpoint, gated=code == "GatedRepo", with_token=with_token)
+        if code == "GatedRepo" or with_token:
+            return LicenceNotAccepted(
+                f"{text}{_quote(message)}: the account behind HF_TOKEN has not accepted this "
+                "model's terms, or the token may not read it",
+                hint=f"accept them at {_page(url, endpoint)} and run the command again",
+            )
+        return TokenMissing(
+            f"{text}{_quote(message)}: access is refused and HF_TOKEN is not set",
+            hint=f"accept the model's terms at {_page(url, endpoint)}, "
+            "then: export HF_TOKEN=hf_...",
+        )
     if status == 401 and with_token:
         return TokenInvalid(
             f"{text}: the access token in HF_TOKEN is not accepted; it may have expired",
@@ -268,20 +274,6 @@ def error_of(
 def _quote(said: str) -> str:
     """The server's message about an error, as the end of a sentence."""
     return f' (the server says: "{said}")' if said else ""
-
-
-def _forbidden(text: str, url: str, endpoint: str, *, gated: bool, with_token: bool) -> BitnetError:
-    page = _page(url, endpoint)
-    if gated or with_token:
-        return LicenceNotAccepted(
-            f"{text}: the account behind HF_TOKEN has not accepted this model's terms, "
-            "or the token may not read it",
-            hint=f"accept them at {page} and run the command again",
-        )
-    return TokenMissing(
-        f"{text}: access is refused and HF_TOKEN is not set",
-        hint=f"accept the model's terms at {page}, then: export HF_TOKEN=hf_...",
-    )
 
 
 def _page(url: str, endpoint: str) -> str:

@@ -53,8 +53,6 @@ class Limits:
         self._told: list[Callable[[], None]] = []
         self._paid_until = clock()  # time at which the received bytes are within the rate
 
-    # --- the end -----------------------------------------------------------------------------
-
     def stop(self) -> None:
         """Cancel every transfer."""
         self._stopped.set()
@@ -88,14 +86,9 @@ class Limits:
         if self._stopped.wait(duration_s):
             raise Stopped
 
-    # --- connections -------------------------------------------------------------------------
-
     @contextmanager
     def connection(self, ended: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        """Take one of the connections; yields true if it had to wait for one.
-
-        *ended* is true if the transfer that asks does not need it any more.
-        """
+        """Take a connection, unless the transfer has *ended*; true if it had to wait for it."""
         waited = not self._slots.acquire(blocking=False)
         if waited:
             while not self._slots.acquire(timeout=_POLL_S):
@@ -106,17 +99,12 @@ class Limits:
         finally:
             self._slots.release()
 
-    # --- bytes per second --------------------------------------------------------------------
-
     def share(self, count: int) -> int:
         """Number of *count* bytes to read at once, so that the rate is kept smoothly."""
         return min(count, max(1, int(self.rate * _BURST_S))) if self.rate else count
 
     def pay(self, count: int, ended: Callable[[], bool] = lambda: False) -> float:
-        """Wait until *count* received bytes are within the rate; the seconds waited.
-
-        Idle time is not credited: after a pause the rate is the same.
-        """
+        """Wait until *count* bytes are within the rate, without credit for a pause; the seconds."""
         if not self.rate:
             return 0.0
         with self._lock:
@@ -141,11 +129,7 @@ class Transient(Exception):  # never leaves the package
     """A temporary failure: *error* is raised when it persists."""
 
     def __init__(
-        self,
-        error: BitnetError,
-        *,
-        retry_after_s: float | None = None,
-        attempts: int | None = None,
+        self, error: BitnetError, *, retry_after_s: float | None = None, attempts: int | None = None
     ) -> None:
         super().__init__(error.message)
         self.error = error
@@ -172,10 +156,7 @@ T = TypeVar("T")
 
 
 def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
-    """Results of *calls*, in their order; several of them run at a time.
-
-    When one fails, or the user interrupts, the others end soon; fetched bytes are kept.
-    """
+    """Results of *calls*, several at a time, in order; when one fails, the others end soon."""
     if len(calls) < 2:
         return [call() for call in calls]
     try:
@@ -190,10 +171,7 @@ def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
 def in_threads(
     calls: Iterable[Callable[[], T]], threads: int, stop: Callable[[], object]
 ) -> list[Future[T]]:
-    """Run *calls* in so many *threads*; at the return all have ended, or were cancelled.
-
-    *stop* ends those that run; it is called when one fails, or the user interrupts.
-    """
+    """Run *calls* in *threads* until all have ended; *stop* ends them when one fails."""
     running: list[Future[T]] = []
     done: set[Future[T]] = set()
     all_well = False

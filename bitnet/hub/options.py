@@ -43,7 +43,9 @@ class FetchOptions:
     connections: int | None = field(
         default=None, metadata={"bounds": (0, settings.MAX_CONNECTIONS)}
     )
-    user_endpoint: str = ""  # set where a project's file gives another address
+    # The hub as the user named it, where a project's file gives another address: only this one may
+    # get the access token.
+    user_endpoint: str = ""
 
     def __post_init__(self) -> None:
         """Check value ranges."""
@@ -90,20 +92,11 @@ class FetchOptions:
     @property
     def endpoint(self) -> str:
         """Address of the hub, without a trailing slash; the first one if there are several."""
-        return self._addresses[0]
+        return self.addresses[0]
 
     @property
-    def token_endpoint(self) -> str:
-        """The hub as the user named it: only this one may get the access token."""
-        return self.user_endpoint or self.endpoint
-
-    @property
-    def mirrors(self) -> tuple[str, ...]:
-        """Further addresses, tried in this order when the first fails; they get no access token."""
-        return self._addresses[1:]
-
-    @property
-    def _addresses(self) -> tuple[str, ...]:
+    def addresses(self) -> tuple[str, ...]:
+        """The hub and its mirrors, tried in this order; the mirrors get no access token."""
         text = self.base_url or settings.hf_endpoint()
         return tuple(address.strip().rstrip("/") for address in text.split(","))
 

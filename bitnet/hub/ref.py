@@ -71,11 +71,6 @@ class Ref:
         more += f" --file {word(self.file)}" if self.file else ""
         return f"bitnet download-model {word(self.repo)}{more}"
 
-    @property
-    def is_wheel(self) -> bool:
-        """True if it is a wheel on this machine."""
-        return self.path is not None and self.path.suffix == ".whl"
-
     def folder(self, cache: Path) -> Path:
         """Folder in *cache* with links to its files."""
         if self.url or self.path is not None:

@@ -20,6 +20,7 @@ from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provision import provide_all
 from bitnet.hub.ref import parse
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range, some_of
+from bitnet.hub.session import HubSession
 from bitnet.sources import Source
 from bitnet.store import Artifact
 from bitnet.store.blobs import hugging_face_files
@@ -101,25 +102,12 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
         part = _PART.fullmatch(file.file)
         shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
         groups.setdefault(shown, []).append(file)
-    return [
-        RepoModel(
-            name,
-            tuple(sorted(file.file for file in group)),
-            sum(file.size or 0 for file in group),
-            _encoding(name),
-        )
-        for name, group in sorted(groups.items())
-    ]
-
-
-def select_paths(files: Iterable[Source], include: list[str], exclude: list[str]) -> list[str]:
-    """Paths that match one of *include* (any path if it is empty) and none of *exclude*."""
-    return [
-        file.file
-        for file in files
-        if (not include or any(_matches(file.file, glob) for glob in include))
-        and not any(_matches(file.file, glob) for glob in exclude)
-    ]
+    models = []
+    for name, group in sorted(groups.items()):
+        encodings = _ENCODING.findall(name.rpartition("/")[2])
+        paths, size = sorted(file.file for file in group), sum(file.size or 0 for file in group)
+        models.append(RepoModel(name, tuple(paths), size, "".join(encodings[-1:]).upper()))
+    return models
 
 
 def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
@@ -138,7 +126,8 @@ def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     return gguf + [
         model
         for model in _folders(files)
-        if not pattern or any(_matches(file, pattern) for file in model.files if _is_weights(file))
+        if not pattern
+        or any(_matches(f, pattern) for f in model.files if f.endswith(".safetensors"))
     ]
 
 
@@ -164,10 +153,6 @@ def _folders(files: list[Source]) -> Iterator[RepoModel]:
         )
 
 
-def _is_weights(file: str) -> bool:
-    return file.endswith((".gguf", ".safetensors"))
-
-
 def _matches(file: str, pattern: str) -> bool:
     """True if *file* is *pattern*, or its path or name matches it."""
     name = file.rpartition("/")[2]
@@ -175,14 +160,18 @@ def _matches(file: str, pattern: str) -> bool:
 
 
 def choose(
-    repo: str,
+    ref: Ref,
     models: list[RepoModel],
-    pattern: str,
-    *,
     files: Iterable[Source] = (),
+    *,
+    named: bool = False,
     pick: Pick = lambda _repo, _models: None,
 ) -> RepoModel:
-    """The only one of *models*, or the one that *pick* chooses; *files* are all of *repo*."""
+    """The only one of *models*, or the one that *pick* chooses; *files* are all of *ref*.
+
+    *named*: the hint is a name of a model, and not an option.
+    """
+    repo, pattern = ref.repo, ref.file
     if len(models) == 1:
         return models[0]
     if not models:
@@ -195,18 +184,15 @@ def choose(
         return chosen
     lines = "\n".join(candidate.line() for candidate in models)
     fitting = [candidate for candidate in models if fits_in_memory(candidate.size) is not False]
-    largest = max(fitting or models, key=lambda candidate: candidate.size)
+    largest = printable(max(fitting or models, key=lambda candidate: candidate.size).name)
     raise UsageError(
         f"{len(models)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n{lines}",
-        hint=f"name one: --file '{printable(largest.name)}'",
+        hint=f"name one: 'hf:{repo}:{largest}'" if named else f"name one: --file '{largest}'",
     )
 
 
 def _choose_ternary(repo: str, models: list[RepoModel]) -> RepoModel | None:
-    """The largest of several files of one ternary model that can run here; it says so.
-
-    ``None``: they may be different models, or none is known to fit.
-    """
+    """The largest file of one ternary model that fits here, if these hold the same weights."""
     stems = {_ENCODING.sub("", model.name.rpartition("/")[2]) for model in models}
     ternary = [model for model in models if model.encoding in _TERNARY]
     fitting = [model for model in ternary if fits_in_memory(model.size)]
@@ -224,21 +210,13 @@ def _choose_ternary(repo: str, models: list[RepoModel]) -> RepoModel | None:
     return chosen
 
 
-def _encoding(name: str) -> str:
-    encodings = _ENCODING.findall(name.rpartition("/")[2])
-    return encodings[-1].upper() if encodings else ""
-
-
 # --- what a name means ---------------------------------------------------------------------------
 
 
 def refs_of(
     text: str, files: Sequence[str] = (), revision: str = "main", *, whole: bool = False
 ) -> list[Ref]:
-    """The downloads that *text* means, one for each of *files*, names or patterns.
-
-    Without *files* a repository means its model; with *whole* all of it.
-    """
+    """The downloads that *text* means, one for each of *files*; *whole*: all of a repository."""
     if REPOSITORY.fullmatch(text):
         ref = parse(f"hf:{text}")  # also where a folder has the same name
     elif text in sources.PACKAGED:
@@ -271,11 +249,7 @@ def refs_of(
 
 
 def resolve(
-    ref: Ref,
-    project: Project,
-    *,
-    select: FileSelection = _NONE,
-    models_only: bool = False,
+    ref: Ref, project: Project, *, select: FileSelection = _NONE, models_only: bool = False
 ) -> list[Source]:
     """The files on servers that *ref* means: one, or all parts of a model.
 
@@ -297,10 +271,17 @@ def resolve(
             hint=_files_here(project, ref.repo) or "name the file: --file FILE",
         )
     files = [replace(base, file=f, size=path.stat().st_size) for f, path in sorted(paths.items())]
-    files = files or list_files(ref.repo, ref.revision, options)
+    if not files:
+        with HubSession(options) as session:
+            files = list_files(ref.repo, ref.revision, session)
     if select:
-        asked = [] if select.is_given else [ref.file or "*"]
-        names = select_paths(files, [*select.include, *asked], select.exclude)
+        include = select.include if select.is_given else [ref.file or "*"]
+        names = [
+            name
+            for name in (file.file for file in files)
+            if (not include or any(_matches(name, glob) for glob in include))
+            and not any(_matches(name, glob) for glob in select.exclude)
+        ]
     else:
         models = models_in(files, ref.file)
         if models_only:
@@ -310,12 +291,11 @@ def resolve(
         if not (models or models_only or ref.file):
             names = [file.file for file in files]
         else:
-            names = list(choose(ref.repo, models, ref.file, files=files, pick=project.pick).files)
+            names = [*choose(ref, models, files, named=models_only, pick=project.pick).files]
     if not names:
         how = "is left by --include and --exclude" if select.is_given else f"matches {ref.file!r}"
         raise NotFound(
-            f"no file of {ref.repo} {how}",
-            hint=f"it has {some_of(entry.file for entry in files)}",
+            f"no file of {ref.repo} {how}", hint=f"it has {some_of(entry.file for entry in files)}"
         )
     by_name = {file.file: file for file in files}
     found = [replace(base, file=n, size=by_name[n].size, sha256=by_name[n].sha256) for n in names]
@@ -323,10 +303,7 @@ def resolve(
 
 
 def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: Store) -> Source:
-    """*source* with its digest, if Hugging Face's cache had it, from where it is in the store now.
-
-    What the store knows under this name stays. *paths* are those in that cache, by file.
-    """
+    """*source* with its digest, if Hugging Face's cache has it at *paths*; now it is in *store*."""
     path = paths.get(source.file)
     if path is None:
         return source
@@ -342,10 +319,7 @@ def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: 
 
 
 def resolve_all(
-    refs: Sequence[Ref],
-    project: Project,
-    *,
-    select: FileSelection = _NONE,
+    refs: Sequence[Ref], project: Project, *, select: FileSelection = _NONE
 ) -> list[Source]:
     """The files that *refs* mean, each once, as :func:`resolve`."""
     if select.is_given and any(ref.file and not sources.model_source(ref.repo) for ref in refs):
@@ -403,10 +377,7 @@ def download(
 
 
 def _without_refused(orders: list[FileOrder], named: set[str]) -> list[FileOrder]:
-    """*orders* without files that may not lie in a project, unless they were *named*: says which.
-
-    Most repositories have one, ``.gitattributes``.
-    """
+    """*orders* without unnamed files that may not lie in a project, as ``.gitattributes``."""
     problems = {
         order.source.file: place_problem(order.place)
         for order in orders
@@ -452,16 +423,18 @@ def header_of(source: Source, project: Project) -> Header:
         local = replace(source, size=path.stat().st_size)
         return Header(local, gated=source.gated or None, path=path)
     options = project.options_for(source.repo)
-    facts = head(file_url(source.repo, source.revision, source.file, options), options)
     licence = source.licence
     gated: bool | None = source.gated or None
-    try:
-        repo = model_facts(source.repo, source.revision, options)
-        licence, gated = licence or repo.licence or "", bool(repo.gated)
-    except BitnetError as error:  # a plain mirror serves files without metadata
-        logger.debug("%s: no metadata: %s", source.repo, error)
+    with HubSession(options) as session:
+        facts = head(file_url(source.repo, source.revision, source.file, options), session)
+        try:
+            repo = model_facts(source.repo, source.revision, session)
+            licence, gated = licence or repo.licence, repo.gated
+        except BitnetError as error:  # a plain mirror serves files without metadata
+            logger.debug("%s: no metadata: %s", source.repo, error)
 
     def read(start: int, stop: int) -> bytes:
-        return read_range(facts.url, start, stop, options)
+        with HubSession(options) as session:
+            return read_range(facts.url, start, stop, session)
 
     return Header(replace(source, size=facts.size, licence=licence), gated, read=read)

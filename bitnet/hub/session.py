@@ -13,6 +13,8 @@ import logging
 import random
 import threading
 import time
+from contextlib import suppress
+from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -54,16 +56,9 @@ CONNECT_TIMEOUT_S = 15.0
 CALLBACK_TIMEOUT_S = 10.0
 CALLBACK_ATTEMPTS = 3
 MAX_REDIRECTS = 8
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _UNKNOWN_HOST = "the host name cannot be resolved"
 _REFUSED = "connection refused"
-
-
-def host_of(url: str) -> str:
-    """Host of *url*, and its port if it is not the default."""
-    scheme, host, port = origin(url)
-    return str(host) if port == {"http": 80, "https": 443}.get(scheme) else f"{host}:{port}"
 
 
 class HubSession:
@@ -102,7 +97,7 @@ class HubSession:
         self._requests.mount("https://", transport)
         self._token_refused = False
         self._logins: dict[str, tuple[str, str]] = {}
-        self._reached: set[str] = set()  # origins that have answered
+        self._reached: set[tuple[object, ...]] = set()  # origins that have answered
 
     def reach(self, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
         """Use *proxy*, trust the certificates in *cert*, and log in to hosts with a login.
@@ -128,7 +123,6 @@ class HubSession:
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         leave_origin: bool = True,
-        token: bool = True,
         accept: Collection[int] = (200,),
     ) -> requests.Response:
         """The reply to one request after redirects, with its body unread; no retries.
@@ -141,71 +135,72 @@ class HubSession:
                 f"offline: {redact_url(url)} is not on disk and the network is switched off",
                 hint="unset BITNET_OFFLINE and HF_HUB_OFFLINE, and leave --offline away",
             )
-        secret = settings.access_token() if token and not self._token_refused else None
-        address, with_token = url, False
-        for _ in range(MAX_REDIRECTS):
-            with_token = secret is not None and self._is_the_hub(address)
-            sent = dict(headers or {})
-            if with_token:
-                sent["Authorization"] = f"Bearer {_check_token(secret)}"
-            login = self._logins.get("://".join(urlsplit(address)[:2]))
-            if login is not None:
-                sent["Authorization"] = requests.auth._basic_auth_str(*login)
-            response = self._send(method, address, sent)
-            if response.status_code not in _REDIRECTS or "Location" not in response.headers:
-                break
-            target = _target(address, response)
-            if not (leave_origin or origin(target) == origin(address) or self._is_the_hub(target)):
-                return response
-            response.close()
-            address = target
-        else:
-            raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
-        if response.status_code in accept:
+        secret = None if self._token_refused else settings.access_token()
+        follow = partial(self._follow, url, method, headers or {}, leave_origin)
+        response, address, with_token = follow(secret)
+        if response.is_redirect or response.status_code in accept:
             return response
         if response.status_code == 401 and with_token:
-            return self._without_token(url, method, headers, leave_origin, accept, response)
-        kept_back = secret is not None and not with_token
+            # An expired token must not prevent access to a public file.
+            response.close()
+            with suppress(BitnetError, Transient):
+                without, _, _ = follow(None)
+                if without.is_redirect or without.status_code in accept:
+                    self._token_refused = True
+                    logger.warning(
+                        "the hub does not accept the token in HF_TOKEN; the file is public and "
+                        "comes without it; make a new token at %s/settings/tokens",
+                        redact_url(self.options.endpoint),
+                    )
+                    return without
+                without.close()
+        is_kept_back = secret is not None and not with_token
         raise self._refusal(
             response,
             url,
             with_token=with_token or self._token_refused,
-            elsewhere=host_of(address) if kept_back else "",
+            elsewhere=address if is_kept_back else "",
         )
 
     def _is_the_hub(self, url: str) -> bool:
         """True if *url* is on the hub that the user named, under any of its names."""
-        return trust.is_token_host(url, self.options.token_endpoint)
+        options = self.options
+        return trust.is_token_host(url, options.user_endpoint or options.endpoint)
 
-    def _without_token(
+    def _follow(
         self,
         url: str,
         method: str,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
         leave_origin: bool,
-        accept: Collection[int],
-        refused: requests.Response,
-    ) -> requests.Response:
-        """Retry without a token: an expired one must not prevent access to a public file."""
-        refused.close()
-        try:
-            response = self.open(
-                url,
-                method=method,
-                headers=headers,
-                leave_origin=leave_origin,
-                token=False,
-                accept=accept,
-            )
-        except (BitnetError, Transient):
-            raise self._refusal(refused, url, with_token=True) from None
-        self._token_refused = True
-        logger.warning(
-            "the hub does not accept the token in HF_TOKEN; the file is public and comes without "
-            "it; make a new token at %s/settings/tokens",
-            redact_url(self.options.endpoint),
-        )
-        return response
+        secret: str | None,
+    ) -> tuple[requests.Response, str, bool]:
+        """The last reply, its address, and true if the token *secret* was sent there."""
+        address = url
+        for _ in range(MAX_REDIRECTS):
+            with_token = secret is not None and self._is_the_hub(address)
+            sent = dict(headers)
+            if with_token:
+                text = secret or ""
+                # Requests would quote a header that is not valid in its error.
+                if not (text.isascii() and text.isprintable() and " " not in text):
+                    raise TokenInvalid(
+                        "HF_TOKEN holds characters that no access token has",
+                        hint="copy the token again: export HF_TOKEN=hf_...",
+                    )
+                sent["Authorization"] = f"Bearer {text}"
+            login = self._logins.get("://".join(urlsplit(address)[:2]))
+            if login is not None:
+                sent["Authorization"] = requests.auth._basic_auth_str(*login)
+            response = self._send(method, address, sent)
+            if not response.is_redirect:
+                return response, address, with_token
+            target = _target(address, response)
+            if not (leave_origin or origin(target) == origin(address) or self._is_the_hub(target)):
+                return response, address, with_token
+            response.close()
+            address = target
+        raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
         """Send one request; raises :class:`Transient`."""
@@ -219,7 +214,7 @@ class HubSession:
                 headers=headers,
                 stream=True,
                 allow_redirects=False,
-                auth=_no_auth,
+                auth=lambda request: request,  # no passwords from ``~/.netrc``
                 timeout=(min(CONNECT_TIMEOUT_S, silence), silence),
             )
         except requests.exceptions.SSLError:
@@ -233,33 +228,34 @@ class HubSession:
                 hint="set HTTPS_PROXY to an HTTP proxy, or unset ALL_PROXY; for SOCKS: "
                 "pip install pysocks",
             ) from None
+        except (ValueError, urllib3.exceptions.HTTPError):  # also a host that no resolver accepts
+            raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
         except requests.exceptions.RequestException as error:
-            if isinstance(error, ValueError):  # not an address
-                raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
             reason = _reason(error)
             limit = UNKNOWN_HOST_ATTEMPTS if reason == _UNKNOWN_HOST else None
-            if reason == _REFUSED and ":".join(map(str, origin(url))) not in self._reached:
+            if reason == _REFUSED and origin(url) not in self._reached:
                 limit = REFUSED_ATTEMPTS
             raise Transient(request_error(url, reason), attempts=limit) from None
-        except (ValueError, urllib3.exceptions.HTTPError):  # a host that no resolver accepts
-            raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
         except OSError as error:  # requests looks for the certificates before it connects
             raise UsageError(
                 f"the certificates in REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE cannot be used: "
                 f"{printable(str(error))}",
                 hint="set it to an existing file, or unset it",
             ) from None
-        self._reached.add(":".join(map(str, origin(url))))
+        self._reached.add(origin(url))
         return response
 
     def _refusal(
-        self, response: requests.Response, url: str, *, with_token: bool, elsewhere: str = ""
+        self, response: requests.Response, url: str, *, with_token: bool, elsewhere: str
     ) -> BitnetError | Transient:
-        """The error for *response*, which does not bring what was asked for."""
+        """The error for *response*, from the address *elsewhere* if that is not the hub's."""
         response.close()
         endpoint = redact_url(self.options.endpoint)
         error = http.error_of(response, redact_url(url), endpoint, with_token=with_token)
         if elsewhere and isinstance(error, AuthError):
+            scheme, host, port = origin(elsewhere)
+            usual = port == {"http": 80, "https": 443}.get(scheme)
+            elsewhere = str(host) if usual else f"{host}:{port}"
             error = type(error)(
                 f"{error.message.partition(': ')[0]} {redact_url(url)}: {elsewhere} refuses "
                 "access, and did not get the access token: you did not name it as the hub, or it "
@@ -294,10 +290,7 @@ class HubSession:
     def json(
         self, url: str, what: str, *, longest: int = LONGEST_DOCUMENT
     ) -> tuple[Any, Mapping[str, str], int]:
-        """The JSON document at *url*, the reply's headers, and the document's size in bytes.
-
-        *what* is its name in messages, *longest* the most bytes that it may have.
-        """
+        """The JSON document *what* at *url*, of at most *longest* bytes; its headers and size."""
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
             with self.open(url) as response:
@@ -373,7 +366,9 @@ class Patience:
         if ending:
             if failures > 1:
                 logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
-            raise _final_error(broken.error, ending)
+            kind = RateLimited if isinstance(broken.error, RateLimited) else NetworkError
+            hint = broken.error.hint or TROUBLESHOOTING
+            raise kind(f"{broken.error.message} ({ending})", hint=hint)
         if broken.retry_after_s is None:  # a wait requested by the server is not silence
             with self._lock:
                 self._waited_s += wait
@@ -390,12 +385,6 @@ class Patience:
         if broken.retry_after_s is not None:
             with self._lock:
                 self._last_gain = session.clock()
-
-
-def _final_error(error: BitnetError, ending: str) -> BitnetError:
-    hint = error.hint or TROUBLESHOOTING
-    kind = RateLimited if isinstance(error, RateLimited) else NetworkError
-    return kind(f"{error.message} ({ending})", hint=hint)
 
 
 def _target(here: str, redirect: requests.Response) -> str:
@@ -423,21 +412,6 @@ class _Requests(requests.Session):
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Nothing: :meth:`HubSession.open` follows redirects."""
-
-
-def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Prevent requests from adding passwords from ``~/.netrc``."""
-    return request
-
-
-def _check_token(token: str | None) -> str:
-    """*token* if it is a valid header value; requests would quote it in its error otherwise."""
-    if token is None or not (token.isascii() and token.isprintable() and " " not in token):
-        raise TokenInvalid(
-            "HF_TOKEN holds characters that no access token has",
-            hint="copy the token again: export HF_TOKEN=hf_...",
-        )
-    return token
 
 
 def _reason(error: BaseException) -> str:

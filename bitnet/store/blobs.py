@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
 from bitnet.base.errors import HashMismatch, NoSpace, PermissionDenied, from_os_error
-from bitnet.base.files import git_oid, sha256_of
+from bitnet.base.files import digest_of, git_oid, sha256_of
 from bitnet.base.trust import COMMIT, SHA256, open_folder
 from bitnet.store import links
 from bitnet.store.partial import Partial, Version
@@ -72,11 +72,6 @@ class VerifiedFiles(RecordFolder[Verified]):
         """Path of the record of a path; links are not resolved, a name is a name."""
         return super().file_for(*map(os.path.abspath, name))
 
-    def digest_of(self, path: Path) -> str | None:
-        """Digest of *path*, if it was computed and the file has not changed since."""
-        record = self.find(path)
-        return record.sha256 if record is not None and record.is_unchanged else None
-
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
         """Record that *path* has this digest, unless it was changed only a moment ago.
 
@@ -108,9 +103,8 @@ class VerifiedFiles(RecordFolder[Verified]):
 def _parse(values: Any) -> Verified:
     """The record of *values*, a JSON object; ValueError or TypeError if it is none."""
     record = Verified(**values)
-    numbers = (record.size, record.mtime_ns, record.inode, record.ctime_ns)
-    texts = (record.path, record.sha256)
-    if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
+    kinds = [type(value) for value in asdict(record).values()]
+    if kinds != [str, str, int, int, int, bool, int]:
         raise ValueError("not the record of a file")
     return record
 
@@ -119,31 +113,21 @@ logger = logging.getLogger(__name__)
 
 
 class Store:
-    """The files in the cache folder *root*, which is created when something is put into it.
+    """The files in the cache folder *root*; with *rehash* they are read again to trust them."""
 
-    With *rehash* files are read again instead of trusting records; *beside* is another cache
-    folder, read-only.
-    """
-
-    def __init__(self, root: Path, *, rehash: bool = False, beside: Path | None = None) -> None:
+    def __init__(self, root: Path, *, rehash: bool = False) -> None:
         self.root = root
-        self.beside = beside
         self.rehash = rehash
         self.folder = root / "store"
         self.verified = VerifiedFiles(self.folder / "verified")
         self.index = StoreIndex(self.folder / "names")
-
-    # --- what is there -----------------------------------------------------------------------
 
     def path_of(self, sha256: str) -> Path:
         """Path of the file with this digest, existing or not."""
         return self.folder / "sha256" / sha256[:2] / sha256
 
     def find(self, sha256: str) -> Artifact | None:
-        """The file with this digest, if it exists and is unchanged.
-
-        A file that was changed by editing a link to it is removed.
-        """
+        """The file with this digest; one that was changed, through a link to it, is removed."""
         path = self.path_of(sha256)
         if not path.is_file():
             return None
@@ -181,17 +165,13 @@ class Store:
                 found.setdefault(record.sha256, []).append(record.path)
         return found
 
-    # --- digests -----------------------------------------------------------------------------
-
     def digest_of(self, path: Path) -> str:
         """SHA-256 of *path*, computed only if the file has changed since the last time."""
-        try:
-            digest = None if self.rehash else self.verified.digest_of(path)
-            if digest is None:
-                digest = sha256_of(path)
-                self.verified.remember(path, digest)
-        except OSError as error:
-            raise from_os_error(error, path) from error
+        record = None if self.rehash else self.verified.find(path)
+        if record is not None and record.is_unchanged:
+            return record.sha256
+        digest = digest_of(path)
+        self.verified.remember(path, digest)
         return digest
 
     def is_intact(self, path: Path, sha256: str, size: int | None = None) -> bool:
@@ -202,8 +182,6 @@ class Store:
         except OSError as error:
             raise from_os_error(error, path) from error
         return self.digest_of(path) == sha256
-
-    # --- taking in, handing out --------------------------------------------------------------
 
     def publish(self, partial: Partial, sha256: str) -> Artifact:
         """Move the finished *partial* with this digest to its path in the store."""
@@ -217,20 +195,19 @@ class Store:
     def put(
         self,
         chunks: Iterable[bytes],
-        name: str,
+        expected: Artifact,
         *,
-        sha256: str,
-        size: int | None = None,
         alone: bool,
         ready: Callable[[], None] = lambda: None,
     ) -> Artifact:
-        """Store a file made of *chunks*, if its content is as expected.
+        """Store a file made of *chunks*, if it is the *expected* one.
 
         *alone*: no other process does the same. *ready* is called when the file is verified, before
         it is moved.
         """
+        sha256, size, name = expected.sha256, expected.size, expected.file.rpartition("/")[2]
         version = Version("", size=size, sha256=sha256)
-        folder = self.folder / "partial" / version.key
+        folder = self.folder / "partial" / sha256
         partial = Partial.begin(folder, name, version, alone=alone, fresh=True)
         try:
             digest, count = hashlib.sha256(), 0
@@ -240,10 +217,9 @@ class Store:
                 partial.done.add(count, count + len(chunk))
                 count += len(chunk)
                 partial.flush_behind()
-            if (size if size is not None else count, sha256) != (count, digest.hexdigest()):
-                said = f"{size:,} bytes with " if size is not None else ""
+            if (count, digest.hexdigest()) != (size, sha256):
                 raise HashMismatch(
-                    f"{name}: expected {said}sha256 {sha256}, "
+                    f"{name}: expected {size:,} bytes with sha256 {sha256}, "
                     f"found {count:,} bytes with {digest.hexdigest()}"
                 )
             ready()
@@ -252,10 +228,7 @@ class Store:
             partial.discard()
 
     def adopt(self, file: Path, sha256: str) -> Artifact | None:
-        """Add *file*, a file elsewhere expected to have this digest; ``None`` if it does not.
-
-        The original stays unchanged; both share their blocks if the file system can do so.
-        """
+        """Add *file*, which stays as it is, from elsewhere; ``None`` if it has not this digest."""
         try:
             if not file.is_file() or sha256_of(file) != sha256:
                 return None
@@ -272,13 +245,19 @@ class Store:
             self._seal(path, sha256)
         return Artifact(sha256=sha256, size=path.stat().st_size, path=path)
 
-    def find_elsewhere(self, sha256: str, *places: Path) -> Artifact | None:
-        """The file with this digest from *places*, the cache beside this one, or Hugging Face's."""
-        theirs = [Store(self.beside).path_of(sha256)] if self.beside is not None else []
-        for place in (*places, *theirs, *_hugging_face(sha256)):
-            if place.is_file() and (blob := self.adopt(place, sha256)) is not None:
-                return blob
-        return None
+    def find_anywhere(
+        self, sha256: str, size: int | None, target: Path | None, *places: Path
+    ) -> Artifact | None:
+        """The file with this digest: at *target*, here, or taken in from *places* or a cache."""
+        if target is not None and self.is_intact(target, sha256, size):
+            return Artifact(sha256=sha256, size=target.stat().st_size, path=target)
+        if (blob := self.find(sha256)) is not None:
+            return blob
+        theirs: list[Path] = []
+        with suppress(OSError, RuntimeError):  # large files have their digest as a name there
+            theirs += sorted(_hugging_face_cache().glob(f"models--*/blobs/{sha256}"))
+        adopted = (self.adopt(place, sha256) for place in (*places, *theirs))
+        return next(filter(None, adopted), None)
 
     def place(self, blob: Artifact, target: Path, root: Path | None = None) -> None:
         """Make *target* the file *blob*, replacing an existing file, as :meth:`place_all`."""
@@ -291,12 +270,12 @@ class Store:
         No target may leave *root*, by default its own folder, through a link.
         """
         prepared: list[links.Prepared] = []
-        folders: dict[Path, int | None] = {}
         target = items[0][1] if items else self.folder
         with ExitStack() as stack:
-            for folder in {target.parent for _, target in items}:
-                opened = open_folder(root if root is not None else folder, folder)
-                folders[folder] = stack.enter_context(opened)
+            folders = {
+                folder: stack.enter_context(open_folder(root or folder, folder))
+                for folder in {target.parent for _, target in items}
+            }
             try:
                 for blob, target in items:
                     prepared.append(links.Prepared(blob.path, target, folders[target.parent]))
@@ -352,30 +331,16 @@ def hugging_face_files(repo: str, revision: str) -> tuple[str | None, dict[str, 
         if not COMMIT.fullmatch(commit):
             return None, {}
         folder = root / "snapshots" / commit
-        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+        files = {path: path.resolve().name for path in folder.rglob("*") if path.is_file()}
         return commit, {
-            name: path for name, path in found.items() if path.is_file() and _is_named_by(path)
+            path.relative_to(folder).as_posix(): path
+            for path, name in files.items()
+            if name == (git_oid(path) if COMMIT.fullmatch(name) else sha256_of(path))
         }
     except (OSError, RuntimeError, ValueError):
         return None, {}
 
 
-def _is_named_by(path: Path) -> bool:
-    """True if the file behind the link *path* has the content that its name says."""
-    name = path.resolve().name
-    if SHA256.fullmatch(name):
-        return sha256_of(path) == name
-    return bool(COMMIT.fullmatch(name)) and git_oid(path) == name
-
-
 def _hugging_face_cache() -> Path:
     cache = settings.hf_hub_cache() or settings.expand_home(settings.hf_home()) / "hub"
     return settings.expand_home(cache)
-
-
-def _hugging_face(sha256: str) -> list[Path]:
-    """Files in Hugging Face's cache whose name is this digest, as those of large files are."""
-    try:
-        return sorted(_hugging_face_cache().glob(f"models--*/blobs/{sha256}"))
-    except (OSError, RuntimeError):
-        return []

@@ -82,16 +82,10 @@ class Bundle:
         return (json.dumps(document, indent=1, ensure_ascii=True, sort_keys=True) + "\n").encode()
 
 
-# --- write ---------------------------------------------------------------------------------------
-
-
 def write_bundle(
     bundle: Bundle, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
 ) -> str:
-    """Write *bundle* to *path*, the whole file or nothing; return the SHA-256 of the file.
-
-    Every digest is computed again while writing.
-    """
+    """Write *bundle*, with its digests computed again, to *path* or nothing; its own SHA-256."""
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
     total = _whole_size(bundle)
@@ -111,26 +105,21 @@ def write_bundle(
             put(bytes(-len(bundle.manifest) % _BLOCK))
             for sha256, blob in bundle.blobs.items():
                 put(_member(f"sha256/{sha256}", blob.size))
-                _put_file(put, blob)
+                content, begin = hashlib.sha256(), out.tell()
+                with blob.path.open("rb") as file:
+                    for chunk in _chunks(file, blob.size):
+                        put(chunk)
+                        content.update(chunk)
+                if (out.tell() - begin, content.hexdigest()) != (blob.size, sha256):
+                    raise HashMismatch(
+                        f"{blob.path} is not the file with sha256 {sha256} any more",
+                        hint="fetch it again; `bitnet cache verify` finds others like it",
+                    )
                 put(bytes(-blob.size % _BLOCK))
             put(bytes(total - out.tell()))
     except OSError as error:
         raise from_os_error(error, error.filename or path) from error
     return digest.hexdigest()
-
-
-def _put_file(put: Callable[[bytes], None], blob: Artifact) -> None:
-    digest, count = hashlib.sha256(), 0
-    with blob.path.open("rb") as file:
-        for chunk in _chunks(file, blob.size):
-            put(chunk)
-            digest.update(chunk)
-            count += len(chunk)
-    if (count, digest.hexdigest()) != (blob.size, blob.sha256):
-        raise HashMismatch(
-            f"{blob.path} is not the file with sha256 {blob.sha256} any more",
-            hint="fetch it again; `bitnet cache verify` finds others like it",
-        )
 
 
 def _member(name: str, size: int) -> bytes:
@@ -175,9 +164,6 @@ def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
         fresh.unlink(missing_ok=True)
 
 
-# --- read ----------------------------------------------------------------------------------------
-
-
 def read_bundle(path: Path) -> Bundle:
     """The bundle at *path*, with its manifest checked; its files are not read yet."""
     try:
@@ -213,8 +199,13 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
         version = document.pop("version")
         if version == VERSION:
             files = tuple(from_record(item, "files") for item in document.pop("files"))
-            models = tuple(map(_check_meaning, document.pop("models")))
-            bundle = Bundle(files, models, **document, path=path)
+            bundle = Bundle(files, tuple(document.pop("models")), **document, path=path)
+            for meaning in bundle.models:
+                texts = [*(meaning[key] for key in ("repo", "revision", "asked"))]
+                texts += meaning["files"]
+                are_texts = all(isinstance(text, str) and text.isprintable() for text in texts)
+                if len(meaning) != 4 or not are_texts:
+                    raise ValueError(f"not a model: {meaning!r}")
             texts = [*bundle.attestations.values(), bundle.lock or ""]
             if not all(map(SHA256.fullmatch, bundle.attestations)):
                 raise ValueError("an attestation of no file")
@@ -234,13 +225,6 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
             f"{path} has version {version!r}, this program reads {VERSION}", hint="update bitnet"
         )
     raise InvalidFormat(f"{path}: its list is damaged: {problem}", hint="copy it again")
-
-
-def _check_meaning(item: dict[str, Any]) -> dict[str, Any]:
-    texts = [item["repo"], item["revision"], item["asked"], *item["files"]]
-    if len(item) != 4 or not all(isinstance(text, str) and text.isprintable() for text in texts):
-        raise ValueError(f"not a model: {item!r}")
-    return item
 
 
 def unpack(bundle: Bundle, store: Store, *, report: Report = lambda _d, _t: None) -> list[str]:
@@ -295,7 +279,7 @@ def _take_member(file: IO[bytes], blob: Artifact, bundle: Bundle, store: Store) 
             return False
         chunks = _chunks(file, blob.size)
         try:
-            store.put(chunks, key, sha256=key, size=blob.size, alone=lock.is_kernel)
+            store.put(chunks, blob, alone=lock.is_kernel)
         except HashMismatch as error:
             raise HashMismatch(f"{bundle.path}: {error.message}", hint="copy it again") from error
     return True

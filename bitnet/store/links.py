@@ -9,13 +9,10 @@ import platform
 import shutil
 import stat
 from contextlib import suppress
+from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
 
 from bitnet.base.trust import open_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _FICLONE = 0x40049409  # linux/fs.h
 _ROOM_BYTES = 180  # of a name that gets a suffix; a folder takes 255
@@ -31,10 +28,12 @@ class Prepared:
     """
 
     def __init__(self, source: Path, target: Path, folder: int | None) -> None:
-        self.target = target
         self.how = ""
         self._folder = folder
-        self._fresh = fresh_name(target.name)
+        fresh = fresh_name(target.name)
+        # Names in *folder*, or whole paths, which the calls below take as well.
+        self._fresh = Path(fresh) if folder is not None else target.with_name(fresh)
+        self.target = Path(target.name) if folder is not None else target
         with suppress(OSError):
             if not target.is_symlink() and target.samefile(source):
                 return
@@ -47,45 +46,27 @@ class Prepared:
     def commit(self) -> None:
         """Rename it to its target: a reader sees the old or the new file."""
         if self.how:
-            if self._folder is None:
-                replace_file(self.target.with_name(self._fresh), self.target)
-            else:
-                names = self._fresh, self.target.name
-                os.replace(*names, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            replace_file(self._fresh, self.target, self._folder)
 
     def discard(self) -> None:
         """Delete it, unless it was committed."""
         with suppress(OSError):
-            self._remove()
+            remove(self._fresh, self._folder)
 
     def remove_target(self) -> None:
         """Delete the file that has the target's name, if there is one."""
-        if self._folder is None:
-            remove(self.target)
-        else:
-            with suppress(FileNotFoundError):
-                os.unlink(self.target.name, dir_fd=self._folder)
-
-    def _remove(self) -> None:
-        if self._folder is None:
-            remove(self.target.with_name(self._fresh))
-        else:
-            os.unlink(self._fresh, dir_fd=self._folder)
+        remove(self.target, self._folder)
 
     def _open(self) -> int:
-        path = self._fresh if self._folder is not None else self.target.with_name(self._fresh)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        return os.open(path, flags, 0o666, dir_fd=self._folder)
+        return os.open(self._fresh, flags, 0o666, dir_fd=self._folder)
 
     def _make(self, source: Path) -> str:
         if self._reflink(source):
             self._set_time(source)
             return "reflink"
         try:
-            if self._folder is None:
-                self.target.with_name(self._fresh).hardlink_to(source)
-            else:
-                os.link(source, self._fresh, dst_dir_fd=self._folder)
+            os.link(source, self._fresh, dst_dir_fd=self._folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -106,7 +87,7 @@ class Prepared:
                 try:
                     fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
                 except OSError:
-                    self._remove()
+                    remove(self._fresh, self._folder)
                     return False
             return True
         if platform.system() == "Darwin":  # pragma: no cover
@@ -119,9 +100,9 @@ class Prepared:
     def _set_time(self, source: Path) -> None:
         """Take over the time of *source*: in the past, so that a change shows at once."""
         status = source.stat()
-        path = self._fresh if self._folder is not None else self.target.with_name(self._fresh)
+        times = status.st_atime_ns, status.st_mtime_ns
         with suppress(OSError):
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=self._folder)
+            os.utime(self._fresh, ns=times, dir_fd=self._folder)
 
 
 def link(source: Path, target: Path, root: Path | None = None) -> str:
@@ -146,10 +127,10 @@ def short_name(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:_ROOM_BYTES]) if len(os.fsencode(name)) > 200 else name
 
 
-def replace_file(source: Path, target: Path) -> None:
-    """Rename *source* to *target*, even if *target* is read-only."""
+def replace_file(source: Path, target: Path, folder: int | None = None) -> None:
+    """Rename *source* to *target*, even if *target* is read-only; both may be names in *folder*."""
     try:
-        source.replace(target)
+        os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
     except PermissionError:
         if os.name != "nt":
             raise
@@ -157,10 +138,11 @@ def replace_file(source: Path, target: Path) -> None:
         source.replace(target)
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, folder: int | None = None) -> None:
     """Delete *path*, even if it is read-only; nothing happens if it does not exist."""
     try:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path, dir_fd=folder)
     except PermissionError:
         if os.name != "nt":
             raise

@@ -23,7 +23,7 @@ import threading
 import time
 from bisect import bisect_left
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -139,33 +139,18 @@ class Sidecar:
 
 
 class Partial:
-    """A file that only this process writes; :meth:`begin` creates one.
-
-    Attributes:
-        path: its current path.
-        done: parts already written.
-        resumed: bytes fetched by an earlier process.
-        is_left: it was left for the next process.
-    """
+    """A file that only this process writes; :meth:`begin` creates one."""
 
     def __init__(self, path: Path, version: Version, fd: int) -> None:
-        self.path = path
+        self.path = path  # at present
         self.fd = fd
-        self.done = Ranges()
-        self.resumed = 0
-        self.is_left = False
-        self._rest = path.with_name(path.name.rpartition(".")[0])
-        self._contiguous = True
-        self._bound = version.is_bound
-        self._sidecar = Sidecar(
-            url=_strip_secrets(version.url),
-            key=version.key,
-            size=version.size,
-            sent_etag=None,
-            done=None,
-            inode=os.fstat(fd).st_ino,
-            owner=asdict(Owner.me()),
-        )
+        self.done = Ranges()  # parts already written
+        self.resumed = 0  # bytes fetched by an earlier process
+        self.is_left = False  # for the next process
+        # written from the beginning without a gap; else in any order, as :meth:`note` records
+        self.is_contiguous = True
+        self.server_etag: str | None = None  # strong ETag of the server that sends the bytes
+        self._version = version
         self._seeking = threading.Lock()
         self._flushed = 0
 
@@ -206,8 +191,11 @@ class Partial:
             return None
         try:
             partial = cls(own, version, fd)
-            partial._restore(sidecar)
-            partial.note()
+            for start, stop in _parts(sidecar, os.fstat(fd).st_size):
+                partial.done.add(start, stop)
+            partial.resumed = partial.done.total
+            partial.is_contiguous = sidecar.done is None
+            partial.bind(sidecar.sent_etag)
             if os.name == "nt":  # pragma: no cover  # an open file cannot be renamed there
                 os.close(fd)
                 path.replace(own)
@@ -224,76 +212,54 @@ class Partial:
         _unlink(_sidecar_of(path))
         return partial
 
-    def _restore(self, sidecar: Sidecar) -> None:
-        """Count the parts that *sidecar* records and that the file has."""
-        length = os.fstat(self.fd).st_size
-        for start, stop in _parts(sidecar, length):
-            self.done.add(start, stop)
-        self._contiguous = sidecar.done is None
-        self._sidecar = replace(self._sidecar, sent_etag=sidecar.sent_etag)
-        self.resumed = self.done.total
-
-    @property
-    def is_contiguous(self) -> bool:
-        """True if the bytes are written from the beginning of the file without a gap."""
-        return self._contiguous
-
-    @property
-    def server_etag(self) -> str | None:
-        """Strong ETag of the server that sends the bytes."""
-        return self._sidecar.sent_etag
-
     def bind(self, sent_etag: str | None) -> None:
         """Record the version the server sends; from now on the bytes can be resumed."""
-        self._sidecar = replace(self._sidecar, sent_etag=sent_etag)
+        self.server_etag = sent_etag
         self.note()
-
-    def scatter(self) -> None:
-        """Allow parts to be written in any order; :meth:`note` then records them."""
-        if self._contiguous:
-            self._contiguous = False
-            self.note()
 
     def write(self, offset: int, chunk: bytes) -> None:
         """Write *chunk* at *offset*; the caller then adds it to :attr:`done`."""
-        view = memoryview(chunk)
-        at = offset
+        view, at = memoryview(chunk), offset
         while view:
-            written = self._write(view, at)
+            if hasattr(os, "pwrite"):
+                written = os.pwrite(self.fd, view, at)
+            else:
+                with self._seeking:
+                    os.lseek(self.fd, at, os.SEEK_SET)
+                    written = os.write(self.fd, view)
             at += written
             view = view[written:]
 
-    def _write(self, view: memoryview, at: int) -> int:
-        if hasattr(os, "pwrite"):
-            return os.pwrite(self.fd, view, at)
-        with self._seeking:
-            os.lseek(self.fd, at, os.SEEK_SET)
-            return os.write(self.fd, view)
-
     def flush_behind(self) -> None:
-        """Let the disk start writing, so that publishing does not wait for everything."""
-        frontier = self.done.frontier
-        if frontier - self._flushed >= _FLUSH_BYTES:
-            _start_writing(self.fd, self._flushed, frontier - self._flushed)
-            self._flushed = frontier
+        """Let the disk start writing, so that publishing does not wait for everything (Linux)."""
+        count = self.done.frontier - self._flushed
+        if count >= _FLUSH_BYTES and sys.platform == "linux":
+            part = ctypes.c_int64(self._flushed), ctypes.c_int64(count)
+            with suppress(AttributeError):
+                ctypes.CDLL(None).sync_file_range(self.fd, *part, _SYNC_FILE_RANGE_WRITE)
+            self._flushed += count
 
-    def note(self) -> None:
-        """Write the sidecar, atomically."""
-        self._note(self.path)
-
-    def _note(self, beside: Path) -> None:
-        done = None if self._contiguous else [list(part) for part in self.done]
-        self._sidecar = replace(self._sidecar, done=done)
+    def note(self, beside: Path | None = None) -> None:
+        """Write the sidecar, atomically; *beside* is the path that the file will have."""
+        sidecar = Sidecar(
+            url=_strip_secrets(self._version.url),
+            key=self._version.key,
+            size=self._version.size,
+            sent_etag=self.server_etag,
+            done=None if self.is_contiguous else [list(part) for part in self.done],
+            inode=os.fstat(self.fd).st_ino,
+            owner=asdict(Owner.me()),
+        )
         fresh = Path(f"{self.path}.json.new")
-        fresh.write_text(json.dumps(asdict(self._sidecar), indent=1), encoding="utf-8")
-        fresh.replace(_sidecar_of(beside))
+        fresh.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
+        fresh.replace(_sidecar_of(beside or self.path))
 
     def restart(self) -> None:
         """Discard every byte."""
         os.ftruncate(self.fd, 0)
         self.done = Ranges()
         self._flushed = 0
-        self._contiguous = True
+        self.is_contiguous = True
         self.bind(None)
 
     def publish(self, destination: Path) -> None:
@@ -302,30 +268,27 @@ class Partial:
         self.close()
         replace_file(self.path, destination)
         sync_folder(destination.parent)
-        self._clear()
+        self.discard()
 
     def leave(self) -> None:
         """Stop, and leave the file as ``<file>.partial`` for the next process."""
-        if not (self._bound and self.done.total):
+        if not (self._version.is_bound and self.done.total):
             self.discard()
             return
-        self.close()
-        with suppress(OSError):  # for example a full disk: the first sidecar is enough
+        rest = self.path.with_name(self.path.name.rpartition(".")[0])
+        try:
             self.is_left = True
-            self._note(self._rest)
-            self.path.replace(self._rest)
+            self.note(rest)
+            self.close()
+            self.path.replace(rest)
             _unlink(_sidecar_of(self.path))
+        except OSError:  # for example a full disk: the first sidecar is enough
+            self.close()
 
     def discard(self) -> None:
-        """Stop, and delete the file."""
+        """Stop, and delete the file with its records, and its folder if that is empty."""
         self.close()
-        _unlink(self.path)
-        self._clear()
-
-    def _clear(self) -> None:
-        """Delete the file's records, and its folder if it is empty."""
-        _unlink(_sidecar_of(self.path))
-        _unlink(Path(f"{self.path}.json.new"))
+        _delete(self.path)
         with suppress(OSError):
             self.path.parent.rmdir()
 
@@ -337,10 +300,7 @@ class Partial:
 
 
 def clear(folder: Path, *, alone: bool) -> None:
-    """Delete partial files in *folder*, of a version now in the store, with its lock held.
-
-    *alone* as in :meth:`Partial.begin`.
-    """
+    """Delete partial files in *folder*, whose lock is held, of a version now in the store."""
     for path in _partials(folder):
         if _is_free(path, alone=alone):
             _delete(path)
@@ -412,8 +372,7 @@ def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
             count = sum(stop - start for start, stop in _parts(sidecar, length))
             if count and (version.size is None or length <= version.size):
                 candidates.append((count, path, sidecar))
-    candidates.sort(key=lambda entry: entry[0], reverse=True)
-    return [(path, sidecar) for _, path, sidecar in candidates]
+    return [entry[1:] for entry in sorted(candidates, key=lambda entry: -entry[0])]
 
 
 def _create(path: Path) -> int:
@@ -456,14 +415,6 @@ def _delete(path: Path) -> None:
 def _strip_secrets(url: str) -> str:
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _start_writing(fd: int, start: int, length: int) -> None:
-    """Start writing a part of a file to disk without waiting (Linux; a no-op elsewhere)."""
-    if sys.platform == "linux":
-        with suppress(AttributeError):
-            offset, count = ctypes.c_int64(start), ctypes.c_int64(length)
-            ctypes.CDLL(None).sync_file_range(fd, offset, count, _SYNC_FILE_RANGE_WRITE)
 
 
 def _unlink(path: Path) -> None:

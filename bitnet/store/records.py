@@ -25,15 +25,14 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.base.files import keep, text_of, write_text
-from bitnet.base.tables import licence_line
-from bitnet.base.trust import SHA256, is_plain_text, place_problem, printable
+from bitnet.base.trust import SHA256, is_plain_text, path_problem, place_problem, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -76,9 +75,21 @@ class Artifact:
     checked: bool = field(default=True, compare=False)
 
     @property
+    def index_name(self) -> tuple[str, str, str]:
+        """Its name in the index of a store."""
+        return self.repo, self.revision, self.file
+
+    @property
     def identity(self) -> tuple[str, str, str, str]:
         """The file that it is a version of."""
-        return (self.kind, self.repo, self.revision, self.file)
+        return self.kind, *self.index_name
+
+    @property
+    def repository(self) -> str:
+        """Repository and revision that it is from, as commands take them."""
+        if self.kind == "package" or "://" in self.repo:
+            return self.repo
+        return f"hf:{self.repo}{'' if self.revision == 'main' else f'@{self.revision}'}"
 
     @property
     def key(self) -> str:
@@ -93,9 +104,12 @@ class Artifact:
 
     @property
     def licence_line(self) -> str:
-        """Text to read before using it."""
+        """Text to read before using it, without a judgement about what its terms allow."""
         page = self.repo if "://" in self.repo else f"https://huggingface.co/{self.repo}"
-        return licence_line(self.licence, self.licence_url or page)
+        url = self.licence_url or page
+        if not self.licence:
+            return f"Licence: see {url}"
+        return f"Licence: {self.licence}, {url} (you decide whether it fits your use)"
 
     def facts(self) -> dict[str, Any]:
         """The file in its place as JSON values."""
@@ -109,19 +123,13 @@ class Artifact:
         }
 
 
-# --- one record ------------------------------------------------------------------------------
+# Attributes of an artifact by the name that a record has for them.
+_FIELDS = {entry.name: entry.name for entry in fields(Artifact)[:8]} | {"path": "place"}
 
 
 def to_record(artifact: Artifact) -> dict[str, Any]:
     """*artifact* as JSON values."""
-    return {name: getattr(artifact, _FIELDS[name]) for name in _FIELDS}
-
-
-_FIELDS = {
-    **{name: name for name in ("kind", "repo", "revision", "file", "commit", "sha256", "size")},
-    "licence": "licence",
-    "path": "place",
-}
+    return {name: getattr(artifact, attribute) for name, attribute in _FIELDS.items()}
 
 
 def from_record(record: Any, where: str) -> Artifact:
@@ -132,38 +140,6 @@ def from_record(record: Any, where: str) -> Artifact:
     if problem := _problem(record):
         raise InvalidFormat(f"{where}: not valid: {problem}")
     return Artifact(**{_FIELDS[name]: value for name, value in record.items()})
-
-
-def to_subject(name: str, files: Iterable[Artifact]) -> tuple[list[Any], list[Any]]:
-    """*files*, those of the model *name*, as an in-toto statement names them.
-
-    The subject has the digest of all their digests; the files are as OpenSSF's form of model
-    signatures lists them, by path.
-    """
-    resources = [
-        {"name": file.file, "algorithm": "sha256", "digest": file.sha256}
-        for file in sorted(files, key=lambda file: PurePosixPath(file.file))
-    ]
-    return [{"name": name, "digest": {"sha256": _root_digest(resources)}}], resources
-
-
-def from_subject(subject: Any, resources: Any) -> list[Artifact]:
-    """The files that :func:`to_subject` made this of; only their paths and digests are known."""
-    (whole,), files = (
-        subject,
-        [Artifact(file=one["name"], sha256=one["digest"]) for one in resources],
-    )
-    are_sound = all(is_plain_text(file.file) and SHA256.fullmatch(file.sha256) for file in files)
-    is_once = len({file.file for file in files}) == len(files) > 0
-    if not (are_sound and is_once and {one["algorithm"] for one in resources} == {"sha256"}):
-        raise ValueError("its files are not named by SHA-256")
-    if whole["digest"]["sha256"] != _root_digest(resources):
-        raise ValueError("its digests do not fit")
-    return files
-
-
-def _root_digest(resources: list[dict[str, str]]) -> str:
-    return hashlib.sha256(b"".join(bytes.fromhex(one["digest"]) for one in resources)).hexdigest()
 
 
 def refuse_unreadable(artifact: Artifact) -> None:
@@ -187,7 +163,7 @@ def _problem(record: Mapping[str, Any]) -> str:
         "kind": record.get("kind") in (*_LOCKED_KINDS, "version"),
         "repo": is_plain_text(record.get("repo")),
         "revision": is_plain_text(record.get("revision")),
-        "file": is_plain_text(file) and _stays_inside(str(file)),
+        "file": is_plain_text(file) and not path_problem(str(file)),
         "commit": record.get("commit") is None or is_plain_text(record["commit"]),
         "sha256": isinstance(record.get("sha256"), str) and SHA256.fullmatch(record["sha256"]),
         "size": type(size) is int and 0 <= size < _LARGEST_SIZE,
@@ -200,22 +176,12 @@ def _problem(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in wrong.items())
 
 
-def _stays_inside(text: str) -> bool:
-    """False if *text* leaves the folder: records from elsewhere are untrusted."""
-    path = PurePosixPath(text)
-    leaves = path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text
-    return not leaves and path.as_posix() == text != "."
-
-
 def relative(path: Path, folder: Path) -> str | None:
     """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
     try:
         return text_of(path.absolute().relative_to(folder.absolute()).as_posix())
     except ValueError:
         return None
-
-
-# --- records in a folder ---------------------------------------------------------------------
 
 
 class RecordFolder(Generic[T]):
@@ -268,9 +234,6 @@ class StoreIndex(RecordFolder[Artifact]):
     def of(self, sha256: str) -> list[Artifact]:
         """Records of the file with this digest."""
         return [artifact for artifact in self if artifact.sha256 == sha256]
-
-
-# --- lock files ------------------------------------------------------------------------------
 
 
 def read_lock(path: Path) -> list[Artifact]:

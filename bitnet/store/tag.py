@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
-from bitnet.base.errors import BitnetError, PermissionDenied, from_os_error
+from bitnet.base.errors import BitnetError, from_os_error
 from bitnet.base.files import keep
 
 if TYPE_CHECKING:
@@ -48,11 +48,6 @@ def make_cache(root: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError, PermissionError), (folder / TAG).open("xb") as file:
                 file.write(_TEXT)
-    except FileExistsError as error:
-        raise PermissionDenied(
-            f"{error.strerror} (os error {error.errno}): cannot make {error.filename}",
-            hint="choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR",
-        ) from error
     except OSError as error:
         raise from_os_error(error, error.filename or root, in_cache=True) from error
 

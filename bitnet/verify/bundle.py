@@ -12,18 +12,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.base.invocation import extra_command
+from bitnet.base.trust import SHA256, is_plain_text
 from bitnet.formats.inventory import parse_json
-from bitnet.store.records import Artifact, from_subject, to_subject
 from bitnet.tokenizer.load import read_files
 from bitnet.verify.attest import Attestation
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bitnet.formats.checkpoint import Checkpoint
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
@@ -44,12 +43,14 @@ def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, 
     else:  # the form has no name for the only file of a model
         names = {name: "." if len(files.names) == 1 else name for name in files.names}
         hidden = []
-    read = files.sha256 | dict(attestation.unread)
-    artifacts = [Artifact(file=names[name], sha256=sha256) for name, sha256 in read.items()]
-    subject, resources = to_subject(attestation.name, artifacts)
+    digests = {names[n]: sha256 for n, sha256 in (files.sha256 | dict(attestation.unread)).items()}
+    resources = [
+        {"name": name, "algorithm": "sha256", "digest": digests[name]}
+        for name in sorted(digests, key=PurePosixPath)
+    ]
     return {
         "_type": _STATEMENT,
-        "subject": subject,
+        "subject": [{"name": attestation.name, "digest": {"sha256": _root_digest(resources)}}],
         "predicateType": _PREDICATE,
         "predicate": {
             "serialization": {
@@ -107,16 +108,26 @@ def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[
         if (document["_type"], document["predicateType"]) != (_STATEMENT, _PREDICATE):
             raise ValueError("another kind of statement")
         predicate = document["predicate"]
-        files = from_subject(document["subject"], predicate["resources"])
+        resources = predicate["resources"]
+        files = {one["name"]: one["digest"] for one in resources}
+        are_sound = all(is_plain_text(n) and SHA256.fullmatch(d) for n, d in files.items())
+        is_sha256 = {one["algorithm"] for one in resources} == {"sha256"}
+        if not (are_sound and is_sha256 and len(files) == len(resources)):
+            raise ValueError("its files are not named by SHA-256")
+        (subject,) = document["subject"]
+        if subject["digest"]["sha256"] != _root_digest(resources):
+            raise ValueError("its digests do not fit")
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidFormat(
             f"{path.name} is not a statement of model-signing: {error}",
             hint="make it again: bitnet attest ORIGINAL --bundle FILE",
         ) from error
     content = predicate.get("content")
-    return Attestation.parse(json.dumps(content), path.name) if content else None, {
-        file.file: file.sha256 for file in files
-    }
+    return Attestation.parse(json.dumps(content), path.name) if content else None, files
+
+
+def _root_digest(resources: list[dict[str, str]]) -> str:
+    return hashlib.sha256(b"".join(bytes.fromhex(one["digest"]) for one in resources)).hexdigest()
 
 
 def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:

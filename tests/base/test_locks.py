@@ -101,7 +101,7 @@ def test_the_file_goes_with_the_lock_where_it_should(path, holder):
 
 
 def test_the_lock_of_a_file_that_is_deleted_meanwhile_is_that_of_the_next_one(path, monkeypatch):
-    opened = locks._KernelLock._open
+    opened = locks.Lock._open
     seen = []
 
     def open_and_delete(self):
@@ -111,7 +111,7 @@ def test_the_lock_of_a_file_that_is_deleted_meanwhile_is_that_of_the_next_one(pa
         seen.append(os.fstat(fd).st_ino)
         return fd
 
-    monkeypatch.setattr(locks._KernelLock, "_open", open_and_delete)
+    monkeypatch.setattr(locks.Lock, "_open", open_and_delete)
     with hold(path, timeout_s=0):
         assert len(seen) == 2
         assert path.stat().st_nlink == 1

@@ -10,8 +10,6 @@ from hub_server import HubServer
 from tiny_models import tiny_gguf
 
 from bitnet.base import files, settings
-from bitnet.base.errors import PermissionDenied
-from bitnet.hub import project
 from bitnet.store import records
 from bitnet.store.tag import make_cache
 
@@ -247,31 +245,6 @@ def test_the_token_may_be_in_a_file_of_another_name(hub, bitnet, tmp_path, monke
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "secret"))
     assert bitnet("tokenizer", "--source", "official").code == 0
     assert any("Authorization" in seen.headers for seen in hub.requests("hub"))
-
-
-def test_a_model_is_fetched_where_the_cache_is_read_only(hub, bitnet, tmp_path, monkeypatch):
-    """Into a cache below ``models``; what the read-only one has is not fetched."""
-    words = ("download-model", "--id", "org/model", "--file")
-    assert bitnet(*words, "small-Q4_K_M.gguf", "--out", "first").code == 0
-    cache, before = settings.cache_dir(), sorted(settings.cache_dir().rglob("*"))
-    real = project.check_writable
-
-    def refused(folder):
-        if cache in (folder, *folder.parents):
-            raise PermissionDenied(f"Read-only file system (os error 30): {folder}")
-        real(folder)
-
-    monkeypatch.setattr(project, "check_writable", refused)
-    hub.forget()
-    done = bitnet(*words, "small-Q4_K_M.gguf", "--out", "second")
-    assert done.code == 0, done.err
-    assert "what is fetched is kept in models/.cache" in done.err
-    assert hub.sent("cdn") == 0
-    assert bitnet(*words, "big-F16.gguf").code == 0
-    assert (tmp_path / "work/models/org-model/big-F16.gguf").stat().st_size == 5004
-    assert sorted(cache.rglob("*")) == before
-    explicit = bitnet(*words, "x.txt", "--cache-dir", cache)
-    assert explicit.code == 0  # named by the user: used, or refused, never replaced
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-import os
 import subprocess
-import sys
 
 import pytest
 from tiny_packages import TINY
@@ -20,14 +18,14 @@ from bitnet.sources import Package
 
 
 def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
-    with wheels.scratch(tmp_path / "entry") as folder:
-        wanted = [package.requirement for package in TINY.packages]
-        found = wheels.find_wheels(wanted, folder, FetchOptions())
+    wanted = [package.requirement for package in TINY.packages]
+    (tmp_path / "entry").mkdir()
+    found = wheels.find_wheels(wanted, tmp_path / "entry", FetchOptions())
     assert list(found) == wanted
     for requirement, wheel in found.items():
         assert wheel.name.startswith(requirement.replace("-", "_").replace("==", "-"))
         assert wheel.url == (local_index / wheel.name).as_uri()
-    assert list((tmp_path / "entry").iterdir()) == []
+    assert [path.name for path in (tmp_path / "entry").iterdir()] == ["report.json"]
 
 
 def test_a_package_that_is_absent_is_not_found_with_the_versions_there_are(local_index, tmp_path):
@@ -92,21 +90,6 @@ def test_what_pip_says_becomes_our_error(tmp_path, output, error, said):
     assert found.hint
 
 
-def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_path):
-    host = wheels.socket.gethostname()
-    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    dead = tmp_path / f".pip-{host}-{done.stdout.strip()}-x"
-    alive = tmp_path / f".pip-{host}-{os.getppid()}-x"
-    elsewhere = tmp_path / ".pip-elsewhere-1-x"
-    for folder in (dead, alive, elsewhere):
-        folder.mkdir()
-    with wheels.scratch(tmp_path):
-        assert not dead.exists()
-        assert alive.exists()
-        assert elsewhere.exists()
-
-
 def test_every_packaged_model_is_pinned():
     for name, model in sources.PACKAGED.items():
         assert name == model.name == model.repo
@@ -114,4 +97,3 @@ def test_every_packaged_model_is_pinned():
         assert model.size > 0
         assert model.licence
         assert all(part.version and part.member for part in model.parts)
-        assert model.licence in model.licence_line

@@ -2,6 +2,7 @@ import pytest
 
 from bitnet.base.errors import NotFound, UsageError
 from bitnet.hub import resolve
+from bitnet.hub.ref import Ref
 from bitnet.hub.resolve import candidates, choose, is_pattern, models_in
 from bitnet.sources import Source
 
@@ -13,6 +14,10 @@ FILES = [
     Source("", "", "big/m-BF16-00001-of-00002.gguf", size=9_000_000),
     Source("", "", "ggml-model-i2_s.gguf", size=1_000_000),
 ]
+
+
+def ref(pattern):
+    return Ref("", repo="o/r", file=pattern)
 
 
 def test_without_a_pattern_every_gguf_model_is_one_candidate_with_its_encoding():
@@ -27,7 +32,7 @@ def test_without_a_pattern_every_gguf_model_is_one_candidate_with_its_encoding()
 
 @pytest.mark.parametrize("pattern", ["big/*", "*BF16*", "m-BF16-*-of-00002.gguf"])
 def test_a_split_model_is_chosen_whole_and_in_order(pattern):
-    chosen = choose("o/r", candidates(FILES, pattern), pattern)
+    chosen = choose(ref(pattern), candidates(FILES, pattern))
     assert [name[-19:-14] for name in chosen.files] == ["00001", "00002"]
 
 
@@ -39,14 +44,14 @@ def have_room(monkeypatch, room):
 def test_the_largest_one_that_fits_is_suggested(monkeypatch):
     have_room(monkeypatch, 5e6)
     with pytest.raises(UsageError) as caught:
-        choose("o/r", candidates(FILES, ""), "")
+        choose(ref(""), candidates(FILES, ""))
     assert "does not fit in RAM" in caught.value.message
     assert caught.value.hint == "name one: --file 'm.Q4_K_M.gguf'"
 
 
 def test_nothing_that_matches_is_not_found():
     with pytest.raises(NotFound, match="no file that matches"):
-        choose("o/r", candidates(FILES, "*.bin"), "*.bin")
+        choose(ref("*.bin"), candidates(FILES, "*.bin"))
 
 
 def test_a_plain_name_is_not_a_pattern():
@@ -69,7 +74,7 @@ def test_of_a_ternary_model_the_largest_file_that_fits_is_taken_and_said(
 ):
     have_room(monkeypatch, room)
     caplog.set_level("INFO", logger="bitnet")
-    chosen = choose("o/r", models_in(TERNARY, ""), "")
+    chosen = choose(ref(""), models_in(TERNARY, ""))
     assert chosen.name == f"Ternary-Bonsai-2-27B-{file}.gguf"
     assert "PQ2_0, PTQ1_0 hold the same weights" in caplog.text
     assert f"{file}.gguf" in caplog.text
@@ -79,13 +84,13 @@ def test_of_a_ternary_model_the_largest_file_that_fits_is_taken_and_said(
 def test_without_room_for_any_file_of_a_ternary_model_none_is_taken(monkeypatch, room):
     have_room(monkeypatch, room)
     with pytest.raises(UsageError, match="none was fetched"):
-        choose("o/r", models_in(TERNARY, ""), "")
+        choose(ref(""), models_in(TERNARY, ""))
 
 
 def test_files_of_different_models_are_not_chosen_from():
     other = Source("", "", "Another-PQ2_0.gguf", size=10)
     with pytest.raises(UsageError, match="none was fetched"):
-        choose("o/r", models_in([*TERNARY, other], ""), "")
+        choose(ref(""), models_in([*TERNARY, other], ""))
 
 
 def test_mxfp4_is_an_encoding_in_a_name():

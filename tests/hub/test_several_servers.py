@@ -108,7 +108,7 @@ def test_a_list_in_the_project_file_names_fallbacks(hub, other, project):
         f'[mirrors]\n"org/model" = ["{hub.url}", "{other.url}"]\n'
     )
     options = replace(project, options=FetchOptions(connections=2)).options_for("org/model")
-    assert (options.endpoint, options.mirrors) == (hub.url, (other.url,))
+    assert options.addresses == (hub.url, other.url)
     hub.rules.append(Rule(where="cdn", method="GET", status=404))
     assert received(replace(project, options=FetchOptions(connections=2)))
     assert other.sent("cdn") > 0

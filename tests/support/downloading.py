@@ -4,8 +4,11 @@ from dataclasses import replace
 
 from bitnet.base import settings
 from bitnet.base.errors import Offline
-from bitnet.hub.download import Download, fetch, require_folder
+from bitnet.hub.download import fetch
+from bitnet.hub.orders import FileOrder
+from bitnet.hub.provision import require_folder
 from bitnet.hub.session import HubSession
+from bitnet.sources import Source
 from bitnet.store import Artifact, Store
 
 
@@ -46,7 +49,8 @@ def download(
     if session.options.is_offline and (digest is None or store.find(digest) is None):
         raise Offline(f"offline: {destination} is not there")
     require_folder(destination.parent)
-    request = Download(url, destination.name, sha256=digest, size=size, check=check, force=force)
-    got = fetch(request, store, session=session, progress=progress)
+    source = Source(destination.name, "", destination.name, sha256=digest, size=size, url=url)
+    order = FileOrder(source, "tokenizer", check=check)
+    got = fetch(order, store, [url], session=session, force=force, progress=progress)
     store.place(got, destination)
     return replace(got, path=destination)
