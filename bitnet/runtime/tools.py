@@ -101,7 +101,8 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
         named = tuple(tool for tool in tools if tool["function"]["name"] == chosen)
         if not named and tools:
             raise UsageError(
-                f"tool_choice: no function of tools is named {chosen[:64]!r}", field="tool_choice"
+                f"tool_choice: no function of tools is named {str(chosen)[:64]!r}",
+                field="tool_choice",
             )
         parallel = False
     if not tools:

@@ -245,7 +245,7 @@ async def health(request: Request) -> JSONResponse:
 async def tags(request: Request) -> dict[str, Any]:
     """Names, sizes and kinds."""
     models: Models = request.app.state.models
-    return {"models": [await _describe(slot) for slot in models.slots.values()]}
+    return {"models": [await _describe_model(slot) for slot in models.slots.values()]}
 
 
 @_ollama.get("/ps", summary="The models that are loaded, as Ollama lists them")
@@ -259,7 +259,7 @@ async def running(request: Request) -> dict[str, Any]:
             expires = NEVER if until is None else timestamp(until)
             context = slot.model.context
             more = {"size_vram": 0, "expires_at": expires, "context_length": context}
-            listing.append(await _describe(slot) | more)
+            listing.append(await _describe_model(slot) | more)
     return {"models": listing}
 
 
@@ -268,7 +268,7 @@ async def show(request: Request) -> dict[str, Any]:
     """Its chat template, its kind and what it can; it is not loaded for that."""
     body = await body_of(request, SHOW)
     slot: Slot = request.app.state.models.find(body["model"] or body["name"] or "")
-    facts, listed = await slot.header(), await _describe(slot)
+    facts, listed = await slot.header(), await _describe_model(slot)
     name = facts["architecture"]
     can = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []
     return {
@@ -290,7 +290,7 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-async def _describe(slot: Slot) -> dict[str, Any]:
+async def _describe_model(slot: Slot) -> dict[str, Any]:
     path = slot.path
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     stats = [file.stat() for file in files]

@@ -199,7 +199,16 @@ class Slot:
                 "start the worker in each process", kind="server_error",
             )  # fmt: skip
         with self._changed:
-            self._take_places(count)
+            if self.draining or self.failure is not None:
+                raise stopping()
+            if count > self.places:
+                raise Refused(
+                    400, f"{count} answers in one request; this worker takes {self.places} at a "
+                    "time",
+                )  # fmt: skip
+            if (taken := self._open) + count > self.places:
+                raise self.full(f"{taken} answers wait or are being written, {self.places} may")
+            self._open += count
         reservation = [count]
         try:
             yield reservation
@@ -248,17 +257,6 @@ class Slot:
         self._model = None
         del self._scheduler, self._new_scheduler
         self.state = "unloaded"
-
-    def _take_places(self, count: int) -> None:
-        if self.draining or self.failure is not None:
-            raise stopping()
-        if count > self.places:
-            raise Refused(
-                400, f"{count} answers in one request; this worker takes {self.places} at a time"
-            )
-        if self._open + count > self.places:
-            raise self.full(f"{self._open} answers wait or are being written, {self.places} may")
-        self._open += count
 
     def full(self, message: str) -> Refused:
         """Count a request that finds the queue full; its refusal."""

@@ -98,13 +98,12 @@ TOOL_CHOICE: Schema = {
     "description": "none: the model is not told of the tools; required, or a function by its name: "
     "the answer is a call that follows the function's schema",
 }
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
-    "object": (dict,), "array": (list,), "null": (type(None),),
-}  # fmt: skip
-_WORDS = {
-    "string": "a text", "integer": "a whole number", "number": "a number",
-    "boolean": "true or false", "object": "a JSON object", "array": "a list", "null": "null",
+#: The types of a schema: those of their values, and how an error calls them.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "string": ((str,), "a text"), "integer": ((int,), "a whole number"),
+    "number": ((int, float), "a number"), "boolean": ((bool,), "true or false"),
+    "object": ((dict,), "a JSON object"), "array": ((list,), "a list"),
+    "null": ((type(None),), "null"),
 }  # fmt: skip
 # Forms of the fields whose annotations are not numbers or flags.
 _SHAPES: dict[str, Schema] = {
@@ -294,23 +293,16 @@ def _problem(schema: Schema, value: Any, place: tuple[str | int, ...]) -> _Probl
         # That of the form which the value matches most closely.
         return max((each for each in problems if each), key=lambda each: _closeness(*each))
     kind = schema["type"]
-    is_right = isinstance(value, _TYPES[kind])
-    if not is_right or (isinstance(value, bool) and kind != "boolean"):
-        return place, f"expected {_WORDS[kind]}"
-    if kind == "string":
-        return _text_problem(schema, value, place)
-    if kind in ("integer", "number"):
-        return _bounds_problem(schema, value, place)
-    if kind == "array":
-        return _list_problem(schema, value, place)
-    if kind == "object":
-        return _object_problem(schema, value, place)
-    return None
+    types, words = _KINDS[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and kind != "boolean"):
+        return place, f"expected {words}"
+    check = _CHECKS.get(kind)
+    return check(schema, value, place) if check else None
 
 
 def _closeness(place: tuple[str | int, ...], reason: str) -> tuple[int, int, bool]:
     last = place[-1]
-    is_type = any(reason == f"expected {words}" for words in _WORDS.values())
+    is_type = any(reason == f"expected {words}" for _, words in _KINDS.values())
     return len(place), last if isinstance(last, int) else 0, not is_type
 
 
@@ -368,3 +360,9 @@ def _object_problem(
         elif others and (problem := _problem(others, inner, at)):
             return problem
     return None
+
+
+_CHECKS: dict[str, Callable[[Schema, Any, tuple[str | int, ...]], _Problem | None]] = {
+    "string": _text_problem, "integer": _bounds_problem, "number": _bounds_problem,
+    "array": _list_problem, "object": _object_problem,
+}  # fmt: skip
