@@ -51,7 +51,7 @@ def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [
             {key: value for key, value in asdict(token).items() if key != "text"}
-            | {"content": token.text}
+            | {"content": token.text if own else _content(spec, token)}
             for token in _list_added(spec)
         ],
         "normalizer": _sequence(normalizer, "normalizers"),
@@ -69,6 +69,13 @@ def _list_added(spec: TokenizerSpec) -> list[AddedToken]:
     """
     order = sorted(spec.added, key=lambda token: (token.id, token.normalized))
     return list({token.id: token for token in order}.values())
+
+
+def _content(spec: TokenizerSpec, token: AddedToken) -> str:
+    """Text of *token* as the library takes it, which normalizes what it looks for itself."""
+    before = spec.tokens[token.id]  # the normalizer; converters write U+2581 as spaces
+    known = not token.normalized or token.text == before.replace(" ", SPACE_SYMBOL)
+    return token.text if known else before
 
 
 def _steps(steps: Iterable[Step]) -> list[dict[str, Any]]:
@@ -320,7 +327,7 @@ class _Tokenizers(LibraryEngine):
         _check_patterns(document, spec.source)
         aside = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
         self._library = _load(document | aside, spec.source)
-        self._renamed = {} if spec.document else _renumber(self._library, spec.added)
+        self._renamed = {} if spec.document else _renumber(self._library, spec)
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         text.encode()  # raises what the other engine raises for half of a surrogate pair
@@ -334,10 +341,20 @@ class _Tokenizers(LibraryEngine):
         return [(self._renamed.get(id, id), start, stop) for id, (start, stop) in pairs]
 
 
-def _renumber(library: Tokenizer, added: Iterable[AddedToken]) -> dict[int, int]:
+def _renumber(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
     """Ids of the added tokens that *library* numbers differently."""
-    found = {library.token_to_id(token.text): token.id for token in added}
-    return {id: own for id, own in found.items() if id is not None and id != own}
+    ids, steps = {}, library.normalizer
+    for token in spec.added:
+        text = _content(spec, token)
+        made = steps.normalize_str(text) if steps and token.normalized else token.text
+        if made != token.text:
+            raise Unsupported(
+                f"{spec.source} has the added token {token.text!r:.60}, which the normalizer"
+                f" changes: the tokenizers library looks for {made!r:.60}",
+                hint=_HINT,
+            )
+        ids[library.token_to_id(text)] = token.id
+    return {id: own for id, own in ids.items() if id is not None and id != own}
 
 
 def _document(spec: TokenizerSpec) -> dict[str, Any]:

@@ -37,21 +37,6 @@ private:
     std::string_view rest_;
 };
 
-void replace_all(std::string& text, const std::string& from, const std::string& to) {
-    if (from.empty() || text.find(from) == std::string::npos) return;
-    std::string out;
-    out.reserve(text.size() + text.size() / 2);
-    size_t done = 0;
-    const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
-    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, done)) {
-        if (out.size() > most) throw OverBudget("a normalizer that makes the text too long");
-        out.append(text, done, at - done).append(to);
-        done = at + from.size();
-    }
-    out.append(text, done, std::string::npos);
-    text = std::move(out);
-}
-
 }  // namespace
 
 std::vector<TokenizerStep> read_steps(std::string_view bytes) {
@@ -147,24 +132,20 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step) {
     pieces_.clear();
     Origin origin;
     for (const Cut::Piece& piece : cut.pieces) {
-        const std::string_view original = cut.text.substr(piece.begin, piece.end - piece.begin);
-        std::string text(original);
-        if (meta) replace_all(text, " ", step.text);
+        const std::string_view text = cut.text.substr(piece.begin, piece.end - piece.begin);
         const bool is_first = cut.at_start && source_of(cut.origin, piece).begin == 0;
-        const bool wanted = step.a == kAlways || (step.a == kFirst && is_first);
+        const bool begins = text.compare(0, step.text.size(), step.text) == 0 || (meta && !text.empty() && text[0] == ' ');
         const size_t begin = out.size();
-        if (wanted && text.compare(0, step.text.size(), step.text) != 0) out += step.text;
-        if (cut.traced) {
-            // What is put before a piece comes from its first character, as the library has it.
-            const size_t before = out.size() - begin;
-            const size_t width = original.empty() ? 0 : unicode::length(original, 0);
-            origin.insert(origin.end(), before, {piece.begin, piece.begin + width});
-            for (size_t i = piece.begin; i < piece.end; ++i) {
-                const bool longer = meta && cut.text[i] == ' ';
-                origin.insert(origin.end(), longer ? step.text.size() : 1, {i, i + 1});
-            }
+        // What is put before a piece comes from its first character, as the library has it.
+        const size_t width = text.empty() ? 0 : unicode::length(text, 0);
+        const auto add = [&](std::string_view part, Span from) {
+            out += part;
+            if (cut.traced) origin.insert(origin.end(), part.size(), from);
+        };
+        if (!begins && (step.a == kAlways || (step.a == kFirst && is_first))) add(step.text, {piece.begin, piece.begin + width});
+        for (size_t i = piece.begin; i < piece.end; ++i) {
+            add(meta && cut.text[i] == ' ' ? std::string_view(step.text) : cut.text.substr(i, 1), {i, i + 1});
         }
-        out += text;
         pieces_.push_back({begin, out.size()});
     }
     rewrite(cut, std::move(out), std::move(origin));

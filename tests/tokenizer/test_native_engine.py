@@ -1,5 +1,7 @@
 """The native engine against the portable one and against SentencePiece."""
 
+from dataclasses import replace
+
 import pytest
 import sentencepiece
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from small_specs import BYTE_LEVEL_STEP, byte_level
 
 from bitnet.base import native
+from bitnet.base.errors import Unsupported
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine
@@ -64,6 +67,15 @@ CORPUS = ["hello world, this is a test of segmentation", "the theory of the thin
 PARTS = [*CORPUS, "<sep>", "ell", "  "]
 
 
+def normalizing(name):
+    """A specification with these steps, whose last added token is looked for behind them."""
+    spec = byte_level(normalizer=NORMALIZERS[name])
+    if name != "replace":
+        return spec
+    *others, last = spec.added
+    return replace(spec, added=(*others, replace(last, text="anorm")))
+
+
 def _same(spec, text, *, parse_special=True):
     tokenizer = Tokenizer.from_spec(spec)
     assert tokenizer.engine == "native"
@@ -84,7 +96,18 @@ def test_every_pre_tokenizer_step_cuts_as_the_library_does(name, text, parse_spe
 @settings(max_examples=40)
 @given(text=joined)
 def test_every_normalizer_step_changes_what_the_library_changes(name, text):
-    _same(byte_level(normalizer=NORMALIZERS[name]), text)
+    _same(normalizing(name), text)
+
+
+def test_a_token_in_normalized_text_is_found_behind_what_is_put_before_it():
+    spec = normalizing("replace")
+    _same(spec, "norm")
+    assert Tokenizer.from_spec(spec).encode("norm", add_special=False) == [spec.added[-1].id]
+
+
+def test_the_library_refuses_a_token_that_no_normalized_text_has():
+    with pytest.raises(Unsupported, match="'norm', which the normalizer changes"):
+        library_engine(byte_level(normalizer=NORMALIZERS["replace"]))
 
 
 @settings(max_examples=60)
