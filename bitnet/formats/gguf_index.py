@@ -1,8 +1,6 @@
 """Index of a GGUF header, with every length, count and type checked before use.
 
-:func:`walk` is the specification; ``native/gguf/index.cpp`` does the same, some hundred times
-faster, with the same index or the same problem for every input. :func:`index` uses the native one
-if it is available.
+The compiled module skips arrays of strings, which have hundreds of thousands of items.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -11,12 +9,14 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeAlias
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bitnet.base.errors import BitnetError
 
 MAX_ENTRIES = 65536  # keys, and tensors: far more than any model has
@@ -51,6 +51,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 Buffer = bytes | bytearray | memoryview
+Skip: TypeAlias = "Callable[[memoryview, int, int], tuple[int, int]]"
 
 
 class NeedMoreBytes(InvalidFormat):
@@ -70,7 +71,7 @@ class NeedMoreBytes(InvalidFormat):
 
 
 class Fault(IntEnum):
-    """Kind of problem of a header; the values are those of ``native/gguf/index.hpp``."""
+    """Kind of problem of a header."""
 
     MORE = 1
     TRUNCATED = 2
@@ -137,18 +138,26 @@ def index(buffer: Buffer, total: int) -> Index | Problem:
     The caller checks magic and version.
     """
     module = native.module()
-    if module is None:
-        return walk(buffer, total)
-    problem, keys, tensors, end = module.gguf_index(buffer, total)
-    if problem is not None:
-        fault, section, *rest = problem
-        return Problem(Fault(fault), Section(section), *rest)
-    return Index([KeyEntry(*key) for key in keys], [TensorEntry(*t) for t in tensors], end)
+    return walk(buffer, total, module.gguf_skip_strings if module else skip_strings)
 
 
-def walk(buffer: Buffer, total: int) -> Index | Problem:
-    """:func:`index` without the native module."""
-    walker = _Walker(memoryview(buffer).cast("B"), total)
+def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
+    """Offset behind those of *count* strings from *at* on that fit, and the number of the others.
+
+    At any point the remaining ones need at least 8 bytes each.
+    """
+    unpack, have = _U64.unpack_from, len(data)
+    for left in range(count, 0, -1):
+        size = unpack(data, at)[0] if left * 8 <= have - at else _MAX_U64
+        if size > have - at - 8:
+            return at, left
+        at += 8 + size
+    return at, 0
+
+
+def walk(buffer: Buffer, total: int, skip: Skip = skip_strings) -> Index | Problem:
+    """:func:`index`, with the function that skips strings."""
+    walker = _Walker(memoryview(buffer).cast("B"), total, skip)
     try:
         return walker.run()
     except _Stop as stop:
@@ -163,8 +172,9 @@ class _Stop(Exception):
 class _Walker:
     """State of one walk: its position, and the current key or tensor."""
 
-    def __init__(self, data: memoryview, total: int) -> None:
+    def __init__(self, data: memoryview, total: int, skip_strings: Skip) -> None:
         self.data = data
+        self.skip_strings = skip_strings
         self.have = len(data)
         self.total = total
         self.at = 0
@@ -252,21 +262,12 @@ class _Walker:
         self.skip(count * size)
 
     def strings(self, count: int) -> None:
-        """Skip *count* strings; at any point the remaining ones need at least 8 bytes each."""
         if count > _MAX_U64 // 8:
             self.fail(Fault.TRUNCATED, self.at, _MAX_U64)
-        unpack, data, at = _U64.unpack_from, self.data, self.at
-        for left in range(count, 0, -1):
-            if left * 8 > self.have - at:
-                self.at = at
-                self.need(left * 8)
-            size = unpack(data, at)[0]
-            at += 8
-            if size > self.have - at:
-                self.at = at
-                self.need(size)
-            at += size
-        self.at = at
+        self.at, left = self.skip_strings(self.data, self.at, count)
+        if left:  # one of these fails
+            self.need(left * 8)
+            self.need(self.u64())
 
     def tensor(self) -> TensorEntry:
         name = self.read_name()

@@ -1,60 +1,54 @@
-// Python's view of the GGUF index.
+// The strings of a GGUF file, each behind its length: there are hundreds of thousands of them.
 #include "bind/module.hpp"
 
 #include <cstring>
 #include <type_traits>
 
-#include "gguf/index.hpp"
-
 namespace bitnet {
 namespace {
 
-nb::bytes slice(const Buffer& buffer, uint64_t at, uint64_t size) {
-    return to_bytes(buffer.text().substr(size_t(at), size_t(size)));
+// Calls take(at, size) with the text of each of *count* strings from *at* on; ends at the first one that does not fit.
+template <class Take>
+void each_string(std::string_view data, size_t& at, uint64_t& count, Take take) {
+    for (; count > 0 && count <= (data.size() - at) / sizeof(uint64_t); --count) {
+        uint64_t length;  // little-endian, as every machine that this is built for
+        std::memcpy(&length, data.data() + at, sizeof length);
+        if (length > data.size() - at - sizeof length) return;
+        take(at + sizeof length, size_t(length));
+        at += sizeof length + size_t(length);
+    }
 }
 
-nb::tuple problem_tuple(const Buffer& buffer, const gguf::Problem& problem) {
-    return nb::make_tuple(uint32_t(problem.fault), uint32_t(problem.section), problem.index, problem.at, problem.amount,
-                          slice(buffer, problem.name_at, problem.name_size));
-}
-
-// (problem, keys, tensors, end); problem is None when everything is in order.
-nb::tuple gguf_index(nb::handle object, uint64_t total) {
+// (offset behind the strings that fit, number of the others)
+nb::tuple gguf_skip_strings(nb::handle object, size_t at, uint64_t count) {
     const Buffer buffer(object);
-    if (buffer.size() > total) throw nb::value_error("the buffer is larger than its file");
-    gguf::Index index;
-    gguf::Problem problem;
+    if (at > buffer.size()) throw nb::value_error("an offset behind the end");
     {
         const Released released;
-        problem = gguf::walk(buffer.data(), buffer.size(), total, index);
+        each_string(buffer.text(), at, count, [](size_t, size_t) {});
     }
-    if (problem.fault != gguf::Fault::none)
-        return nb::make_tuple(problem_tuple(buffer, problem), nb::none(), nb::none(), 0);
-    nb::list keys;
-    for (const auto& k : index.keys)
-        keys.append(nb::make_tuple(slice(buffer, k.name_at, k.name_size), k.type, k.at, k.end, k.item_type, k.length));
-    nb::list tensors;
-    for (const auto& t : index.tensors) {
-        nb::list dims;
-        for (uint32_t i = t.n_dims; i > 0; --i) dims.append(t.dims[i - 1]);  // rows first
-        tensors.append(nb::make_tuple(slice(buffer, t.name_at, t.name_size), nb::tuple(dims), t.type, t.offset));
-    }
-    return nb::make_tuple(nb::none(), keys, tensors, index.end);
+    return nb::make_tuple(at, count);
 }
 
 // uint64 start of each string of an array and the end of the last; None when they do not fit.
 nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
-    if (count > buffer.size() / 8) return nb::none();
+    if (count > buffer.size() / sizeof(uint64_t)) return nb::none();
     nb::object out = nb::steal(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t((count + 1) * sizeof(uint64_t))));
     if (!out.is_valid()) throw nb::python_error();
-    auto* starts = reinterpret_cast<uint64_t*>(PyByteArray_AS_STRING(out.ptr()));
-    bool fits;
+    char* starts = PyByteArray_AS_STRING(out.ptr());
+    size_t at = 0;
+    const auto put = [&](uint64_t start) {
+        std::memcpy(starts, &start, sizeof start);
+        starts += sizeof start;
+    };
     {
         const Released released;
-        fits = gguf::string_starts(buffer.data(), buffer.size(), count, starts);
+        each_string(buffer.text(), at, count, [&](size_t text, size_t) { put(text - sizeof(uint64_t)); });
     }
-    return fits ? out : nb::object(nb::none());
+    if (count > 0) return nb::none();
+    put(at);
+    return out;
 }
 
 // Text of `size` bytes whose characters lie below U+0800, which is nearly all of a vocabulary: Python's
@@ -96,29 +90,23 @@ nb::object gguf_strings(nb::handle object, uint64_t count) {
     if (count > buffer.size() / 8) return nb::none();
     nb::object out = nb::steal(PyList_New(Py_ssize_t(count)));
     if (!out.is_valid()) throw nb::python_error();
-    const uint8_t* at = buffer.data();
-    const uint8_t* end = at + buffer.size();
-    for (uint64_t i = 0; i < count; ++i) {
-        uint64_t length;
-        if (uint64_t(end - at) < sizeof length) return nb::none();
-        std::memcpy(&length, at, sizeof length);
-        at += sizeof length;
-        if (length > uint64_t(end - at)) return nb::none();
-        PyObject* text = decode_short(at, length);
+    size_t at = 0;
+    Py_ssize_t i = 0;
+    each_string(buffer.text(), at, count, [&](size_t begin, size_t size) {
+        PyObject* text = decode_short(buffer.data() + begin, size);
         if (text == nullptr && !PyErr_Occurred())
-            text = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(at), Py_ssize_t(length), "surrogateescape");
+            text = PyUnicode_DecodeUTF8(buffer.text().data() + begin, Py_ssize_t(size), "surrogateescape");
         if (text == nullptr) throw nb::python_error();
-        PyList_SET_ITEM(out.ptr(), Py_ssize_t(i), text);
-        at += length;
-    }
-    return out;
+        PyList_SET_ITEM(out.ptr(), i++, text);
+    });
+    return count > 0 ? nb::object(nb::none()) : out;
 }
 
 }  // namespace
 
 void bind_gguf(nb::module_& m) {
-    m.def("gguf_index", &gguf_index, "buffer"_a, "total"_a,
-          "Structure of a GGUF header: (problem, keys, tensors, end).");
+    m.def("gguf_skip_strings", &gguf_skip_strings, "buffer"_a, "at"_a, "count"_a,
+          "Offset behind the strings that fit, and the number of the others.");
     m.def("gguf_string_starts", &gguf_string_starts, "buffer"_a, "count"_a,
           "Starts of the strings of an array as native uint64, and the end of the last.");
     m.def("gguf_strings", &gguf_strings, "buffer"_a, "count"_a, "The strings of an array.");

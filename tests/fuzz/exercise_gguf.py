@@ -11,7 +11,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_contents import Array
-from bitnet.formats.gguf_index import Fault, Index, KeyEntry, Problem, Section, TensorEntry
+from bitnet.formats.gguf_index import Problem
 from bitnet.sheet.inspection import examine
 
 try:
@@ -21,11 +21,8 @@ except ImportError:
 
 
 def native_walk(data, total):
-    """Results of :func:`gguf_index.walk`, from the compiled module."""
-    problem, keys, tensors, end = NATIVE.gguf_index(data, total)
-    if problem is not None:
-        return Problem(Fault(problem[0]), Section(problem[1]), *problem[2:])
-    return Index([KeyEntry(*key) for key in keys], [TensorEntry(*t) for t in tensors], end)
+    """Results of :func:`gguf_index.walk`, where the compiled module skips strings."""
+    return gguf_index.walk(data, total, NATIVE.gguf_skip_strings)
 
 
 def exercise(data):
