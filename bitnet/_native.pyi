@@ -14,51 +14,9 @@ def guard_mapping(mapped: object) -> int: ...
 def watch_mappings() -> bool: ...
 def release_mapping(number: int) -> None: ...
 def is_torn(number: int) -> bool: ...
-def gguf_index(buffer: object, total: int) -> tuple[Any, ...]: ...
+def gguf_skip_strings(buffer: object, at: int, count: int) -> tuple[int, int]: ...
 def gguf_string_starts(buffer: object, count: int) -> object: ...
 def gguf_strings(buffer: object, count: int) -> list[str] | None: ...
-def convolve(
-    x: NDArray[numpy.float32],
-    weight: NDArray[numpy.float32],
-    bias: NDArray[numpy.float32] | None,
-    silu: bool,
-    state: NDArray[numpy.float32],
-    out: NDArray[numpy.float32],
-) -> None: ...
-def delta_rule(
-    q: NDArray[numpy.float32],
-    k: NDArray[numpy.float32],
-    v: NDArray[numpy.float32],
-    alpha: NDArray[numpy.float32],
-    beta: NDArray[numpy.float32],
-    a: NDArray[numpy.float32],
-    dt: NDArray[numpy.float32],
-    grouped: bool,
-    state: NDArray[numpy.float32],
-    out: NDArray[numpy.float32],
-) -> None: ...
-def selective_scan(
-    x: NDArray[numpy.float32],
-    b: NDArray[numpy.float32],
-    c: NDArray[numpy.float32],
-    dt: NDArray[numpy.float32],
-    a: NDArray[numpy.float32],
-    bias: NDArray[numpy.float32],
-    skip: NDArray[numpy.float32],
-    state: NDArray[numpy.float32],
-    out: NDArray[numpy.float32],
-) -> None: ...
-def route(
-    logits: NDArray[numpy.float32],
-    bias: NDArray[numpy.float32] | None,
-    gating: int,
-    groups: int,
-    groups_used: int,
-    renormalised: bool,
-    scale: float,
-    experts: NDArray[numpy.float32],
-    weights: NDArray[numpy.float32],
-) -> None: ...
 
 class Graph:
     def __init__(self) -> None: ...
@@ -71,107 +29,8 @@ class Graph:
         rotations: Sequence[tuple[NDArray[numpy.float64], float]],
     ) -> int: ...
     def add_rotation(self, pairs: int, half: bool) -> int: ...
-    def embed(self, out: int, table: object, scale: float) -> None: ...
-    def norm(
-        self,
-        out: int,
-        x: int,
-        weight: NDArray[numpy.float32],
-        parts: int,
-        eps: float,
-    ) -> None: ...
-    def center(self, out: int, x: int) -> None: ...
-    def linear(
-        self,
-        x: int,
-        outs: Sequence[int],
-        matrices: list[Any],
-        biases: Sequence[NDArray[numpy.float32] | None],
-    ) -> None: ...
-    def split(self, x: int, outs: Sequence[int], groups: int) -> None: ...
-    def join(self, out: int, parts: Sequence[int], groups: int) -> None: ...
-    def transpose(self, out: int, x: int, rows: int, columns: int) -> None: ...
     def set_state(self, size: int) -> None: ...
-    def convolve(
-        self,
-        out: int,
-        x: int,
-        weight: NDArray[numpy.float32],
-        bias: NDArray[numpy.float32] | None,
-        silu: bool,
-        offset: int,
-    ) -> None: ...
-    def delta(
-        self,
-        out: int,
-        q: int,
-        k: int,
-        v: int,
-        alpha: int,
-        beta: int,
-        a: NDArray[numpy.float32],
-        dt: NDArray[numpy.float32],
-        key_heads: int,
-        grouped: bool,
-        offset: int,
-    ) -> None: ...
-    def scan(
-        self,
-        out: int,
-        x: int,
-        b: int,
-        c: int,
-        dt: int,
-        a: NDArray[numpy.float32],
-        bias: NDArray[numpy.float32],
-        skip: NDArray[numpy.float32],
-        groups: int,
-        offset: int,
-    ) -> None: ...
-    def rotate(self, x: int, rotation: int, head_dim: int) -> None: ...
-    def temper(self, x: int, scale: float, length: int) -> None: ...
-    def attend(
-        self,
-        out: int,
-        q: int,
-        k: int,
-        v: int,
-        table: int,
-        place: int,
-        scale: float,
-        softcap: float,
-        sinks: NDArray[numpy.float32] | None = None,
-    ) -> None: ...
-    def gate(self, out: int, gate: int, up: int, kind: int) -> None: ...
-    def route(
-        self,
-        experts: int,
-        weights: int,
-        logits: int,
-        bias: NDArray[numpy.float32] | None,
-        gating: int,
-        groups: int,
-        groups_used: int,
-        renormalised: bool,
-        scale: float,
-    ) -> None: ...
-    def enumerate(self, experts: int) -> None: ...
-    def expert_linear(
-        self,
-        x: int,
-        experts: int,
-        outs: Sequence[int],
-        matrices: list[tuple[object, ...]],
-        biases: Sequence[NDArray[numpy.float32] | None],
-        apart: bool,
-    ) -> None: ...
-    def combine(self, out: int, x: int, weights: int) -> None: ...
-    def hadamard(
-        self, out: int, x: int, signs: NDArray[numpy.float32], block: int, inverse: bool
-    ) -> None: ...
-    def add(self, x: int, y: int) -> None: ...
-    def scale(self, x: int, weight: NDArray[numpy.float32]) -> None: ...
-    def select(self, registers: Sequence[int]) -> None: ...
+    def add(self, instruction: str, **fields: Any) -> None: ...
     def run(
         self,
         tokens: NDArray[numpy.int64],
@@ -226,23 +85,11 @@ def embed(
     ids: NDArray[numpy.int64],
     out: NDArray[numpy.float32],
 ) -> None: ...
-def rms_norm(
-    x: NDArray[numpy.float32],
-    weight: NDArray[numpy.float32],
-    eps: float,
-    out: NDArray[numpy.float32],
-) -> None: ...
 def rope(
     x: NDArray[numpy.float32],
     cos: NDArray[numpy.float32],
     sin: NDArray[numpy.float32],
     half: bool,
-    out: NDArray[numpy.float32],
-) -> None: ...
-def gate(
-    kind: int,
-    gate: NDArray[numpy.float32],
-    up: NDArray[numpy.float32],
     out: NDArray[numpy.float32],
 ) -> None: ...
 def attention(

@@ -25,6 +25,7 @@ def parameters(function):
             (one.arg, value, True)
             for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         ),
+        *((f"**{one.arg}", None, False) for one in (arguments.kwarg,) if one),
     ]
     return [(name, value and ast.unparse(value), named) for name, value, named in pairs]
 

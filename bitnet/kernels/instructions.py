@@ -1,29 +1,28 @@
-"""The instructions of a program: what each means, and how the compiled module is told.
+"""The instructions of a program, and what each means.
 
-``run`` computes an instruction with the operations of a backend, which defines what it means.
-``compile`` adds it to a graph of ``native/kernels/graph/graph.hpp``, with numbers for registers.
-Those of layers with a state and of experts are in ``mixer_instructions.py``.
+``run`` computes an instruction with the operations of a backend, which defines what it means. The
+compiled module reads its fields by their names (``native/kernels/graph/instructions.cpp``). Those
+of layers with a state and of experts are in ``mixer_instructions.py``.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.families.mixers import Activation
+from bitnet.kernels.ops import Scores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import KeysValues
-    from bitnet.kernels.ops import Graph, Pass
-    from bitnet.kernels.program import Register, Rotation
-
-#: Numbers of the activations in the compiled module.
-GATES: dict[Activation, int] = {name: number for number, name in enumerate(get_args(Activation))}
+    from bitnet.families.mixers import Activation
+    from bitnet.families.rope import Rope
+    from bitnet.kernels.ops import Pass
+    from bitnet.kernels.program import Register
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,6 @@ class Embed:
         rows = on.ops.embed(on.weights[self.table], tokens)
         on.registers[self.out] = rows if self.scale == 1.0 else rows * rows.dtype.type(self.scale)
 
-    def compile(self, to: Graph) -> None:
-        to.native.embed(to[self.out], to.weights[self.table], self.scale)
-
 
 @dataclass(frozen=True)
 class Center:
@@ -54,9 +50,6 @@ class Center:
         x = on.registers[self.x]
         mean = x.mean(axis=1, keepdims=True, dtype=np.float64)
         on.registers[self.out] = x - mean.astype(x.dtype)
-
-    def compile(self, to: Graph) -> None:
-        to.native.center(to[self.out], to[self.x])
 
 
 @dataclass(frozen=True)
@@ -84,10 +77,6 @@ class Norm:
         ]
         on.registers[self.out] = np.stack(normed, axis=1).reshape(x.shape)
 
-    def compile(self, to: Graph) -> None:
-        weight = to.weights[self.weight] if self.weight else np.ones(self.width, dtype=np.float32)
-        to.native.norm(to[self.out], to[self.x], weight, self.parts, self.eps)
-
 
 @dataclass(frozen=True)
 class Linear:
@@ -105,14 +94,6 @@ class Linear:
                 x, on.weights[weight], on.weights[bias] if bias else None
             )
 
-    def compile(self, to: Graph) -> None:
-        to.native.linear(
-            to[self.x],
-            [to[out] for out in self.outs],
-            [to.weights[weight] for weight in self.weights],
-            [to.weights[bias] if bias else None for bias in self.biases],
-        )
-
 
 @dataclass(frozen=True)
 class Take:
@@ -123,9 +104,6 @@ class Take:
     def run(self, on: Pass) -> None:
         given = [segment.hidden for segment in on.segments if segment.hidden is not None]
         on.registers[self.out] = np.concatenate(given)
-
-    def compile(self, to: Graph) -> None:
-        raise NotImplementedError("programs that take hidden states are interpreted")
 
 
 @dataclass(frozen=True)
@@ -143,9 +121,6 @@ class Join:
         parts = [on.registers[it] for it in self.parts]
         grouped = [part.reshape(len(part), self.groups, -1) for part in parts]
         on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(len(parts[0]), -1)
-
-    def compile(self, to: Graph) -> None:
-        to.native.join(to[self.out], [to[it] for it in self.parts], self.groups)
 
 
 @dataclass(frozen=True)
@@ -165,9 +140,6 @@ class Split:
             on.registers[out] = parts[..., at : at + width].reshape(len(x), -1)
             at += width
 
-    def compile(self, to: Graph) -> None:
-        to.native.split(to[self.x], [to[out] for out in self.outs], self.groups)
-
 
 @dataclass(frozen=True)
 class Transpose:
@@ -183,16 +155,13 @@ class Transpose:
         heads = x.reshape(len(x), self.rows, self.columns, -1)
         on.registers[self.out] = heads.swapaxes(1, 2).reshape(x.shape)
 
-    def compile(self, to: Graph) -> None:
-        to.native.transpose(to[self.out], to[self.x], self.rows, self.columns)
-
 
 @dataclass(frozen=True)
 class Rotate:
     """Each head of *x* is rotated by its position."""
 
     x: Register
-    rotation: Rotation
+    rotation: Rope
     head_dim: int
 
     def run(self, on: Pass) -> None:
@@ -201,9 +170,6 @@ class Rotate:
             on.heads(self.x, self.head_dim), angles, style=self.rotation.style, scale=scale
         )
         on.registers[self.x] = turned.reshape(len(turned), -1)
-
-    def compile(self, to: Graph) -> None:
-        to.native.rotate(to[self.x], to.rotations[self.rotation], self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -225,9 +191,6 @@ class Temper:
         x = on.registers[self.x]
         factors = [self.factor(position) for position in on.positions()]
         on.registers[self.x] = x * np.array(factors, dtype=x.dtype)[:, None]
-
-    def compile(self, to: Graph) -> None:
-        to.native.temper(to[self.x], self.scale, self.length)
 
 
 @dataclass(frozen=True)
@@ -253,6 +216,8 @@ class Attend:
     def run(self, on: Pass) -> None:
         q = on.heads(self.q, self.kind.head_dim)
         its = [on.heads(it, self.kind.head_dim) for it in (self.k, self.v) if it is not None]
+        sinks = on.weights[self.sinks] if self.sinks else None
+        by = Scores(self.scale, self.kind.window, self.softcap, self.causal, sinks)
         mixed = []
         for (rows, cache), segment in zip(on.rows(), on.segments, strict=True):
             if its:
@@ -261,27 +226,8 @@ class Attend:
                 seen = cache.view(self.cache, len(segment.tokens))
             else:
                 continue
-            mixed.append(
-                on.ops.attention(
-                    q[rows],
-                    seen,
-                    scale=self.scale,
-                    window=self.kind.window,
-                    softcap=self.softcap,
-                    causal=self.causal,
-                    sinks=on.weights[self.sinks] if self.sinks else None,
-                )
-            )
+            mixed.append(on.ops.attention(q[rows], seen, by))
         on.registers[self.out] = np.concatenate(mixed) if mixed else on.registers[self.q]
-
-    def compile(self, to: Graph) -> None:
-        if not self.causal:
-            raise NotImplementedError("compiled attention looks back only")
-        out, q = to[self.out], to[self.q]
-        k, v = (-1 if it is None else to[it] for it in (self.k, self.v))
-        table, place = to.places[self.cache]
-        sinks = to.weights[self.sinks] if self.sinks else None
-        to.native.attend(out, q, k, v, table, place, self.scale, self.softcap, sinks)
 
 
 @dataclass(frozen=True)
@@ -299,9 +245,6 @@ class Gate:
     def run(self, on: Pass) -> None:
         gate, up = on.registers[self.gate], on.registers[self.up]
         on.registers[self.out] = on.ops.gate(gate, up, self.activation)
-
-    def compile(self, to: Graph) -> None:
-        to.native.gate(to[self.out], to[self.gate], to[self.up], GATES[self.activation])
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,9 +274,6 @@ class Hadamard:
         y = (y * x.dtype.type(self.block**-0.5)).reshape(x.shape)
         on.registers[self.out] = y * signs if self.inverse else y
 
-    def compile(self, to: Graph) -> None:
-        to.native.hadamard(to[self.out], to[self.x], self.signs, self.block, self.inverse)
-
 
 @dataclass(frozen=True)
 class Add:
@@ -345,9 +285,6 @@ class Add:
     def run(self, on: Pass) -> None:
         on.registers[self.x] = on.registers[self.x] + on.registers[self.y]
 
-    def compile(self, to: Graph) -> None:
-        to.native.add(to[self.x], to[self.y])
-
 
 @dataclass(frozen=True)
 class Scale:
@@ -358,9 +295,6 @@ class Scale:
 
     def run(self, on: Pass) -> None:
         on.registers[self.x] = on.registers[self.x] * on.weights[self.weight]
-
-    def compile(self, to: Graph) -> None:
-        to.native.scale(to[self.x], to.weights[self.weight])
 
 
 @dataclass(frozen=True)
@@ -374,9 +308,6 @@ class Select:
         for name in self.registers:
             on.registers[name] = on.registers[name][kept]
 
-    def compile(self, to: Graph) -> None:
-        to.native.select([to[name] for name in self.registers])
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -387,6 +318,3 @@ class Mark:
 
     def run(self, on: Pass) -> None:
         """Nothing: a trace stops here."""
-
-    def compile(self, to: Graph) -> None:
-        """Nothing: the compiled module has no traces."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.families.mixers import Gating
-
 if TYPE_CHECKING:
     from bitnet.families.mixers import Routing
-    from bitnet.kernels.ops import Graph, Pass
+    from bitnet.kernels.ops import Pass
     from bitnet.kernels.program import Register
 
 
@@ -40,12 +37,6 @@ class Convolve:
             for rows, state in on.states(self.cache, before, first=True)
         ]
         on.registers[self.out] = np.concatenate(parts)
-
-    def compile(self, to: Graph) -> None:
-        start = to.states[self.cache].start
-        bias = to.weights[self.bias] if self.bias else None
-        weight = to.weights[self.weight]
-        to.native.convolve(to[self.out], to[self.x], weight, bias, self.silu, start)
 
 
 @dataclass(frozen=True)
@@ -85,16 +76,6 @@ class DeltaRule:
         ]
         on.registers[self.out] = np.concatenate(parts).reshape(-1, self.out.width)
 
-    def compile(self, to: Graph) -> None:
-        to.native.delta(
-            *(to[it] for it in (self.out, self.q, self.k, self.v, self.alpha, self.beta)),
-            to.weights[self.a],
-            to.weights[self.dt],
-            self.key_heads,
-            self.grouped,
-            to.states[self.cache].stop - math.prod(self.shape),
-        )
-
 
 @dataclass(frozen=True)
 class SelectiveScan:
@@ -131,18 +112,6 @@ class SelectiveScan:
         ]
         on.registers[self.out] = np.concatenate(parts).reshape(-1, self.out.width)
 
-    def compile(self, to: Graph) -> None:
-        to.native.scan(
-            *(to[it] for it in (self.out, self.x, self.b, self.c, self.dt)),
-            *(to.weights[name] for name in (self.a, self.bias, self.skip)),
-            self.groups,
-            to.states[self.cache].stop - math.prod(self.shape),
-        )
-
-
-#: Numbers of the gatings in the compiled module.
-GATINGS: dict[Gating, int] = {name: number for number, name in enumerate(get_args(Gating))}
-
 
 @dataclass(frozen=True)
 class Route:
@@ -162,20 +131,6 @@ class Route:
         chosen, weights = on.ops.route(logits, bias, self.routing)
         on.registers[self.experts], on.registers[self.weights] = chosen, weights
 
-    def compile(self, to: Graph) -> None:
-        its = self.routing
-        to.native.route(
-            to[self.experts],
-            to[self.weights],
-            to[self.logits],
-            to.weights[self.bias] if self.bias else None,
-            GATINGS[its.gating],
-            its.groups,
-            its.groups_used,
-            its.renormalised,
-            its.scale,
-        )
-
 
 @dataclass(frozen=True)
 class Enumerate:
@@ -186,9 +141,6 @@ class Enumerate:
     def run(self, on: Pass) -> None:
         rows, used = sum(1 for _ in on.positions()), self.experts.width
         on.registers[self.experts] = np.tile(np.arange(used, dtype=np.float32), (rows, 1))
-
-    def compile(self, to: Graph) -> None:
-        to.native.enumerate(to[self.experts])
 
 
 @dataclass(frozen=True)
@@ -221,16 +173,6 @@ class ExpertLinear:
                 y[at] = on.ops.linear(parts[at], matrices[expert], biases[expert])
             on.registers[out] = y.reshape(len(x), out.width)
 
-    def compile(self, to: Graph) -> None:
-        to.native.expert_linear(
-            to[self.x],
-            to[self.experts],
-            [to[out] for out in self.outs],
-            [to.weights[weight] for weight in self.weights],
-            [to.weights[bias] if bias else None for bias in self.biases],
-            self.apart,
-        )
-
 
 @dataclass(frozen=True)
 class Combine:
@@ -247,6 +189,3 @@ class Combine:
         for part in range(1, self.weights.width):
             total = total + parts[:, part] * weights[:, part : part + 1]
         on.registers[self.out] = total
-
-    def compile(self, to: Graph) -> None:
-        to.native.combine(to[self.out], to[self.x], to[self.weights])

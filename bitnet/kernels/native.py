@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,16 @@ from bitnet.base import native, settings
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.machine import thread_count, usable_cores
 from bitnet.kernels.choices import choose_prefill, dense_pays
-from bitnet.kernels.instructions import GATES
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import Array, pages_of
-from bitnet.kernels.mixer_instructions import GATINGS
-from bitnet.kernels.native_graph import CompiledProgram
+from bitnet.kernels.native_graph import CompiledProgram, compute, floats
 from bitnet.kernels.ops import Ops
 from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from bitnet.families.keys import RopeStyle
     from bitnet.families.mixers import Activation, Routing
     from bitnet.kernels.kv_cache import Seen
+    from bitnet.kernels.ops import Scores
     from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
@@ -137,7 +135,7 @@ class NativeOps(Ops):
         if m.inputs != m.columns:
             x = np.pad(x, ((0, 0), (0, m.columns - m.inputs)))
         out = np.empty((len(x), m.rows), dtype=np.float32)
-        self._native.linear(m.kind, m.data, m.rows, m.columns, m.scale, _floats(x), out)
+        self._native.linear(m.kind, m.data, m.rows, m.columns, m.scale, floats(x), out)
         if m.factors is not None:
             out *= m.factors
         if bias is not None:
@@ -145,10 +143,9 @@ class NativeOps(Ops):
         return out
 
     def rms_norm(self, x: Array, weight: Any, eps: float) -> Array:
-        x = _floats(x)
-        out = np.empty_like(x)
-        self._native.rms_norm(x, weight, eps, out)
-        return out
+        rows, width = {"x": x.reshape(-1, weight.size)}, {"out": weight.size}
+        norm = {"weight": weight, "parts": 1, "eps": eps}
+        return compute(self._native, "Norm", rows, width, norm).reshape(x.shape)
 
     def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
         # Every layer passes the same angles for its queries and its keys.
@@ -157,83 +154,57 @@ class NativeOps(Ops):
             cos, sin = np.empty((2, *angles.shape), dtype=np.float32)
             self._native.turns(np.ascontiguousarray(angles), scale, cos, sin)
             turns = self._turns = (angles, scale, cos, sin)
-        x = _floats(x)
+        x = floats(x)
         out = np.empty_like(x)
         self._native.rope(x, turns[2], turns[3], style != "interleaved", out)
         return out
 
-    def attention(
-        self,
-        q: Array,
-        seen: Seen,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        causal: bool = True,
-        sinks: Any | None = None,
-    ) -> Array:
-        if not causal:
-            return ReferenceOps().attention(
-                q, seen, scale=scale, window=window, softcap=softcap, causal=False, sinks=sinks
-            )
-        q = _floats(q)
+    def attention(self, q: Array, seen: Seen, by: Scores) -> Array:
+        if not by.causal:
+            return ReferenceOps().attention(q, seen, by)
+        q = floats(q)
         out = np.empty_like(q)
         pages = pages_of(seen.keys, seen.values) if seen.pages is None else seen.pages
         start = seen.keys.shape[1] - len(q)
-        self._native.attention(q, pages, start, scale, window, softcap, out, sinks)
+        self._native.attention(q, pages, start, by.scale, by.window, by.softcap, out, by.sinks)
         return out.reshape(len(q), -1)
 
     def convolve(
         self, x: Array, weight: Any, bias: Any | None, *, silu: bool, out_state: Array
     ) -> Array:
-        x = _floats(x)
-        out = np.empty_like(x)
-        with _state(out_state) as state:
-            self._native.convolve(x, weight, bias, silu, state, out)
-        return out
+        its = {"weight": weight, "bias": bias, "silu": silu}
+        return compute(self._native, "Convolve", {"x": x}, {"out": x.shape[1]}, its, out_state)
 
     def delta_rule(
         self, rows: Sequence[Array], a: Any, dt: Any, *, grouped: bool, out_state: Array
     ) -> Array:
-        rows = [_floats(x) for x in rows]
-        out = np.empty_like(rows[2])
-        with _state(out_state) as state:
-            self._native.delta_rule(*rows, a, dt, grouped, state, out)
-        return out
+        _, k, v, *_ = rows
+        named = dict(zip(("q", "k", "v", "alpha", "beta"), rows, strict=True))
+        its = {"a": a, "dt": dt, "key_heads": k.shape[1], "grouped": grouped}
+        out = compute(self._native, "DeltaRule", named, {"out": v[0].size}, its, out_state)
+        return out.reshape(v.shape)
 
     def selective_scan(
         self, rows: Sequence[Array], vectors: Sequence[Any], *, out_state: Array
     ) -> Array:
-        rows = [_floats(x) for x in rows]
-        out = np.empty_like(rows[0])
-        with _state(out_state) as state:
-            self._native.selective_scan(*rows, *vectors, state, out)
-        return out
+        x, b, *_ = rows
+        named = dict(zip(("x", "b", "c", "dt"), rows, strict=True))
+        its = dict(zip(("a", "bias", "skip"), vectors, strict=True), groups=b.shape[1])
+        out = compute(self._native, "SelectiveScan", named, {"out": x[0].size}, its, out_state)
+        return out.reshape(x.shape)
 
     def route(self, logits: Array, bias: Any | None, routing: Routing) -> tuple[Array, Array]:
-        experts, weights = np.empty((2, len(logits), routing.used), dtype=np.float32)
-        self._native.route(
-            _floats(logits),
-            bias,
-            GATINGS[routing.gating],
-            routing.groups,
-            routing.groups_used,
-            routing.renormalised,
-            routing.scale,
-            experts,
-            weights,
-        )
-        return experts, weights
+        widths = {"experts": routing.used, "weights": routing.used}
+        its = {"bias": bias} | vars(routing)
+        both = compute(self._native, "Route", {"logits": logits}, widths, its)
+        return both[:, : routing.used], both[:, routing.used :]
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
-        gate, up = _floats(gate), _floats(up)
-        out = np.empty_like(gate)
-        self._native.gate(GATES[activation], gate, up, out)
-        return out
+        rows, width = {"gate": gate, "up": up}, {"out": gate.shape[1]}
+        return compute(self._native, "Gate", rows, width, {"activation": activation})
 
     def softcap(self, x: Array, cap: float) -> Array:
-        x = _floats(x)
+        x = floats(x)
         out = np.empty_like(x)
         self._native.softcap(x, cap, out)
         return out
@@ -248,16 +219,3 @@ def select(*, threads: int = 0) -> Ops:
         expected = f"expected 0 to {settings.MAX_THREADS}"
         raise UsageError(f"threads is {threads}, {expected}", field="threads")
     return ReferenceOps() if native.module() is None else NativeOps(threads=threads)
-
-
-def _floats(x: Array) -> NDArray[np.float32]:
-    return np.ascontiguousarray(x, dtype=np.float32)
-
-
-@contextmanager
-def _state(out_state: Array) -> Iterator[NDArray[np.float32]]:
-    """*out_state* as floats that follow each other; a copy is written back."""
-    state = _floats(out_state)
-    yield state
-    if state is not out_state:
-        out_state[:] = state

@@ -1,4 +1,4 @@
-"""Operations that a model needs from a backend, and what instructions run on: a pass or a graph.
+"""Operations that a model needs from a backend, and the pass that instructions run on.
 
 ``reference.py`` defines which results of operations are correct.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,12 +23,26 @@ if TYPE_CHECKING:
 
     from bitnet.families.keys import RopeStyle
     from bitnet.families.mixers import Activation, Routing
+    from bitnet.families.rope import Rope
     from bitnet.kernels.kv_cache import KVCache, Seen
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.program import Program, Register, Rotation, Segment
+    from bitnet.kernels.program import Program, Register, Segment
     from bitnet.quants.weight import Weight
 
 Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of queries and keys, whose softmax weights the values."""
+
+    scale: float  # factor on products of the two
+    # query t sees keys up to ``S - T + t``, as many back as the window, itself included; 0: all
+    window: int = 0
+    softcap: float = 0.0  # if there is one, scores become ``softcap * tanh(scores / softcap)``
+    causal: bool = True  # if not, a query also sees keys behind it, as far as its window reaches
+    # ``(heads,)``, scores of one more key of each head, whose value is zero
+    sinks: Prepared | None = None
 
 
 class Ops(ABC):
@@ -95,24 +109,10 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def attention(
-        self,
-        q: Array,
-        seen: Seen,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        causal: bool = True,
-        sinks: Prepared | None = None,
-    ) -> Array:
-        """Attention of the last T of S positions: ``(T, heads * head_dim)``.
+    def attention(self, q: Array, seen: Seen, by: Scores) -> Array:
+        """Attention of the last T of S positions, *q*, ``(T, heads, head_dim)``, over those *seen*.
 
-        *q* is ``(T, heads, head_dim)``; query t sees keys up to ``S - T + t``, as many
-        positions back as its *window*, itself included; 0: all. Unless it is *causal*, it
-        also sees keys behind it, as far as its window reaches. With *softcap* scores become
-        ``softcap * tanh(scores / softcap)``. *sinks*, ``(heads,)``, are scores of one more
-        key of each head, whose value is zero.
+        The result is ``(T, heads * head_dim)``.
         """
 
     @abstractmethod
@@ -252,7 +252,7 @@ class Pass:
             state = cache.state(number)
             yield rows, (state[:size] if first else state[-size:]).reshape(shape)
 
-    def angles(self, rotation: Rotation) -> tuple[Array, float]:
+    def angles(self, rotation: Rope) -> tuple[Array, float]:
         """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
         angles = self._angles.get(id(rotation))
         if angles is None:
@@ -267,24 +267,3 @@ class Pass:
                     parts.append(rows[:, None] * frequencies)
             angles = self._angles[id(rotation)] = (np.concatenate(parts), scale)
         return angles
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A graph of the compiled module that is being built."""
-
-    native: Any  # the module's ``Graph``
-    weights: Mapping[str, Prepared]  # by name, as the module takes them
-    rotations: Mapping[Rotation, int]  # their numbers
-    # number of the table of pages of each cache, and its place there
-    places: Mapping[int, tuple[int, int]]
-    states: Mapping[int, range]  # numbers of each state in that of a sequence
-    numbers: dict[Register, int] = field(default_factory=dict)  # of the registers so far
-    names: dict[str, int] = field(default_factory=dict)  # numbers of their places in memory
-
-    def __getitem__(self, register: Register) -> int:
-        """Number of *register*."""
-        if register not in self.numbers:
-            place = self.names.setdefault(register.name, len(self.names))
-            self.numbers[register] = self.native.add_register(register.width, place)
-        return self.numbers[register]

@@ -20,7 +20,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,10 +55,10 @@ class Matrix:
     data: NDArray[np.uint8]  # its bytes
     rows: int  # outputs
     columns: int  # inputs, a whole number of blocks
-    scale: float  # factor the ternary kernels apply
-    # what each output is multiplied with afterwards, ``(rows,)`` or ``(1,)``
-    factors: NDArray[np.float32] | None
     inputs: int  # width of the matrix in the model; the columns behind it are zeros
+    # what each output is multiplied with afterwards, ``(rows,)`` or ``(1,)``
+    factors: NDArray[np.float32] | None = None
+    scale: float = 1.0  # factor the ternary kernels apply
 
 
 def multiplies_in_rows(weight: Weight) -> bool:
@@ -105,22 +105,13 @@ def prepare_matrix(
     rows, columns = weight.shape
     weight = registry.with_kernels(weight)
     name = _SAME_LAYOUT.get(weight.quant.name, weight.quant.name)
+    kinds = native.kernel_types()
     if registry.rounds_activations(weight):
-        packed = pack_ternary(native, weight, dense=dense)
-        return _matrix(
-            native,
-            packed.kind,
-            packed.data,
-            rows,
-            packed.columns,
-            scale=packed.scale,
-            factors=packed.factors,
-            inputs=columns,
-        )
-    if name not in native.kernel_types() or columns % weight.quant.block_size:
+        return _pack_ternary(native, weight, dense=dense)
+    if name not in kinds or columns % weight.quant.block_size:
         values = np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
         logger.debug("%s: no kernel for %s, kept as F32", weight.name, name)
-        return _tile(native, "F32", values.view(np.uint8).reshape(-1), rows, columns)
+        return _tile(native, "F32", values.view(np.uint8).reshape(-1), rows, columns, None)
     size = weight.quant.size_bytes(weight.shape)
     if size is None or len(weight.data) < size:
         raise InvalidFormat(
@@ -129,9 +120,10 @@ def prepare_matrix(
             hint="the file is damaged; download it again",
         )
     factors = None if weight.scale == 1.0 else np.array([weight.scale], dtype=np.float32)
-    if in_rows or f"{name}_R16" not in native.kernel_types():
-        return _matrix(native, name, weight.data, rows, columns, factors=factors)
-    return _tile(native, name, weight.data[:size], rows, columns, factors=factors)
+    data = np.ascontiguousarray(weight.data)
+    if in_rows or f"{name}_R16" not in kinds:
+        return Matrix(kinds.index(name), data, rows, columns, columns, factors)
+    return _tile(native, name, data[:size], rows, columns, factors)
 
 
 def _tile(
@@ -140,16 +132,13 @@ def _tile(
     data: NDArray[np.uint8],
     rows: int,
     columns: int,
-    *,
-    factors: NDArray[np.float32] | None = None,
+    factors: NDArray[np.float32] | None,
 ) -> Matrix:
     """A copy of the matrix *data* with interleaved rows, made slice by slice."""
-    kind = native.kernel_types().index(name)
-    wide = native.tiled_columns(kind, columns)
-    tile_bytes = _TILE_ROWS * native.row_bytes(native.kernel_types().index(f"{name}_R16"), wide)
-    row_bytes = native.row_bytes(kind, columns)
+    kind, tiled = map(native.kernel_types().index, (name, f"{name}_R16"))
+    wide, row_bytes = native.tiled_columns(kind, columns), native.row_bytes(kind, columns)
+    tile_bytes = _TILE_ROWS * native.row_bytes(tiled, wide)
     tiles = native.allocate_weights(-(-rows // _TILE_ROWS) * tile_bytes)
-    data = np.ascontiguousarray(data)
     step = max(1, _SLICE_BYTES // (_TILE_ROWS * row_bytes)) * _TILE_ROWS
     for begin in range(0, rows, step):
         count = min(step, rows - begin)
@@ -157,53 +146,21 @@ def _tile(
         first, last = begin // _TILE_ROWS, -(-(begin + count) // _TILE_ROWS)
         native.pack_rows(kind, piece, count, columns, tiles[first * tile_bytes : last * tile_bytes])
         give_back_pages(piece)
-    return _matrix(native, f"{name}_R16", tiles, rows, wide, factors=factors, inputs=columns)
+    return Matrix(tiled, tiles, rows, wide, columns, factors)
 
 
-def _matrix(
-    native: ModuleType,
-    name: str,
-    data: NDArray[np.uint8],
-    rows: int,
-    columns: int,
-    *,
-    scale: float = 1.0,
-    factors: NDArray[np.float32] | None = None,
-    inputs: int = 0,
-) -> Matrix:
-    return Matrix(
-        native.kernel_types().index(name),
-        np.ascontiguousarray(data),
-        rows,
-        columns,
-        scale,
-        factors,
-        inputs or columns,
-    )
-
-
-_ROWS, _LINE = 16, 64  # of a tile; bytes of all its rows
+_LINE = 64  # bytes of all rows of a tile
 COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
 _MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/kernels/ternary/layout.hpp
 # Columns of a block where rows must be whole blocks to be read in place.
 _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
 
 
-class PackedTernary(NamedTuple):
-    """A ternary matrix in tiles."""
+def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
+    """*weight*, a ternary matrix in any encoding.
 
-    # ``TERNARY``, ``TERNARY_DENSE``, or ``TERNARY_BLOCKS`` where a row has a scale per 256 columns
-    kind: str
-    data: NDArray[np.uint8]  # codes, and for ``TERNARY_BLOCKS`` the scales behind them
-    columns: int  # of the tiles, whole lines; those behind the matrix's are zero weights
-    scale: float  # of all weights
-    factors: NDArray[np.float32] | None  # of each row, ``(rows,)`` float32, or ``None``
-
-
-def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> PackedTernary:
-    """*weight*, a ternary matrix in any encoding, for the kernels of the compiled module *native*.
-
-    With *dense*, five weights to a byte, unless blocks have scales of their own.
+    Five weights to a byte if *dense*, unless blocks of a row have scales of their own: those lie
+    behind the codes.
     """
     rows, inputs = weight.shape
     name = weight.quant.name
@@ -212,37 +169,37 @@ def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> 
     else:
         ternary = registry.unpack_ternary(weight)
         source, codes, scales = "CODES", ternary.codes.view(np.uint8).reshape(-1), ternary.scales
-    tiles = -(-rows // _ROWS)
+    tiles = -(-rows // _TILE_ROWS)
     groups = scales.shape[1]
     dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
-    kind = "TERNARY_BLOCKS" if groups > 1 else "TERNARY_DENSE" if dense else "TERNARY"
-    columns = _whole_lines(kind, inputs)
-    code_bytes = tiles * columns // COLUMNS[kind] * _LINE
+    layout = "TERNARY_BLOCKS" if groups > 1 else "TERNARY_DENSE" if dense else "TERNARY"
+    columns = _whole_lines(layout, inputs)
+    code_bytes = tiles * columns // COLUMNS[layout] * _LINE
     data: NDArray[np.uint8] = native.allocate_weights(
-        code_bytes + (tiles * _ROWS * groups * 4 if groups > 1 else 0)
+        code_bytes + (tiles * _TILE_ROWS * groups * 4 if groups > 1 else 0)
     )
-    number = native.kernel_types().index(kind)
-    if not native.pack_ternary(source, codes, rows, inputs, number, columns, data[:code_bytes]):
+    kind = native.kernel_types().index(layout)
+    if not native.pack_ternary(source, codes, rows, inputs, kind, columns, data[:code_bytes]):
         raise InvalidFormat(
             f"{weight.name}: code 3 where only 0, 1 and 2 are {name} weights",
             hint="the file is damaged, or written with another layout; download it again",
         )
     give_back_pages(weight.data)
+    first, factors = scales[0, 0], None
     if groups > 1:
-        filled = np.zeros((tiles * _ROWS, groups), dtype=np.float32)
+        filled = np.zeros((tiles * _TILE_ROWS, groups), dtype=np.float32)
         filled[:rows] = scales
-        tail = data[code_bytes:].view(np.float32).reshape(tiles, groups, _ROWS)
-        tail[:] = filled.reshape(tiles, _ROWS, groups).transpose(0, 2, 1)
-        return PackedTernary(kind, data, columns, 1.0, None)
-    first = scales[0, 0]
-    if (scales == first).all():
-        return PackedTernary(kind, data, columns, float(first), None)
-    return PackedTernary(kind, data, columns, 1.0, scales[:, 0].copy())
+        tail = data[code_bytes:].view(np.float32).reshape(tiles, groups, _TILE_ROWS)
+        tail[:] = filled.reshape(tiles, _TILE_ROWS, groups).transpose(0, 2, 1)
+    elif (scales != first).any():
+        factors = scales[:, 0].copy()
+    scale = 1.0 if groups > 1 or factors is not None else float(first)
+    return Matrix(kind, data, rows, columns, inputs, factors, scale)
 
 
-def _whole_lines(kind: str, inputs: int) -> int:
+def _whole_lines(layout: str, inputs: int) -> int:
     """Columns of the lines that hold *inputs*."""
-    return -(-inputs // COLUMNS[kind]) * COLUMNS[kind]
+    return -(-inputs // COLUMNS[layout]) * COLUMNS[layout]
 
 
 def give_back_pages(data: NDArray[np.uint8]) -> None:

@@ -13,27 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from bitnet.families.blocks import CacheKind
-    from bitnet.families.keys import RopeStyle
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.kv_codes import Array
-
-
-class Rotation(Protocol):
-    """A rotary position embedding; ``families.rope`` has the real one."""
-
-    @property
-    def style(self) -> RopeStyle:
-        """Pairing of rotary dimensions."""
-
-    def regime(self, context: int) -> int:
-        """Contexts with the same regime have the same frequencies."""
-
-    def frequencies(self, context: int) -> tuple[NDArray[np.float64], float]:
-        """Angle per position of each pair, and the factor on what is rotated."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +35,10 @@ class Segment:
 
 
 class Instruction(Protocol):
-    """A step of a program; ``instructions.py`` has all there are."""
+    """A step of a program, a dataclass; ``instructions.py`` has all there are."""
 
     def run(self, on: Any) -> None:
         """Do it in a ``Pass``: with the operations of any backend, which defines what it means."""
-
-    def compile(self, to: Any) -> None:
-        """Add it to a ``Graph``; NotImplementedError if that has no method for it."""
 
 
 class Register(NamedTuple):

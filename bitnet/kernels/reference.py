@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bitnet.families.mixers import Activation, Routing
     from bitnet.kernels.kv_cache import Seen
     from bitnet.kernels.kv_codes import Array
+    from bitnet.kernels.ops import Scores
     from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
@@ -144,17 +145,7 @@ class ReferenceOps(Ops):
         rotated[..., second] = x[..., second] * cos + x[..., first] * sin
         return rotated
 
-    def attention(
-        self,
-        q: Array,
-        seen: Seen,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        causal: bool = True,
-        sinks: Any | None = None,
-    ) -> Array:
+    def attention(self, q: Array, seen: Seen, by: Scores) -> Array:
         _calls["attention/numpy"] += 1
         t, heads, head_dim = q.shape
         keys, values = (it.astype(self.dtype, copy=False) for it in (seen.keys, seen.values))
@@ -162,17 +153,19 @@ class ReferenceOps(Ops):
         group = heads // kv_heads
         # Query heads that share a key head are neighbours.
         q = q.reshape(t, kv_heads, group, head_dim).transpose(1, 2, 0, 3)  # (KV, G, T, D)
-        scores = (q * self.dtype.type(scale)) @ keys[:, None].transpose(0, 1, 3, 2)  # (KV, G, T, S)
-        if softcap:
-            scores = self.softcap(scores, softcap)
+        scores = (q * self.dtype.type(by.scale)) @ keys[:, None].transpose(
+            0, 1, 3, 2
+        )  # (KV, G, T, S)
+        if by.softcap:
+            scores = self.softcap(scores, by.softcap)
         at = np.arange(s - t, s)[:, None]
         distance = at - np.arange(s)[None, :]  # (T, S)
-        hidden = distance < 0 if causal else np.zeros_like(distance, dtype=bool)
-        if window:
-            hidden |= abs(distance) >= window
+        hidden = distance < 0 if by.causal else np.zeros_like(distance, dtype=bool)
+        if by.window:
+            hidden |= abs(distance) >= by.window
         scores[..., hidden] = -np.inf
-        if sinks is not None:
-            sink = np.broadcast_to(sinks.reshape(kv_heads, group, 1, 1), (*scores.shape[:3], 1))
+        if by.sinks is not None:
+            sink = np.broadcast_to(by.sinks.reshape(kv_heads, group, 1, 1), (*scores.shape[:3], 1))
             scores = np.concatenate([scores, sink.astype(self.dtype, copy=False)], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
@@ -345,22 +338,9 @@ def _gelu_tanh(x: Array) -> Array:
     return x * (1 + np.tanh(root * (x + x.dtype.type(0.044715) * x * x * x))) / 2
 
 
-def _relu_squared(x: Array) -> Array:
-    positive = np.maximum(x, 0)
-    return positive * positive
-
-
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0)
-
-
 def _sigmoid(x: Array) -> Array:
     with np.errstate(over="ignore"):
         return 1 / (1 + np.exp(-x))
-
-
-def _identity(x: Array) -> Array:
-    return x
 
 
 _GATINGS: dict[str, Callable[[Array], Array]] = {
@@ -368,13 +348,13 @@ _GATINGS: dict[str, Callable[[Array], Array]] = {
     "softmax_chosen": lambda logits: logits,
     "sigmoid": _sigmoid,
 }
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
-    "relu_squared": _relu_squared,
-    "relu": _relu,
+    "relu_squared": lambda x: np.square(np.maximum(x, 0)),
+    "relu": lambda x: np.maximum(x, 0),
     "sigmoid": _sigmoid,
     "silu_clamped": _silu,
-    "identity": _identity,
+    "identity": lambda x: x,
 }
 _CLAMPED, _LIMIT = ("silu_clamped", "swiglu_oai"), 7

@@ -45,7 +45,8 @@ def both_ways(checkpoint, batches):
     return results
 
 
-NO_STATE = np.empty(0, np.float32)
+NONE = np.empty(0, np.float32)
+AT_REST = {"place": 0, "scale": 1.0, "softcap": 0.0, "sinks": None}
 
 
 def graph_of(widths, tables):
@@ -206,13 +207,13 @@ def test_contexts_with_other_frequencies_share_a_batch():
 def test_a_page_is_what_the_compiled_module_takes_for_one():
     graph = graph_of([8] * 4, [(1, 1, 8, 0), (2, 1, 8, PAGE)])
     graph.add_context([])
-    graph.attend(0, 1, 2, 3, 0, 0, 1.0, 0.0)
-    graph.attend(0, 1, 2, 3, 1, 0, 1.0, 0.0)
+    for table in (0, 1):
+        graph.add("Attend", out=0, q=1, k=2, v=3, table=table, **AT_REST)
 
     def run(start, *tables):
         tables = tuple(np.array(table, dtype=np.uint64) for table in tables)
         out = np.empty((0, 8), dtype=np.float32)
-        graph.run(np.zeros(1, np.int64), [(1, start, 0, 0, tables, NO_STATE)], 0, out)
+        graph.run(np.zeros(1, np.int64), [(1, start, 0, 0, tables, NONE, NONE)], 0, out)
 
     with pytest.raises(ValueError, match="no room"):
         run(PAGE, [1], [1])
@@ -234,34 +235,65 @@ def test_a_graph_writes_no_more_rows_than_there_is_room_for():
     page = np.zeros((1, 2, 1, page_words(8)), dtype=np.int16)
     tables = (np.array([page.ctypes.data], dtype=np.uint64),)
     weight = Weight("t", (5, 8), F32, np.ones(40, dtype="<f4").view(np.uint8))
-    graph.embed(0, NativeOps().prepare(weight, looked_up=True), 1.0)
-    graph.attend(3, 0, 1, 2, 0, 0, 1.0, 0.0)
-    run = (np.zeros(3, np.int64), [(3, 0, 1, 0, tables, NO_STATE)], 0, np.empty((1, 8), np.float32))
+    graph.add("Embed", out=0, table=NativeOps().prepare(weight, looked_up=True), scale=1.0)
+    graph.add("Attend", out=3, q=0, k=1, v=2, table=0, **AT_REST)
+    run = (
+        np.zeros(3, np.int64),
+        [(3, 0, 1, 0, tables, NONE, NONE)],
+        0,
+        np.empty((1, 8), np.float32),
+    )
     with pytest.raises(ValueError, match="nothing selects the rows"):
         graph.run(*run)
-    graph.select([0])
+    graph.add("Select", registers=[0])
     graph.run(*run)
     with pytest.raises(ValueError, match="selected already"):
-        graph.select([0])
+        graph.add("Select", registers=[0])
+
+
+def test_rows_that_come_with_the_tokens_of_each_segment():
+    """They lie side by side, one register after the other."""
+    graph, given = graph_of([2, 3], []), np.arange(25, dtype=np.float32).reshape(5, 5)
+    graph.add_context([])
+    for register in (0, 1):
+        graph.add("Take", out=register)
+    parts = [
+        (len(its), 0, len(its), 0, (), NONE, np.ascontiguousarray(its))
+        for its in (given[:2], given[2:])
+    ]
+    for register, columns in ((0, slice(0, 2)), (1, slice(2, 5))):
+        out = np.empty_like(given[:, columns])
+        graph.run(np.zeros(5, np.int64), parts, register, out)
+        np.testing.assert_array_equal(out, given[:, columns])
+    with pytest.raises(ValueError, match="rows of another width"):
+        graph.run(np.zeros(5, np.int64), [parts[0], (*parts[1][:6], given[3:])], 0, out)
 
 
 def test_what_does_not_fit_is_refused_when_it_is_built():
     graph = graph_of([8, 12], [(1, 1, 4, 0)])
     with pytest.raises(ValueError, match="widths differ"):
-        graph.add(0, 1)
+        graph.add("Add", x=0, y=1)
     with pytest.raises(ValueError, match="no such register"):
-        graph.add(0, 2)
+        graph.add("Add", x=0, y=2)
+    with pytest.raises(ValueError, match="no such instruction"):
+        graph.add("Subtract", x=0, y=1)
+    with pytest.raises(KeyError, match="y"):
+        graph.add("Add", x=0)
+    with pytest.raises(ValueError, match="an operand is missing"):
+        graph.add("Add", x=0, y=None)
+    with pytest.raises(TypeError, match="not one of float32"):
+        graph.add("Scale", x=0, weight=np.ones(8))
     with pytest.raises(ValueError, match="no such rotation"):
-        graph.rotate(0, 0, 4)
+        graph.add("Rotate", x=0, rotation=0, head_dim=4)
     graph.add_rotation(2, True)
     with pytest.raises(ValueError, match="more rotated elements"):
-        graph.rotate(0, 0, 2)
+        graph.add("Rotate", x=0, rotation=0, head_dim=2)
     with pytest.raises(ValueError, match="numbered in order"):
         graph.add_register(8, 3)
     with pytest.raises(ValueError, match="another width"):
-        graph.norm(0, 0, np.ones(3, np.float32), 1, 1e-5)
+        graph.add("Norm", out=0, x=0, weight=np.ones(3, np.float32), parts=1, eps=1e-5)
     with pytest.raises(ValueError, match="neither one nor one for each column"):
-        graph.scale(0, np.ones(3, np.float32))
+        graph.add("Scale", x=0, weight=np.ones(3, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +309,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         ({"q": "half"}, "queries"),
         ({"out": "half"}, "queries"),
         ({"k": "queries", "v": "queries"}, "keys and values"),
-        ({"k": -1}, "keys and values"),
+        ({"k": None}, "keys and values"),
         ({"k": -2, "v": -1}, "no such register"),
         ({"scale": float("nan")}, "scale or softcap"),
         ({"softcap": -1.0}, "scale or softcap"),
@@ -301,7 +333,7 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
             name: places[value] if isinstance(value, str) else value
             for name, value in arguments.items()
         }
-        graph.attend(**numbers)
+        graph.add("Attend", **numbers)
 
     attend(arguments)
     with pytest.raises(ValueError, match=said):
@@ -327,7 +359,8 @@ def test_a_graph_of_impossible_sizes_is_refused(width, table):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"offset": 33}, "the state ends before"),
+        ({"stop": 97}, "the state ends before"),
+        ({"start": 33}, "the state ends before"),
         ({"groups": 3}, "other groups"),
         ({"groups": 0}, "other groups"),
         ({"c": 3}, "other groups"),
@@ -339,18 +372,19 @@ def test_a_scan_that_does_not_fit_is_refused(change, said):
     graph = graph_of([8, 8, 8, 16, 2, 16], [])
     graph.set_state(32 + 4 * 16)
     head = np.ones(2, np.float32)
-    heads = {"a": head, "bias": head, "skip": head, "groups": 2, "offset": 32}
+    heads = {"a": head, "bias": head, "skip": head, "groups": 2, "start": 0, "stop": 96}
     arguments = {"out": 5, "x": 3, "b": 1, "c": 2, "dt": 4} | heads
-    graph.scan(**arguments)
+    graph.add("SelectiveScan", **arguments)
     with pytest.raises(ValueError, match=said):
-        graph.scan(**(arguments | change))
+        graph.add("SelectiveScan", **(arguments | change))
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"offset": 33}, "the state ends before"),
-        ({"offset": -1}, "the state ends before"),
+        ({"stop": 97}, "the state ends before"),
+        ({"start": 33}, "the state ends before"),
+        ({"start": -1}, "the state ends before"),
         ({"key_heads": 3}, "other heads"),
         ({"key_heads": 0}, "other heads"),
         ({"k": 3}, "other heads"),
@@ -362,21 +396,24 @@ def test_a_state_that_does_not_fit_is_refused(change, said):
     graph = graph_of([8, 8, 8, 16, 2, 2, 16], [])
     graph.set_state(32 + 4 * 16)
     head = np.ones(2, np.float32)
-    heads = {"a": head, "dt": head, "key_heads": 2, "grouped": False, "offset": 32}
+    heads = {"a": head, "dt": head, "key_heads": 2, "grouped": False, "start": 0, "stop": 96}
     arguments = {"out": 6, "q": 1, "k": 2, "v": 3, "alpha": 4, "beta": 5} | heads
-    graph.delta(**arguments)
+    graph.add("DeltaRule", **arguments)
     with pytest.raises(ValueError, match=said):
-        graph.delta(**(arguments | change))
-    graph.convolve(1, 2, np.ones(8 * 4, np.float32), None, True, 0)
-    with pytest.raises(ValueError, match="another width"):
-        graph.convolve(1, 2, np.ones(30, np.float32), None, True, 0)
-    with pytest.raises(ValueError, match="the bias has another width"):
-        graph.convolve(1, 2, np.ones(8 * 4, np.float32), np.ones(7, np.float32), True, 0)
-    with pytest.raises(ValueError, match="the state ends before"):
-        graph.convolve(1, 2, np.ones(8 * 20, np.float32), None, True, 0)
+        graph.add("DeltaRule", **(arguments | change))
+    convolution = {"out": 1, "x": 2, "weight": np.ones(8 * 4, np.float32), "bias": None}
+    convolution |= {"silu": True, "start": 0, "stop": 96}
+    graph.add("Convolve", **convolution)
+    for change, said in (
+        ({"weight": np.ones(30, np.float32)}, "another width"),
+        ({"bias": np.ones(7, np.float32)}, "the bias has another width"),
+        ({"weight": np.ones(8 * 20, np.float32)}, "the state ends before"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            graph.add("Convolve", **(convolution | change))
     with pytest.raises(ValueError, match="impossible size"):
         graph.set_state(-1)
     graph.add_context([])
-    segment = (1, 0, 1, 0, (), np.zeros(95, np.float32))
+    segment = (1, 0, 1, 0, (), np.zeros(95, np.float32), NONE)
     with pytest.raises(ValueError, match="a state of another size"):
         graph.run(np.zeros(1, np.int64), [segment], 0, np.empty((1, 8), np.float32))

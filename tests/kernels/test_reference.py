@@ -7,6 +7,7 @@ import pytest
 
 from bitnet.base.errors import UsageError
 from bitnet.kernels.kv_cache import Seen
+from bitnet.kernels.ops import Scores
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8, quantize
@@ -130,7 +131,7 @@ def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal,
     options = {"scale": 0.4, "window": window, "softcap": softcap, "causal": causal}
     options["sinks"] = RNG.standard_normal(heads) if sinks else None
     expected = attention_by_hand(q, keys, values, **options)
-    np.testing.assert_allclose(OPS.attention(q, Seen(keys, values), **options), expected)
+    np.testing.assert_allclose(OPS.attention(q, Seen(keys, values), Scores(**options)), expected)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -140,9 +141,9 @@ def test_a_value_without_a_number_counts_where_it_is_seen(at, seen_by, bad):
     q = RNG.standard_normal((4, 4, 8))
     keys, values = RNG.standard_normal((2, 2, 7, 8))
     options = {"scale": 0.4, "window": 2, "softcap": 0.0}
-    expected = OPS.attention(q, Seen(keys, values), **options).reshape(q.shape)
+    expected = OPS.attention(q, Seen(keys, values), Scores(**options)).reshape(q.shape)
     values[1, at, 3] = bad
-    found = OPS.attention(q, Seen(keys, values), **options).reshape(q.shape)
+    found = OPS.attention(q, Seen(keys, values), Scores(**options)).reshape(q.shape)
     lost = ~np.isfinite(found).all(axis=(1, 2))
     assert np.flatnonzero(lost).tolist() == seen_by
     np.testing.assert_array_equal(found[~lost], expected[~lost])
@@ -191,7 +192,7 @@ def test_results_stay_in_the_chosen_precision(dtype):
     x = ops.linear(x, ops.prepare(weight(RNG.standard_normal((8, 8)))))
     heads = ops.rope(x.reshape(2, 2, 4), np.ones((2, 2)), style="half", scale=1.1)
     cached = heads.transpose(1, 0, 2).astype(np.float16)
-    x = ops.attention(heads, Seen(cached, cached), scale=0.5, softcap=50.0)
+    x = ops.attention(heads, Seen(cached, cached), Scores(0.5, softcap=50.0))
     x = ops.softcap(ops.gate(x, x, "gelu_tanh"), 30.0)
     assert x.dtype == dtype
 

@@ -7,7 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "amx_traps.hpp"
@@ -235,15 +238,38 @@ void run_states(Results& results, int64_t tokens, int64_t dim) {
     add("selective_scan");
 }
 
+// The fields of an instruction, as the binding reads them from Python.
+class Fields : public bitnet::Operands {
+public:
+    Fields& ints(const char* field, std::vector<int64_t> values) { return integers_[field] = std::move(values), *this; }
+    Fields& real(const char* field, double value) { return numbers_[field] = value, *this; }
+    Fields& floats(const char* field, std::vector<bitnet::FloatArray> values) { return arrays_[field] = std::move(values), *this; }
+    Fields& weights(const char* field, const std::vector<bitnet::Matrix>& values) {
+        for (const bitnet::Matrix& m : values) matrices_[field].push_back({m});
+        return *this;
+    }
+    std::vector<int64_t> integers(const char* field) const override { return integers_.at(field); }
+    double number(const char* field) const override { return numbers_.at(field); }
+    std::string text(const char*) const override { return "silu"; }
+    std::vector<bitnet::FloatArray> arrays(const char* field) const override { return arrays_.at(field); }
+    std::vector<std::vector<bitnet::Matrix>> matrices(const char* field) const override { return matrices_.at(field); }
+
+private:
+    std::map<std::string, std::vector<int64_t>> integers_;
+    std::map<std::string, double> numbers_;
+    std::map<std::string, std::vector<bitnet::FloatArray>> arrays_;
+    std::map<std::string, std::vector<std::vector<bitnet::Matrix>>> matrices_;
+};
+
 // A model of one layer with every kind of instruction, over two sequences.
 void run_graph(Results& results, int64_t tokens) {
     constexpr int64_t kDim = 52, kHeads = 3, kHead = 20, kQ = kHeads * kHead, kFfn = 36, kVocabulary = 7;
     enum { x, h, qkv, q, k, v, mixed, gate, up, act };
     bitnet::Graph graph;
-    size_t place = 0;
+    int64_t place = 0;
     for (const int64_t width : {kDim, kDim, 3 * kQ, kQ, kQ, kQ, kQ, kFfn, kFfn, kFfn}) graph.add_register(width, place++);
-    const bitnet::Graph::Table seen{kHeads, kHead, 90};
-    const size_t keys_and_values = graph.add_table(seen);
+    const bitnet::Graph::Table seen{1, kHeads, kHead, 90};
+    const int64_t keys_and_values = graph.add_table(seen);
     const auto matrix = [](Buffer<float>& weights, int64_t rows, int64_t cols) {
         bitnet::Matrix m;
         m.data = reinterpret_cast<const uint8_t*>(weights.get());
@@ -256,24 +282,36 @@ void run_graph(Results& results, int64_t tokens) {
     const int64_t context = graph.add_context({{{1.0, 0.5, 0.25, 0.125, 0.1}, 1.0}});
     bitnet::Matrix scaled = matrix(in, 3 * kQ, kDim);
     scaled.factors = bias.get(), scaled.n_factors = 3 * kQ;
-    graph.embed(x, matrix(table, kVocabulary, kDim), 2.0f);
-    graph.norm(h, x, norm.get(), kDim, 2, 1e-5f);
-    graph.linear(h, {qkv}, {scaled}, {bias.get()});
-    graph.split(qkv, {q, k, v}, 1);
-    graph.center(v, v);
-    graph.transpose(mixed, v, 3, kQ / 3 / 4);
-    graph.transpose(v, mixed, kQ / 3 / 4, 3);
-    graph.norm(q, q, head_norm.get(), kHead, 1, 1e-5f);
-    graph.rotate(q, rotation, kHead);
-    graph.rotate(k, rotation, kHead);
-    graph.attend(mixed, q, k, v, keys_and_values, 0, 0.2f, 30.0f, bias.get());
-    graph.select({x, mixed});
-    graph.linear(mixed, {h}, {matrix(out, kDim, kQ)}, {nullptr});
-    graph.add(x, h);
-    graph.linear(x, {gate, up}, {matrix(to_ffn, kFfn, kDim), matrix(to_ffn, kFfn, kDim)}, {nullptr, nullptr});
-    graph.gate(act, gate, up, bitnet::Gate::silu);
-    graph.linear(act, {h}, {matrix(from_ffn, kDim, kFfn)}, {nullptr});
-    graph.add(x, h);
+    const auto fields = [](std::initializer_list<std::pair<const char*, int64_t>> values) {
+        Fields its;
+        for (const auto& [field, value] : values) its.ints(field, {value});
+        return its;
+    };
+    const auto linear = [&](int64_t input, const std::vector<int64_t>& outs, const std::vector<bitnet::Matrix>& weights,
+                            const std::vector<bitnet::FloatArray>& biases) {
+        graph.add("Linear", fields({{"x", input}}).ints("outs", outs).weights("weights", weights).floats("biases", biases));
+    };
+    const auto norm_of = [&](int64_t to, int64_t from, const Buffer<float>& weight, int64_t size, int64_t parts) {
+        graph.add("Norm", fields({{"out", to}, {"x", from}, {"parts", parts}}).floats("weight", {{weight.get(), size}}).real("eps", 1e-5));
+    };
+    graph.add("Embed", fields({{"out", x}}).weights("table", {matrix(table, kVocabulary, kDim)}).real("scale", 2.0));
+    norm_of(h, x, norm, kDim, 2);
+    linear(h, {qkv}, {scaled}, {{bias.get(), 3 * kQ}});
+    graph.add("Split", fields({{"x", qkv}, {"groups", 1}}).ints("outs", {q, k, v}));
+    graph.add("Center", fields({{"out", v}, {"x", v}}));
+    graph.add("Transpose", fields({{"out", mixed}, {"x", v}, {"rows", 3}, {"columns", kQ / 3 / 4}}));
+    graph.add("Transpose", fields({{"out", v}, {"x", mixed}, {"rows", kQ / 3 / 4}, {"columns", 3}}));
+    norm_of(q, q, head_norm, kHead, 1);
+    for (const int64_t turned : {q, k}) graph.add("Rotate", fields({{"x", turned}, {"rotation", rotation}, {"head_dim", kHead}}));
+    graph.add("Attend", fields({{"out", mixed}, {"q", q}, {"k", k}, {"v", v}, {"table", keys_and_values}, {"place", 0}})
+                            .real("scale", 0.2).real("softcap", 30.0).floats("sinks", {{bias.get(), kHeads}}));
+    graph.add("Select", Fields().ints("registers", {x, mixed}));
+    linear(mixed, {h}, {matrix(out, kDim, kQ)}, {{}});
+    graph.add("Add", fields({{"x", x}, {"y", h}}));
+    linear(x, {gate, up}, {matrix(to_ffn, kFfn, kDim), matrix(to_ffn, kFfn, kDim)}, {{}, {}});
+    graph.add("Gate", fields({{"out", act}, {"gate", gate}, {"up", up}}));
+    linear(act, {h}, {matrix(from_ffn, kDim, kFfn)}, {{}});
+    graph.add("Add", fields({{"x", x}, {"y", h}}));
     Pages first(300 + tokens, seen.layer_words()), second(tokens, seen.layer_words());
     first.fill(300, kF16, kHeads, kHead);
     first.at[0] = first.at[1] = first.at[2] = nullptr;  // the window of the first query begins behind them
@@ -281,7 +319,8 @@ void run_graph(Results& results, int64_t tokens) {
     for (int64_t i = 0; i < 2 * tokens; ++i) ids.get()[i] = i % kVocabulary;
     for (const int64_t outputs : {int64_t(0), int64_t(1), tokens}) {
         Buffer<float> result((outputs + 1) * kDim);
-        graph.run(ids.get(), {{tokens, 300, outputs, context, {first.at}}, {tokens, 0, 1, context, {second.at}}}, x, result.get());
+        graph.run(ids.get(), 2 * tokens, {{tokens, 300, outputs, context, {first.at}}, {tokens, 0, 1, context, {second.at}}}, x,
+                  result.get(), (outputs + 1) * kDim);
         results.add(result.get(), (outputs + 1) * kDim, false, "graph");
     }
 }

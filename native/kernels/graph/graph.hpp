@@ -7,16 +7,25 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/counters.hpp"
 #include "ops/experts.hpp"
 #include "system/forks.hpp"
 #include "ops/linear.hpp"
+#include "ops/ops.hpp"
 
 namespace bitnet {
+
+struct FloatArray {
+    const float* data = nullptr;
+    int64_t size = 0;
+};
 
 // What one sequence runs.
 struct Segment {
@@ -26,21 +35,43 @@ struct Segment {
     // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees one.
     std::vector<std::vector<int16_t*>> pages;
     float* state = nullptr;  // of its layers with a state of fixed size
+    int64_t state_size = 0;
+    FloatArray given;  // what the program takes for each token, (count, width)
 };
 
+// The fields of an instruction by their names in kernels/instructions.py, with numbers for registers and rotations, and
+// what the names of weights stand for. A field without a value has no items.
+class Operands {
+public:
+    virtual ~Operands() = default;
+    virtual std::vector<int64_t> integers(const char* field) const = 0;
+    virtual double number(const char* field) const = 0;
+    virtual std::string text(const char* field) const = 0;
+    virtual std::vector<FloatArray> arrays(const char* field) const = 0;  // without data where one has no value
+    virtual std::vector<std::vector<Matrix>> matrices(const char* field) const = 0;  // several for experts
+
+    int64_t integer(const char* field) const {
+        const std::vector<int64_t> all = integers(field);
+        require(all.size() == 1, "an operand is missing");
+        return all[0];
+    }
+    float real(const char* field) const { return float(number(field)); }
+};
+
+// Programs are checked as they are built: std::invalid_argument for operands that do not fit together.
 class Graph {
 public:
     // Number of a register of *width*. Those of one place share its memory: one of them is in use at a time.
-    int add_register(int64_t width, size_t place);
-    int64_t width(int r) const { return registers_[size_t(r)].width; }
+    int add_register(int64_t width, int64_t place);
+    int64_t width(int64_t r) const;
 
-    // Number of a table of pages, with keys and values of heads of one shape that see as far.
+    // A table of pages, with keys and values of heads of one shape that see as far, of so many layers.
     struct Table {
-        int64_t kv_heads, head_dim, window;
+        int64_t layers, kv_heads, head_dim, window;
         KvType type = KvType::f16;
         int64_t layer_words() const { return 2 * kv_heads * head_words(head_dim, type); }  // int16 of one layer in a page
     };
-    size_t add_table(const Table& table);
+    int64_t add_table(const Table& table);
 
     // Frequencies per position of each pair, and the factor on what is rotated, for every rotation.
     struct Frequencies {
@@ -48,58 +79,15 @@ public:
         double scale;
     };
     int64_t add_context(std::vector<Frequencies> rotations);
+    int add_rotation(int64_t pairs, bool half);  // before all instructions
+    void set_state(int64_t size);                // floats of the state of a sequence
 
-    // The program, in order. Weights must outlive the graph.
-    int add_rotation(int64_t pairs, bool half);  // before all others
-    void embed(int out, const Matrix& table, float scale);
-    // *weight*, of *size* numbers, in *parts*: each is that of every group as wide.
-    void norm(int out, int x, const float* weight, int64_t size, int64_t parts, float eps);
-    void center(int out, int x);  // out = x - mean(x)
-    void linear(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
-                const std::vector<const float*>& biases);
-    // Each of *groups* equal parts of a row of *x* is cut into pieces for *outs*.
-    void split(int x, const std::vector<int>& outs, int64_t groups);
-    // The reverse: each of *groups* equal parts of a row of *out* is made of pieces of *parts*.
-    void join(int out, const std::vector<int>& parts, int64_t groups);
-    // Heads of a row of *x*, (rows, columns, D), as (columns, rows, D).
-    void transpose(int out, int x, int64_t rows, int64_t columns);
-    void rotate(int x, int rotation, int64_t head_dim);
-    void temper(int x, double scale, int64_t length);  // x *= 1 + scale * log(1 + position / length)
-    // Keys and values are the *place*-th of the pages of *table*; with k and v below 0, those that are stored there.
-    // *sinks*: a score per head of one more key, whose value is 0; null: none.
-    void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap, const float* sinks);
-    // Layers whose state begins at *offset* in that of a segment; see `Kernels`. *bias* may be null.
-    void convolve(int out, int x, const float* weight, const float* bias, int64_t width, bool silu, int64_t offset);
-    struct Delta {
-        int out, q, k, v, alpha, beta;
-        const float *a, *dt;
-        int64_t heads, key_heads, offset;
-        bool grouped;
-    };
-    void delta(const Delta& its);
-    struct Scan {
-        int out, x, b, c, dt;
-        const float *a, *bias, *skip;
-        int64_t heads, groups, offset;
-    };
-    void scan(const Scan& its);
-    void gate(int out, int gate, int up, Gate kind);
-    // A mixture of experts; see ops/experts.hpp. *bias* may be null.
-    void route(int experts, int weights, int logits, const float* bias, const Routing& its);
-    void enumerate(int experts);  // 0, 1, 2, ...: the numbers of all experts
-    // Products of *x*, or of as many parts of it as a token has *experts*, with their matrices.
-    void expert_linear(int x, int experts, const std::vector<int>& outs, const std::vector<std::vector<Matrix>>& matrices,
-                       const std::vector<const float*>& biases, bool apart);
-    void combine(int out, int x, int weights);  // out = sum of weights[i] * part i of x, first to last
-    // out = H(signs * x), or signs * H(x) where it is the *inverse*: Walsh and Hadamard's transform of each *block*
-    // columns, in natural order, over the root of their number.
-    void hadamard(int out, int x, const float* signs, int64_t block, bool inverse);
-    void add(int x, int y);
-    void scale(int x, const float* weight, int64_t count);  // x *= weight, one number or one for each column
-    void select(const std::vector<int>& registers);  // the rows of the outputs, which are all rows from here on
+    // The next instruction of the program. Weights must outlive the graph.
+    void add(std::string_view instruction, const Operands& its);
 
-    // The output rows of register *result*, those of all segments one after the other.
-    void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
+    // The output rows of register *result*, those of all segments one after the other, *out* with room for *rows*.
+    void run(const int64_t* tokens, int64_t count, const std::vector<Segment>& segments, int64_t result, float* out,
+             int64_t size);
 
 private:
     using RowFunction = std::function<void(int64_t row)>;
@@ -133,7 +121,21 @@ private:
         std::vector<ExpertJob> expert_jobs;
         ExpertRoom expert_room;
     };
+    struct Register {
+        int64_t width;
+        size_t place;
+    };
 
+    // One for each kind of instruction.
+    using Builder = void(const Operands& its);
+    Builder embed, take, norm, center, linear, split, join, transpose, rotate, temper, attend, convolve, delta_rule,
+        selective_scan, gate, route, enumerate, expert_linear, combine, hadamard, add_to, scale, select;
+
+    int reg(const Operands& its, const char* field) const;
+    std::vector<int> regs(const Operands& its, const char* field) const;
+    std::vector<int> groups(const Operands& its, const char* parts, const char* whole) const;
+    std::vector<const float*> biases(const Operands& its, const std::vector<int64_t>& sizes) const;
+    int64_t state_offset(const Operands& its, int64_t size, bool first) const;
     float* at(int r, int64_t row) {
         const Register& it = registers_[size_t(r)];
         return pass_->memory.get() + offsets_[it.place] * pass_->room + row * it.width;
@@ -143,23 +145,26 @@ private:
     void add_whole(std::function<void()> function);
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                  const std::vector<const float*>& biases);
+    void products(int x, int experts, const std::vector<int>& outs, const std::vector<std::vector<Matrix>>& matrices,
+                  const std::vector<const float*>& biases, bool apart);
+    template <class Args, class Fill>
+    void add_recurrence(Op op, const Args& same, int64_t offset, void (*Kernels::*kernel)(const Args&, int64_t), Fill fill);
     // Rows that a segment has where the program is: before or behind the selection.
     static int64_t rows_of(const Segment& segment, bool selected) { return selected ? segment.outputs : segment.count; }
+    void check(const std::vector<Segment>& segments) const;
     void start(const int64_t* tokens, const std::vector<Segment>& segments);
     void run_rows(const Stage& stage);
 
-    struct Register {
-        int64_t width;
-        size_t place;
-    };
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
-    int64_t total_width_ = 0;
+    int64_t total_width_ = 0, state_size_ = 0, vocabulary_ = 0, taken_ = 0;
     bool selected_ = false;  // what is added runs on the rows of the outputs
     std::vector<Table> tables_;
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;
     std::vector<std::vector<Frequencies>> contexts_;
+    std::map<int, int64_t> numbers_;        // of experts, by the register of the chosen ones
+    std::vector<std::vector<float>> ones_;  // weights of norms without any
 
     PerProcess<Pass> passes_;
     Pass* pass_ = nullptr;  // the one that runs

@@ -6,6 +6,7 @@
 
 #include "ops/counters.hpp"
 #include "ops/elementary.hpp"
+#include "ops/ops.hpp"
 #include "system/split.hpp"
 
 namespace bitnet {
@@ -124,6 +125,20 @@ void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int
 }
 
 }  // namespace
+
+Gating gating_of(std::string_view name) {
+    constexpr std::string_view kNames[] = {"softmax", "softmax_chosen", "sigmoid"};
+    const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
+    require(found != std::end(kNames), "unknown gating");
+    return Gating(found - std::begin(kNames));
+}
+
+void check(const Routing& its) {
+    require(std::isfinite(its.scale), "a scale of no sense");
+    require(its.groups > 0 && its.count % its.groups == 0 && its.groups_used > 0 && its.groups_used <= its.groups,
+            "groups of no sense");
+    require(its.used > 0 && its.used <= its.count / its.groups * its.groups_used, "fewer experts than are to be chosen");
+}
 
 void route(const Routing& its, const float* logits, const float* bias, float* experts, float* weights) {
     const int64_t n = its.count;

@@ -1,6 +1,7 @@
 // A mixture of experts: which of its networks a token goes through, and products with the matrices of these.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "ops/linear.hpp"
@@ -9,6 +10,8 @@ namespace bitnet {
 
 enum class Gating : int { softmax, softmax_chosen, sigmoid };
 
+Gating gating_of(std::string_view name);  // in families/mixers.py
+
 // How experts are chosen and weighted; Routing in families/blocks.py has the meaning.
 struct Routing {
     int64_t count = 0, used = 0, groups = 1, groups_used = 1;
@@ -16,6 +19,8 @@ struct Routing {
     bool renormalised = false;
     float scale = 1.0f;
 };
+
+void check(const Routing& its);  // std::invalid_argument for one that cannot be
 
 constexpr float kLeastSum = 6.103515625e-5f;  // of weights that are divided by it; llama.cpp has the same
 

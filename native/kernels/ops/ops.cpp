@@ -36,6 +36,14 @@ void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float s
     for (int64_t i = 0; i < count; ++i) decode_row(type, weight, rows, cols, ids[i], scale, out + i * cols);
 }
 
+Gate gate_of(std::string_view name) {
+    constexpr std::string_view kNames[] = {"silu",    "gelu_tanh",    "relu_squared", "relu",
+                                           "sigmoid", "silu_clamped", "swiglu_oai",   "identity"};
+    const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
+    require(found != std::end(kNames), "unknown gate");
+    return Gate(found - std::begin(kNames));
+}
+
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin) {
     for (int64_t i = 0; i < n; ++i) {
         double sine, cosine;

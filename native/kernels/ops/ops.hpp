@@ -2,12 +2,19 @@
 // instruction set that passed its self-test. Arrays are row-major and do not overlap.
 #pragma once
 
+#include <cmath>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "isa/kernels.hpp"
 
 namespace bitnet {
+
+inline void require(bool condition, const char* what) {
+    if (!condition) throw std::invalid_argument(what);
+}
 
 // Instruction sets this machine can run, slowest first: "scalar", "avx2", ...
 std::vector<std::string> levels();
@@ -39,6 +46,11 @@ void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, in
 // Rows *ids* of a matrix as float32, out (count, cols).
 void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out);
+// By the name of an activation in families/mixers.py.
+Gate gate_of(std::string_view name);
+inline void check_scores(float scale, float softcap) {
+    require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f, "scale or softcap is out of range");
+}
 // *args* of several sequences.
 void attention(const std::vector<AttentionArgs>& batch);
 // What rope turns by: cos and sin of each angle, times *scale*.
