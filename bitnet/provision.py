@@ -193,7 +193,7 @@ def locate(
     with suppress(OSError, ValueError):  # at once, without what opens connections
         if path.exists() and path.suffix != ".whl":
             return only_model(path)
-    from bitnet.hub import named
+    from bitnet.hub.models import provide
     from bitnet.hub.ref import names, parse
 
     ref = parse(text)
@@ -206,7 +206,7 @@ def locate(
             f"no such file or folder, and no model of that name: {ref.text}",
             hint=f"{meant}`bitnet models` lists the names",
         )
-    return named.provide(ref, project(), fetch=fetch, announce=announce)
+    return provide(ref, project(), fetch=fetch, announce=announce)
 
 
 def _plain_project() -> Project:

@@ -310,7 +310,7 @@ def _explicit(named: str, common: Context) -> Path | None:
     """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
     if not named:
         return None  # without loading what opens connections: 20 MB and 0.2 s
-    from bitnet.hub.named import provide_tokenizer
+    from bitnet.hub.models import provide_tokenizer
     from bitnet.hub.ref import parse
     from bitnet.tokenizer.load import load_spec
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet import sources
 from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Offline, UsageError
 from bitnet.base.files import path_of, write_text
-from bitnet.hub.models import list_models
-from bitnet.hub.named import provide, provide_here, remember
+from bitnet.hub.models import list_models, provide, provide_here, remember
 from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
 from bitnet.hub.provision import notices, provide_all
 from bitnet.hub.ref import Ref, parse

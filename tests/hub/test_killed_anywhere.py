@@ -16,7 +16,7 @@ import pytest
 from hub_server import HubServer
 from tiny_packages import HALVES, TINY, WHOLE, wheel
 
-from bitnet.hub import named
+from bitnet.hub import models
 from bitnet.hub.bundles import Collection
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
@@ -257,7 +257,7 @@ def prepared(scenario, hub, tmp_path):
         project = Project(
             tmp_path, tmp_path / "full", FetchOptions(base_url=hub.url, retries=1), "none"
         )
-        named.provide(
+        models.provide(
             parse("hf:org/model:model.gguf"), project, fetch=True,
             announce=lambda line: None,
         )  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 from tekken_files import write
 
 from bitnet.base.errors import InvalidFormat, NotFound, Offline, UsageError
-from bitnet.hub.named import MAIN_FILES
-from bitnet.hub.named import provide_tokenizer as provide
+from bitnet.hub.models import MAIN_FILES
+from bitnet.hub.models import provide_tokenizer as provide
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
