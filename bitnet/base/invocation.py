@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -91,7 +92,14 @@ def extra_command(extra: str) -> str:
 
     Not the package with the extra: that works where no index has the package, and compiles nothing.
     """
-    packages = " ".join(map(shlex.quote, _requirements(extra) or [f"{PACKAGE}[{extra}]"]))
+    from importlib.metadata import PackageNotFoundError, requires
+
+    # A requirement of an extra has a marker that says so.
+    of_extra = re.compile(rf"([^;]+?) *;.*extra == ['\"]{re.escape(extra)}['\"]")
+    required = []
+    with suppress(PackageNotFoundError):  # run from its sources
+        required = [m[1] for text in requires(PACKAGE) or [] if (m := of_extra.match(text))]
+    packages = " ".join(map(shlex.quote, required or [f"{PACKAGE}[{extra}]"]))
     if _has("pipx_metadata.json"):
         return f"pipx inject {PACKAGE} {packages}"
     if _has("uv-receipt.toml"):
@@ -119,18 +127,6 @@ def direct_url() -> dict[str, Any]:
     except (PackageNotFoundError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}
-
-
-def _requirements(extra: str) -> list[str]:
-    """Requirements of *extra*, without the marker that says so."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        declared = requires(PACKAGE) or []
-    except PackageNotFoundError:  # run from its sources
-        return []
-    of_extra = re.compile(rf"([^;]+?) *;.*extra == ['\"]{re.escape(extra)}['\"]")
-    return [match[1] for text in declared if (match := of_extra.match(text))]
 
 
 def _packages_of_uv() -> list[str]:

@@ -206,9 +206,15 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
     """
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = list(_mounts((root / "proc/self/mountinfo").read_text()))
+        lines = (root / "proc/self/mountinfo").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return
+    mounts = []
+    for line in lines:
+        place, _, source = line.partition(" - ")
+        fields, kind = place.split(" "), source.split(" ")
+        if len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+            mounts.append((kind[0], kind[2].split(","), fields[3], fields[4]))
     for line in memberships:
         _, controllers, group = line.split(":", 2)
         version_2 = not controllers
@@ -224,12 +230,3 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
                 inside = PurePosixPath()
             for part in (inside, *inside.parents):
                 yield root / mount_point.lstrip("/") / part, version_2
-
-
-def _mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
-    """Kind, options, mounted group and mount point of each mount of control groups."""
-    for line in mountinfo.splitlines():
-        place, _, source = line.partition(" - ")
-        fields, kind = place.split(" "), source.split(" ")
-        if len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
-            yield kind[0], kind[2].split(","), fields[3], fields[4]

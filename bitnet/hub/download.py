@@ -148,7 +148,14 @@ class _Fetch:
 
     def _facts(self) -> Version:
         """The server's description of the file, if it is the expected one."""
-        source, facts = self.order.source, self._ask_servers()
+        source, (*others, last) = self.order.source, self.urls
+        facts = None
+        for url in others:
+            with suppress(NetworkError):
+                facts = head(url, self.session, attempts=FACTS_ATTEMPTS)
+                break
+            logger.warning("%s does not answer, another server is asked", redact_url(url))
+        facts = facts or head(last, self.session)
         for name, expected, actual in (
             ("SHA-256", source.sha256, facts.sha256),
             ("size", source.size, facts.size),
@@ -161,15 +168,6 @@ class _Fetch:
                 )
         size = facts.size if facts.size is not None else source.size
         return replace(facts, size=size, sha256=facts.sha256 or source.sha256)
-
-    def _ask_servers(self) -> Version:
-        """Description of a file by the first server that answers."""
-        *others, last = self.urls
-        for url in others:
-            with suppress(NetworkError):
-                return head(url, self.session, attempts=FACTS_ATTEMPTS)
-            logger.warning("%s does not answer, another server is asked", redact_url(url))
-        return head(last, self.session)
 
     def _lock_entry(self, facts: Version, before: tuple[int, int] | None) -> Artifact:
         """The file, fetched by this process or by the holder of the lock."""

@@ -346,8 +346,7 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
             f"the cache has no file of {ref.repo} at {ref.revision}",
             hint="`bitnet cache list` lists what is there",
         )
-    options = project.options_for(ref.repo)
-    with HubSession(options, limits=project.limits) as session:
+    with HubSession(project.options_for(ref.repo), limits=project.limits) as session:
         for artifact in sorted(artifacts, key=lambda entry: entry.file):
             yield _compare(artifact, project, session)
 

@@ -7,13 +7,13 @@ errors with hints, and temporary failures are retried.
 
 from __future__ import annotations
 
-import email.utils
 import json
 import logging
 import random
 import threading
 import time
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -262,20 +262,13 @@ class HubSession:
                 "is not encrypted",
                 hint=f"if {elsewhere} belongs to the hub: export BITNET_HUB_HOSTS={elsewhere}",
             )
-        if response.status_code in (408, 429) or 500 <= response.status_code < 600:
-            return Transient(error, retry_after_s=self._retry_after(response))
-        return error
-
-    def _retry_after(self, response: requests.Response) -> float | None:
-        """Seconds the server asks to wait, given in seconds or as a date."""
-        value = response.headers.get("Retry-After", "").strip()
-        if value.isdecimal():
-            return float(value)
-        try:
-            moment = email.utils.parsedate_to_datetime(value)
-            return max(0.0, moment.timestamp() - self.now())
-        except (ValueError, OverflowError):
-            return None
+        if response.status_code not in (408, 429) and not 500 <= response.status_code < 600:
+            return error
+        wait_s, value = None, response.headers.get("Retry-After", "").strip()
+        with suppress(ValueError, OverflowError):  # it is seconds, or a date
+            moment = 0.0 if value.isdecimal() else parsedate_to_datetime(value).timestamp()
+            wait_s = float(value) if value.isdecimal() else max(0.0, moment - self.now())
+        return Transient(error, retry_after_s=wait_s)
 
     def retrying(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
         """Result of *attempt*, retried up to *attempts* times where that may help."""
@@ -293,32 +286,24 @@ class HubSession:
         """The JSON document *what* at *url*, of at most *longest* bytes; its headers and size."""
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
+            body, place = bytearray(), redact_url(url)
             with self.open(url) as response:
-                body = self._body(response, url, longest)
+                begun = self.clock()
                 try:
+                    for chunk in response.iter_content(1 << 16):
+                        body += chunk
+                        if len(body) > longest:
+                            text = f"more than {longest:,} bytes where a short text belongs"
+                            raise NetworkError(f"{place}: {text}", hint=TROUBLESHOOTING)
+                        if self.clock() - begun > self.options.deadline_s:
+                            raise Transient(request_error(url, "timeout"))
                     return json.loads(body), response.headers, len(body)
                 except (ValueError, RecursionError):  # not UTF-8; thousands of digits; too deep
-                    raise http.not_expected(response, redact_url(url), "JSON") from None
+                    raise http.not_expected(response, place, "JSON") from None
+                except (OSError, urllib3.exceptions.HTTPError) as error:
+                    raise Transient(request_error(url, _reason(error))) from None
 
         return self.retrying(what, attempt)
-
-    def _body(self, response: requests.Response, url: str, longest: int) -> bytes:
-        """The body of *response*, with a bound in bytes and in time."""
-        body, begun = bytearray(), self.clock()
-        try:
-            for chunk in response.iter_content(1 << 16):
-                body += chunk
-                if len(body) > longest:
-                    raise NetworkError(
-                        f"{redact_url(url)}: more than {longest:,} bytes where a short text "
-                        "belongs",
-                        hint=TROUBLESHOOTING,
-                    )
-                if self.clock() - begun > self.options.deadline_s:
-                    raise Transient(request_error(url, "timeout"))
-        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as e:
-            raise Transient(request_error(url, _reason(e))) from None
-        return bytes(body)
 
 
 class Patience:

