@@ -12,10 +12,9 @@ from bitnet import sources
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.base.files import path_of
 from bitnet.base.invocation import word
-from bitnet.hub.project import find_pin
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
-from bitnet.store.records import LOCK_FILE, Artifact
+from bitnet.store.records import LOCK_FILE, Artifact, find_pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,7 +28,7 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from bitnet.base.progress import Mode
@@ -82,7 +82,7 @@ class Project:
 
     def pin_of(self, identity: tuple[str, ...]) -> Artifact | None:
         """Lock file entry of this identity; ``None`` if it is to be updated."""
-        return None if self.update else find_pin(self.pins(), identity)
+        return None if self.update else records.find_pin(self.pins(), identity)
 
     def place_of(self, path: Path | None) -> str | None:
         """*path* relative to the lock file; ``None`` if it is outside."""
@@ -97,14 +97,14 @@ class Project:
         if not self.records or self.folder.absolute() == self.cache.absolute():
             return
         pins = self.pins()
-        changed = [entry for one in entries if (entry := _complete(one, pins)) is not None]
+        changed = [entry for entry in records.add_pins(pins, entries) if entry not in pins]
         if not changed:
             return
         guard = self.lock_path.with_name(f".{LOCK_FILE}.lock")
         try:
             with locks.hold(guard, timeout_s=settings.lock_timeout(), what=LOCK_FILE, leave=False):
                 for _ in range(_PIN_ATTEMPTS):  # again where locks have no effect
-                    if not records.pin(self.lock_path, *changed):
+                    if not records.pin(self.lock_path, *entries):
                         break
         except PermissionDenied as error:
             files = ", ".join(f"{entry.repo}/{entry.file}" for entry in changed)
@@ -124,24 +124,6 @@ class Project:
                 f"offline: {path} {state}, and the network is switched off",
                 hint=f"with a connection: {command}",
             )
-
-
-def _complete(entry: Artifact, pins: list[Artifact]) -> Artifact | None:
-    """*entry* completed by the lock file's entry; ``None`` if that would not change it."""
-    pinned = find_pin(pins, entry.identity)
-    if pinned is not None and pinned.sha256 == entry.sha256:
-        entry = replace(
-            entry,
-            commit=entry.commit or pinned.commit,
-            licence=entry.licence or pinned.licence,
-            place=entry.place or pinned.place,
-        )
-    return None if pinned == entry else entry
-
-
-def find_pin(pins: Iterable[Artifact], identity: tuple[str, ...]) -> Artifact | None:
-    """The first of *pins* with this identity."""
-    return next((entry for entry in pins if entry.identity == identity), None)
 
 
 def mirrors(folder: Path) -> dict[str, str]:

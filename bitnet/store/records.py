@@ -296,15 +296,28 @@ def pin(path: Path, *entries: Artifact) -> bool:
 
     Hold the lock of the file if several processes may write. True if the file changed.
     """
-    before = pinned = read_lock(path)
+    pins = read_lock(path)
+    if (changed := add_pins(pins, entries)) != pins:
+        write_lock(path, changed)
+    return changed != pins
+
+
+def add_pins(pins: list[Artifact], entries: Iterable[Artifact]) -> list[Artifact]:
+    """*pins* with *entries*, each completed by the one of the same file that it replaces."""
     for entry in entries:
-        if entry not in pinned:
-            rest = [_displace(old, entry) for old in pinned if old.identity != entry.identity]
-            pinned = [old for old in rest if old is not None] + [entry]
-    if pinned == before:
-        return False
-    write_lock(path, pinned)
-    return True
+        old = find_pin(pins, entry.identity)
+        if old is not None and old.sha256 == entry.sha256:
+            commit, licence = entry.commit or old.commit, entry.licence or old.licence
+            entry = replace(entry, commit=commit, licence=licence, place=entry.place or old.place)
+        if entry != old:
+            rest = [_displace(each, entry) for each in pins if each.identity != entry.identity]
+            pins = [each for each in rest if each is not None] + [entry]
+    return pins
+
+
+def find_pin(pins: Iterable[Artifact], identity: tuple[str, ...]) -> Artifact | None:
+    """The first of *pins* with this identity."""
+    return next((entry for entry in pins if entry.identity == identity), None)
 
 
 def _displace(old: Artifact, entry: Artifact) -> Artifact | None:

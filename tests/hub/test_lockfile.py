@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 
 from bitnet.base.errors import InvalidFormat, PermissionDenied, Unsupported
-from bitnet.hub.project import find_pin
 from bitnet.store import records
 from bitnet.store.records import Artifact
 
@@ -52,7 +51,7 @@ def test_recording_replaces_the_entry_with_the_same_key(tmp_path):
     assert not records.pin(path, TOKENIZER)
     assert records.pin(path, newer)
     assert records.read_lock(path) == [newer]
-    assert find_pin(records.read_lock(path), TOKENIZER.identity) == newer
+    assert records.find_pin(records.read_lock(path), TOKENIZER.identity) == newer
 
 
 def test_a_missing_file_has_no_entries(tmp_path):
