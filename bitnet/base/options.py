@@ -50,43 +50,23 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def option(
-    default: Any,
-    help: str,
+    default: Any,  # value when the option is not given; its type is the option's type
+    help: str,  # one sentence, with the unit where there is one
     *,
-    choices: Iterable[str] = (),
-    synonyms: Iterable[str] = (),
-    formerly: Iterable[str] = (),
-    positional: bool = False,
-    short: str = "",
-    count: bool = False,
-    metavar: str = "",
-    bounds: tuple[float, float | None] | None = None,
+    choices: Iterable[str] = (),  # the only values allowed
+    synonyms: Iterable[str] = (),  # other long names, dashed
+    formerly: Iterable[str] = (),  # long names that it had; they work, and help does not show them
+    positional: bool = False,  # its value may stand without its name
+    short: str = "",  # a one-letter name
+    count: bool = False,  # the option has no value; its occurrences are counted
+    metavar: str = "",  # placeholder of the value in help
+    bounds: tuple[float, float | None] | None = None,  # lowest and highest: `check_bounds`
 ) -> Any:
-    """A dataclass field that is a command-line option; read by :mod:`bitnet.commands.declare`.
-
-    Args:
-        default: value when the option is not given; its type is the option's type.
-        help: one sentence, with the unit where there is one.
-        choices: the only values allowed.
-        synonyms: other long names, dashed.
-        formerly: long names that it had; they work, and help does not show them.
-        positional: its value may stand without its name.
-        short: a one-letter name.
-        count: the option has no value; its occurrences are counted.
-        metavar: placeholder of the value in help.
-        bounds: lowest and highest value, enforced by :func:`check_bounds`.
-    """
-    metadata = {
-        "help": help,
-        "choices": tuple(choices),
-        "synonyms": tuple(synonyms),
-        "formerly": tuple(formerly),
-        "positional": positional,
-        "short": short,
-        "count": count,
-        "metavar": metavar,
-        "bounds": bounds,
-    }
+    """A dataclass field that is a command-line option; read by :mod:`bitnet.commands.declare`."""
+    lists = {"choices": choices, "synonyms": synonyms, "formerly": formerly}
+    metadata: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+    metadata |= {"help": help, "positional": positional, "short": short, "count": count}
+    metadata |= {"metavar": metavar, "bounds": bounds}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

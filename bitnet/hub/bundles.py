@@ -170,11 +170,8 @@ def import_bundle(
     The names come last: until then nothing of the bundle is visible. With ``force`` of *project*,
     names that mean another file on this machine are replaced. *check* reads the text of an
     attestation, given a name for messages, or raises. *into* is the folder of a project that
-    receives the lock file; it must not have a different one.
-
-    Returns:
-        The bundle, the digests of the files that were not in the store before, and the paths of
-        the models that are now available, by name.
+    receives the lock file; it must not have a different one. Returns the bundle, the digests that
+    are new to the store, and the paths of the models that are now available, by name.
     """
     bundle = read_bundle(path)
     models = _check_names(bundle)
