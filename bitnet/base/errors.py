@@ -47,6 +47,11 @@ class BitnetError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
+        super().__init_subclass__()
+        if exit_code is not None:
+            cls.exit_code = exit_code
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -56,13 +61,11 @@ class BitnetError(Exception):
         return f"{self.message}\nhint: {as_started(self.hint)}" if self.hint else self.message
 
 
-class UsageError(BitnetError):
+class UsageError(BitnetError, exit_code=2):
     """The command line, a request or a setting is wrong; nothing was done.
 
     *field* is the name of the wrong value, as in the message.
     """
-
-    exit_code = 2
 
     def __init__(self, message: str, *, hint: str = "", field: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -73,16 +76,12 @@ class WrongType(UsageError, TypeError):
     """A value of a type that the parameter does not take."""
 
 
-class NoSpace(BitnetError):
+class NoSpace(BitnetError, exit_code=10):
     """The disk is full or a quota is used up; bytes written so far are kept."""
 
-    exit_code = 10
 
-
-class AuthError(BitnetError):
+class AuthError(BitnetError, exit_code=11):
     """The hub refused access."""
-
-    exit_code = 11
 
 
 class TokenMissing(AuthError):
@@ -97,16 +96,12 @@ class LicenceNotAccepted(AuthError):
     """The account behind the token has not accepted the model's terms."""
 
 
-class RateLimited(BitnetError):
+class RateLimited(BitnetError, exit_code=12):
     """The server keeps answering 429."""
 
-    exit_code = 12
 
-
-class IntegrityError(BitnetError):
+class IntegrityError(BitnetError, exit_code=13):
     """Bytes are not as expected."""
-
-    exit_code = 13
 
 
 class HashMismatch(IntegrityError):
@@ -121,84 +116,60 @@ class InvalidFormat(IntegrityError):
     """A damaged, truncated or malformed file."""
 
 
-class NetworkError(BitnetError):
+class NetworkError(BitnetError, exit_code=14):
     """No connection, a time-out, a broken transfer, or an invalid reply."""
 
-    exit_code = 14
 
-
-class VerificationFailed(BitnetError):
+class VerificationFailed(BitnetError, exit_code=15):
     """A check or a parity comparison failed."""
-
-    exit_code = 15
 
 
 class VocabMismatch(VerificationFailed):
     """Tokenizer and model do not have the same vocabulary."""
 
 
-class InferenceError(BitnetError):
+class InferenceError(BitnetError, exit_code=16):
     """The model could not be run."""
 
-    exit_code = 16
 
-
-class BenchmarkError(BitnetError):
+class BenchmarkError(BitnetError, exit_code=17):
     """A benchmark could not be run."""
 
-    exit_code = 17
 
-
-class PermissionDenied(BitnetError):
+class PermissionDenied(BitnetError, exit_code=18):
     """A file or folder is not readable or writable."""
 
-    exit_code = 18
 
-
-class NotFound(BitnetError):
+class NotFound(BitnetError, exit_code=19):
     """A file, repository, revision or key does not exist."""
-
-    exit_code = 19
 
 
 class TokenizerNotFound(NotFound):
     """No tokenizer was found that matches the model exactly."""
 
 
-class Unsupported(BitnetError):
+class Unsupported(BitnetError, exit_code=20):
     """Recognised, but not supported."""
 
-    exit_code = 20
 
-
-class CacheBusy(BitnetError):
+class CacheBusy(BitnetError, exit_code=21):
     """Another process holds the cache entry."""
 
-    exit_code = 21
 
-
-class ReferenceUnavailable(BitnetError):
+class ReferenceUnavailable(BitnetError, exit_code=22):
     """The reference engine is not installed."""
 
-    exit_code = 22
 
-
-class Offline(BitnetError):
+class Offline(BitnetError, exit_code=23):
     """The network is needed and switched off."""
 
-    exit_code = 23
 
-
-class RowsFailed(BitnetError):
+class RowsFailed(BitnetError, exit_code=24):
     """Rows of a batch failed; the others are answered."""
 
-    exit_code = 24
 
-
-class Interrupted(BitnetError):
+class Interrupted(BitnetError, exit_code=130):
     """Stopped by the user or by a signal."""
-
-    exit_code = 130
 
 
 EXIT_CODES: dict[int, str] = {
