@@ -61,7 +61,7 @@ def read_copy(path: Path, out: NDArray[np.uint8]) -> bool:
             if not problem and size - _HEADER.size != out.nbytes:
                 problem = f"{size - _HEADER.size:,} bytes, expected {out.nbytes:,}"
             if not problem:
-                _read_pieces(file.fileno(), out)
+                _read_pieces(path, out)
                 problem = _digest_problem(header, out)
     except FileNotFoundError:
         return False
@@ -94,30 +94,22 @@ def problem_of(path: Path) -> str:
     return _digest_problem(header, np.memmap(path, np.uint8, "r", offset=_HEADER.size))
 
 
-def _read_pieces(file: int, out: NDArray[np.uint8]) -> None:
+def _read_pieces(path: Path, out: NDArray[np.uint8]) -> None:
     """Fill *out* with the content after the header, several reads at once."""
     view = out.data
 
     def read(begin: int) -> None:
         end = min(begin + _PIECE_BYTES, len(view))
-        while begin < end:
-            count = os.preadv(file, [view[begin:end]], _HEADER.size + begin)
-            if not count:
-                raise OSError("it became shorter")
-            begin += count
+        with path.open("rb", buffering=0) as file:
+            file.seek(_HEADER.size + begin)
+            while begin < end:
+                count = file.readinto(view[begin:end])
+                if not count:
+                    raise OSError("it became shorter")
+                begin += count
 
-    if hasattr(os, "preadv"):
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(read, range(0, len(view), _PIECE_BYTES)))
-        return
-    with open(file, "rb", buffering=0, closefd=False) as plain:
-        plain.seek(_HEADER.size)
-        done = 0
-        while done < len(view):
-            count = plain.readinto(view[done:])
-            if not count:
-                raise OSError("it became shorter")
-            done += count
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(read, range(0, len(view), _PIECE_BYTES)))
 
 
 def _header_problem(header: bytes) -> str:
