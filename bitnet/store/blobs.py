@@ -11,7 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
-from bitnet.base.errors import HashMismatch, NoSpace, PermissionDenied, from_os_error
+from bitnet.base.errors import (
+    BitnetError,
+    HashMismatch,
+    NoSpace,
+    PermissionDenied,
+    from_os_error,
+)
 from bitnet.base.files import digest_of, git_oid, sha256_of
 from bitnet.base.trust import COMMIT, SHA256, open_folder
 from bitnet.store import links
@@ -234,14 +240,12 @@ class Store:
                 return None
             make_cache(self.root)
             path = self.path_of(sha256)
-            how = links.link(file.resolve(), path)
-        except (OSError, PermissionDenied, NoSpace) as error:
+            (how,) = self.place_all([(Artifact(sha256=sha256, path=file.resolve()), path)])
+        except (OSError, BitnetError) as error:
             logger.debug("%s is not taken in: %s", file, error)
             return None
         logger.info("%s is taken in as a %s", file, how)
-        if how == "hard link":
-            self.verified.remember(path, sha256)
-        else:
+        if how != "hard link":
             self._seal(path, sha256)
         return Artifact(sha256=sha256, size=path.stat().st_size, path=path)
 
@@ -263,11 +267,14 @@ class Store:
         """Make *target* the file *blob*, replacing an existing file, as :meth:`place_all`."""
         self.place_all([(blob, target)], root)
 
-    def place_all(self, items: Sequence[tuple[Artifact, Path]], root: Path | None = None) -> None:
+    def place_all(
+        self, items: Sequence[tuple[Artifact, Path]], root: Path | None = None
+    ) -> list[str]:
         """Make each target its file: all are prepared beside it, and then renamed, in order.
 
         What is last in *items* is removed first if it exists, and appears last: it stands for all.
-        No target may leave *root*, by default its own folder, through a link.
+        No target may leave *root*, by default its own folder, through a link. Returns how each was
+        made, as :attr:`links.Prepared.how` says.
         """
         prepared: list[links.Prepared] = []
         target = items[0][1] if items else self.folder
@@ -294,6 +301,7 @@ class Store:
             finally:
                 for placement in prepared:
                     placement.discard()
+        return [placement.how for placement in prepared]
 
     def may_replace(self, path: Path) -> bool:
         """True if nothing of a user is lost with the file at *path*.

@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
-from bitnet.base.trust import open_folder
-
 _FICLONE = 0x40049409  # linux/fs.h
 _ROOM_BYTES = 180  # of a name that gets a suffix; a folder takes 255
 
@@ -103,18 +101,6 @@ class Prepared:
         times = status.st_atime_ns, status.st_mtime_ns
         with suppress(OSError):
             os.utime(self._fresh, ns=times, dir_fd=self._folder)
-
-
-def link(source: Path, target: Path, root: Path | None = None) -> str:
-    """Make *target* the same file as *source* in one step; how, as :attr:`Prepared.how` says."""
-    with open_folder(root if root is not None else target.parent, target.parent) as folder:
-        prepared = Prepared(source, target, folder)
-        try:
-            prepared.commit()
-        except BaseException:
-            prepared.discard()
-            raise
-    return prepared.how
 
 
 def fresh_name(name: str) -> str:
