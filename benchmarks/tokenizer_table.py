@@ -19,7 +19,7 @@ from pathlib import Path
 from bitnet.base.errors import Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer
-from bitnet.tokenizer.from_files import spec_from_file, spec_from_vocab_merges
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 
 PAGE = Path(__file__).parent.parent / "docs/reference/tokenizers.md"
@@ -46,7 +46,7 @@ def spec_of(path):
     if path.suffix == ".gguf":
         with GGUF.open(path) as gguf:
             return spec_from_gguf(gguf)
-    return spec_from_vocab_merges(path) if path.is_dir() else spec_from_file(path)
+    return spec_from_file(path / "vocab.json") if path.is_dir() else spec_from_file(path)
 
 
 def recorded(data):

@@ -42,10 +42,8 @@ _PROBE = "p\u2063r\u2063o\u2063b\u2063e"  # invisible separators, which no templ
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     """The chat template of a tokenizer."""
     if not tokenizer.chat_template:
-        raise Unsupported(
-            f"the tokenizer {tokenizer.source} has no chat template",
-            hint="send a plain prompt, or name a template with --chat-template FILE",
-        )
+        hint = "send a plain prompt, or name a template with --chat-template FILE"
+        raise Unsupported(f"the tokenizer {tokenizer.source} has no chat template", hint=hint)
 
     def text(id: int | None) -> str:
         return "" if id is None else tokenizer.token_bytes(id).decode("utf-8", "replace")
@@ -84,16 +82,13 @@ class ChatTemplate:
         self.source = source
         self._now = now
         self._template = template
-        self._tokens = {
-            name: text
-            for name, text in (("bos_token", bos_token), ("eos_token", eos_token))
-            if text
-        }
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: text for name, text in tokens.items() if text}
         if len(template) > TEMPLATE_CHARS:
             raise InvalidFormat(
                 f"the chat template of {source} has {len(template):,} characters, at most"
                 f" {TEMPLATE_CHARS:,} are supported",
-                hint="name another template with --chat-template FILE",
+                hint=_HINT,
             )
         template_process().render(template, None, now="", source=source)
 
@@ -126,18 +121,9 @@ class ChatTemplate:
         )
 
     def _render(self, messages: Sequence[Message], **variables: Any) -> str:
-        return template_process().render(
-            self._template,
-            {
-                "messages": messages,
-                "tools": None,
-                "documents": None,
-                **self._tokens,
-                **variables,
-            },
-            now=self._now().isoformat(),
-            source=self.source,
-        )
+        seen = {"messages": messages, "tools": None, "documents": None, **self._tokens, **variables}
+        now = self._now().isoformat()
+        return template_process().render(self._template, seen, now=now, source=self.source)
 
     def _adapt(self, message: Message) -> Message:
         """*message* with content and calls in the form that the template understands."""
@@ -176,21 +162,20 @@ class ChatTemplate:
     def _writes(self, arguments: object, text: str) -> bool:
         function = {"name": "probe", "arguments": arguments}
         calls = [{"id": "call00001", "type": "function", "function": function}]
-        conversation: list[Message] = [
-            {"role": "user", "content": "probe"},
-            {"role": "assistant", "content": "", "tool_calls": calls},
-        ]
-        try:
-            return text in self._render(conversation, add_generation_prompt=False)
-        except BitnetError:
-            return False
+        answer = {"role": "assistant", "content": "", "tool_calls": calls}
+        return text in self._attempt({"role": "user", "content": "probe"}, answer)
 
     def _shows(self, content: object) -> bool:
-        try:
-            text = self._render([{"role": "user", "content": content}], add_generation_prompt=True)
-        except BitnetError:
-            return False
+        text = self._attempt({"role": "user", "content": content})
         return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+    def _attempt(self, *messages: Message) -> str:
+        """Text of *messages*; empty if the template fails."""
+        is_open = messages[-1]["role"] == "user"
+        try:
+            return self._render([*messages], add_generation_prompt=is_open)
+        except BitnetError:
+            return ""
 
 
 def _with_object(call: Any) -> Any:
@@ -200,9 +185,8 @@ def _with_object(call: Any) -> Any:
         arguments = json.loads(function["arguments"])
     except (LookupError, TypeError, ValueError, RecursionError):
         return call
-    if not isinstance(arguments, dict):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    changed = {**call, "function": {**function, "arguments": arguments}}
+    return changed if isinstance(arguments, dict) else call
 
 
 def _flatten(parts: Sequence[Any]) -> str:
@@ -240,13 +224,10 @@ class TemplateProcess:
     def render(
         self, template: str, variables: dict[str, Any] | None, *, now: str, source: str
     ) -> str:
-        """The text of *template*; empty for variables that are ``None``, when it is only compiled.
+        """The text of *template*, Jinja source, which sees the JSON values *variables*.
 
-        Args:
-            template: Jinja source.
-            variables: JSON values that the template sees.
-            now: the time in ISO 8601.
-            source: name of the tokenizer in messages.
+        Empty for variables that are ``None``, when it is only compiled. *now* is the time in
+        ISO 8601, *source* the name of the tokenizer in messages.
         """
         try:
             job = marshal.dumps((chat_child.CPU_MS, template, variables, now))

@@ -8,11 +8,9 @@ import random
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.merges import halves_of, merges_by_score
 from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
@@ -97,41 +95,22 @@ def measure_agreement(
 ) -> Agreement:
     """Compare the ids of two tokenizers for each text, and the texts of equal ids.
 
-    Without *decode*, for the ids of both, decoding is not compared.
+    With *decode* of both, the ids of texts and of pairs of texts are decoded.
     """
     pairs = [(text, list(encode(text)), list(encode_other(text))) for text in texts]
-    decoded = []
-    if decode:
-        lists = _lists([mine for _, mine, theirs in pairs if mine == theirs])
-        decoded = [(ids, decode[0](ids), decode[1](ids)) for ids in lists]
-    return agreement(pairs, decoded)
-
-
-def agreement(
-    encoded: Sequence[tuple[str, Sequence[int], Sequence[int]]],
-    decoded: Sequence[tuple[Sequence[int], str, str]] = (),
-) -> Agreement:
-    """Compare results of two tokenizers.
-
-    *encoded* are texts, each with its ids from both, *decoded* lists of ids, each with its text
-    from both.
-    """
-    different = [text for text, mine, theirs in encoded if tuple(mine) != tuple(theirs)]
-    wrong = [ids for ids, mine, theirs in decoded if mine != theirs]
+    different = [text for text, mine, theirs in pairs if mine != theirs]
+    encoded = [mine for _, mine, theirs in pairs if mine == theirs] if decode else []
+    joined = [one + other for one, other in itertools.pairwise(encoded)]
+    lists = [ids for ids in (*encoded, *joined) if ids]
+    wrong = [ids for ids in lists if decode and decode[0](ids) != decode[1](ids)]
     return Agreement(
-        equal=len(encoded) - len(different),
-        total=len(encoded),
+        equal=len(pairs) - len(different),
+        total=len(pairs),
         first_difference=different[0] if different else None,
-        decoded_equal=len(decoded) - len(wrong),
-        decoded=len(decoded),
+        decoded_equal=len(lists) - len(wrong),
+        decoded=len(lists),
         first_ids=tuple(wrong[0]) if wrong else None,
     )
-
-
-def _lists(encoded: list[list[int]]) -> list[list[int]]:
-    """Ids of each text, and of pairs of texts, the second without a beginning of text."""
-    joined = [one + other for one, other in itertools.pairwise(encoded)]
-    return [ids for ids in (*encoded, *joined) if ids]
 
 
 def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
@@ -148,18 +127,14 @@ def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> 
     def decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
         return lambda ids: tokenizer.decode(id for id in ids if id not in unknown)
 
-    agreement = measure_agreement(
-        first.encode, second.encode, texts=texts, decode=(decode(first), decode(second))
-    )
+    decoders = decode(first), decode(second)
+    agreement = measure_agreement(first.encode, second.encode, texts=texts, decode=decoders)
     parts = differences(left, right)
-    shared = range(min(len(first), len(second)))
-    wrong = [
-        id for id in shared if id not in unknown and first.token_bytes(id) != second.token_bytes(id)
-    ]
-    if wrong:
-        pairs = (f"{id}: {first.token_bytes(id)!r} / {second.token_bytes(id)!r}" for id in wrong)
-        shown = "; ".join(itertools.islice(pairs, _SHOWN))
-        parts.append(TokenizerDifference("text of ids", f"{len(wrong):,} ids: {shown}"))
+    shared = (id for id in range(min(len(first), len(second))) if id not in unknown)
+    pairs = ((id, first.token_bytes(id), second.token_bytes(id)) for id in shared)
+    if wrong := [f"{id}: {mine!r} / {theirs!r}" for id, mine, theirs in pairs if mine != theirs]:
+        text = f"{len(wrong):,} ids: {'; '.join(wrong[:_SHOWN])}"
+        parts.append(TokenizerDifference("text of ids", text))
     return replace(agreement, differences=tuple(parts))
 
 
@@ -172,37 +147,50 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
     if left.model != right.model:
         left, right = as_sentencepiece(left) or left, as_sentencepiece(right) or right
     merging = left.byte_level == right.byte_level and {left.model, right.model} <= {"bpe", "spm"}
+    aside = {"model"} if merging else set()
+    if left.pre and left.pre == right.pre:
+        aside |= {"normalizer", "pre_tokenizer"}
+    if not (left.is_sentencepiece and right.is_sentencepiece):
+        aside.add("unknown_text")
+    if left.byte_level and right.byte_level:
+        aside.add("unknown_id")
     parts = [
         *_vocabularies(left, right),
-        *(() if merging else _values("model", left.model, right.model)),
         *_orders(left, right),
         *_tables("added tokens", _flags_of_added(left, right), _flags_of_added(right, left)),
     ]
-    for name in ("normalizer", "pre_tokenizer"):
-        if left.pre != right.pre or not left.pre:
-            steps = (canonical(getattr(spec, name)) for spec in (left, right))
-            parts += _values(name, *steps, certain=False)
-    parts += _values("decoder", canonical(left.decoding), canonical(right.decoding), certain=False)
-    for name in _OPTIONS:
-        parts += _values(name, getattr(left, name), getattr(right, name), certain=name not in _IDLE)
-    if left.is_sentencepiece and right.is_sentencepiece:
-        parts += _values("unknown_text", left.unknown_text, right.unknown_text)
-    if not (left.byte_level and right.byte_level):
-        parts += _values("unknown_id", left.unknown_id, right.unknown_id, certain=False)
-    around = zip(("ids put first", "ids put last"), left.affixes, right.affixes, strict=True)
-    for part, before, behind in around:
-        parts += _values(part, list(before), list(behind))
-    for name in ("bos_id", "eos_id", "chat_template"):
-        parts += _values(name, getattr(left, name), getattr(right, name), certain=False)
-    parts += _values("stop_ids", sorted(left.stop_ids), sorted(right.stop_ids), certain=False)
+    ours, theirs = _values(left), _values(right)
+    for name in (name for name in ours if name not in aside and ours[name] != theirs[name]):
+        values = (ours[name], theirs[name])
+        texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in values)
+        shown = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
+        parts.append(TokenizerDifference(name, shown, certain=name not in _UNCERTAIN))
     return parts
 
 
 _OPTIONS = (
     *("byte_level", "byte_fallback", "fuse_unknown", "ignore_merges", "add_space_prefix"),
-    *("remove_extra_whitespaces", "continuing_prefix", "max_chars_per_word"),
+    *("remove_extra_whitespaces", "continuing_prefix", "max_chars_per_word", "unknown_text"),
+    *("unknown_id", "bos_id", "eos_id", "chat_template"),
 )
-_IDLE = ("fuse_unknown", "ignore_merges")  # most vocabularies give them nothing to do
+_UNCERTAIN = frozenset({
+    "normalizer", "pre_tokenizer", "decoder", "unknown_id", "bos_id", "eos_id", "chat_template",
+    "stop_ids", "fuse_unknown", "ignore_merges",  # most vocabularies give these two nothing to do
+})  # fmt: skip
+
+
+def _values(spec: TokenizerSpec) -> dict[str, Any]:
+    """Parts of *spec* that are equal or not, as JSON values."""
+    first, last = map(list, spec.affixes)
+    steps = ("normalizer", spec.normalizer), ("pre_tokenizer", spec.pre_tokenizer)
+    return {
+        "model": spec.model,
+        **{name: canonical(part) for name, part in (*steps, ("decoder", spec.decoding))},
+        **{name: getattr(spec, name) for name in _OPTIONS},
+        "ids put first": first,
+        "ids put last": last,
+        "stop_ids": sorted(spec.stop_ids),
+    }
 
 
 def _vocabularies(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDifference]:
@@ -220,15 +208,14 @@ def _vocabularies(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDif
 
 def _orders(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDifference]:
     """Merges, or the scores that stand for them."""
-    if {left.model, right.model} == {"bpe", "spm"}:
-        return _sequences("merges", _merge_texts(left), _merge_texts(right))
-    if left.model != right.model:
-        return []  # said already
-    if left.model == "spm":
+    models = {left.model, right.model}
+    if models == {"spm"}:
         return _sequences("order of scores", _by_score(left), _by_score(right))
-    if left.model == "unigram":
+    if models == {"unigram"}:
         return _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right)))
-    return _sequences("merges", _merge_texts(left), _merge_texts(right))
+    if models == {"bpe", "spm"} or len(models) == 1:
+        return _sequences("merges", _merge_texts(left), _merge_texts(right))
+    return []  # said already
 
 
 def _merge_texts(spec: TokenizerSpec) -> list[str]:
@@ -269,11 +256,8 @@ def _flags_of_added(spec: TokenizerSpec, counterpart: TokenizerSpec) -> dict[int
     Where no text is normalized, and in SentencePiece models, the stage in which a token is found
     makes no difference.
     """
-    own = (
-        spec.is_sentencepiece
-        or counterpart.is_sentencepiece
-        or not (spec.normalizer or counterpart.normalizer)
-    )
+    own = spec.is_sentencepiece or counterpart.is_sentencepiece
+    own = own or not (spec.normalizer or counterpart.normalizer)
     flags_by_id: defaultdict[int, set[str]] = defaultdict(set)
     for token in spec.added:
         flags = {name: value for name, value in asdict(token).items() if value and name != "id"}
@@ -350,13 +334,6 @@ def _sequences(part: str, a: Sequence[str], b: Sequence[str]) -> list[TokenizerD
     return [TokenizerDifference(part, text)]
 
 
-def _values(part: str, a: Any, b: Any, *, certain: bool = True) -> Iterator[TokenizerDifference]:
-    if a != b:
-        texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in (a, b))
-        shown = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
-        yield TokenizerDifference(part, shown, certain)
-
-
 def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
     """SentencePiece vocabulary from which a ``tokenizer.json`` was made.
 
@@ -388,32 +365,3 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
         pre_tokenizer=(),
         add_space_prefix=prepends,
     )
-
-
-@dataclass(frozen=True)
-class Approximation:
-    """A stand-in for a model's tokenizer."""
-
-    name: str  # as requested, such as ``cl100k_base``
-    tokenizer: Tokenizer  # the stand-in; its ids have other meanings for the model
-    agreement: Agreement | None  # with the model's own tokenizer, ``None`` if unknown
-
-    def __str__(self) -> str:
-        if self.agreement is None:
-            return f"approximate: {self.name}; how far it agrees is not known without the exact one"
-        return f"approximate: {self.name}: {self.agreement}"
-
-    def facts(self) -> dict[str, object]:
-        """Notice for every report made with it."""
-        share = None if self.agreement is None else round(self.agreement.ratio, 4)
-        return {"approximate": True, "tokenizer": self.name, "agreement": share}
-
-
-def approximate(name: str, path: Path, *, exact: Tokenizer | None = None) -> Approximation:
-    """The tokenizer at *path* as a stand-in named *name*, measured against *exact*."""
-    stand_in = load_tokenizer(path)
-    stand_in.source = f"approximate: {name}"
-    if exact is None:
-        return Approximation(name, stand_in, None)
-    ours, theirs = (partial(entry.encode, add_special=False) for entry in (stand_in, exact))
-    return Approximation(name, stand_in, measure_agreement(ours, theirs))

@@ -14,11 +14,9 @@ from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.tokenizer.model_facts import MAX_PADDING, ModelFacts, model_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.formats.gguf import GGUF
     from bitnet.tokenizer.tokenizer import Tokenizer
 
 
@@ -46,20 +44,25 @@ def compatibility(
     spare = facts.padding(has)
     findings: list[str] = []
     problem = ""
-    sizes = (0, has, has + facts.filler_tokens)
     own = _own(facts, pre, findings)
-    if facts.token_count not in sizes or spare is None:
+    if spare is None:
         size = facts.token_count or needed
         problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
     elif own is not None:
-        problem = _first_difference(own, tokenizer)
-        if not (problem or findings):
-            findings += _other_ids(own, tokenizer)
+        if different := different_ids(own, tokenizer):
+            count, first = f"{len(different):,} of {has:,} tokens differ", different[0]
+            spellings = f"{own.spelling(first)!r} and {tokenizer.spelling(first)!r}"
+            problem = f"same size, other vocabulary: {count}, first id {first}: {spellings}"
+        elif not findings:
+            ids = measure_agreement(own.encode, tokenizer.encode)
+            if ids.first_difference is not None:
+                count = f"{ids.total - ids.equal} of {ids.total} texts"
+                first_text = f"the first is {ids.first_difference!r}"
+                findings.append(f"other ids than {own.source} for {count}; {first_text}")
     spare = 0 if problem else spare or 0
     if spare:
-        findings.append(
-            f"{spare} embedding rows beyond the vocabulary (padding, below {MAX_PADDING})"
-        )
+        beyond = f"{spare} embedding rows beyond the vocabulary"
+        findings.append(f"{beyond} (padding, below {MAX_PADDING})")
     findings += _special_findings(tokenizer)
     if problem:
         verdict = f"NOT COMPATIBLE: {tokenizer.source} and {facts.path.name}: {problem}"
@@ -70,43 +73,18 @@ def compatibility(
 
 
 def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:
-    """The tokenizer that came with the model: in its file, or in its folder."""
-    if facts.gguf is not None:
-        return _load_embedded(facts.gguf, pre, findings) if facts.token_count else None
-    return search(facts, places=("sibling",), pre=pre).tokenizer
-
-
-def _load_embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | None:
-    """The embedded tokenizer, at least for its token texts; ``None`` if it is unusable."""
+    """The tokenizer in the model's file, at least for its token texts, or in its folder."""
+    if facts.gguf is None:
+        return search(facts, places=("sibling",), pre=pre).tokenizer
+    if not facts.token_count:
+        return None
     try:
-        return extract_tokenizer_from_gguf(model, pre=pre)
+        return extract_tokenizer_from_gguf(facts.gguf, pre=pre)
     except BitnetError as error:
         findings.append(f"the embedded tokenizer cannot be rebuilt: {error.message}")
     with suppress(BitnetError):  # token texts do not depend on the pre-tokenizer
-        return extract_tokenizer_from_gguf(model, pre="gpt-2")
+        return extract_tokenizer_from_gguf(facts.gguf, pre="gpt-2")
     return None
-
-
-def _other_ids(own: Tokenizer, other: Tokenizer) -> Iterator[str]:
-    """A finding if texts have other ids than with the model's own tokenizer."""
-    found = measure_agreement(own.encode, other.encode)
-    if found.first_difference is not None:
-        yield (
-            f"other ids than {own.source} for {found.total - found.equal} of {found.total} texts;"
-            f" the first is {found.first_difference!r}"
-        )
-
-
-def _first_difference(own: Tokenizer, candidate: Tokenizer) -> str:
-    """Difference of the vocabularies; empty if every id stands for the same bytes."""
-    different = different_ids(own, candidate)
-    if not different:
-        return ""
-    first = different[0]
-    return (
-        f"same size, other vocabulary: {len(different):,} of {candidate.vocab_size:,} tokens "
-        f"differ, first id {first}: {own.spelling(first)!r} and {candidate.spelling(first)!r}"
-    )
 
 
 def _special_findings(tokenizer: Tokenizer) -> list[str]:

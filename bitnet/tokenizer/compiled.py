@@ -24,10 +24,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import native, settings
-from bitnet.base.errors import InvalidFormat
 from bitnet.base.machine import thread_count
 from bitnet.store.tag import keep_in_cache
-from bitnet.tokenizer.limits import check_spec, over_budget
+from bitnet.tokenizer.limits import check_spec, damage_error, over_budget
 from bitnet.tokenizer.merges import token_ids
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
@@ -45,15 +44,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from bitnet._native import TokenizerEngine
-    from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
+    from bitnet.tokenizer.spec import TokenizerSpec
 
 logger = logging.getLogger(__name__)
 
 _MODELS = ("bpe", "spm", "unigram", "wordpiece", "wordlevel")
 _NO_ID = 0xFFFFFFFF
-# Config flags, see native/tokenizer/file.hpp.
-_BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM = 1, 2, 4, 8, 16
-_STEPS, _FUSE = 32, 64
 _NORMAL, _CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _META = (
@@ -72,20 +68,21 @@ class NotNative(Exception):
 def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> dict[str, bytes]:
     """Spellings and flags of all tokens, the ids of single bytes, and the added tokens."""
     kinds = spec.token_types or [_NORMAL] * len(spec.tokens)
+    bits = [(name, bit) for bit, name in enumerate(ADDED_FLAGS)]
+    added = [
+        (token.id, sum(getattr(token, name) << bit for name, bit in bits), token.text)
+        for token in spec.added
+    ]
     parts = module.spell(
         list(spec.tokens),
         bytes(kind if 0 <= kind < 256 else 0 for kind in kinds),
-        [(token.id, _flag_bits(token), token.text) for token in spec.added],
+        added,
         list(spec.outside),
         spec.byte_level,
         spec.byte_fallback,
         spec.model in ("spm", "unigram"),
     )
     return dict(zip(("bytes", "offsets", "flags", "byte_ids", "added"), parts, strict=True))
-
-
-def _flag_bits(token: AddedToken) -> int:
-    return sum(getattr(token, name) << bit for bit, name in enumerate(ADDED_FLAGS))
 
 
 def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
@@ -99,18 +96,14 @@ def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
 
 
 def _config(spec: TokenizerSpec) -> bytes:
-    flags = (
-        (_BYTE_LEVEL if spec.byte_level else 0)
-        | (_BYTE_FALLBACK if spec.byte_fallback else 0)
-        | (_IGNORE_MERGES if spec.ignore_merges else 0)
-        | (_SPACE_PREFIX if spec.add_space_prefix else 0)
-        | (_TRIM if spec.remove_extra_whitespaces else 0)
-        | (_FUSE if spec.fuse_unknown else 0)
-        | (_STEPS if _has_steps(spec) else 0)
+    flags = (  # in the order of native/tokenizer/file.hpp
+        *(spec.byte_level, spec.byte_fallback, spec.ignore_merges, spec.add_space_prefix),
+        *(spec.remove_extra_whitespaces, _has_steps(spec), spec.fuse_unknown),
     )
+    bits = sum(bool(flag) << bit for bit, flag in enumerate(flags))
     unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
     model = _MODELS.index(spec.model)
-    return struct.pack("<4I2084x", model, flags, unknown, spec.max_chars_per_word)
+    return struct.pack("<4I2084x", model, bits, unknown, spec.max_chars_per_word)
 
 
 def _has_steps(spec: TokenizerSpec) -> bool:
@@ -189,35 +182,28 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
     # Merges that are still texts become valid ids, or are refused, in _merges.
     check_spec(spec, merges=getattr(spec.merges, "raw", None) is None)
     try:
-        return _content(spec, module)
+        meta, charsmaps, spelled = meta_of(spec), charsmaps_of(spec), is_spelled(spec)
+        if len(charsmaps) > 1:
+            raise NotNative("several character maps")
+        if spelled:
+            spec = dataclasses.replace(spec, byte_level=False)
+        compiled = module.build_tokenizer(
+            key=_key(spec.fingerprint),
+            meta=json.dumps(meta, ensure_ascii=False).encode(),
+            config=_config(spec),
+            **_vocabulary(spec, module),
+            merges=_merges(spec, module),
+            scores=array("d" if _has_steps(spec) else "f", spec.scores).tobytes(),
+            steps=module.pack_steps(spec.normalizer, spec.pre_tokenizer, spelled),
+            charsmap=b"".join(charsmaps),
+            prefix=spec.continuing_prefix.encode() if spec.model in ("wordpiece", "bpe") else b"",
+            suffix=spec.word_suffix.encode(),
+        )
+        module.TokenizerEngine(compiled)  # content that cannot be opened is not kept
+        return bytes(compiled)
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
         # The library refuses damaged ones.
         raise NotNative(f"{type(error).__name__}: {error}") from error
-
-
-def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
-    meta = meta_of(spec)
-    charsmaps = charsmaps_of(spec)
-    if len(charsmaps) > 1:
-        raise NotNative("several character maps")
-    spelled = is_spelled(spec)
-    if spelled:
-        spec = dataclasses.replace(spec, byte_level=False)
-    steps = module.pack_steps(spec.normalizer, spec.pre_tokenizer, spelled)
-    compiled = module.build_tokenizer(
-        key=_key(spec.fingerprint),
-        meta=json.dumps(meta, ensure_ascii=False).encode(),
-        config=_config(spec),
-        **_vocabulary(spec, module),
-        merges=_merges(spec, module),
-        scores=array("d" if _has_steps(spec) else "f", spec.scores).tobytes(),
-        steps=steps,
-        charsmap=b"".join(charsmaps),
-        prefix=spec.continuing_prefix.encode() if spec.model in ("wordpiece", "bpe") else b"",
-        suffix=spec.word_suffix.encode(),
-    )
-    module.TokenizerEngine(compiled)  # content that cannot be opened is not kept
-    return bytes(compiled)
 
 
 def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
@@ -233,33 +219,20 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
         return all(isinstance(pair, list) and [*map(type, pair)] == [first, second]
                    for pair in pairs)  # fmt: skip
 
-    checks: dict[Callable[[Any], bool], tuple[str, ...]] = {
-        lambda value: type(value) is str: ("pre", "source", "fingerprint", "model"),
-        lambda value: type(value) is bool: ("byte_level", "byte_fallback", "spelled"),
-        lambda value: value is None or type(value) is str: ("chat_template",),
-        lambda value: value is None or is_id(value): ("bos_id", "eos_id", "unknown_id"),
-        lambda value: isinstance(value, list) and all(map(is_id, value)): _META_IDS,
-        lambda value: are_pairs(value, str, dict): ("decoder",),
-        lambda value: are_pairs(value, int, str) and all(is_id(id) for id, _ in value): (
-            "respelled",
-        ),
-    }
+    checks: tuple[tuple[Callable[[Any], bool], tuple[str, ...]], ...] = (
+        (lambda value: type(value) is str, ("pre", "source", "fingerprint", "model")),
+        (lambda value: type(value) is bool, ("byte_level", "byte_fallback", "spelled")),
+        (lambda value: value is None or type(value) is str, ("chat_template",)),
+        (lambda value: value is None or is_id(value), ("bos_id", "eos_id", "unknown_id")),
+        (lambda value: isinstance(value, list) and all(map(is_id, value)), _META_IDS),
+        (lambda value: are_pairs(value, str, dict), ("decoder",)),
+        (lambda value: are_pairs(value, int, str) and all(map(is_id, dict(value))), ("respelled",)),
+    )
     if not isinstance(meta, dict) or not all(
-        check(meta.get(name, ())) for check, names in checks.items() for name in names
+        check(meta.get(name, ())) for check, names in checks for name in names
     ):
         raise ValueError("its description is not one of a tokenizer")
     return meta
-
-
-def load_compiled(path: Path) -> TokenizerEngine:
-    """The native engine over the mapped file at *path*."""
-    module = native.module()
-    if module is None:
-        raise NotNative("the native module is not in use")
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    engine: TokenizerEngine = module.TokenizerEngine(mapped)
-    return engine
 
 
 def path_of_compiled(fingerprint: str) -> Path:
@@ -272,19 +245,21 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
 
     ``None`` if the file is missing or invalid.
     """
-    if not fingerprint or native.module() is None:
+    module = native.module()
+    if not fingerprint or module is None:
         return None
     path = path_of_compiled(fingerprint)
     try:
-        engine = load_compiled(path)
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        engine: TokenizerEngine = module.TokenizerEngine(mapped)
         meta = read_meta(engine)
+        if engine.key != _key(fingerprint):
+            raise ValueError("it belongs to another tokenizer")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         logger.debug("%s cannot be used, written again: %s", path, error)
-        return None
-    if engine.key != _key(fingerprint):
-        logger.debug("%s belongs to another tokenizer: written again", path)
         return None
     return engine, meta
 
@@ -350,10 +325,7 @@ class NativeEngine:
         except UnicodeEncodeError:
             raise  # half of a surrogate pair
         except ValueError as error:
-            raise InvalidFormat(
-                f"the tokenizer {self._source} is damaged: {error}",
-                hint="fetch the file again, or name another tokenizer with --tokenizer FILE",
-            ) from None
+            raise damage_error(f"the tokenizer {self._source} is damaged: {error}") from None
 
     def text(self, id: int) -> str:
         """The token as in the vocabulary."""

@@ -11,33 +11,61 @@ from __future__ import annotations
 
 import codecs
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import Unsupported
-from bitnet.tokenizer.decoding_steps import REPLACEMENT, STEPS, Part, check_pattern
-from bitnet.tokenizer.library import translate_errors
-from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, spell_bytes
+from bitnet.base import native
+from bitnet.tokenizer.library import load_library
+from bitnet.tokenizer.limits import over_budget, refusal
+from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, read_steps, spell_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from bitnet.tokenizer.library import Engine
 
-
 _SYMBOL = SPACE_SYMBOL.encode()
+_REPLACEMENT = "\ufffd"
+_BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
 
 
-class _Bytes:
+class Chain:
+    """One decoding in progress: ids in, text out."""
+
+    def __init__(
+        self, steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
+    ) -> None:
+        self._options: dict[str, Any] = steps[0][1]
+        self._spellings, self._texts = spellings, texts
+
+    def piece(self, id: int) -> bytes:
+        """Text of *id* inside a text."""
+        raise NotImplementedError
+
+    def take(self, id: int) -> str:
+        """Text that becomes certain with *id*."""
+        raise NotImplementedError
+
+    def leave_out(self) -> str:
+        """Text that becomes certain with a hidden special token."""
+        return ""
+
+    def finish(self) -> str:
+        """Text that was held back."""
+        raise NotImplementedError
+
+
+class _Bytes(Chain):
     """Byte-level tokens; added tokens as their text, or (*respell*) as ByteLevel decodes it.
 
     If *apart*, tokens on both sides of a hidden token do not form a character together.
     """
 
-    def __init__(self, spellings: Engine, texts: dict[int, str], options: dict[str, Any]) -> None:
-        self._spellings = spellings
-        self._texts = texts
-        self._respell: bool = options["respell"]
-        self._apart: bool = options["apart"]
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._respell: bool = self._options["respell"]
+        self._apart: bool = self._options["apart"]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def piece(self, id: int) -> bytes:
@@ -57,15 +85,15 @@ class _Bytes:
         return self._decoder.decode(b"", final=True)
 
 
-class _SentencePiece:
+class _SentencePiece(Chain):
     """SentencePiece's ``Decode``, with control tokens as their text."""
 
-    def __init__(self, spellings: Engine, options: dict[str, Any]) -> None:
-        self._spellings = spellings
-        self._strip: bool = options["add_space_prefix"] or options["remove_extra_whitespaces"]
-        self._strip_on: bool = options["remove_extra_whitespaces"]
-        self._unknown: int | None = options["unknown_id"]
-        self._unknown_text: str = options["unknown_text"]
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._strip_on: bool = self._options["remove_extra_whitespaces"]
+        self._strip: bool = self._options["add_space_prefix"] or self._strip_on
+        self._unknown: int | None = self._options["unknown_id"]
+        self._unknown_text: str = self._options["unknown_text"]
         self._run = b""
 
     def _is_byte(self, id: int) -> bool:
@@ -77,9 +105,7 @@ class _SentencePiece:
         spelling = self._spellings.spelling(id)
         if self._is_byte(id):
             return bytes([int(spelling[3:5], 16)])
-        if self._spellings.is_verbatim(id):
-            return spelling
-        return spelling.replace(_SYMBOL, b" ")
+        return spelling if self._spellings.is_verbatim(id) else spelling.replace(_SYMBOL, b" ")
 
     def take(self, id: int) -> str:
         if self._is_byte(id):
@@ -105,37 +131,24 @@ class _SentencePiece:
         """Complete characters; each byte that is not part of one is U+FFFD."""
         out: list[str] = []
         while self._run:
-            width = _width(self._run[0])
+            width = 1 + sum(self._run[0] >= lead for lead in (0x80, 0xE0, 0xF0))
             try:
                 out.append(self._run[:width].decode())
                 self._run = self._run[width:]
             except UnicodeDecodeError as error:
                 if error.reason == "unexpected end of data" and not final:
                     break
-                out.append(REPLACEMENT)
+                out.append(_REPLACEMENT)
                 self._run = self._run[1:]
         return "".join(out)
 
 
-def _width(lead: int) -> int:
-    """Number of bytes of the UTF-8 character that starts with *lead*."""
-    if lead < 0x80:
-        return 1
-    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-
-
-class _Steps:
+class _Steps(Chain):
     """A chain of ``tokenizer.json``'s decoders."""
 
-    def __init__(
-        self,
-        spellings: Engine,
-        steps: Sequence[Sequence[Any]],
-        texts: dict[int, str],
-    ) -> None:
-        self._spellings = spellings
-        self._texts = texts
-        self._stages = [STEPS[kind](options) for kind, options in steps]
+    def __init__(self, steps: Sequence[Sequence[Any]], *parts: Any) -> None:
+        super().__init__(steps, *parts)
+        self._stages = [_STEPS[kind](options) for kind, options in steps]
 
     def piece(self, id: int) -> bytes:
         value: Any = self._text(id)
@@ -147,19 +160,12 @@ class _Steps:
         return value if isinstance(value, bytes) else value.encode()
 
     def take(self, id: int) -> str:
-        text = self._text(id)
-        if not text:
-            return ""  # a hole in the vocabulary
-        return self._run([Part(text)], 0)
-
-    def leave_out(self) -> str:
-        return ""
+        text = self._text(id)  # empty: a hole in the vocabulary
+        return self._run([Part(text)], 0) if text else ""
 
     def finish(self) -> str:
-        out = []
-        for at, stage in enumerate(self._stages):
-            out.append(self._run(stage.finish(), at + 1))
-        return "".join(out)
+        stages = enumerate(self._stages, 1)
+        return "".join([self._run(stage.finish(), at) for at, stage in stages])
 
     def _run(self, parts: Iterable[Part], at: int) -> str:
         for stage in self._stages[at:]:
@@ -173,22 +179,6 @@ class _Steps:
         return text
 
 
-class Chain(Protocol):
-    """One decoding in progress: ids in, text out."""
-
-    def piece(self, id: int) -> bytes:
-        """Text of *id* inside a text."""
-
-    def take(self, id: int) -> str:
-        """Text that becomes certain with *id*."""
-
-    def leave_out(self) -> str:
-        """Text that becomes certain with a hidden special token."""
-
-    def finish(self) -> str:
-        """Text that was held back."""
-
-
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
@@ -198,36 +188,290 @@ def start_decoding(
     differs from their spelling: in ``tokenizer.json``, added tokens that are found in
     normalized text.
     """
-    kind, options = steps[0]
-    if kind == "Bytes":
-        return _Bytes(spellings, texts, options)
-    if kind == "SentencePiece":
-        return _SentencePiece(spellings, options)
-    return _Steps(spellings, steps, texts)
+    chain = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}.get(steps[0][0], _Steps)
+    return chain(steps, spellings, texts)
 
 
 def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
     """Steps of the ``decoder`` of a ``tokenizer.json``, with every option explicit."""
-    from tokenizers import Tokenizer, models
-
     if entry is None:
         return (Step("Join"),)
-    outline = json.loads(Tokenizer(models.BPE()).to_str())
-    with translate_errors("the decoder"):
-        library = Tokenizer.from_str(json.dumps(outline | {"decoder": entry}))
-    return tuple(_flat(json.loads(library.to_str())["decoder"])) or (Step("Fuse"),)
+    library = load_library("with this decoder", decoder=entry)
+    steps = tuple(read_steps(json.loads(library.to_str())["decoder"], "decoders"))
+    for step in steps:
+        if step.type not in _STEPS:
+            supported = ", ".join(_STEPS)
+            raise refusal(f"the decoder {step.type} is not supported; supported: {supported}")
+        if step.type == "Replace":
+            _check_pattern(step.options["pattern"])
+    return steps or (Step("Fuse"),)
 
 
-def _flat(entry: dict[str, Any]) -> Iterator[Step]:
-    if entry["type"] == "Sequence":
-        for inner in entry["decoders"]:
-            yield from _flat(inner)
+def _check_pattern(pattern: Any) -> None:
+    """Refuse a decoder's pattern that only an engine without a bound on its time could match."""
+    (kind, text), *_ = pattern.items()
+    if kind == "String" and text:
         return
-    if entry["type"] not in STEPS:
-        raise Unsupported(
-            f"the decoder {entry['type']} is not supported; supported: {', '.join(STEPS)}",
-            hint="name another tokenizer of the model with --tokenizer FILE",
-        )
-    if entry["type"] == "Replace":
-        check_pattern(entry["pattern"])
-    yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
+    module = native.module()
+    reason = "it needs the compiled module"
+    try:
+        if module is not None:
+            module.regex_find_all(text, "")
+            return
+    except ValueError as error:
+        reason = str(error)
+    raise refusal(f"a decoder replaces {text!r:.80}: {reason}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A token, or a part of one: *first* begins it, *last* ends it."""
+
+    text: str
+    first: bool = True
+    last: bool = True
+
+
+class DecodingStep:
+    """One step in progress. By default a step reads one whole token at a time."""
+
+    fuses = False  # joins all tokens into one
+    anywhere = False  # treats parts of a token like the whole
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self._index = -1
+        self._held = ""
+
+    def take(self, part: Part) -> Iterable[Part]:
+        """Output that becomes certain with *part*."""
+        if part.first:
+            self._index += 1
+        self._held += part.text
+        if part.last:
+            text, self._held = self._held, ""
+            yield from self.token(text)
+
+    def finish(self) -> Iterable[Part]:
+        """Output that was held back; no more parts follow."""
+        return ()
+
+    def token(self, text: str) -> Iterable[Part]:
+        """Output for a whole token; ``self._index`` counts them."""
+        made: str = self.inside(text) if self._index else self.at_start(text)
+        yield Part(made)
+
+    def at_start(self, text: str) -> str:
+        """Output for the first token."""
+        return str(self.inside(text))
+
+    def inside(self, text: str) -> Any:
+        """Output for a token that is neither first nor last: text, or its bytes."""
+        return text
+
+
+class _Replace(DecodingStep):
+    anywhere = True
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        (self._kind, self._pattern), *_ = options["pattern"].items()
+        self._content: str = options["content"]
+
+    def inside(self, text: str) -> str:
+        if self._kind == "String" and self._pattern:
+            return text.replace(self._pattern, self._content)
+        module = native.module()
+        assert module is not None  # _check_pattern refuses what needs it
+        try:
+            return str(module.regex_replace(self._pattern, self._content, text))
+        except module.OverBudget as error:
+            raise over_budget("with this decoder", error) from None
+
+    def take(self, part: Part) -> Iterable[Part]:
+        # One character is replaced anywhere, also in parts of tokens.
+        if self._kind == "String" and len(self._pattern) == 1:
+            return (Part(self.inside(part.text), part.first, part.last),)
+        return super().take(part)
+
+
+class _Fuse(DecodingStep):
+    """Joins all tokens into one, which is passed on in parts."""
+
+    fuses = True
+
+    def take(self, part: Part) -> Iterable[Part]:
+        self._index += part.first
+        if part.text or self._index == 0:
+            yield Part(part.text, first=self._index == 0 and part.first, last=False)
+
+    def finish(self) -> Iterable[Part]:
+        yield Part("", first=self._index < 0)
+
+
+class _Strip(DecodingStep):
+    """Strips characters from both ends of each token."""
+
+    _left = 0  # characters that may still be stripped from the start
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self._char, self._start, self._stop = map(options.__getitem__, ("content", "start", "stop"))
+
+    def take(self, part: Part) -> Iterable[Part]:
+        if part.first:
+            self._left = self._start
+        text = self._held + part.text
+        while self._left and text.startswith(self._char):
+            text = text[1:]
+            self._left -= 1
+        if text:
+            self._left = 0
+        ending = min(len(text) - len(text.rstrip(self._char)), self._stop)
+        end = len(text) - ending
+        self._held = "" if part.last else text[end:]
+        yield Part(text[:end], part.first, part.last)
+
+    def inside(self, text: str) -> str:
+        (part,) = type(self)(self.options).take(Part(text))
+        return part.text
+
+
+class _ByteFallback(DecodingStep):
+    """Runs of ``<0xNN>`` as characters; each byte of a run that is not UTF-8 as U+FFFD."""
+
+    _run = b""
+
+    def inside(self, text: str) -> str | bytes:
+        byte = _BYTE.fullmatch(text)
+        return bytes([int(byte[1], 16)]) if byte else text
+
+    def token(self, text: str) -> Iterable[Part]:
+        value = self.inside(text)
+        if isinstance(value, bytes):
+            self._run += value
+            return
+        yield from self.finish()
+        yield Part(value)
+
+    def finish(self) -> Iterable[Part]:
+        run, self._run = self._run, b""
+        if run:
+            try:
+                yield Part(run.decode())
+            except UnicodeDecodeError:
+                yield from (Part(_REPLACEMENT) for _ in run)
+
+
+class _Metaspace(DecodingStep):
+    """Replaces the symbol by spaces, except in a prefix that encoding prepends."""
+
+    def inside(self, text: str) -> str:
+        return text.replace(self.options.get("replacement", SPACE_SYMBOL), " ")
+
+    def at_start(self, text: str) -> str:
+        if self.options.get("prepend_scheme", "always") == "never":
+            return self.inside(text)
+        return text.replace(self.options.get("replacement", SPACE_SYMBOL), "")
+
+
+# English contractions and punctuation split by BERT's tokenizer, joined again.
+_CLEANUP = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
+    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+
+
+def _clean(text: str) -> str:
+    for cut, joined in _CLEANUP:
+        text = text.replace(cut, joined)
+    return text
+
+
+class _WordPiece(DecodingStep):
+    def inside(self, text: str) -> str:
+        prefix = self.options.get("prefix", "##")
+        text = text.replace(prefix, "", 1) if text.startswith(prefix) else f" {text}"
+        return self.at_start(text)
+
+    def at_start(self, text: str) -> str:
+        return _clean(text) if self.options.get("cleanup", True) else text
+
+
+class _Ctc(DecodingStep):
+    """``CTC``: repeated tokens are one, padding is nothing, and a token stands for the space."""
+
+    _before: str | None = None
+
+    def inside(self, text: str) -> str:
+        text = text.replace(self.options.get("pad_token", "<pad>"), "")
+        if self.options.get("cleanup", True):
+            text = _clean(text).replace(self.options.get("word_delimiter_token", "|"), " ")
+        return text
+
+    def token(self, text: str) -> Iterable[Part]:
+        repeated, self._before = text == self._before, text
+        if not repeated and (made := self.inside(text)):
+            yield Part(made)
+
+
+class _WordEnds(DecodingStep):
+    """``BPEDecoder``: a suffix marks the ends of words; no space follows the last."""
+
+    _waiting: str | None = None
+
+    def inside(self, text: str) -> str:
+        return text.replace(self.options.get("suffix", "</w>"), " ")
+
+    def token(self, text: str) -> Iterable[Part]:
+        waiting, self._waiting = self._waiting, text
+        if waiting is not None:
+            yield Part(self.inside(waiting))
+
+    def finish(self) -> Iterable[Part]:
+        if self._waiting is not None:
+            yield Part(self._waiting.replace(self.options.get("suffix", "</w>"), ""))
+
+
+class _Join(DecodingStep):
+    """No decoder: tokens with spaces between them."""
+
+    def inside(self, text: str) -> str:
+        return f" {text}"
+
+    def at_start(self, text: str) -> str:
+        return text
+
+
+class _ByteLevel(DecodingStep):
+    """GPT-2's spelling of bytes. A token with other characters stands for its text."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def inside(self, text: str) -> bytes:
+        spelled = spell_bytes(text)
+        return text.encode() if spelled is None else spelled
+
+    def token(self, text: str) -> Iterable[Part]:
+        text = self._decoder.decode(self.inside(text))
+        if text or self._index == 0:
+            yield Part(text, first=self._index == 0, last=False)
+
+    def finish(self) -> Iterable[Part]:
+        yield Part(self._decoder.decode(b"", final=True), first=self._index < 0)
+
+
+_STEPS: dict[str, type[DecodingStep]] = {
+    "Replace": _Replace,
+    "Fuse": _Fuse,
+    "Strip": _Strip,
+    "ByteFallback": _ByteFallback,
+    "Metaspace": _Metaspace,
+    "WordPiece": _WordPiece,
+    "BPEDecoder": _WordEnds,
+    "CTC": _Ctc,
+    "ByteLevel": _ByteLevel,
+    "Join": _Join,
+}

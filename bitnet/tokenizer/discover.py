@@ -1,4 +1,4 @@
-"""Find the tokenizer of a model: the first place in :data:`CHAIN` with one that fits.
+"""Find the tokenizer of a model: the first place of the search with one that fits.
 
 Explicit, then embedded in the GGUF file, then next to the model, one folder up, in our cache, in
 the Hugging Face cache of the model's own repository. No connection is opened: if no place has one,
@@ -20,7 +20,7 @@ from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, m
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Container, Iterator
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.tokenizer import Tokenizer
@@ -133,18 +133,16 @@ def search(
     explicit: Path | None = None,
     pre: str | None = None,
     exhaustive: bool = False,
-    places: Iterable[str] = (),
+    places: Container[str] = (),
 ) -> Search:
     """Look for the tokenizer of *model*, place by place.
 
     An *explicit* file, named by the user, is the only candidate. *pre* overrides the GGUF
     file's pre-tokenizer. With *exhaustive* every place is looked at, even after one has won;
-    *places* names those to look at, all of :data:`CHAIN` when empty.
+    *places* names those to look at, all when empty.
     """
-    logger.info(
-        "Discovering tokenizer strategy for %s model (vocab_size: %d)",
-        model.family, model.vocab_size,
-    )  # fmt: skip
+    text = "Discovering tokenizer strategy for %s model (vocab_size: %d)"
+    logger.info(text, model.family, model.vocab_size)
     logger.debug("model type: %s (%s)", model.family, model.path)
     outcome = Search(model)
     if explicit is not None:
@@ -152,10 +150,10 @@ def search(
         if outcome.refusal is not None:
             raise outcome.refusal[1]
         return outcome
-    for place in places or CHAIN:
-        for path in CHAIN[place](model):
-            if outcome.tokenizer is not None and not exhaustive:
-                return outcome
+    for place, path in _places(model):
+        if outcome.tokenizer is not None and not exhaustive:
+            return outcome
+        if not places or place in places:
             _consider(outcome, place, path, pre)
     return outcome
 
@@ -199,11 +197,10 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     """The reason why *tokenizer* fits *model*, in words."""
     needed, has = model.token_count or model.vocab_size, tokenizer.vocab_size
     spare = model.padding(has)
-    counted = (0, has, has + model.filler_tokens)
-    if model.token_count in counted and spare is not None:
+    if spare is not None:
         padded = f", {spare} padded embedding rows" if spare else ""
         return f"{has:,} tokens, as the model needs{padded}"
-    if spare is None and needed == has:  # the list fits, the embedding does not
+    if needed == has:  # the list fits, the embedding does not
         needed = model.embedding_rows or needed
     text = f"Vocabulary size mismatch: expected {needed}, got {has}"
     if settings.strict_tokenizers() is False:
@@ -216,55 +213,26 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     )
 
 
-def _model_paths(model: ModelFacts) -> Iterator[Path]:
-    if model.path.is_file():
-        yield model.path
-
-
-def _beside(model: ModelFacts) -> Iterator[Path]:
-    is_folder = model.path.is_dir()
-    folder = model.path if is_folder else model.path.parent
-    names = [
-        "tokenizer.json",
-        "tokenizer.model",
-        "tekken.json",
-        f"{model.path.stem}.tokenizer.json",
-    ]
-    if is_folder:  # one with several holds the original in tokenizer.model or tekken.json
+def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
+    """Each place of the search with a file that may hold the tokenizer, in order."""
+    folder, stem = model.folder, model.path.stem
+    names = ["tokenizer.json", "tokenizer.model", "tekken.json", f"{stem}.tokenizer.json"]
+    if folder == model.path:  # the original is in tokenizer.model or tekken.json
         names = ["tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json"]
+    else:
+        yield "embedded", model.path
     for name in names:
         if name not in ("tekken.json", "vocab.json") or (folder / name).exists():
-            yield folder / name
-
-
-def _parent(model: ModelFacts) -> Iterator[Path]:
-    folder = model.path if model.path.is_dir() else model.path.parent
-    yield folder.absolute().parent / "tokenizer.json"
-
-
-def _cache_paths(model: ModelFacts) -> Iterator[Path]:
+            yield "sibling", folder / name
+    yield "parent", folder.absolute().parent / "tokenizer.json"
     info = download_info(model)
-    if info is not None:
-        for name in info.files:
-            yield settings.cache_dir() / "tokenizers" / info.cache_key / name
-
-
-def _hub_cache(model: ModelFacts) -> Iterator[Path]:
-    if not model.repository:
-        return
+    for name in info.files if info else ():
+        yield "cache", settings.cache_dir() / "tokenizers" / info.cache_key / name
     cache = settings.hf_hub_cache() or settings.expand_home(settings.hf_home()) / "hub"
     snapshots = cache / f"models--{model.repository.replace('/', '--')}" / "snapshots"
-    for name in ("tekken.json", "tokenizer.json"):
-        yield from sorted(snapshots.glob(f"*/{name}"))
-
-
-CHAIN: dict[str, Callable[[ModelFacts], Iterator[Path]]] = {
-    "embedded": _model_paths,
-    "sibling": _beside,
-    "parent": _parent,
-    "cache": _cache_paths,
-    "hugging face cache": _hub_cache,
-}
+    for name in ("tekken.json", "tokenizer.json") if model.repository else ():
+        for path in sorted(snapshots.glob(f"*/{name}")):
+            yield "hugging face cache", path
 
 
 def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
@@ -288,8 +256,7 @@ def not_found(failed: Search) -> TokenizerNotFound:
         hint = failed.refusal[1].hint
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
-        folder = model.path if model.path.is_dir() else model.path.parent
-        command = f"bitnet pre-download-tokenizers --model-dir {word(folder)}"
+        command = f"bitnet pre-download-tokenizers --model-dir {word(model.folder)}"
         hint = f"fetch {info.repo}: add --auto-download, or {command}"
     return TokenizerNotFound(
         f"No compatible tokenizer found for {model.family} model with vocab_size "

@@ -16,18 +16,11 @@ import json
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import (
-    BitnetError,
-    Unsupported,
-    UsageError,
-    VocabMismatch,
-    from_os_error,
-)
-from bitnet.tokenizer import vocabularies
+from bitnet.base.errors import BitnetError, Unsupported, UsageError, VocabMismatch, from_os_error
 from bitnet.tokenizer.comparison import as_sentencepiece, probe_texts, significant
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from bitnet.tokenizer.library import open_engine, tokenizer_json
+from bitnet.tokenizer.library import load_library, open_engine, tokenizer_json
 from bitnet.tokenizer.spec import BYTE_NAMES
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
@@ -48,7 +41,13 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
     *folder* is created if it is missing; with *force* files there are replaced.
     """
     document = tokenizer_json(spec)
-    _prove_document(document, spec)
+    library = load_library(spec.source, **document)
+
+    def encode(text: str, _: bool) -> list[int]:
+        return list(library.encode(text, add_special_tokens=False).ids)
+
+    hint = "use the original file: it can be read as it is"
+    _prove_same(spec, encode, [True], form="as tokenizer.json", hint=hint)
     files = {
         "tokenizer.json": document,
         "tokenizer_config.json": _config(spec),
@@ -72,35 +71,15 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
 
 
 def _config(spec: TokenizerSpec) -> dict[str, Any]:
-    def text(id: int | None) -> str | None:
-        return None if id is None else spec.tokens[id]
-
+    ids = {"bos_token": spec.bos_id, "eos_token": spec.eos_id, "unk_token": spec.unknown_id}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "add_bos_token": spec.add_bos,
         "add_eos_token": spec.add_eos,
-        "bos_token": text(spec.bos_id),
-        "eos_token": text(spec.eos_id),
-        "unk_token": text(spec.unknown_id),
+        **{name: None if id is None else spec.tokens[id] for name, id in ids.items()},
         "chat_template": spec.chat_template,
     }
-
-
-def _prove_document(document: dict[str, Any], spec: TokenizerSpec) -> None:
-    """Compare the ``tokenizers`` library on *document* with the tokenizer of *spec*."""
-    from tokenizers import Tokenizer
-
-    try:
-        library = Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise Unsupported(f"{spec.source} cannot be said as tokenizer.json: {error}") from None
-
-    def encode(text: str, _: bool) -> list[int]:
-        return list(library.encode(text, add_special_tokens=False).ids)
-
-    hint = "use the original file: it can be read as it is"
-    _prove_same(spec, encode, [True], form="as tokenizer.json", hint=hint)
 
 
 def _prove_same(
@@ -117,11 +96,8 @@ def _prove_same(
     for text, special in product([*probe_texts(), *texts], specials):
         expected, ids = engine.encode(text, parse_special=special), encode(text, special)
         if expected != ids:
-            raise Unsupported(
-                f"{spec.source} cannot be said exactly {form}: {text!r} is {expected}, "
-                f"and would be {ids}",
-                hint=hint,
-            )
+            change = f"{text!r} is {expected}, and would be {ids}"
+            raise Unsupported(f"{spec.source} cannot be said exactly {form}: {change}", hint=hint)
 
 
 def gguf_keys(
@@ -143,27 +119,25 @@ def gguf_keys(
             f"the model has {rows:,}",
             hint="name the model's own tokenizer: --tokenizer PATH",
         )
-    said = as_sentencepiece(spec) or spec
-    keys = _vocabulary(said, rows) | _kind(said, rows, pre) | _special(said)
+    form = as_sentencepiece(spec) or spec
+    ids = {"bos": form.bos_id, "eos": form.eos_id, "unknown": form.unknown_id}
+    keys = _vocabulary(form, rows) | _kind(form, rows, pre)
+    keys |= {f"{_GGML}{role}_token_id": id for role, id in ids.items() if id is not None}
+    keys[f"{_GGML}add_bos_token"] = form.add_bos and form.bos_id is not None
+    keys[f"{_GGML}add_eos_token"] = form.add_eos and form.eos_id is not None
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
-    found = _read_back(keys | dict(more or {}), spec)
-    left = sorted(spec.stop_ids - found.stop_ids)
+    left = sorted(spec.stop_ids - _read_back(keys, more, spec).stop_ids)
     for role, id in zip(("eot", "eom"), left, strict=False):
         keys[f"{_GGML}{role}_token_id"] = id
-    _prove(_read_back(keys | dict(more or {}), spec), spec)
+    _prove(_read_back(keys, more, spec), spec)
     return keys
 
 
 def pre_name(spec: TokenizerSpec) -> str:
     """GGUF's name of the pre-tokenizer of *spec*."""
-    if spec.pre:
+    if spec.pre:  # named, or recognised by the vocabulary
         return spec.pre
-    known = vocabularies.identify(
-        spec.vocab_size, len(spec.merges), vocabularies.fingerprint(spec.tokens)
-    )
-    if known is not None and known.pre:
-        return known.pre
     expected = (significant(spec.normalizer), significant(spec.pre_tokenizer))
     for name, kind in PRE_TOKENIZERS.items():
         steps = (significant(kind.normalizer), significant(kind.steps))
@@ -227,25 +201,16 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
     return keys
 
 
-def _special(spec: TokenizerSpec) -> dict[str, Any]:
-    ids = {"bos": spec.bos_id, "eos": spec.eos_id, "unknown": spec.unknown_id}
-    keys: dict[str, Any] = {
-        f"{_GGML}{role}_token_id": id for role, id in ids.items() if id is not None
-    }
-    return keys | {
-        f"{_GGML}add_bos_token": spec.add_bos and spec.bos_id is not None,
-        f"{_GGML}add_eos_token": spec.add_eos and spec.eos_id is not None,
-    }
-
-
-def _read_back(keys: Mapping[str, Any], spec: TokenizerSpec) -> TokenizerSpec:
-    plain = {key: list(value) if isinstance(value, bytes) else value for key, value in keys.items()}
+def _read_back(
+    keys: Mapping[str, Any], more: Mapping[str, Any] | None, spec: TokenizerSpec
+) -> TokenizerSpec:
+    items = {**keys, **(more or {})}.items()
+    plain = {key: list(value) if isinstance(value, bytes) else value for key, value in items}
     try:
         return spec_from_metadata(plain, source="read back")
     except BitnetError as error:
-        raise Unsupported(
-            f"{spec.source} cannot be said in GGUF: {error.message}", hint=_HINT
-        ) from None
+        text = f"{spec.source} cannot be said in GGUF: {error.message}"
+        raise Unsupported(text, hint=_HINT) from None
 
 
 def _prove(copied: TokenizerSpec, spec: TokenizerSpec) -> None:
@@ -257,21 +222,14 @@ def _prove(copied: TokenizerSpec, spec: TokenizerSpec) -> None:
         ("the chat template", spec.chat_template, copied.chat_template),
     ):
         if expected != got:
-            raise Unsupported(
-                f"{spec.source} cannot be said exactly in GGUF: {what} is {expected}, "
-                f"and would be {got}",
-                hint=_HINT,
-            )
+            change = f"{what} is {expected}, and would be {got}"
+            raise Unsupported(f"{spec.source} cannot be said exactly in GGUF: {change}", hint=_HINT)
     copy = open_engine(copied)[0]
 
     def encode(text: str, special: bool) -> list[int]:
         return copy.encode(text, parse_special=special)
 
-    texts = _around_added(spec)
+    # Added tokens between letters and spaces, where their flags matter.
+    forms = ("a{}b", "a  {}  b", " {0}{0}\n")
+    texts = [form.format(token.text) for token in spec.added[:_ADDED_PROBED] for form in forms]
     _prove_same(spec, encode, [True, False], texts=texts, form="in GGUF", hint=_HINT)
-
-
-def _around_added(spec: TokenizerSpec) -> list[str]:
-    """Added tokens between letters and spaces, where their flags matter."""
-    texts = [token.text for token in spec.added[:_ADDED_PROBED]]
-    return [form.format(text) for text in texts for form in ("a{}b", "a  {}  b", " {0}{0}\n")]

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.formats import not_a_model
 from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer import vocabularies
+from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, parse_merges
 from bitnet.tokenizer.sentencepiece_model import parse_model
-from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_json, read_side_files
-from bitnet.tokenizer.spec import (
-    END_OF_GENERATION,
-    AddedToken,
-    Step,
-    TokenizerSpec,
-    TokenType,
-)
+from bitnet.tokenizer.side_files import TokenizerFile
+from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, Step, TokenizerSpec, TokenType
 from bitnet.tokenizer.tiktoken_file import (
     is_tekken,
     looks_like_ranks,
@@ -34,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Originals take precedence over conversions.
+TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
 _UNKNOWN, _CONTROL = TokenType.UNKNOWN, TokenType.CONTROL
 _USER_DEFINED = TokenType.USER_DEFINED
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
@@ -50,48 +47,38 @@ def spec_from_file(
     of a byte-level vocabulary, if the file has none; *files* are those of its folder, if some
     have been read.
     """
-    path = Path(path)
-    files = files or Inventory(path.parent)
-    data = read_bytes(files, path.name)
-    if path.name in ("vocab.json", "merges.txt"):
-        return spec_from_vocab_merges(path.parent, pre=pre, files=files)
-    if data[:64].lstrip()[:1] == b"{":
-        document = read_json(files, path.name)
-        if is_tekken(document):
-            return spec_from_tekken(path, document, files, pre=pre)
-        return spec_from_tokenizer_json(path, document, files=files)
-    if path.suffix == ".txt" and not looks_like_ranks(data):
-        return spec_from_vocab_txt(path, files=files)
-    return spec_from_tokenizer_model(path, pre=pre, files=files)
+    file = TokenizerFile(Path(path), pre, files)
+    name, data = file.path.name, file.data
+    if name in ("vocab.json", "merges.txt"):
+        return _vocab_merges(file)
+    if name == "tokenizer.json" or data[:64].lstrip()[:1] == b"{":
+        return (
+            spec_from_tekken(file) if is_tekken(file.document) else spec_from_tokenizer_json(file)
+        )
+    if looks_like_ranks(data):
+        return spec_from_ranks(file)
+    if file.path.suffix == ".txt":
+        return _vocab_txt(file)
+    if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
+        raise _other_kind(file.path, data[:32])
+    return _sentencepiece(file)
 
 
 def spec_from_folder(
     path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
-    """The tokenizer of a model folder.
-
-    Originals take precedence over conversions: ``tokenizer.model`` and ``tekken.json`` before
-    ``tokenizer.json``; then ``vocab.json`` with ``merges.txt``, then ``vocab.txt``.
-    """
+    """The tokenizer of a model folder: the first of :data:`TOKENIZER_FILES` that is complete."""
     folder = Path(path)
     files = files or Inventory(folder)
-    if "tokenizer.model" in files:
-        spec = spec_from_tokenizer_model(folder / "tokenizer.model", pre=pre, files=files)
-    elif "tekken.json" in files:
-        spec = spec_from_file(folder / "tekken.json", pre=pre, files=files)
-    elif "tokenizer.json" in files:
-        spec = spec_from_tokenizer_json(folder / "tokenizer.json", files=files)
-    elif "vocab.json" in files and "merges.txt" in files:
-        spec = spec_from_vocab_merges(folder, pre=pre, files=files)
-    elif "vocab.txt" in files:
-        spec = spec_from_vocab_txt(folder / "vocab.txt", files=files)
-    elif "vocab.json" in files:
-        raise Unsupported(
-            f"{folder} has a vocab.json without merges.txt, like a CTC model of speech: it does not"
-            " say how text becomes tokens",
-            hint="name the model's own tokenizer.json with --tokenizer FILE",
-        )
-    else:
+    names = [name for name in TOKENIZER_FILES if name in files]
+    if "vocab.json" in names and "merges.txt" not in files:
+        names.remove("vocab.json")
+        if not names:
+            raise refusal(
+                f"{folder} has a vocab.json without merges.txt, like a CTC model of speech: it does"
+                " not say how text becomes tokens"
+            )
+    if not names:
         raise TokenizerNotFound(
             "No compatible tokenizer found. Looked for:\n"
             " - tokenizer.model (SentencePiece)\n"
@@ -100,22 +87,9 @@ def spec_from_folder(
             f"in {folder}",
             hint="put one of them there, or name a file with --tokenizer FILE",
         )
+    spec = spec_from_file(folder / names[0], pre=pre, files=files)
     logger.info("tokenizer found: %s (%s)", spec.source, spec.model)
     return spec
-
-
-def spec_from_tokenizer_model(
-    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
-) -> TokenizerSpec:
-    """The tokenizer in a ``tokenizer.model``: SentencePiece or tiktoken ranks, by its content."""
-    path = Path(path)
-    files = files or Inventory(path.parent)
-    data = read_bytes(files, path.name)
-    if looks_like_ranks(data):
-        return spec_from_ranks(path, pre=pre, files=files)
-    if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
-        raise _other_kind(path, data[:32])
-    return _sentencepiece(path, data, read_side_files(files))
 
 
 def _other_kind(path: Path, head: bytes) -> InvalidFormat:
@@ -125,18 +99,14 @@ def _other_kind(path: Path, head: bytes) -> InvalidFormat:
     if known := not_a_model.kind_from_head(head):
         what, hint = known
         return InvalidFormat(f"{neither} but {what}", hint=hint)
-    return InvalidFormat(
-        f"{neither}: it begins with {head!r}",
-        hint="fetch the file again, or name a tokenizer.json with --tokenizer FILE",
-    )
+    return damage_error(f"{neither}: it begins with {head!r}")
 
 
-def _sentencepiece(path: Path, data: bytes, side: SideFiles) -> TokenizerSpec:
-    model = parse_model(data, source=str(path))
+def _sentencepiece(file: TokenizerFile) -> TokenizerSpec:
+    model, side = parse_model(file.data, source=str(file.path)), file.side
     tokens, types, scores = list(model.pieces), list(model.types), list(model.scores)
-    own = len(tokens)
     more = {token.id: token for token in side.added}
-    for id in range(own, max(more, default=-1) + 1):
+    for id in range(len(tokens), max(more, default=-1) + 1):
         tokens.append(more[id].text if id in more else "")
         types.append(_CONTROL)
         scores.append(0.0)
@@ -166,115 +136,93 @@ def _sentencepiece(path: Path, data: bytes, side: SideFiles) -> TokenizerSpec:
         charsmap=model.charsmap,
         unknown_id=unknown,
         unknown_text=model.unknown_text,
-        source=str(path),
+        source=str(file.path),
         **side.ends(by_text, bos=(bos, bpe), eos=(eos, is_t5)),
     )
-    return side.complete(spec, data)
+    return side.complete(spec, file.data)
 
 
-def spec_from_vocab_merges(
-    folder: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
-) -> TokenizerSpec:
+def _vocab_merges(file: TokenizerFile) -> TokenizerSpec:
     """The byte-level BPE in ``vocab.json`` and ``merges.txt``."""
-    folder = Path(folder)
-    files = files or Inventory(folder)
-    path = folder / "vocab.json"
-    vocabulary = read_json(files, "vocab.json")
-    if not isinstance(vocabulary, dict) or sorted(vocabulary.values()) != list(
-        range(len(vocabulary))
-    ):
-        raise InvalidFormat(f"{path} is not a vocabulary: ids from 0 on by token are expected")
-    merges_data = read_bytes(files, "merges.txt")
-    lines = merges_data.decode("utf-8", "replace").split("\n")
-    lines = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
-    lines = [line for line in lines if line]
-    side = read_side_files(files)
-    name = _pre_of(lines, side, path, pre)
+    vocab, merges = (
+        TokenizerFile(file.path.with_name(name), file.pre, file.files)
+        for name in ("vocab.json", "merges.txt")
+    )
+    vocabulary, side = vocab.document, vocab.side
+    are_ids = isinstance(vocabulary, dict) and sorted(vocabulary.values()) == [
+        *range(len(vocabulary))
+    ]
+    if not are_ids:
+        raise damage_error(f"{vocab.path} is not a vocabulary: ids from 0 on by token are expected")
+    lines = [line.removesuffix("\r") for line in merges.data.decode("utf-8", "replace").split("\n")]
+    lines = [line for line in lines if line and not line.startswith("#version")]
+    name = _recognize_pre(lines, vocab)
     kind = pre_tokenizer(name)
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    added = _special_of(vocabulary, side)
-    tokens += [""] * (max((token.id for token in added), default=-1) + 1 - len(tokens))
-    for token in added:
+    usual = (text for text in _USUAL_SPECIAL if text in vocabulary)
+    special = {vocabulary[text]: AddedToken(vocabulary[text], text) for text in usual}
+    special.update((token.id, token) for token in side.added)
+    tokens += [""] * (max(special, default=-1) + 1 - len(tokens))
+    for token in special.values():
         tokens[token.id] = token.text
-    by_text = {token.text: token.id for token in added}
+    by_text = {token.text: id for id, token in sorted(special.items())}
     spec = TokenizerSpec(
         model="bpe",
         tokens=tokens,
         merges=LazySequence(len(lines), lambda: parse_merges(lines, tokens), raw=lines),
-        added=added,
+        added=tuple(special[id] for id in sorted(special)),
         normalizer=kind.normalizer,
         pre_tokenizer=kind.steps,
         byte_level=True,
         ignore_merges=kind.ignore_merges,
         pre=name,
-        source=str(path),
+        source=str(vocab.path),
         **side.ends(by_text, bos=(None, False), eos=(None, False)),
     )
-    return side.complete(spec, read_bytes(files, "vocab.json"), merges_data)
+    return side.complete(spec, vocab.data, merges.data)
 
 
-def _pre_of(lines: list[str], side: SideFiles, path: Path, pre: str | None) -> str:
+def _recognize_pre(lines: list[str], vocab: TokenizerFile) -> str:
     if any(line.endswith("</w>") for line in lines):
-        raise Unsupported(
-            f"{path} is a vocabulary like CLIP's, with the ends of words in its tokens: it does not"
-            " say how text is normalized and cut",
-            hint="name the model's own tokenizer.json with --tokenizer FILE",
+        raise refusal(
+            f"{vocab.path} is a vocabulary like CLIP's, with the ends of words in its tokens: it"
+            " does not say how text is normalized and cut"
         )
-    if pre:
-        return pre
+    if vocab.pre:
+        return vocab.pre
     known = vocabularies.identify_merges(len(lines), lambda: vocabularies.fingerprint(lines))
     if known is not None:
         return known.pre
-    if side.config.get("tokenizer_class") in _GPT2_CLASSES:
+    if vocab.side.config.get("tokenizer_class") in _GPT2_CLASSES:
         return "gpt-2"
     raise TokenizerNotFound(
-        f"{path} and its {len(lines):,} merges are not a known vocabulary, and the files do not"
-        " say how text is cut into words",
+        f"{vocab.path} and its {len(lines):,} merges are not a known vocabulary, and the files do"
+        " not say how text is cut into words",
         hint="say which with --pre NAME, or name the model's own tokenizer.json",
     )
 
 
-def _special_of(vocabulary: dict[str, Any], side: SideFiles) -> tuple[AddedToken, ...]:
-    tokens = {
-        vocabulary[text]: AddedToken(vocabulary[text], text)
-        for text in _USUAL_SPECIAL
-        if text in vocabulary
-    }
-    tokens.update((token.id, token) for token in side.added)
-    return tuple(tokens[id] for id in sorted(tokens))
-
-
-def spec_from_vocab_txt(
-    path: str | os.PathLike[str], *, files: Inventory | None = None
-) -> TokenizerSpec:
+def _vocab_txt(file: TokenizerFile) -> TokenizerSpec:
     """BERT's WordPiece in a ``vocab.txt``: one token a line."""
-    path = Path(path)
-    files = files or Inventory(path.parent)
-    data = read_bytes(files, path.name)
     try:
-        tokens = data.decode().removesuffix("\n").split("\n")
+        lines = file.data.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise InvalidFormat(f"{path} is not UTF-8 at byte {error.start}") from None
-    tokens = [token.removesuffix("\r") for token in tokens]
-    side = read_side_files(files)
+        raise damage_error(f"{file.path} is not UTF-8 at byte {error.start}") from None
+    tokens = [line.removesuffix("\r") for line in lines]
     ids = {token: id for id, token in enumerate(tokens)}
-    missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
-    if missing:
-        raise InvalidFormat(f"{path} is not a WordPiece vocabulary: it lacks {', '.join(missing)}")
-    lowercase = side.config.get("do_lower_case")
+    if missing := [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]:
+        lacks = ", ".join(missing)
+        raise damage_error(f"{file.path} is not a WordPiece vocabulary: it lacks {lacks}")
+    config = file.side.config
+    lowercase = config.get("do_lower_case")
     if not isinstance(lowercase, bool):
         # A vocabulary that can spell capital letters comes from cased text.
-        special = {id for token, id in ids.items() if token.startswith("[")}
-        lowercase = not any(
-            char.isascii() and char.isupper()
-            for id, token in enumerate(tokens)
-            if id not in special
-            for char in token
-        )
+        words = (token for token in tokens if not token.startswith("["))
+        lowercase = not any("A" <= char <= "Z" for word in words for char in word)
     options: dict[str, object] = {
         "clean_text": True,
-        "handle_chinese_chars": side.config.get("tokenize_chinese_chars", True) is not False,
-        "strip_accents": side.config.get("strip_accents"),
+        "handle_chinese_chars": config.get("tokenize_chinese_chars", True) is not False,
+        "strip_accents": config.get("strip_accents"),
         "lowercase": lowercase,
     }
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -290,6 +238,6 @@ def spec_from_vocab_txt(
         eos_id=ids["[SEP]"],
         add_bos=True,
         add_eos=True,
-        source=str(path),
+        source=str(file.path),
     )
-    return side.complete(spec, data)
+    return file.side.complete(spec, file.data)

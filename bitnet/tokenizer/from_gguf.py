@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
+from bitnet.base.errors import TokenizerNotFound
 from bitnet.tokenizer import vocabularies
-from bitnet.tokenizer.gguf_fields import CONTROL, UNKNOWN, USER_DEFINED, Fields
+from bitnet.tokenizer.gguf_fields import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Fields
+from bitnet.tokenizer.limits import ELSE, damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks, parse_merges
 from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, Step, TokenizerSpec, stop_ids
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, pre_tokenizer
@@ -51,24 +53,20 @@ def spec_from_metadata(
     fields = Fields(metadata, source)
     model = fields.text("model")
     if model in ("", "none", "no_vocab"):
+        named = repr(model) if model else "absent"
         raise TokenizerNotFound(
-            f"no tokenizer is {source}: tokenizer.ggml.model is"
-            f" {repr(model) if model else 'absent'}",
+            f"no tokenizer is {source}: tokenizer.ggml.model is {named}",
             hint="name one with --tokenizer FILE, or put its tokenizer.json beside the model",
         )
     build = _BUILDERS.get(model)
     if build is None:
         what = _UNSUPPORTED.get(model, "not a known kind")
-        raise Unsupported(
+        raise refusal(
             f"tokenizer.ggml.model {model!r} ({what}), {source}, is not supported."
-            f" Supported: {', '.join(sorted(_BUILDERS))}",
-            hint="name the model's own tokenizer.json with --tokenizer FILE",
+            f" Supported: {', '.join(sorted(_BUILDERS))}"
         )
-    spec = replace(
-        build(fields, pre),
-        chat_template=fields.optional_text("tokenizer.chat_template"),
-        source=source,
-    )
+    template = fields.optional_text("tokenizer.chat_template")
+    spec = replace(_finish(fields, build(fields, pre)), chat_template=template, source=source)
     arrays = ("merges", "scores", "token_type", "precompiled_charsmap")
     content = (fields.tokens_key.encode(), *(fields.raw(name) for name in arrays))
     return replace(spec, fingerprint=vocabularies.spec_key(spec, *content))
@@ -85,33 +83,25 @@ def _bpe(fields: Fields, pre: str | None) -> TokenizerSpec:
     separator = fields.token_id("seperator", None)
     # Encoders name their EOS a separator.
     add_sep = fields.flag("add_sep_token", name in ("jina-v1-en", "jina-v2-code", "roberta-bpe"))
-    if add_sep and separator is not None and not fields.flag("add_eos_token", False):
+    add_eos = fields.flag("add_eos_token", False)
+    if add_sep and separator is not None and not add_eos:
         eos, add_eos = separator, True
-    else:
-        add_eos = fields.flag("add_eos_token", False)
-    normalizer = kind.normalizer
-    if name == "whitespace" and fields.flag("normalizer.lowercase", False):
-        normalizer = (Step("Lowercase"),)
-    tokens = fields.tokens
-    return _finish(
-        fields,
-        TokenizerSpec(
-            model="bpe",
-            tokens=tokens,
-            merges=_merges(fields, tokens),
-            normalizer=normalizer,
-            pre_tokenizer=kind.steps,
-            byte_level=kind.byte_level,
-            byte_fallback=not kind.byte_level,
-            ignore_merges=kind.ignore_merges,
-            unknown_id=fields.token_id("unknown", None),
-            bos_id=bos,
-            eos_id=eos,
-            add_bos=fields.flag("add_bos_token", kind.add_bos),
-            add_eos=add_eos,
-            pre=name,
-        ),
-        _lstrip_mask,
+    lowercase = name == "whitespace" and fields.flag("normalizer.lowercase", False)
+    return TokenizerSpec(
+        model="bpe",
+        tokens=fields.tokens,
+        merges=_merges(fields, fields.tokens),
+        normalizer=(Step("Lowercase"),) if lowercase else kind.normalizer,
+        pre_tokenizer=kind.steps,
+        byte_level=kind.byte_level,
+        byte_fallback=not kind.byte_level,
+        ignore_merges=kind.ignore_merges,
+        unknown_id=fields.token_id("unknown", None),
+        bos_id=bos,
+        eos_id=eos,
+        add_bos=fields.flag("add_bos_token", kind.add_bos),
+        add_eos=add_eos,
+        pre=name,
     )
 
 
@@ -122,11 +112,12 @@ def _merges(fields: Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, in
     if fields.text("pre") != "kimi-k2":
         raise TokenizerNotFound(
             f"tokenizer.ggml.merges is missing, {fields.source}: a BPE cannot be rebuilt without",
-            hint="name the model's own tokenizer.json with --tokenizer FILE",
+            hint=ELSE,
         )
     # A tiktoken vocabulary: ids are ranks, from which the merges follow.
-    found = merges_from_ranks(tokens, fields.normal_ids(), fields.source)
-    return LazySequence(len(found), lambda: found)
+    normal = (id for id in range(len(tokens)) if id not in fields.special_types)
+    merges = merges_from_ranks(tokens, normal, fields.source)
+    return LazySequence(len(merges), lambda: merges)
 
 
 def _pre_name(fields: Fields, explicit: str | None) -> str:
@@ -134,22 +125,21 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
     if explicit:
         return explicit
     named = fields.text("pre")
+    is_named = named not in ("", "default")
     n_merges = fields.length("merges") if fields.has("merges") else 0
+    by_merges = partial(vocabularies.identify_merges, n_merges, lambda: fields.digest("merges"))
     vocabulary = vocabularies.identify(fields.length("tokens"), n_merges, fields.tokens_key)
-    if vocabulary is None and (named in ("", "default") or named not in PRE_TOKENIZERS):
-        vocabulary = vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
+    if vocabulary is None and not (is_named and named in PRE_TOKENIZERS):
+        vocabulary = by_merges()
     if vocabulary is not None and vocabulary.pre:
         same = PRE_TOKENIZERS.get(named) == PRE_TOKENIZERS[vocabulary.pre]
         if same or named in vocabulary.also:
             return named
-        level = logging.INFO if named in ("", "default") else logging.WARNING
-        logger.log(
-            level,
-            "tokenizer.ggml.pre is %r, the vocabulary is that of %s: using %r",
-            named, vocabulary.name, vocabulary.pre,
-        )  # fmt: skip
+        text = "tokenizer.ggml.pre is %r, the vocabulary is that of %s: using %r"
+        level = logging.WARNING if is_named else logging.INFO
+        logger.log(level, text, named, vocabulary.name, vocabulary.pre)
         return vocabulary.pre
-    if named in ("", "default"):
+    if not is_named:
         raise TokenizerNotFound(
             f"tokenizer.ggml.pre is {repr(named) if named else 'absent'}, {fields.source},"
             f" and the vocabulary of {fields.length('tokens'):,} tokens and {n_merges:,} merges is"
@@ -157,29 +147,24 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
             hint="say which with --pre NAME (the model's family, such as llama-bpe or qwen2),"
             " or name the model's own tokenizer.json with --tokenizer FILE",
         )
-    _warn_of_other_cut(fields, named, n_merges)
+    # A known vocabulary's merges under another pre-tokenizer: possible but unlikely.
+    vocabulary = by_merges()
+    if vocabulary is not None and named not in vocabulary.also and named in PRE_TOKENIZERS:
+        ours, usual = PRE_TOKENIZERS[named], PRE_TOKENIZERS[vocabulary.pre]
+        if (ours.steps, ours.normalizer) != (usual.steps, usual.normalizer):
+            text = (
+                "tokenizer.ggml.pre is %r and is believed, but the merges are those of %s, which"
+                " cuts text like %r: --pre %s tries that"
+            )
+            logger.warning(text, named, vocabulary.name, vocabulary.pre, vocabulary.pre)
     return named
-
-
-def _warn_of_other_cut(fields: Fields, named: str, n_merges: int) -> None:
-    """Warn of a known vocabulary's merges under another pre-tokenizer: possible but unlikely."""
-    vocabulary = vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
-    if vocabulary is None or named in vocabulary.also or named not in PRE_TOKENIZERS:
-        return
-    ours, usual = PRE_TOKENIZERS[named], PRE_TOKENIZERS[vocabulary.pre]
-    if (ours.steps, ours.normalizer) != (usual.steps, usual.normalizer):
-        logger.warning(
-            "tokenizer.ggml.pre is %r and is believed, but the merges are those of %s, which cuts"
-            " text like %r: --pre %s tries that",
-            named, vocabulary.name, vocabulary.pre, vocabulary.pre,
-        )  # fmt: skip
 
 
 def _sentencepiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
     """``llama``: SentencePiece BPE with scores, also Gemma, Phi-3, Mistral; ``t5``: Unigram."""
     bpe = fields.text("model") == "llama"
     unknown, bos, eos = (0, 1, 2) if bpe else (2, None, 1)
-    spec = TokenizerSpec(
+    return TokenizerSpec(
         model="spm" if bpe else "unigram",
         tokens=fields.tokens,
         scores=fields.scores,
@@ -193,7 +178,6 @@ def _sentencepiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: A
         add_bos=fields.flag("add_bos_token", bpe),
         add_eos=fields.flag("add_eos_token", not bpe),
     )
-    return _finish(fields, spec, _sentencepiece_flags if bpe else _unigram_flags)
 
 
 def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
@@ -208,7 +192,7 @@ def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG00
     }
     cls = fields.token_id("cls", fields.token_id("bos", 101))
     separator = fields.token_id("seperator", 102)
-    spec = TokenizerSpec(
+    return TokenizerSpec(
         model="wordpiece",
         tokens=LazySequence(fields.length("tokens"), lambda: _bert_spelling(fields.tokens)),
         normalizer=(Step("BertNormalizer", options),),
@@ -220,7 +204,6 @@ def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG00
         add_bos=True,
         add_eos=True,
     )
-    return _finish(fields, spec, lambda _fields, token: (token,))
 
 
 def _has_capitals(fields: Fields) -> bool:
@@ -236,75 +219,62 @@ def _has_capitals(fields: Fields) -> bool:
 def _bert_spelling(tokens: Sequence[str]) -> list[str]:
     if not any(token.startswith(SPACE_SYMBOL) for token in tokens):
         return list(tokens)  # already in BERT's own spelling
-    spelled = []
-    for token in tokens:
-        if token.startswith(SPACE_SYMBOL):
-            spelled.append(token[1:])
-        elif token.startswith("[") and token.endswith("]"):
-            spelled.append(token)
-        else:
-            spelled.append("##" + token)
-    return spelled
+    return [
+        token[1:]
+        if token.startswith(SPACE_SYMBOL)
+        else token
+        if token.startswith("[") and token.endswith("]")
+        else f"##{token}"
+        for token in tokens
+    ]
 
 
-def _finish(
-    fields: Fields,
-    spec: TokenizerSpec,
-    flags: Callable[[Fields, AddedToken], Iterable[AddedToken]],
-) -> TokenizerSpec:
+def _finish(fields: Fields, spec: TokenizerSpec) -> TokenizerSpec:
     """Add the parts common to all kinds: added tokens and stop ids."""
     added: list[AddedToken] = []
     for id, kind in fields.special_types.items():
         text = fields.tokens_at(id)
         if kind not in (CONTROL, USER_DEFINED, UNKNOWN) or not text or text == f"[PAD{id}]":
             continue  # converters fill ids without a token with [PAD9]
-        added.extend(flags(fields, AddedToken(id, text, special=kind != USER_DEFINED)))
+        added += _entries(fields, spec, AddedToken(id, text, special=kind != USER_DEFINED))
     # A special token that the file names by id counts even if its type is wrong.
-    marked = {token.id for token in added}
-    named = {spec.bos_id, spec.eos_id, spec.unknown_id, *fields.end_ids()}
+    marked, types = {token.id for token in added}, fields.token_types
+    ends = [fields.token_id(name, None) for name in ("eot", "eom")]
+    named = {spec.bos_id, spec.eos_id, spec.unknown_id, *ends}
     named |= {fields.token_id(name, None) for name in ("padding", "mask")}
     for id in sorted(id for id in named if id is not None and id not in marked):
         text = fields.tokens_at(id)
-        if fields.is_typed_normal(id) and text[:1] + text[-1:] in ("<>", "[]"):
-            added.extend(flags(fields, AddedToken(id, text)))
+        if (not types or types[id] == NORMAL) and text[:1] + text[-1:] in ("<>", "[]"):
+            added += _entries(fields, spec, AddedToken(id, text))
     by_text = {token.text: token.id for token in added}
-    ends = stop_ids(
-        by_text, (spec.eos_id if spec.model != "wordpiece" else None, *fields.end_ids())
-    )
-    for name, found in (("bos", spec.bos_id), ("eos", spec.eos_id)):
-        if found is None and fields.flag(f"add_{name}_token", False):
-            raise InvalidFormat(
-                f"tokenizer.ggml.add_{name}_token is true, but tokenizer.ggml.{name}_token_id is"
-                f" absent, {fields.source}",
-                hint="name the model's own tokenizer.json with --tokenizer FILE",
-            )
+    eos = spec.eos_id if spec.model != "wordpiece" else None
+    for name, id in (("bos", spec.bos_id), ("eos", spec.eos_id)):
+        if id is None and fields.flag(f"add_{name}_token", False):
+            absent = f"tokenizer.ggml.{name}_token_id is absent"
+            text = f"tokenizer.ggml.add_{name}_token is true, but {absent}, {fields.source}"
+            raise damage_error(text)
     return replace(
         spec,
-        token_types=fields.token_types,
+        token_types=types,
         added=tuple(added),
         add_bos=spec.add_bos and spec.bos_id is not None,
         add_eos=spec.add_eos and spec.eos_id is not None,
-        stop_ids=ends,
+        stop_ids=stop_ids(by_text, (eos, *ends)),
     )
 
 
-def _lstrip_mask(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
-    """RoBERTa's, ModernBERT's and mmBERT's mask tokens include the space before them."""
-    pre = fields.text("pre")
-    roberta = pre.startswith(("jina-v1", "jina-v2")) or pre == "roberta-bpe"
-    masks = {"modern-bert": "[MASK]", "mmbert": "<mask>"}
-    if token.text == masks.get(pre, "<mask>" if roberta else None):
-        return (replace(token, lstrip=True),)
-    return (token,)
-
-
-def _unigram_flags(_fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
-    """XLM-RoBERTa's mask token includes the space before it."""
-    return (replace(token, lstrip=token.text == "<mask>"),)
-
-
-def _sentencepiece_flags(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
-    """Details missing from the file: Phi-3's right strip, and matching of Gemma's space runs."""
+def _entries(fields: Fields, spec: TokenizerSpec, token: AddedToken) -> Iterable[AddedToken]:
+    """*token* with flags that the file does not have, for each stage in which it is found."""
+    if spec.model == "bpe":  # RoBERTa's, ModernBERT's and mmBERT's masks include the space before
+        pre = fields.text("pre")
+        roberta = pre.startswith(("jina-v1", "jina-v2")) or pre == "roberta-bpe"
+        masks = {"modern-bert": "[MASK]", "mmbert": "<mask>"}
+        mask = masks.get(pre, "<mask>" if roberta else None)
+        return (replace(token, lstrip=token.text == mask),)
+    if spec.model == "unigram":  # as XLM-RoBERTa's
+        return (replace(token, lstrip=token.text == "<mask>"),)
+    if spec.model == "wordpiece":
+        return (token,)
     if fields.is_phi3 and token.text not in _PHI3_PLAIN:
         return (replace(token, rstrip=True),)
     spelled = token.text.replace(" ", SPACE_SYMBOL)

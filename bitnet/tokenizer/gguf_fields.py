@@ -5,29 +5,27 @@ from __future__ import annotations
 import re
 import struct
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer import vocabularies
+from bitnet.tokenizer.limits import damage_error
 from bitnet.tokenizer.merges import LazySequence
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 
 _PREFIX = "tokenizer.ggml."
 _NOT_NORMAL = re.compile(rb"[^\x01]", re.DOTALL)
-_REFETCH = "fetch the file again, or name the tokenizer with --tokenizer FILE"
 
 
 class Fields:
-    """Reads the tokenizer keys of a GGUF file's metadata.
+    """The tokenizer keys of the *metadata*; arrays as ``bitnet.formats.gguf`` has them, or lists.
 
-    Args:
-        metadata: every key of the file; arrays as ``bitnet.formats.gguf`` gives them, or lists.
-        source: its name in messages: ``embedded in model.gguf``.
+    *source* is the file's name in messages: ``embedded in model.gguf``.
     """
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
@@ -75,10 +73,6 @@ class Fields:
         is_special = text.startswith("<") and text.endswith(">") and text not in BYTE_NAMES
         return default if is_special else None
 
-    def end_ids(self) -> list[int | None]:
-        """Stop ids in the file besides EOS: end of turn and end of message."""
-        return [self.token_id("eot", None), self.token_id("eom", None)]
-
     def length(self, name: str) -> int:
         """Number of elements of an array."""
         return len(self._array(name))
@@ -117,20 +111,12 @@ class Fields:
     @cached_property
     def scores(self) -> Sequence[float]:
         """Score of each token, as float32."""
-        values = self._numbers("scores", "f")
-        if len(values) < self.length("tokens"):
-            raise self._too_short("scores", len(values))
-        return values
+        return self._numbers("scores", "f", "float32")
 
     @cached_property
     def token_types(self) -> Sequence[int]:
         """Type of each token; empty if the file has none."""
-        if not self.has("token_type"):
-            return ()
-        values = self._numbers("token_type", "i")
-        if len(values) < self.length("tokens"):
-            raise self._too_short("token_type", len(values))
-        return values
+        return self._numbers("token_type", "i", "int32 uint32") if self.has("token_type") else ()
 
     @cached_property
     def special_types(self) -> dict[int, int]:
@@ -144,19 +130,9 @@ class Fields:
                 return {found.start(): types[found.start()] for found in _NOT_NORMAL.finditer(low)}
         return {id: kind for id, kind in enumerate(types) if kind != NORMAL and id < size}
 
-    def normal_ids(self) -> Iterator[int]:
-        """Ids of the normal tokens, in order."""
-        special = self.special_types
-        return (id for id in range(self.length("tokens")) if id not in special)
-
-    def is_typed_normal(self, id: int) -> bool:
-        """True if the file declares token *id* normal, or has no types."""
-        return not self.token_types or self.token_types[id] == NORMAL
-
     def has_bytes(self) -> bool:
         """True if the vocabulary has byte tokens to fall back to."""
-        types = self.token_types
-        if types:
+        if self.token_types:
             return BYTE in self.special_types.values()
         return "<0x00>" in self.tokens
 
@@ -180,9 +156,7 @@ class Fields:
         view = getattr(array, "raw", None)
         if view is not None:
             return bytes(view)
-        if not len(array):
-            return b""
-        first = array[0]
+        first = array[0] if len(array) else ""
         if isinstance(first, str):
             return "\0".join(array).encode("utf-8", "surrogateescape")
         if name == "precompiled_charsmap":
@@ -193,34 +167,26 @@ class Fields:
         key = _PREFIX + name
         value = self._metadata.get(key)
         if value is None:
-            raise TokenizerNotFound(f"Missing {key}, {self.source}", hint=_REFETCH)
+            hint = "fetch the file again, or name the tokenizer with --tokenizer FILE"
+            raise TokenizerNotFound(f"Missing {key}, {self.source}", hint=hint)
         if isinstance(value, (str, bytes, int, float)):
             raise self._wrong(key, "an array", value)
         return value
 
-    def _numbers(self, name: str, code: str) -> Sequence[Any]:
-        """An int32 or float32 array, as a view into the file where possible."""
+    def _numbers(self, name: str, code: Literal["f", "i"], kinds: str) -> Sequence[Any]:
+        """A number for each token, as a view into the file if the array is of one of *kinds*."""
         array = self._array(name)
-        kinds = {"f": ("float32",), "i": ("int32", "uint32")}[code]
-        kind = getattr(array, "item_type", None)
-        if kind in kinds:
+        if len(array) < (size := self.length("tokens")):
+            text = f"{_PREFIX}{name} has {len(array):,} elements for {size:,} tokens"
+            raise damage_error(f"{text}, {self.source}")
+        if getattr(array, "item_type", "none") in kinds.split():
             view: memoryview = array.raw
-            as_bytes = view.cast("B")
-            return as_bytes.cast("f") if code == "f" else as_bytes.cast("i")
+            return view.cast("B").cast(code)
         values = list(array)
         if values and not all(type(value) in (int, float) for value in values):
             raise self._wrong(_PREFIX + name, "an array of numbers", values[0])
         return [float(value) if code == "f" else int(value) for value in values]
 
-    def _too_short(self, name: str, length: int) -> InvalidFormat:
-        return InvalidFormat(
-            f"{_PREFIX}{name} has {length:,} elements for {self.length('tokens'):,} tokens,"
-            f" {self.source}",
-            hint=_REFETCH,
-        )
-
     def _wrong(self, key: str, expected: str, value: object) -> InvalidFormat:
-        return InvalidFormat(
-            f"{key} should be {expected}, and is a {type(value).__name__}, {self.source}",
-            hint=_REFETCH,
-        )
+        kind = type(value).__name__
+        return damage_error(f"{key} should be {expected}, and is a {kind}, {self.source}")

@@ -18,10 +18,10 @@ from dataclasses import asdict
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, is_panic
+from bitnet.base.errors import BitnetError, Unsupported, is_panic
 from bitnet.base.invocation import extra_command
 from bitnet.tokenizer.compiled import NativeEngine, NotNative, is_verbatim, meta_of, open_compiled
-from bitnet.tokenizer.limits import SPACES, check_spec, over_budget
+from bitnet.tokenizer.limits import SPACES, check_spec, damage_error, over_budget
 from bitnet.tokenizer.merges import merges_by_score
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of, check_charsmap, write_model
 from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType, byte_spelling, spell_bytes
@@ -45,14 +45,15 @@ def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
         cut = [metaspace | {"split": True}]
     else:
         cut = _steps(spec.pre_tokenizer)
+    # Of a token that is found in raw and in normalized text, the latter entry: what raw text holds
+    # of it (U+2581 themselves) is the same in normalized text.
+    added = sorted(spec.added, key=lambda token: (token.id, token.normalized))
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {key: value for key, value in asdict(token).items() if key != "text"}
-            | {"content": token.text if own else _content(spec, token)}
-            for token in _list_added(spec)
+            *{it.id: _entry(it, it.text if own else _content(spec, it)) for it in added}.values()
         ],
         "normalizer": _sequence(normalizer, "normalizers"),
         "pre_tokenizer": _sequence(cut, "pretokenizers"),
@@ -62,13 +63,10 @@ def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
     }
 
 
-def _list_added(spec: TokenizerSpec) -> list[AddedToken]:
-    """Added tokens by id; of one that is found in raw and in normalized text, the latter entry.
-
-    What raw text holds of it (U+2581 themselves) is the same in normalized text.
-    """
-    order = sorted(spec.added, key=lambda token: (token.id, token.normalized))
-    return list({token.id: token for token in order}.values())
+def _entry(token: AddedToken, content: str) -> dict[str, Any]:
+    entry = asdict(token) | {"content": content}
+    del entry["text"]
+    return entry
 
 
 def _content(spec: TokenizerSpec, token: AddedToken) -> str:
@@ -108,21 +106,18 @@ def _template(spec: TokenizerSpec) -> dict[str, Any] | None:
     before, after = spec.affixes
     if not (before or after):
         return None
-
-    def special(id: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": spec.tokens[id], "type_id": 0}}
-
-    def text(name: str, kind: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": kind}}
-
-    first, last = [special(id) for id in before], [special(id) for id in after]
+    first, last = (
+        [{"SpecialToken": {"id": spec.tokens[id], "type_id": 0}} for id in ids]
+        for ids in (before, after)
+    )
+    single = [*first, {"Sequence": {"id": "A", "type_id": 0}}, *last]
+    special = {spec.tokens[id]: id for id in (*before, *after)}
     return {
         "type": "TemplateProcessing",
-        "single": [*first, text("A", 0), *last],
-        "pair": [*first, text("A", 0), *last, *first, text("B", 1), *last],
+        "single": single,
+        "pair": [*single, *first, {"Sequence": {"id": "B", "type_id": 1}}, *last],
         "special_tokens": {
-            spec.tokens[id]: {"id": spec.tokens[id], "ids": [id], "tokens": [spec.tokens[id]]}
-            for id in (*before, *after)
+            text: {"id": text, "ids": [id], "tokens": [text]} for text, id in special.items()
         },
     }
 
@@ -213,26 +208,18 @@ def translate_errors(what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        raise InvalidFormat(
-            f"{what} cannot be run: {error}",
-            hint="fetch the file again, or name another tokenizer with --tokenizer FILE",
-        ) from None
+        raise damage_error(f"{what} cannot be run: {error}") from None
 
 
-def library_for(source: str, normalizer: Iterable[Step]) -> Tokenizer:
-    """A ``tokenizers.Tokenizer`` of these steps, with an empty model."""
-    steps = [{"type": step.type, **step.options} for step in normalizer]
-    model = {"type": "BPE", "vocab": {}, "merges": []}
-    return _load({"normalizer": {"type": "Sequence", "normalizers": steps}, "model": model}, source)
-
-
-def _load(document: dict[str, Any], source: str) -> Tokenizer:
+def load_library(source: str, /, **sections: Any) -> Tokenizer:
+    """The ``tokenizers.Tokenizer`` of these *sections* of a ``tokenizer.json``."""
     from tokenizers import Tokenizer
 
-    sections = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
-    outline = {"version": "1.0", "added_tokens": []} | dict.fromkeys(sections)
+    names = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    outline = {"version": "1.0", "added_tokens": []} | dict.fromkeys(names)
+    outline["model"] = {"type": "BPE", "vocab": {}, "merges": []}
     with translate_errors(f"the tokenizer {source}"):
-        return Tokenizer.from_str(json.dumps(outline | document))
+        return Tokenizer.from_str(json.dumps(outline | sections))
 
 
 def library_engine(spec: TokenizerSpec) -> LibraryEngine:
@@ -258,10 +245,8 @@ class LibraryEngine:
 
     def _check_spaces(self, text: str) -> None:
         if self._walks and max(map(len, re.findall(r"\s+", text)), default=0) > SPACES:
-            reason = (
-                f"more than {SPACES:,} spaces in a row, among which added tokens are looked for"
-            )
-            raise over_budget(self._spec.source, reason)
+            run = f"more than {SPACES:,} spaces in a row"
+            raise over_budget(self._spec.source, f"{run}, among which added tokens are looked for")
 
     def __len__(self) -> int:
         return len(self._spec.tokens)
@@ -326,7 +311,7 @@ class _Tokenizers(LibraryEngine):
         document = json.loads(spec.document) if spec.document else _document(spec)
         _check_patterns(document, spec.source)
         aside = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-        self._library = _load(document | aside, spec.source)
+        self._library = load_library(spec.source, **document | aside)
         self._renamed = {} if spec.document else _renumber(self._library, spec)
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
@@ -460,15 +445,9 @@ class _SentencePiece(LibraryEngine):
 
 def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dict[int, int]]:
     """A tokenizer that finds only *tokens*, and their ids by those that it gives them."""
-    entries = [
-        {
-            "id": at, "content": token.text, "special": token.special, "normalized": False,
-            "lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word,
-        }
-        for at, token in enumerate(tokens, 1)
-    ]  # fmt: skip
+    entries = [_entry(token, token.text) | {"id": at} for at, token in enumerate(tokens, 1)]
     model = {"type": "WordLevel", "vocab": {"\U0010ffff": 0}, "unk_token": "\U0010ffff"}
-    library = _load({"model": model, "added_tokens": entries}, source)
+    library = load_library(source, model=model, added_tokens=entries)
     return library, {library.token_to_id(token.text) or 0: token.id for token in tokens}
 
 

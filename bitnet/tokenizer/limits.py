@@ -14,7 +14,7 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
@@ -38,22 +38,28 @@ GROWTH, GROWTH_BASE = 64, 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
-_ELSE = "name another tokenizer with --tokenizer FILE"
+ELSE = "name another tokenizer of the model with --tokenizer FILE, such as its own tokenizer.json"
+
+
+def damage_error(text: str) -> InvalidFormat:
+    """Error for a file whose content is wrong."""
+    return InvalidFormat(text, hint=f"fetch the file again, or {ELSE}")
+
+
+def refusal(text: str) -> Unsupported:
+    """Error for a tokenizer that is not supported."""
+    return Unsupported(text, hint=ELSE)
 
 
 def over_budget(source: str, reason: object) -> Unsupported:
     """Error for a text that exceeds a bound."""
-    return Unsupported(
-        f"the tokenizer {source} was stopped: {reason}",
-        hint=f"send a shorter text, or {_ELSE}",
-    )
+    text = f"the tokenizer {source} was stopped: {reason}"
+    return Unsupported(text, hint=f"send a shorter text, or {ELSE}")
 
 
 def beyond(source: str, what: str, most: float) -> Unsupported:
     """Error for a tokenizer that exceeds a bound."""
-    return Unsupported(
-        f"the tokenizer {source} has {what}, at most {most:,} are supported", hint=_ELSE
-    )
+    return refusal(f"the tokenizer {source} has {what}, at most {most:,} are supported")
 
 
 def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
@@ -66,30 +72,30 @@ def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
         _check_ids(spec, spec.merges if merges else ())
         _check_steps(spec)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _damage_error(spec, f"{type(error).__name__}: {error}") from None
+        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise damage_error(f"the tokenizer {spec.source} is damaged: {what}") from None
 
 
 def _check_tokens(spec: TokenizerSpec) -> None:
     tokens = list(spec.tokens)
     if not all(type(text) is str for text in tokens):
-        raise _damage_error(spec, "a token that is not a text")
+        raise ValueError("a token that is not a text")
     _within(spec, "tokens", len(tokens), TOKENS)
     added = {token.id for token in spec.added}
     piece = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
     own = (text for id, text in enumerate(tokens) if id not in added)
     _within(spec, "bytes in a token", _longest(own, byte_level=spec.byte_level), piece)
-    user = (
-        tokens[id] for id, kind in enumerate(spec.token_types) if kind == TokenType.USER_DEFINED
-    )
+    types = enumerate(spec.token_types)
+    user = (tokens[id] for id, kind in types if kind == TokenType.USER_DEFINED)
     looked_for = itertools.chain((token.text for token in spec.added), user)
     _within(spec, "bytes in an added token", _longest(looked_for), ADDED_TOKEN_BYTES)
     for name, values in (("scores", spec.scores), ("token types", spec.token_types)):
         if len(values) not in (0, len(tokens)):
-            raise _damage_error(spec, f"{len(values):,} {name} for {len(tokens):,} tokens")
+            raise ValueError(f"{len(values):,} {name} for {len(tokens):,} tokens")
     if spec.model in ("spm", "unigram") and not spec.scores:
-        raise _damage_error(spec, "no scores")
+        raise ValueError("no scores")
     if not all(-SCORE <= score <= SCORE for score in spec.scores):  # also false for NaN
-        raise _damage_error(spec, "a score that is not a number of a sensible size")
+        raise ValueError("a score that is not a number of a sensible size")
 
 
 def _longest(texts: Any, *, byte_level: bool = False) -> int:
@@ -103,23 +109,19 @@ def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
     size = len(spec.tokens)
     _within(spec, "merges", len(spec.merges), MERGES)
     _within(spec, "ids around a text", sum(map(len, spec.affixes)), AFFIX_IDS)
-    ids: Sequence[Any] = [
-        *(id for id in (spec.bos_id, spec.eos_id, spec.unknown_id) if id is not None),
-        *itertools.chain(*spec.affixes, spec.stop_ids),
-        *(token.id for token in spec.added),
-    ]
+    special = (id for id in (spec.bos_id, spec.eos_id, spec.unknown_id) if id is not None)
+    added = (token.id for token in spec.added)
+    ids: Iterable[Any] = itertools.chain(special, *spec.affixes, spec.stop_ids, added)
     if any(len(pair) != 2 for pair in merges):
-        raise _damage_error(spec, "a merge that is not of two tokens")
+        raise ValueError("a merge that is not of two tokens")
     for id in itertools.chain(ids, itertools.chain.from_iterable(merges)):
         if type(id) is not int or not 0 <= id < size:
-            raise _damage_error(spec, f"the id {id!r} for {size:,} tokens")
-    if (
-        type(spec.max_chars_per_word) is not int
-        or type(spec.continuing_prefix + spec.word_suffix) is not str
-    ):
-        raise _damage_error(spec, "WordPiece options of a wrong type")
-    _within(spec, "characters in a word", spec.max_chars_per_word, WORD_CHARS)
-    for affix in (spec.continuing_prefix, spec.word_suffix):
+            raise ValueError(f"the id {id!r} for {size:,} tokens")
+    affixes, most = (spec.continuing_prefix, spec.word_suffix), spec.max_chars_per_word
+    if type(most) is not int or not all(type(affix) is str for affix in affixes):
+        raise ValueError("WordPiece options of a wrong type")
+    _within(spec, "characters in a word", most, WORD_CHARS)
+    for affix in affixes:
         _within(spec, "bytes in an affix", len(affix.encode()), ADDED_TOKEN_BYTES)
 
 
@@ -163,9 +165,3 @@ def _growth(step: Step) -> float:
 def _within(spec: TokenizerSpec, what: str, found: float, most: int) -> None:
     if found > most:
         raise beyond(spec.source, f"{found:,.0f} {what}", most)
-
-
-def _damage_error(spec: TokenizerSpec, what: str) -> InvalidFormat:
-    return InvalidFormat(
-        f"the tokenizer {spec.source} is damaged: {what}", hint=f"fetch the file again, or {_ELSE}"
-    )

@@ -21,7 +21,7 @@ from bitnet.base.options import check_type
 from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import blobs
-from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
+from bitnet.tokenizer.from_files import TOKENIZER_FILES, spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.merges import split_merge
 from bitnet.tokenizer.side_files import SIDE_FILES
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SMALL = 1 << 16  # bytes: faster to read than to look up
-
-# Files of a folder, in order of preference.
-TOKENIZER_FILES = (
-    *("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt"),
-)
 
 
 def read_files(checkpoint: Checkpoint) -> Inventory:

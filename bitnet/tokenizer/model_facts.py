@@ -6,7 +6,7 @@ tokenizer can be read without opening it again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +51,19 @@ class ModelFacts:
         return size
 
     @property
+    def folder(self) -> Path:
+        """The folder with its files."""
+        return self.path if self.gguf is None else self.path.parent
+
+    @property
     def family(self) -> str:
         """Name of the model in messages: its architecture without version suffixes."""
         return "bitnet" if self.architecture.startswith("bitnet") else self.architecture
 
     def padding(self, vocab_size: int) -> int | None:
         """Spare embedding rows with a vocabulary of that size; ``None`` if it does not fit."""
+        if self.token_count not in (0, vocab_size, vocab_size + self.filler_tokens):
+            return None
         rows = self.embedding_rows or self.declared or self.token_count
         spare = (rows or vocab_size) - vocab_size
         return spare if 0 <= spare < MAX_PADDING else None
@@ -67,13 +74,16 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     if isinstance(model, Checkpoint):
         if model.gguf is not None:
             return _gguf_facts(model.gguf)
-        return replace(_config_facts(model.path, model.config or {}), files=model.inventory)
+        return _config_facts(model.path, model.config or {}, model.inventory)
     path = Path(model)
     if not path.exists():
         raise not_a_model.missing(path)
-    if path.is_dir():
-        return _folder_facts(path)
-    return _gguf_facts(GGUF.open(path))
+    if not path.is_dir():
+        return _gguf_facts(GGUF.open(path))
+    files = Inventory(path)
+    if "config.json" not in files:
+        raise not_a_model.folder_without_model(path)
+    return _config_facts(path, files.json("config.json", dict), files)
 
 
 def _gguf_facts(gguf: GGUF) -> ModelFacts:
@@ -102,14 +112,7 @@ def _fillers(tokens: Sequence[str]) -> int:
     return count - last
 
 
-def _folder_facts(folder: Path) -> ModelFacts:
-    files = Inventory(folder)
-    if "config.json" not in files:
-        raise not_a_model.folder_without_model(folder)
-    return replace(_config_facts(folder, files.json("config.json", dict)), files=files)
-
-
-def _config_facts(folder: Path, config: Mapping[str, Any]) -> ModelFacts:
+def _config_facts(folder: Path, config: Mapping[str, Any], files: Inventory) -> ModelFacts:
     inner = config.get("text_config")
     text = {**(inner if isinstance(inner, dict) else {}), **config}
     return ModelFacts(
@@ -119,6 +122,7 @@ def _config_facts(folder: Path, config: Mapping[str, Any]) -> ModelFacts:
         token_count=0,
         embedding_rows=_whole(text, "vocab_size"),
         repository=str(text.get("_name_or_path", "")),
+        files=files,
     )
 
 
@@ -131,8 +135,7 @@ def _repository(metadata: Mapping[str, Any]) -> str:
     """``org/name`` from the keys about a model's origin; empty if there is none."""
     for key in ("general.source.huggingface.repository", "general.source.url", "general.repo_url"):
         value = metadata.get(key)
-        if isinstance(value, str) and value:
-            parts = value.rstrip("/").split("/")
-            if len(parts) >= 2:
-                return "/".join(parts[-2:])
+        parts = value.rstrip("/").split("/") if isinstance(value, str) else ()
+        if len(parts) >= 2:
+            return "/".join(parts[-2:])
     return ""

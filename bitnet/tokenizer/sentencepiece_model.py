@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.tokenizer.limits import GROWTH
+from bitnet.tokenizer.limits import GROWTH, damage_error, refusal
 from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType
 
 if TYPE_CHECKING:
@@ -50,10 +49,8 @@ def parse_model(data: bytes, *, source: str = "tokenizer.model") -> SentencePiec
     try:
         return _parse(data, source)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
-        raise InvalidFormat(
-            f"{source} is damaged, or not a SentencePiece model: {error}",
-            hint="fetch the file again",
-        ) from None
+        text = f"{source} is damaged, or not a SentencePiece model: {error}"
+        raise damage_error(text) from None
 
 
 def _parse(data: bytes, source: str) -> SentencePieceModel:
@@ -79,13 +76,13 @@ def _parse(data: bytes, source: str) -> SentencePieceModel:
         raise ValueError(f"it has {len(unknown)} pieces for what is unknown, expected 1")
     kind = _as_int(trainer.get(3, _UNIGRAM))
     if kind not in (_UNIGRAM, _BPE):
-        raise Unsupported(
-            f"{source} is a SentencePiece {_KINDS.get(kind, kind)} model; supported: BPE, Unigram"
-        )
+        name = _KINDS.get(kind, kind)
+        raise refusal(f"{source} is a SentencePiece {name} model; supported: BPE, Unigram")
     if trainer.get(24, 0) or not normalizer.get(5, 1):
-        raise Unsupported(
-            f"{source} marks spaces as suffixes, or not at all: no such model is supported"
-        )
+        raise refusal(f"{source} marks spaces as suffixes, or not at all: that is not supported")
+    # Negative ids are stored as 64-bit two's complement.
+    ids = (_as_int(trainer.get(field, usual)) for field, usual in ((41, 1), (42, 2)))
+    bos, eos = (id - (1 << 64) if id >> 63 else id for id in ids)
     return SentencePieceModel(
         kind=kind,
         pieces=pieces,
@@ -97,8 +94,8 @@ def _parse(data: bytes, source: str) -> SentencePieceModel:
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
         unknown_text=_as_bytes(trainer.get(44, " \u2047 ".encode())).decode(),
         unknown_id=unknown[0],  # as in the library, whatever the trainer's settings are
-        bos_id=_as_id(trainer.get(41, 1)),
-        eos_id=_as_id(trainer.get(42, 2)),
+        bos_id=bos,
+        eos_id=eos,
     )
 
 
@@ -149,25 +146,17 @@ def _as_int(value: int | bytes) -> int:
     raise ValueError("a string or message where a number is expected")
 
 
-def _as_id(value: int | bytes) -> int:
-    """An int32 field; negative numbers are stored as 64-bit two's complement."""
-    number = _as_int(value)
-    return number - (1 << 64) if number >> 63 else number
-
-
 def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:
     """SentencePiece's character maps of *spec*, its own and those of steps."""
     charsmaps = [spec.charsmap] if spec.charsmap else []
-    for step in spec.normalizer:
-        if step.type == "Precompiled":
-            text = str(step.options.get("precompiled_charsmap"))
-            try:
-                charsmaps.append(base64.b64decode(text, validate=True))
-            except binascii.Error as error:
-                raise InvalidFormat(
-                    f"{spec.source}: precompiled_charsmap is not base64: {error}",
-                    hint="fetch the file again",
-                ) from None
+    for step in (step for step in spec.normalizer if step.type == "Precompiled"):
+        text = str(step.options.get("precompiled_charsmap"))
+        try:
+            charsmaps.append(base64.b64decode(text, validate=True))
+        except binascii.Error as error:
+            raise damage_error(
+                f"{spec.source}: precompiled_charsmap is not base64: {error}"
+            ) from None
     return charsmaps
 
 
@@ -194,12 +183,9 @@ def check_charsmap(blob: bytes) -> None:
         except UnicodeDecodeError:
             good = False
     if good and max(map(len, blob[4 + size :].split(b"\0"))) > 4 * GROWTH:
-        raise Unsupported("a precompiled character map makes a text too long")
+        raise refusal("a precompiled character map makes a text too long")
     if not good:
-        raise InvalidFormat(
-            f"a precompiled character map of {len(blob):,} bytes is damaged",
-            hint="fetch the file again, or name another tokenizer with --tokenizer FILE",
-        )
+        raise damage_error(f"a precompiled character map of {len(blob):,} bytes is damaged")
 
 
 def write_model(spec: TokenizerSpec) -> bytes:

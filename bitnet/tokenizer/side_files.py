@@ -1,17 +1,20 @@
-"""Files next to a tokenizer: its configuration, chat template and stop ids."""
+"""A tokenizer's file and those next to it: its configuration, chat template and stop ids."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat
+from bitnet.formats.inventory import Inventory
+from bitnet.tokenizer.limits import damage_error
 from bitnet.tokenizer.spec import ADDED_FLAGS, AddedToken, stop_ids
 from bitnet.tokenizer.vocabularies import spec_key
 
 if TYPE_CHECKING:
-    from bitnet.formats.inventory import Inventory
+    from pathlib import Path
+
     from bitnet.tokenizer.spec import TokenizerSpec
 
 # All files that read_side_files may read.
@@ -27,25 +30,49 @@ _USUAL = {
 }
 
 
+class TokenizerFile:
+    """The file at *path*; *pre* is the pre-tokenizer that a caller names for it.
+
+    *files* are those of its folder, if some have been read.
+    """
+
+    def __init__(self, path: Path, pre: str | None = None, files: Inventory | None = None) -> None:
+        self.path, self.pre = path, pre
+        self.files = files or Inventory(path.parent)
+
+    @cached_property
+    def data(self) -> bytes:
+        """Its content."""
+        return _read_bytes(self.files, self.path.name)
+
+    @cached_property
+    def document(self) -> Any:
+        """The JSON value in it."""
+        return read_json(self.files, self.path.name)
+
+    @cached_property
+    def side(self) -> SideFiles:
+        """The files next to it."""
+        return _read_side_files(self.files)
+
+
 @dataclass(frozen=True)
 class SideFiles:
     """Facts from ``tokenizer_config.json`` and its siblings; empty if they do not exist."""
 
-    # ``tokenizer_config.json`` over ``special_tokens_map.json``
-    config: dict[str, Any] = field(default_factory=dict)
-    added: tuple[AddedToken, ...] = ()  # ``added_tokens_decoder`` or ``added_tokens.json``
+    config: dict[str, Any]  # ``tokenizer_config.json`` over ``special_tokens_map.json``
+    added: tuple[AddedToken, ...]  # ``added_tokens_decoder`` or ``added_tokens.json``
     # ``eos_token_id`` of ``generation_config.json`` and ``config.json``
-    declared_ends: tuple[int, ...] = ()
-    chat_template: str | None = None  # of the configuration, or of ``chat_template.jinja``
-    raw: bytes = b""  # all content that was read, for fingerprints
+    declared_ends: tuple[int, ...]
+    chat_template: str | None  # of the configuration, or of ``chat_template.jinja``
+    raw: bytes  # all content that was read, for fingerprints
 
     def special_id(
         self, role: str, special: dict[str, int], default: int | None = None
     ) -> int | None:
-        """Id of the ``bos`` or ``eos`` token: as configured, else *default* or by its usual names.
+        """Id of the token *role*, ``bos`` or ``eos``: configured, *default*, or by a usual name.
 
-        *role* is ``bos`` or ``eos``, *special* has ids by text, *default* is the id in the
-        tokenizer's own file.
+        *special* has ids by text; *default* is the id in the tokenizer's own file.
         """
         named = _text(self.config.get(f"{role}_token"))
         if named is not None:
@@ -85,8 +112,7 @@ class SideFiles:
         return replace(spec, fingerprint=spec_key(spec, *content, self.raw))
 
 
-def read_side_files(files: Inventory) -> SideFiles:
-    """Read the files next to a tokenizer among *files*."""
+def _read_side_files(files: Inventory) -> SideFiles:
     raw = bytearray()
 
     def load(name: str) -> dict[str, Any]:
@@ -140,11 +166,8 @@ def _text(value: Any) -> str | None:
 def _template(files: Inventory, config: dict[str, Any], raw: bytearray) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):  # several by name
-        named = {
-            entry.get("name"): entry.get("template")
-            for entry in template
-            if isinstance(entry, dict)
-        }
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
         template = named.get("default", next(iter(named.values()), None))
     if isinstance(template, str):
         return template
@@ -160,23 +183,19 @@ def _template(files: Inventory, config: dict[str, Any], raw: bytearray) -> str |
     return None
 
 
-def read_bytes(files: Inventory, name: str) -> bytes:
-    """Content of the file *name*."""
-    data = files.read(name)
-    if not data:
-        raise InvalidFormat(f"{files.path(name)} is empty", hint="fetch the file again")
-    return data
+def _read_bytes(files: Inventory, name: str) -> bytes:
+    if data := files.read(name):
+        return data
+    raise damage_error(f"{files.path(name)} is empty")
 
 
 def read_json(files: Inventory, name: str) -> Any:
     """JSON value in the file *name*."""
-    data, path = read_bytes(files, name), files.path(name)
+    data, path = _read_bytes(files, name), files.path(name)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidFormat(
-            f"Invalid JSON in {path}: {json_fault(error)}", hint="fetch the file again"
-        ) from None
+        raise damage_error(f"Invalid JSON in {path}: {json_fault(error)}") from None
 
 
 def json_fault(error: Exception) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
 BYTE_NAMES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # tokens of single bytes there
@@ -58,6 +58,17 @@ class Step:
     type: str
     # the step's other fields, as in ``tokenizer.json``
     options: dict[str, object] = field(default_factory=dict)
+
+
+def read_steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
+    """Steps of a section of ``tokenizer.json``; those of a sequence are in its field *kind*."""
+    if entry is None:
+        return
+    if entry["type"] == "Sequence":
+        for inner in entry[kind]:
+            yield from read_steps(inner, kind)
+        return
+    yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
 
 
 @dataclass(frozen=True)

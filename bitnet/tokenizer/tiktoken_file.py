@@ -17,27 +17,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
-from bitnet.formats.inventory import Inventory
-from bitnet.tokenizer.limits import TOKENS
+from bitnet.tokenizer.limits import TOKENS, damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks
-from bitnet.tokenizer.side_files import read_bytes, read_side_files
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
 
 if TYPE_CHECKING:
-    import os
+    from bitnet.tokenizer.side_files import TokenizerFile
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 
 @dataclass(frozen=True)
 class _Published:
-    """A published rank file: pre-tokenizer, number of ranks, special tokens by id, BOS and EOS."""
+    """A published rank file."""
 
     name: str
     pre: str
     n_ranks: int
-    special: dict[int, str]
+    special: dict[int, str]  # texts of special tokens by id
     bos: str = ""
     eos: str = ""
 
@@ -73,39 +71,30 @@ def looks_like_ranks(data: bytes) -> bool:
     return _LINE.match(data) is not None
 
 
-def spec_from_ranks(
-    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
-) -> TokenizerSpec:
-    """The tokenizer in a tiktoken rank file.
-
-    *pre* is the pre-tokenizer of an unknown vocabulary, and overrides a known one's; *files*
-    are those of its folder, if some have been read.
-    """
-    path = Path(path)
-    files = files or Inventory(path.parent)
-    data = read_bytes(files, path.name)
-    side = read_side_files(files)
-    ranks = _ranks(data, path)
-    n_ranks = len(ranks)
-    published = _read_published().get(n_ranks)
-    if published is None and pre is None:
-        raise TokenizerNotFound(
-            f"{path} holds {n_ranks:,} tiktoken ranks: no known vocabulary has as many, and the"
-            " file does not say how text is cut into words",
-            hint="say which with --pre NAME, or name the model's own tokenizer.json",
-        )
-    name = pre or (published.pre if published else "")
-    special = dict(published.special) if published else {}
+def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in a tiktoken rank file; a named pre-tokenizer overrides a known one's."""
+    path, side = file.path, file.side
+    ranks = _ranks(file.data, path)
+    published = _read_published().get(len(ranks))
+    if published is None:
+        if file.pre is None:
+            raise TokenizerNotFound(
+                f"{path} holds {len(ranks):,} tiktoken ranks: no known vocabulary has as many, and"
+                " the file does not say how text is cut into words",
+                hint="say which with --pre NAME, or name the model's own tokenizer.json",
+            )
+        published = _Published("", file.pre, len(ranks), {})
+    name = file.pre or published.pre
+    special = dict(published.special)
     special.update((token.id, token.text) for token in side.added if token.id not in ranks)
     size = max([*ranks, *special], default=-1) + 1
-    _check_holes(ranks, special, path)
+    last = max(ranks, default=-1)
+    if min(ranks, default=0) < 0 or len(ranks) + sum(id < last for id in special) != last + 1:
+        raise damage_error(f"{path} has {len(ranks):,} ranks up to {last:,}: some are missing")
     tokens = [ranks.get(id) or special.get(id, "") for id in range(size)]
     kind = pre_tokenizer(name)
     flags = {token.id: token for token in side.added}
     by_text = {text: id for id, text in sorted(special.items())}
-    bos, eos = (
-        by_text.get(text) for text in ((published.bos, published.eos) if published else ("", ""))
-    )
     spec = TokenizerSpec(
         model="bpe",
         tokens=tokens,
@@ -118,9 +107,13 @@ def spec_from_ranks(
         ignore_merges=True,
         pre=name,
         source=str(path),
-        **side.ends(by_text, bos=(bos, True), eos=(eos, False)),
+        **side.ends(
+            by_text,
+            bos=(by_text.get(published.bos), True),
+            eos=(by_text.get(published.eos), False),
+        ),
     )
-    return side.complete(spec, data)
+    return side.complete(spec, file.data)
 
 
 def _ranks(data: bytes, path: Path) -> dict[int, str]:
@@ -134,23 +127,9 @@ def _ranks(data: bytes, path: Path) -> dict[int, str]:
             token = base64.b64decode(text, validate=True)
             tokens[int(rank)] = byte_spelling(token)
         except (ValueError, binascii.Error):
-            raise InvalidFormat(
-                f"{path}, line {number}: expected a token in base64 and its rank,"
-                f" found {line[:40]!r}",
-                hint="fetch the file again",
-            ) from None
+            expected = "expected a token in base64 and its rank"
+            raise damage_error(f"{path}, line {number}: {expected}, found {line[:40]!r}") from None
     return tokens
-
-
-def _check_holes(ranks: dict[int, str], special: dict[int, str], path: Path) -> None:
-    """Check that every id below the last rank belongs to a rank or to a special token."""
-    last = max(ranks, default=-1)
-    inside = sum(id < last for id in special)
-    if min(ranks, default=0) < 0 or len(ranks) + inside != last + 1:
-        raise InvalidFormat(
-            f"{path} has {len(ranks):,} ranks up to {last:,}: some are missing",
-            hint="fetch the file again",
-        )
 
 
 _VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
@@ -173,39 +152,32 @@ def is_tekken(document: object) -> bool:
     return isinstance(config, dict) and "default_num_special_tokens" in config
 
 
-def spec_from_tekken(
-    path: Path, document: dict[str, Any], files: Inventory, *, pre: str | None = None
-) -> TokenizerSpec:
-    """The tokenizer in a ``tekken.json`` and its side files.
-
-    *pre* names the pre-tokenizer, instead of the file's pattern.
-    """
+def spec_from_tekken(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in a ``tekken.json``; a named pre-tokenizer replaces the file's pattern."""
     try:
-        spec = _spec(path, document, pre)
+        spec = _spec(file)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _damage_error(path, f"{type(error).__name__} {error}") from None
-    return read_side_files(files).complete(spec, read_bytes(files, path.name))
+        raise _not_tekken(str(file.path), f"{type(error).__name__} {error}") from None
+    return file.side.complete(spec, file.data)
 
 
-def _spec(path: Path, document: dict[str, Any], pre: str | None) -> TokenizerSpec:
+def _spec(file: TokenizerFile) -> TokenizerSpec:
+    path, document = str(file.path), file.document
     config = document["config"]
     version = config.get("version")
     if version not in _VERSIONS:
-        raise Unsupported(
-            f"{path} has the tekken version {version!r:.40}; supported: {', '.join(_VERSIONS)}",
-            hint="name the model's tokenizer.json with --tokenizer FILE",
-        )
-    name, cut = _pre_tokenizer(path, config["pattern"], pre)
+        supported = ", ".join(_VERSIONS)
+        raise refusal(f"{path} has the tekken version {version!r:.40}; supported: {supported}")
+    name, cut = _pre_tokenizer(path, config["pattern"], file.pre)
     special = _special(path, document, version)
     own = _whole(path, config, "default_vocab_size") - len(special)
-    ranks = _tekken_ranks(path, document["vocab"], own)
-    tokens = special + ranks
+    tokens = special + _tekken_ranks(path, document["vocab"], own)
     ids = {text: id for id, text in enumerate(special)}
     own_ids = range(len(special), len(tokens))
     return TokenizerSpec(
         model="bpe",
         tokens=tokens,
-        merges=LazySequence(None, lambda: merges_from_ranks(tokens, own_ids, str(path))),
+        merges=LazySequence(None, lambda: merges_from_ranks(tokens, own_ids, path)),
         added=tuple(AddedToken(id, text) for id, text in enumerate(special)),
         outside=frozenset(range(len(special))),
         normalizer=cut.normalizer,
@@ -217,19 +189,17 @@ def _spec(path: Path, document: dict[str, Any], pre: str | None) -> TokenizerSpe
         eos_id=ids.get("</s>"),
         add_bos="<s>" in ids,
         pre=name,
-        source=str(path),
+        source=path,
     )
 
 
-def _pre_tokenizer(path: Path, pattern: object, pre: str | None) -> tuple[str, PreTokenizer]:
+def _pre_tokenizer(path: str, pattern: object, pre: str | None) -> tuple[str, PreTokenizer]:
     """The pre-tokenizer; a pattern is accepted only if it is known to be supported exactly."""
     if pre is not None:
         return pre, pre_tokenizer(pre)
-    usual = PRE_TOKENIZERS["tekken"]
-    if pattern == _regex(usual):
-        return "tekken", usual
-    for name, known in PRE_TOKENIZERS.items():
-        if _regex(known) == pattern and known.byte_level and not known.normalizer:
+    for name in ("tekken", *PRE_TOKENIZERS):
+        known = PRE_TOKENIZERS[name]
+        if pattern and _regex(known) == pattern and known.byte_level and not known.normalizer:
             return name, known
     raise Unsupported(
         f"{path} cuts text with a pattern that is not a known one: {pattern!r:.120}",
@@ -246,30 +216,30 @@ def _regex(pre: PreTokenizer) -> object:
     return pattern.get("Regex") if isinstance(pattern, dict) else None
 
 
-def _special(path: Path, document: dict[str, Any], version: str) -> list[str]:
+def _special(path: str, document: dict[str, Any], version: str) -> list[str]:
     """Texts of the special tokens by id."""
     count = _whole(path, document["config"], "default_num_special_tokens")
     listed = document.get("special_tokens")
     if listed is None:
         if version not in _NAMED:
-            raise _damage_error(path, f"a file of version {version} without special_tokens")
+            raise _not_tekken(path, f"a file of version {version} without special_tokens")
         texts = list(_USUAL)
     else:
         texts = [entry["token_str"] for entry in listed]
         if [entry["rank"] for entry in listed] != list(range(len(listed))):
-            raise _damage_error(path, "special tokens that are not in the order of their ids")
+            raise _not_tekken(path, "special tokens that are not in the order of their ids")
     if len(texts) > count:
-        raise _damage_error(path, f"{len(texts):,} special tokens, and room for {count:,}")
+        raise _not_tekken(path, f"{len(texts):,} special tokens, and room for {count:,}")
     texts += [f"<SPECIAL_{id}>" for id in range(len(texts), count)]
     if not all(type(text) is str and text for text in texts) or len(set(texts)) != count:
-        raise _damage_error(path, "special tokens that are not texts, or duplicates")
+        raise _not_tekken(path, "special tokens that are not texts, or duplicates")
     return texts
 
 
-def _tekken_ranks(path: Path, vocabulary: list[dict[str, Any]], count: int) -> list[str]:
+def _tekken_ranks(path: str, vocabulary: list[dict[str, Any]], count: int) -> list[str]:
     """The byte tokens by rank, in GPT-2's byte spelling."""
     if not 256 <= count <= len(vocabulary):
-        raise _damage_error(path, f"{len(vocabulary):,} byte tokens where {count:,} are expected")
+        raise _not_tekken(path, f"{len(vocabulary):,} byte tokens where {count:,} are expected")
     texts: list[str] = []
     for rank, entry in enumerate(vocabulary[:count]):
         try:
@@ -278,19 +248,19 @@ def _tekken_ranks(path: Path, vocabulary: list[dict[str, Any]], count: int) -> l
             token = b""
         is_byte = rank >= 256 or token == bytes([rank])
         if type(entry["rank"]) is not int or entry["rank"] != rank or not token or not is_byte:
-            raise _damage_error(path, f"the byte token of rank {rank:,} is {entry!r:.80}")
+            raise _not_tekken(path, f"the byte token of rank {rank:,} is {entry!r:.80}")
         texts.append(byte_spelling(token))
     if len(set(texts)) != count:
-        raise _damage_error(path, "a byte token that is there twice")
+        raise _not_tekken(path, "a byte token that is there twice")
     return texts
 
 
-def _whole(path: Path, config: dict[str, Any], name: str) -> int:
+def _whole(path: str, config: dict[str, Any], name: str) -> int:
     value = config[name]
     if type(value) is not int or not 0 <= value <= TOKENS:
-        raise _damage_error(path, f"{name} is {value!r:.40}")
+        raise _not_tekken(path, f"{name} is {value!r:.40}")
     return value
 
 
-def _damage_error(path: Path, what: str) -> InvalidFormat:
-    return InvalidFormat(f"{path} is not a tekken.json: {what}", hint="fetch the file again")
+def _not_tekken(path: str, what: str) -> InvalidFormat:
+    return damage_error(f"{path} is not a tekken.json: {what}")

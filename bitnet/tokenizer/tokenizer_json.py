@@ -5,54 +5,36 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, Unsupported, VocabMismatch, from_os_error
-from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
-from bitnet.tokenizer.library import library_for, translate_errors
-from bitnet.tokenizer.limits import AFFIX_IDS
+from bitnet.tokenizer.library import load_library, translate_errors
+from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, pair_merges, parse_merges
-from bitnet.tokenizer.side_files import (
-    SideFiles,
-    json_fault,
-    parse_added_token,
-    read_bytes,
-    read_json,
-    read_side_files,
-)
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.side_files import SideFiles, TokenizerFile, json_fault, parse_added_token
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, read_steps
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+_REFETCH = "fetch it again: bitnet tokenizer --source mirror --output models --force"
 
-def spec_from_tokenizer_json(
-    path: str | os.PathLike[str], document: Any = None, *, files: Inventory | None = None
-) -> TokenizerSpec:
-    """The tokenizer in a ``tokenizer.json`` and its side files.
 
-    *document* is its content, *files* those of its folder, if some have been read.
-    """
-    path = Path(path)
-    files = files or Inventory(path.parent)
-    data = read_json(files, path.name) if document is None else document
-    side = read_side_files(files)
+def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in a ``tokenizer.json`` and its side files."""
+    source = str(file.path)
     try:
-        spec = _spec(data, side, str(path))
+        spec = _spec(file.document, file.side, source)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InvalidFormat(
-            f"{path} is not a tokenizer.json: {type(error).__name__} {error}",
-            hint="fetch the file again",
-        ) from None
-    content = read_bytes(files, path.name)
-    return side.complete(replace(spec, source=str(path), document=content), content)
+        text = f"{source} is not a tokenizer.json: {type(error).__name__} {error}"
+        raise damage_error(text) from None
+    return file.side.complete(replace(spec, source=source, document=file.data), file.data)
 
 
 def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
@@ -60,17 +42,17 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
     kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
     build = _MODELS.get(kind)
     if build is None:
-        raise Unsupported(
-            f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}",
-            hint="name another tokenizer of the model with --tokenizer FILE",
-        )
+        raise refusal(f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}")
     _check_outline(data, source)
     added = tuple(parse_added_token(entry["id"], entry) for entry in data.get("added_tokens") or ())
     vocabulary, size = _ids(model["vocab"], source)
     tokens = _by_id(model["vocab"], added, source)
-    normalizer = tuple(_steps(data.get("normalizer"), "normalizers"))
-    _check_normalizer(normalizer, source)
-    pre_tokenizer = tuple(_steps(data.get("pre_tokenizer"), "pretokenizers"))
+    normalizer = tuple(read_steps(data.get("normalizer"), "normalizers"))
+    for step in normalizer:  # what breaks the library's offsets
+        texts = [step.options.get(name) for name in ("prepend", "pattern")]
+        if any(text in ("", {"String": ""}) for text in texts):
+            raise refusal(f"{source} has the normalizer {step.type} with an empty text")
+    pre_tokenizer = tuple(read_steps(data.get("pre_tokenizer"), "pretokenizers"))
     spec = replace(
         build(model, tokens),
         added=_normalize_added(added, normalizer, source),
@@ -80,19 +62,14 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
         decoder=decoder_steps(data.get("decoder")),
         byte_level=any(step.type == "ByteLevel" for step in (*normalizer, *pre_tokenizer)),
     )
-    for section in ("truncation", "padding"):
-        if data.get(section):
-            logger.warning(
-                "%s has a %s section, which is not applied: texts keep their length",
-                source, section,
-            )  # fmt: skip
+    for section in filter(data.get, ("truncation", "padding")):
+        text = "%s has a %s section, which is not applied: texts keep their length"
+        logger.warning(text, source, section)
     return _with_special(spec, data.get("post_processor"), side)
 
 
 def _check_outline(data: dict[str, Any], source: str) -> None:
     """Refuse values that the ``tokenizers`` library does not accept, besides the vocabulary."""
-    from tokenizers import Tokenizer
-
     empty: dict[str, Any] = {"vocab": {}, "merges": []}
     if isinstance(data["model"]["vocab"], list):
         empty = {"vocab": [["?", 0.0]], "unk_id": 0}
@@ -100,8 +77,7 @@ def _check_outline(data: dict[str, Any], source: str) -> None:
     unknown = model.get("unk_token")
     if isinstance(unknown, str) and isinstance(model["vocab"], dict):
         model["vocab"] = {unknown: 0}
-    with translate_errors(f"the tokenizer {source}"):
-        Tokenizer.from_str(json.dumps(data | {"model": model, "added_tokens": []}))
+    load_library(source, **data | {"model": model, "added_tokens": []})
 
 
 def _ids(entries: Any, source: str) -> tuple[dict[str, int], int]:
@@ -109,13 +85,13 @@ def _ids(entries: Any, source: str) -> tuple[dict[str, int], int]:
     if isinstance(entries, list):
         for entry in entries:
             if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not str:
-                raise InvalidFormat(f"{source}: {entry!r:.80} is not a piece and its score")
+                raise damage_error(f"{source}: {entry!r:.80} is not a piece and its score")
             if type(entry[1]) not in (int, float):
-                raise InvalidFormat(f"{source}: the piece {entry[0]!r:.60} has no number as score")
+                raise damage_error(f"{source}: the piece {entry[0]!r:.60} has no number as score")
         return {piece: id for id, (piece, _) in enumerate(entries)}, len(entries)
     for token, id in entries.items():
         if type(id) is not int:
-            raise InvalidFormat(f"{source}: the token {token!r:.60} has the id {id!r:.60}")
+            raise damage_error(f"{source}: the token {token!r:.60} has the id {id!r:.60}")
     return entries, len(entries)
 
 
@@ -131,27 +107,30 @@ def _outside(
             last += 1
             own = outside[token.text] = last
         if own != token.id or (token.text in outside and own in own_ids):
-            raise Unsupported(
+            raise refusal(
                 f"{source} has the added token {token.text!r:.60} as {token.id:,}, and its model"
-                f" gives it the id {own:,}",
-                hint="name another tokenizer of the model with --tokenizer FILE",
+                f" gives it the id {own:,}"
             )
     return frozenset(outside.values())
 
 
 def _by_id(vocabulary: Any, added: Sequence[AddedToken], source: str) -> list[str]:
     """Token texts by id; unused ids are empty."""
-    if isinstance(vocabulary, list):
-        entries = {id: text for id, (text, _) in enumerate(vocabulary)}
-    else:
-        entries = {id: text for text, id in vocabulary.items()}
+    entries = dict(_number(vocabulary))
     entries.update((token.id, token.text) for token in added)
     if not entries:
-        raise InvalidFormat(f"{source} has an empty vocabulary")
+        raise damage_error(f"{source} has an empty vocabulary")
     size = max(entries) + 1
     if min(entries) < 0 or size > 4 * len(entries) + 100_000:
-        raise InvalidFormat(f"{source} has ids from {min(entries)} to {size - 1:,}")
+        raise damage_error(f"{source} has ids from {min(entries)} to {size - 1:,}")
     return [entries.get(id, "") for id in range(size)]
+
+
+def _number(vocabulary: Any) -> Iterator[tuple[Any, str]]:
+    """Id and text of each entry of a model's *vocabulary*, in its order."""
+    if isinstance(vocabulary, dict):
+        return ((id, text) for text, id in vocabulary.items())
+    return ((id, entry[0]) for id, entry in enumerate(vocabulary))  # Unigram: text and score
 
 
 def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
@@ -168,9 +147,7 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
         for merge in merges:
             pair = merge if isinstance(merge, list) else ()
             if len(pair) != 2 or not all(isinstance(half, str) for half in pair):
-                raise InvalidFormat(
-                    f"the merge {merge!r:.80} is not a pair of texts", hint="fetch the file again"
-                )
+                raise damage_error(f"the merge {merge!r:.80} is not a pair of texts")
         return pair_merges(merges, tokens, prefix)
 
     return TokenizerSpec(
@@ -226,35 +203,14 @@ def _id_of(tokens: Sequence[str], text: str | None) -> int | None:
     return tokens.index(text) if text else None
 
 
-def _steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
-    """The steps of a normalizer or pre-tokenizer, sequences unrolled."""
-    if entry is None:
-        return
-    if entry["type"] == "Sequence":
-        for inner in entry[kind]:
-            yield from _steps(inner, kind)
-        return
-    yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
-
-
-def _check_normalizer(steps: Sequence[Step], source: str) -> None:
-    """Refuse steps that break the library's offsets."""
-    for step in steps:
-        texts = [step.options[name] for name in ("prepend", "pattern") if name in step.options]
-        if any(text in ("", {"String": ""}) for text in texts):
-            raise Unsupported(
-                f"{source} has the normalizer {step.type} with an empty text",
-                hint="name another tokenizer of the model with --tokenizer FILE",
-            )
-
-
 def _normalize_added(
     added: Sequence[AddedToken], normalizer: Sequence[Step], source: str
 ) -> tuple[AddedToken, ...]:
     """Added tokens that are matched in normalized text, in their normalized form."""
     if not normalizer or not any(token.normalized for token in added):
         return tuple(added)
-    run = library_for(source, normalizer).normalizer
+    steps = [{"type": step.type, **step.options} for step in normalizer]
+    run = load_library(source, normalizer={"type": "Sequence", "normalizers": steps}).normalizer
     with translate_errors(f"the tokenizer {source}"):
         tokens = [
             replace(token, text=run.normalize_str(token.text)) if token.normalized else token
@@ -262,10 +218,7 @@ def _normalize_added(
         ]
     texts = [token.text for token in tokens if token.normalized]
     if "" in texts or len(set(texts)) < len(texts):
-        raise Unsupported(
-            f"{source} has added tokens that normalization makes empty or the same",
-            hint="name another tokenizer of the model with --tokenizer FILE",
-        )
+        raise refusal(f"{source} has added tokens that normalization makes empty or the same")
     return tuple(tokens)
 
 
@@ -276,9 +229,13 @@ def _with_special(
     special = {spec.tokens[token.id]: token.id for token in spec.added}
     around = _template(processor, special)
     bos, eos = side.special_id("bos", special), side.special_id("eos", special)
-    pre = _recognize_pre(spec)
+    pre = ""
+    if spec.byte_level and spec.model == "bpe":
+        key = vocabularies.fingerprint(spec.tokens)
+        known = vocabularies.identify(len(spec.tokens), len(spec.merges), key)
+        pre = known.pre if known else ""
     if around is None:
-        adds_bos = pre is not None and PRE_TOKENIZERS[pre].add_bos
+        adds_bos = pre and PRE_TOKENIZERS[pre].add_bos
         around = ((bos,) if adds_bos and bos is not None else (), ())
     first, last = around
     if len(first) == 1:
@@ -300,17 +257,8 @@ def _with_special(
         add_eos=bool(last),
         prefix_ids=first if len(first) > 1 else None,
         suffix_ids=last if len(last) > 1 else None,
-        pre=pre or "",
+        pre=pre,
     )
-
-
-def _recognize_pre(spec: TokenizerSpec) -> str | None:
-    """Name of the pre-tokenizer, if the vocabulary is a known byte-level one."""
-    if not spec.byte_level or spec.model != "bpe":
-        return None
-    key = vocabularies.fingerprint(spec.tokens)
-    known = vocabularies.identify(len(spec.tokens), len(spec.merges), key)
-    return known.pre or None if known else None
 
 
 def _template(
@@ -349,10 +297,7 @@ def _template(
 
 
 def _odd_template(what: str) -> Unsupported:
-    return Unsupported(
-        f"a post-processor that puts tokens around a text {what}",
-        hint="name another tokenizer of the model with --tokenizer FILE",
-    )
+    return refusal(f"a post-processor that puts tokens around a text {what}")
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
@@ -361,32 +306,27 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
     except OSError as error:
         raise from_os_error(error, path) from error
-    again = "fetch it again: bitnet tokenizer --source mirror --output models --force"
     if not raw.strip():
-        raise InvalidFormat(f"Downloaded tokenizer file is empty: {path}", hint=again)
+        raise InvalidFormat(f"Downloaded tokenizer file is empty: {path}", hint=_REFETCH)
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise InvalidFormat(
-            f"Invalid JSON in downloaded tokenizer: {json_fault(error)} ({path})", hint=again
-        ) from error
+        text = f"Invalid JSON in downloaded tokenizer: {json_fault(error)} ({path})"
+        raise InvalidFormat(text, hint=_REFETCH) from error
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
-        raise InvalidFormat(f"{path} is JSON, but not a tokenizer: it has no 'model'", hint=again)
+        text = f"{path} is JSON, but not a tokenizer: it has no 'model'"
+        raise InvalidFormat(text, hint=_REFETCH)
     return document
 
 
 def vocabulary(document: dict[str, Any]) -> dict[int, str]:
     """Text of every id, including added tokens; a later definition of an id wins."""
     table: dict[int, str] = {}
-    entries = document["model"].get("vocab") or {}
-    if isinstance(entries, dict):
-        pairs = [(number, text) for text, number in entries.items()]
-    else:  # Unigram: a list of [text, score]
-        pairs = [(number, entry[0]) for number, entry in enumerate(entries)]
     added = document.get("added_tokens") or []
+    pairs = _number(document["model"].get("vocab") or {})
     for number, text in [*pairs, *((item.get("id"), item.get("content")) for item in added)]:
         if type(number) is not int or not 0 <= number < 2**32:
-            raise InvalidFormat(f"token {text!r} has id {number!r}, which is not a 32-bit id")
+            raise damage_error(f"token {text!r} has id {number!r}, which is not a 32-bit id")
         table[number] = text
     return table
 
@@ -401,5 +341,5 @@ def check_vocabulary(path: Path, vocab_size: int) -> None:
     raise VocabMismatch(
         f"Vocabulary size mismatch: expected {vocab_size}, got {len(table)} "
         f"({path}: ids up to {max(table, default=-1):,}{detail})",
-        hint="fetch it again: bitnet tokenizer --source mirror --output models --force",
+        hint=_REFETCH,
     )

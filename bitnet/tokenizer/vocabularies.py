@@ -46,10 +46,9 @@ class PreTokenizer:
 
 def _read_steps(entries: Iterable[Any], *, byte_level: bool = False) -> tuple[Step, ...]:
     """Steps as in ``tokenizer.json``; a text is an expression whose matches are pieces."""
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
     rows: list[dict[str, Any]] = [
-        {"type": "Split", "pattern": {"Regex": entry}, "behavior": "Isolated", "invert": False}
-        if isinstance(entry, str)
-        else entry
+        split | {"pattern": {"Regex": entry}} if isinstance(entry, str) else entry
         for entry in entries
     ]
     if byte_level and all(row["type"] != "ByteLevel" for row in rows):
@@ -64,14 +63,11 @@ def _read_table() -> dict[str, PreTokenizer]:
     for row in json.loads(Path(__file__).with_name("pre_tokenizers.json").read_text("utf-8")):
         names, steps, normalizer = row.pop("names"), row.pop("steps"), row.pop("normalizer", ())
         row.pop("note", None)
-        pre = PreTokenizer(
-            table[steps].steps
-            if isinstance(steps, str)
-            else _read_steps(steps, byte_level=row.get("byte_level", True)),
-            _read_steps(normalizer),
-            **row,
-        )
-        table.update(dict.fromkeys(names, pre))
+        if isinstance(steps, str):
+            cut = table[steps].steps
+        else:
+            cut = _read_steps(steps, byte_level=row.get("byte_level", True))
+        table.update(dict.fromkeys(names, PreTokenizer(cut, _read_steps(normalizer), **row)))
     return table
 
 
@@ -141,9 +137,7 @@ def identify(n_tokens: int, n_merges: int, key: str) -> KnownVocabulary | None:
     tokens.
     """
     known = _BY_KEY.get(key)
-    if known is None or known.n_tokens != n_tokens or known.n_merges != n_merges:
-        return None
-    return known
+    return known if known and (known.n_tokens, known.n_merges) == (n_tokens, n_merges) else None
 
 
 def by_tokens(key: str) -> KnownVocabulary | None:
@@ -164,9 +158,7 @@ def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | 
 
     *key* gives the :func:`fingerprint` of the merges; called only if the length is known.
     """
-    if n_merges not in _MERGE_COUNTS:
-        return None
-    return _BY_MERGES.get((n_merges, key()))
+    return _BY_MERGES.get((n_merges, key())) if n_merges in _MERGE_COUNTS else None
 
 
 def spec_key(spec: TokenizerSpec, *content: bytes) -> str:

@@ -20,10 +20,8 @@ from bitnet.server import exchange, refusals
 from bitnet.server.slot import Slot
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
-from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import open_engine
-from bitnet.tokenizer.tiktoken_file import spec_from_ranks
-from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.wire.routes import COMPUTED, ROUTES
 
 TEXTS = (
@@ -44,17 +42,17 @@ CONVERSATION = (
 
 def tokenizer_json(data):
     """A ``tokenizer.json`` of these bytes."""
-    _run(_opened(data, "tokenizer.json", spec_from_tokenizer_json))
+    _run(_opened(data, "tokenizer.json", spec_from_file))
 
 
 def sentencepiece(data):
     """A SentencePiece ``tokenizer.model`` of these bytes."""
-    _run(_opened(data, "tokenizer.model", spec_from_tokenizer_model))
+    _run(_opened(data, "tokenizer.model", spec_from_file))
 
 
 def tiktoken(data):
     """A tiktoken rank file of these bytes."""
-    _run(_opened(data, "a.tiktoken", lambda path: spec_from_ranks(path, pre="llama-bpe")))
+    _run(_opened(data, "a.tiktoken", lambda path: spec_from_file(path, pre="llama-bpe")))
 
 
 def tekken(data):

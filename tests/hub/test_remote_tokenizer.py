@@ -12,7 +12,8 @@ from bitnet.hub.models import provide_tokenizer as provide
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
-from bitnet.tokenizer.load import TOKENIZER_FILES, load_tokenizer
+from bitnet.tokenizer.from_files import TOKENIZER_FILES
+from bitnet.tokenizer.load import load_tokenizer
 
 CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()
 REPO = "org/words"

@@ -22,7 +22,7 @@ from tokenizer_configurations import (
     texts,
 )
 
-from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.sentencepiece_model import SentencePieceModel
 
 LINES = [
@@ -117,7 +117,7 @@ def compare_model(content, folder, seed=0, count=25):
     outcome = Outcome()
     path = folder / "tokenizer.model"
     path.write_bytes(content)
-    spec, engines = open_engines(lambda: spec_from_tokenizer_model(path), outcome)
+    spec, engines = open_engines(lambda: spec_from_file(path), outcome)
     if not engines:
         return outcome
     found = outcome.differences

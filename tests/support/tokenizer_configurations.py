@@ -15,9 +15,9 @@ from charsmaps import charsmap
 from bitnet.base.errors import BitnetError, is_panic
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.compiled import NativeEngine, NotNative, meta_of, open_compiled
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, byte_spelling
-from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 SPACE = "\u2581"
 LETTERS = [*"abcAB12.,'!#", " ", "é", "e\u0301", "ß", "字", SPACE, "\n", "\t", "\U0001f600"]
@@ -343,7 +343,7 @@ def compare(document, folder, seed=0, count=25):
     outcome = Outcome()
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(document), encoding="utf-8")
-    spec, engines = open_engines(lambda: spec_from_tokenizer_json(path), outcome)
+    spec, engines = open_engines(lambda: spec_from_file(path), outcome)
     if not engines:
         return outcome
     found = outcome.differences

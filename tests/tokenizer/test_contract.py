@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.formats.gguf import GGUF
-from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.library import open_engine
 
@@ -45,7 +45,7 @@ def test_sentencepiece_tokenizer_contract():
     path = Path(SPM_MODEL)
     path = path if path.is_absolute() else TESTS.parent / path
     oracle = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    spec = spec_from_tokenizer_model(path)
+    spec = spec_from_file(path)
     engine = open_engine(spec)[0]
     assert spec.vocab_size == oracle.vocab_size()
     assert spec.bos_id == (oracle.bos_id() if oracle.bos_id() >= 0 else None)

@@ -12,9 +12,8 @@ import tokenizers
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.compiled import meta_of
-from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine
-from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 SPACE = "\u2581"
 REPLACE = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -114,7 +113,7 @@ def test_any_chain_of_decoders_gives_the_text_of_the_library(seed, tmp_path):
     path.write_text(json.dumps(_document(rng, _chain(rng))))
     library = tokenizers.Tokenizer.from_file(str(path))
     size = library.get_vocab_size()
-    for tokenizer in _engines(spec_from_tokenizer_json(path)):
+    for tokenizer in _engines(spec_from_file(path)):
         for _ in range(15):
             ids = [rng.randrange(size) for _ in range(rng.randrange(1, 14))]
             for skip in (False, True):
@@ -127,7 +126,7 @@ def test_any_chain_of_decoders_gives_the_text_of_the_library(seed, tmp_path):
 def test_real_files_give_the_text_of_the_library(folder, test_data):
     path = test_data / "tokenizers" / folder / "tokenizer.json"
     library = tokenizers.Tokenizer.from_file(str(path))
-    tokenizer = Tokenizer.from_spec(spec_from_tokenizer_json(path))
+    tokenizer = Tokenizer.from_spec(spec_from_file(path))
     rng, size = random.Random(folder), library.get_vocab_size()
     for _ in range(300):
         # Bytes and special tokens are at the ends of the vocabulary.
@@ -165,7 +164,7 @@ def test_sentencepiece_models_give_the_text_of_their_library(trained):
     rng = random.Random(0)
     for path in trained:
         library = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        for tokenizer in _engines(spec_from_tokenizer_model(path)):
+        for tokenizer in _engines(spec_from_file(path)):
             for _ in range(150):
                 ids = [rng.randrange(1, library.get_piece_size()) for _ in range(15)]
                 assert tokenizer.decode(ids, skip_special=True) == library.decode(ids)
@@ -176,7 +175,7 @@ def test_code_of_a_sentencepiece_model_comes_back_as_it_was(trained):
     code = "def f():\n    if x:\n        return 1"
     for path in trained:
         if path.parent.name.startswith("0"):  # extra white space is kept
-            for tokenizer in _engines(spec_from_tokenizer_model(path)):
+            for tokenizer in _engines(spec_from_file(path)):
                 ids = tokenizer.encode(code)
                 assert tokenizer.decode(ids, skip_special=True) == code
 
@@ -186,11 +185,11 @@ def test_a_decoder_with_an_expression_needs_an_engine_that_counts(tmp_path, monk
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(_document(random.Random(0), replaced)))
     with pytest.raises(Unsupported, match="a decoder replaces"):
-        spec_from_tokenizer_json(path)
+        spec_from_file(path)
     monkeypatch.setenv("BITNET_BACKEND", "reference")
     path.write_text(json.dumps(_document(random.Random(0), replaced | {"pattern": {"Regex": "a"}})))
     with pytest.raises(Unsupported, match="needs the compiled module"):
-        spec_from_tokenizer_json(path)
+        spec_from_file(path)
 
 
 @pytest.mark.parametrize("decoder", [{"type": "Nonsense"}, {"type": "Strip"}, "ByteLevel", 3])
@@ -198,14 +197,14 @@ def test_a_decoder_the_library_does_not_take_is_refused(decoder, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(_document(random.Random(0), decoder)))
     with pytest.raises(InvalidFormat, match="cannot be run"):
-        spec_from_tokenizer_json(path)
+        spec_from_file(path)
 
 
 def test_an_answer_does_not_repeat_bytes_that_end_its_prompt(tmp_path):
     chain = {"type": "Sequence", "decoders": [REPLACE, FALLBACK, FUSE, STRIP]}
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(_document(random.Random(0), chain)))
-    tokenizer = Tokenizer.from_spec(spec_from_tokenizer_json(path))
+    tokenizer = Tokenizer.from_spec(spec_from_file(path))
     prompt = [PIECES.index(piece) for piece in ("a", "<0xC3>", "<0xA9>")]
     stream = tokenizer.stream()
     stream.skip(prompt)

@@ -11,7 +11,7 @@ from bitnet.base import native
 from bitnet.base.errors import Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer
-from bitnet.tokenizer.from_files import spec_from_file, spec_from_vocab_merges
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 
 VOCABULARIES = [
@@ -38,7 +38,7 @@ def _spec(path):
         with GGUF.open(path) as gguf:
             return spec_from_gguf(gguf)
     if path.is_dir():
-        return spec_from_vocab_merges(path)
+        return spec_from_file(path / "vocab.json")
     return spec_from_file(path)
 
 

@@ -14,8 +14,8 @@ from small_specs import pieces
 from bitnet.base import native
 from bitnet.base.errors import BitnetError
 from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.load import load_tokenizer
-from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 VOCABULARY = {"a": 0, "b": 1, "ab": 2, "<s>": 3}
 BPE = {"type": "BPE", "vocab": VOCABULARY, "merges": [["a", "b"]]}
@@ -110,7 +110,7 @@ def test_values_that_the_library_does_not_accept_are_refused(model, tmp_path):
             except Exception:  # noqa: BLE001 - the library raises nothing more exact
                 pass
             try:
-                Tokenizer.from_spec(replaced(spec_from_tokenizer_json(path), fingerprint=""))
+                Tokenizer.from_spec(replaced(spec_from_file(path), fingerprint=""))
             except BitnetError:
                 continue
             accepted.append((place, odd))
@@ -201,12 +201,12 @@ def _spec_of_model(spec):
     import tempfile
     from pathlib import Path
 
-    from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+    from bitnet.tokenizer.from_files import spec_from_file
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tokenizer.model")
         path.write_bytes(write_model(model_from_spec(spec)))
-        found = spec_from_tokenizer_model(path)
+        found = spec_from_file(path)
     return replaced(found, add_bos=False, fingerprint="")
 
 

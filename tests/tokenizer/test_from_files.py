@@ -18,12 +18,9 @@ from bitnet.base.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsup
 from bitnet.tokenizer.from_files import (
     spec_from_file,
     spec_from_folder,
-    spec_from_tokenizer_model,
-    spec_from_vocab_txt,
 )
 from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
-from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 123 times!",
@@ -73,11 +70,11 @@ def test_published_tokenizer_json_gives_the_recorded_ids(test_data, name, key):
 
 
 def spec_from_folder_json(test_data, name):
-    return spec_from_tokenizer_json(present(test_data / "tokenizers" / name / "tokenizer.json"))
+    return spec_from_file(present(test_data / "tokenizers" / name / "tokenizer.json"))
 
 
 def test_meta_rank_file_gives_tiktoken_ids(test_data):
-    spec = spec_from_tokenizer_model(test_data / "tokenizers" / "llama3" / "tokenizer.model")
+    spec = spec_from_file(test_data / "tokenizers" / "llama3" / "tokenizer.model")
     recorded = rows(test_data, "llama3_meta_ordinary")
     assert wrong_ids(spec, recorded, parse_special=False) == []
     assert wrong_ids(spec, rows(test_data, "llama3")) == []
@@ -86,8 +83,8 @@ def test_meta_rank_file_gives_tiktoken_ids(test_data):
 
 def test_rank_file_and_tokenizer_json_of_llama3_are_the_same_vocabulary(test_data):
     folder = test_data / "tokenizers" / "llama3"
-    ranks = spec_from_tokenizer_model(folder / "tokenizer.model")
-    library = spec_from_tokenizer_json(folder / "tokenizer.json")
+    ranks = spec_from_file(folder / "tokenizer.model")
+    library = spec_from_file(folder / "tokenizer.json")
     assert list(ranks.tokens) == list(library.tokens)
     assert sorted(ranks.merges) == sorted(library.merges)
 
@@ -175,7 +172,7 @@ def wordpiece():
 )
 def test_any_tokenizer_json_gives_the_ids_of_the_library(make, tmp_path):
     oracle = save(make(), tmp_path / "tokenizer.json")
-    spec = spec_from_tokenizer_json(tmp_path / "tokenizer.json")
+    spec = spec_from_file(tmp_path / "tokenizer.json")
     engine = open_engine(spec)[0]
     before, after = spec.affixes
     for text in TEXTS + CORPUS[:4]:
@@ -248,14 +245,14 @@ def test_a_damaged_tokenizer_json_is_refused(content, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(InvalidFormat):
-        spec_from_tokenizer_json(path)
+        spec_from_file(path)
 
 
 def test_invalid_json_says_where(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text('{"model":\n  {"a" 1}}')
     with pytest.raises(InvalidFormat, match="at line 2 column 8"):
-        spec_from_tokenizer_json(path)
+        spec_from_file(path)
 
 
 def test_options_that_change_ids_are_refused(tmp_path):
@@ -263,10 +260,10 @@ def test_options_that_change_ids_are_refused(tmp_path):
     model = {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1}
     path.write_text(json.dumps({"model": model}))
     with pytest.raises(Unsupported, match="dropout"):
-        spec_from_tokenizer_json(path)
+        spec_from_file(path)
     path.write_text(json.dumps({"model": {"type": "CTC", "vocab": {"a": 0}}}))
     with pytest.raises(Unsupported, match="CTC"):
-        spec_from_tokenizer_json(path)
+        spec_from_file(path)
 
 
 def test_a_missing_file_is_not_a_traceback(tmp_path):
@@ -283,9 +280,9 @@ def rank_file(path, count):
 def test_unknown_ranks_are_refused_unless_the_pre_tokenizer_is_named(tmp_path):
     path = rank_file(tmp_path / "tokenizer.model", 256)
     with pytest.raises(TokenizerNotFound) as caught:
-        spec_from_tokenizer_model(path)
+        spec_from_file(path)
     assert "--pre NAME" in caught.value.hint
-    spec = spec_from_tokenizer_model(path, pre="qwen2")
+    spec = spec_from_file(path, pre="qwen2")
     assert list(spec.tokens) == BYTE_TO_CHARACTER
     assert open_engine(spec)[0].encode("hi") == [104, 105]
 
@@ -299,12 +296,12 @@ def test_a_special_token_may_sit_between_the_ranks(tmp_path):
     ]
     path = tmp_path / "tokenizer.model"
     path.write_bytes(b"".join(lines))
-    spec = spec_from_tokenizer_model(path)
+    spec = spec_from_file(path)
     assert (spec.vocab_size, spec.pre, spec.eos_id) == (50_281, "gpt-2", 50_256)
     assert open_engine(spec)[0].encode("A<|endoftext|>") == [65, 50_256]
     path.write_bytes(b"".join(lines[:100] + lines[101:]))
     with pytest.raises(InvalidFormat, match="some are missing"):
-        spec_from_tokenizer_model(path, pre="gpt-2")
+        spec_from_file(path, pre="gpt-2")
 
 
 def test_whispers_ranks_have_the_tokens_that_all_its_versions_share(tmp_path):
@@ -312,7 +309,7 @@ def test_whispers_ranks_have_the_tokens_that_all_its_versions_share(tmp_path):
     lines = [b"%s %d\n" % (base64.b64encode(text), n) for n, text in enumerate(texts)]
     path = tmp_path / "multilingual.tiktoken"
     path.write_bytes(b"".join(lines))
-    spec = spec_from_tokenizer_model(path)
+    spec = spec_from_file(path)
     assert (spec.pre, spec.eos_id, spec.vocab_size) == ("gpt-2", 50_257, 50_358)
     assert [spec.tokens.index(text) for text in ("<|startoftranscript|>", "<|en|>", "<|su|>")] == [
         50_258, 50_259, 50_357,
@@ -324,21 +321,21 @@ def test_damaged_ranks_are_refused(damage, tmp_path):
     path = rank_file(tmp_path / "tokenizer.model", 256)
     path.write_bytes(path.read_bytes() + damage)
     with pytest.raises(InvalidFormat):
-        spec_from_tokenizer_model(path, pre="qwen2")
+        spec_from_file(path, pre="qwen2")
 
 
 def test_a_file_that_is_neither_is_refused_by_its_first_bytes(tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(InvalidFormat, match="a Git LFS pointer"):
-        spec_from_tokenizer_model(path)
+        spec_from_file(path)
 
 
 @pytest.mark.parametrize(("words", "expected"), [("play", [3]), ("Play", [0])])
 def test_vocab_txt_knows_its_case_from_its_words(words, expected, tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("[UNK]\n[CLS]\n[SEP]\nplay\n##ing\n" + words.upper() * (words == "Play"))
-    spec = spec_from_vocab_txt(path)
+    spec = spec_from_file(path)
     assert open_engine(spec)[0].encode("Play") == expected
     assert spec.affixes == ((1,), (2,))
 

@@ -14,10 +14,9 @@ from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, compiled
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine, open_engine
 from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
-from bitnet.tokenizer.tiktoken_file import spec_from_ranks
-from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 needs_native = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 TEXT = "a hello aab \u00e9\u5b57 12"
@@ -197,7 +196,9 @@ def _builder(spec):
             parts.update(given)
             return module.build_tokenizer(**given)
 
-    compiled._content(spec, Recorder())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "module", Recorder)
+        compiled.compile_spec(spec)
     return lambda **changes: module.build_tokenizer(**(parts | changes))
 
 
@@ -369,7 +370,7 @@ def test_a_tokenizer_json_of_any_other_shape_is_refused_or_runs(kind, engine, tm
         for wrong in _WRONG:
             path.write_text(json.dumps(_changed(document, place, wrong)))
             with contextlib.suppress(BitnetError):
-                tokenizer = Tokenizer.from_spec(spec_from_tokenizer_json(path))
+                tokenizer = Tokenizer.from_spec(spec_from_file(path))
                 tokenizer.decode(tokenizer.encode("ab<s> xé"))
             tried += 1
     assert tried > 700
@@ -388,7 +389,7 @@ def test_ranks_whose_merges_take_long_to_find_are_refused(texts, tmp_path):
     texts = [bytes([n]) for n in range(256) if bytes([n]) not in texts] + texts
     lines = [base64.b64encode(text) + b" %d\n" % rank for rank, text in enumerate(texts)]
     path.write_bytes(b"".join(lines))
-    tokenizer = spec_from_ranks(path, pre="gpt-2")
+    tokenizer = spec_from_file(path, pre="gpt-2")
     for engine in (Tokenizer.from_spec, open_engine):
         with pytest.raises(Unsupported, match="squared bytes, at most"):
             engine(tokenizer)

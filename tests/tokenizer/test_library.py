@@ -19,7 +19,7 @@ from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.comparison import PROBES
-from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.library import library_engine, open_engine
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, AddedToken, Step, TokenizerSpec
@@ -80,7 +80,7 @@ def test_a_rank_file_is_the_same_tokenizer(engine, ranks, tmp_path):
     path = tmp_path / "tokenizer.model"
     lines = [b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
     path.write_bytes(b"".join(lines))
-    spec = spec_from_tokenizer_model(path)
+    spec = spec_from_file(path)
     assert spec.stop_ids == {50256}
     again = library_engine(spec)
     for text in PROBES:

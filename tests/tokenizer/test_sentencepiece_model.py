@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sentencepiece_writer import model_from_spec, write_model
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
-from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.sentencepiece_model import check_charsmap, parse_model
 from bitnet.tokenizer.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def trained(request, tmp_path_factory):
     )
     path = tmp_path_factory.mktemp("spm") / "tokenizer.model"
     path.write_bytes(model.getvalue())
-    spec = spec_from_tokenizer_model(path)
+    spec = spec_from_file(path)
     return (
         sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()),
         library_engine(spec),
