@@ -10,22 +10,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invoke.exceptions import Exit
-
 from bitnet.base.errors import RowsFailed, UsageError
+from bitnet.base.files import write_bytes
 from bitnet.base.options import option
-from bitnet.base.tables import LiveLine, show
-from bitnet.base.terminal import as_json
+from bitnet.base.tables import LiveLine
 from bitnet.batch.options import BatchOptions
-from bitnet.commands.context import (
-    Context,
-    load_again,
-    model_path,
-    open_model,
-    read_text,
-    say,
-    write_json,
-)
+from bitnet.commands.context import Context, model_path, open_model, read_text, say, write_json
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions, VectorOptions
 
@@ -61,25 +51,22 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
         ignored = _answer(files, options, model, common)
-    counts = {"rows": files.total, "answered_before": files.done, "failed": files.error_count}
-    ignoring = {"ignored_keys": list(ignored)} if ignored else {}
-    failing = {"errors": files.errors} if files.error_count else {}
+    failed, failure = files.error_count, None
+    facts = {"rows": files.total, "answered_before": files.done, "failed": failed}
+    facts |= {"ignored_keys": list(ignored)} if ignored else {}
+    if failed:
+        facts["errors"] = files.errors
+        names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])
+        more = f" and {failed - SHOWN} more" if failed > SHOWN else ""
+        failure = RowsFailed(
+            f"{failed} of {files.total} rows failed: {names}{more}",
+            hint="correct the rows that are wrong, then run this again with --retry-errors",
+        )
     if not common.output.json:
         for row_id, error in list(files.errors.items())[:SHOWN]:
             say(f"row {row_id!r}: {error}")
-    line = f"{files.total} rows answered, {files.done} of them before, {files.error_count} failed"
-    failure = _failure(files) if files.error_count else None
-    common.output.finish(counts | ignoring | failing, [line], failure)
-
-
-def _failure(files):
-    """Number of failed rows, and the first of them."""
-    names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])
-    more = f" and {files.error_count - SHOWN} more" if files.error_count > SHOWN else ""
-    return RowsFailed(
-        f"{files.error_count} of {files.total} rows failed: {names}{more}",
-        hint="correct the rows that are wrong, then run this again with --retry-errors",
-    )
+    line = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
+    common.output.finish(facts, [line], failure)
 
 
 def _check(target, options, model):
@@ -104,21 +91,21 @@ def _answer(files, options, model, common):
     from bitnet.batch.rows import answers, in_order
 
     rows = list(files.remaining_rows())
+
+    def write(answered):
+        for row, facts in in_order(rows, answered) if options.ordered else answered:
+            files.write(row, facts)
+
     if not rows:
         return ()
     if options.engine == "ray":
         from bitnet.batch.ray_engine import ray_answers
 
-        path = model_path(model, common)
-        answered_rows = ray_answers(rows, path, options, threads=model.threads)
-        for row, facts in in_order(rows, answered_rows) if options.ordered else answered_rows:
-            files.write(row, facts)
+        write(ray_answers(rows, model_path(model, common), options, threads=model.threads))
         return ()
     limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
     with open_model(model, common) as running:
-        answered_rows = answers(rows, running, **limits)
-        for row, facts in in_order(rows, answered_rows) if options.ordered else answered_rows:
-            files.write(row, facts)
+        write(answers(rows, running, **limits))
         return running.ignored_keys
 
 
@@ -136,7 +123,6 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
     They are pooled as the model says, and behind its prompt where it has one; a model that says
     nothing gives the mean of its last hidden states.
     """
-    from bitnet.base.files import write_bytes
     from bitnet.runtime.vectors import check_vectors, round_vectors
 
     target = Path(options.output) if options.output else None
@@ -166,18 +152,14 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
         "precision": options.precision,
         "pooling": pooling,
     }
-    if target is None and not common.output.json:
-        print(_lines(vectors), end="", flush=True)
-        return
-    if target is None:
-        write_json(facts | {"embeddings": vectors.tolist()})
-        return
-    is_array = target.suffix.lower() == ".npy"
-    write_bytes(target, _npy(vectors) if is_array else _lines(vectors).encode())
+    if target is not None:
+        is_array = target.suffix.lower() == ".npy"
+        write_bytes(target, _npy(vectors) if is_array else _lines(vectors).encode())
     if common.output.json:
-        write_json(facts | {"output": str(target)})
+        result = {"output": str(target)} if target else {"embeddings": vectors.tolist()}
+        write_json(facts | result)
     else:
-        print(target)
+        print(f"{target}\n" if target else _lines(vectors), end="", flush=True)
 
 
 def _texts(name: str) -> list[str]:
@@ -259,44 +241,34 @@ def bench(c, options=BenchOptions(), model=ModelOptions(), common=Context()):
     The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
     """
     from bitnet.bench import BenchPlan, changes, measure, read_report, slowdown
+    from bitnet.bench.report import change_lines
 
     plan = BenchPlan.of(
         options.tests, options.thread_counts, options.repetitions, threads=model.threads
     )
     before = read_report(Path(options.against)) if options.against else None
     running = open_model(model, common)
+    again = replace(model, model=str(running.path), features="", no_default_features=False)
     with LiveLine() as line:
         report = measure(
             running,
             plan,
-            reload=lambda: load_again(running, model, common),
+            reload=lambda: open_model(again, common),
             on_step=(lambda _text: None) if common.output.no_progress else line.tell,
         )
     compared = changes(before, report) if before else []
-    _show(report, before, compared, in_json=common.output.json)
-    limit = options.max_slowdown
+    limit, facts, lines = options.max_slowdown, report.facts(), [*report.lines()]
+    if before:
+        facts["changes"] = [vars(change) for change in compared]
+        lines += ["", *change_lines(compared)]
+        for name, was, now in (
+            ("model", before.model["name"], report.model["name"]),
+            ("processor", before.machine.cpu, report.machine.cpu),
+            ("backend", before.machine.backend, report.machine.backend),
+        ):
+            if was != now and not common.output.json:
+                say(f"Note: the earlier report is of another {name}: {was}")
     problem = None if limit is None else slowdown(compared, at_most=limit)
-    if problem is not None and common.output.json:
-        raise Exit(problem.message, code=problem.exit_code)  # one document is on stdout already
-    if problem is not None:
-        raise problem
-
-
-def _show(report, before, compared, *, in_json):
-    from bitnet.bench.report import change_lines
-
-    if in_json:
-        told = {"changes": [vars(change) for change in compared]} if before else {}
-        print(as_json(report.facts() | told))
-        return
-    show(*report.lines())
-    if before is None:
-        return
-    for name, was, now in (
-        ("model", before.model["name"], report.model["name"]),
-        ("processor", before.machine.cpu, report.machine.cpu),
-        ("backend", before.machine.backend, report.machine.backend),
-    ):
-        if was != now:
-            say(f"Note: the earlier report is of another {name}: {was}")
-    show("", *change_lines(compared))
+    if problem and common.output.json:
+        say(problem.message)
+    common.output.finish(facts, lines, problem)

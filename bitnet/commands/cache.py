@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bitnet.base.errors import NotFound, UsageError
+from bitnet.base.errors import IntegrityError, NotFound, UsageError, VerificationFailed
+from bitnet.base.findings import render
 from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions, option
+from bitnet.base.progress import Progress, human_size, human_time
 from bitnet.base.tables import brief, quantity, short, show, table
-from bitnet.base.terminal import as_json
 from bitnet.cache import Selection
-from bitnet.commands.context import Context
+from bitnet.commands.context import Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
 from bitnet.hub.options import FetchOptions
 from bitnet.sources import TOKENIZERS, Source
+
+DRY_RUN = option(False, "show what would be removed, and remove nothing")
 
 
 @task(group="Cache", example="bitnet cache list", name="cache.list")
@@ -26,16 +29,11 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
     """
     import time
 
-    from bitnet.base.progress import human_size, human_time
     from bitnet.cache.entries import entries
 
     listing = entries(cache.root)
     total = sum({entry.inode: entry.size_bytes for entry in listing}.values())
-    if output.json:
-        facts = [entry.facts() for entry in listing]
-        print(as_json({"root": str(cache.root), "size_bytes": total, "entries": facts}))
-        return
-    print(*_by_repository(listing, cache.root), sep="", end="")
+    facts = [entry.facts() for entry in listing]
     of_repositories = {entry.inode for entry in listing if entry.origin}
     head = ("size", "last used", "kind", "key", "path", "note")
     rows = [
@@ -50,15 +48,14 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
         for entry in listing
         if entry.inode not in of_repositories
     ]
-    if rows:
-        print(*table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)), sep="\n")
-    print(f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}")
+    others = table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)) if rows else ()
+    summary = f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}"
+    lines = [*_by_repository(listing, cache.root), *others, summary]
+    output.finish({"root": str(cache.root), "size_bytes": total, "entries": facts}, lines)
 
 
 def _by_repository(listing, root):
     """Lines of a table of the files of the store, by repository, with what holds each."""
-    from bitnet.base.progress import human_size
-
     rows = []
     for name in sorted({entry.origin.repository for entry in listing if entry.origin}):
         files = [e for e in listing if e.origin and e.origin.repository == name]
@@ -66,13 +63,12 @@ def _by_repository(listing, root):
         rows.append((name, human_size(total), quantity(len(files), "file")))
         for entry in files:
             held = [_place(Path(path), root) for path in entry.holders(listing)]
-            busy = [f"in use by {entry.owner}"] if entry.owner else []
-            held_by = ", ".join([*busy, *held]) or "nothing else"
+            held_by = ", ".join([*_users(entry), *held]) or "nothing else"
             rows.append((f"  {entry.origin.file}", human_size(entry.size_bytes), held_by))
     if rows:
         head = ("repository and file", "size", "held by")
-        yield from (f"{line}\n" for line in table(head, rows, shrink=(2,), whole=0, right=(1,)))
-        yield "\n"
+        yield from table(head, rows, shrink=(2,), whole=0, right=(1,))
+        yield ""
 
 
 def _place(path, root):
@@ -81,23 +77,25 @@ def _place(path, root):
     return str(path.relative_to(root) if is_below else path)
 
 
+def _users(entry):
+    return [f"in use by {entry.owner}"] if entry.owner else []
+
+
 def _note(entry):
     """Known users of a file, and under how many other names, as far as that is known."""
-    busy = [f"in use by {entry.owner}"] if entry.owner else []
-    if not entry.is_stored:
-        return ", ".join([*busy, *["a link"] * (entry.links > 1)])
     others = max(entry.links - 1, len(entry.users))
-    return ", ".join([*busy, quantity(others, "link") if others else "unreferenced"])
+    stored = quantity(others, "link") if others else "unreferenced"
+    names = [stored] if entry.is_stored else ["a link"] * (entry.links > 1)
+    return ", ".join([*_users(entry), *names])
 
 
 @task(group="Cache", example="bitnet cache verify", name="cache.verify")
 def cache_verify(
     c,
-    model=option(
-        "",
+    model=model_option(
         "compare the files of this repository with the hub's digests instead",
+        "",
         metavar="NAME|REPO",
-        positional=True,
     ),
     common=Context(),
 ):
@@ -112,45 +110,37 @@ def cache_verify(
     if model:
         _compare_with_hub(model, common)
         return
-    cache, output = common.cache, common.output
-    from bitnet.base.errors import IntegrityError
     from bitnet.cache.entries import entries, verify
     from bitnet.formats.gguf import GGUF
     from bitnet.store import Store
     from bitnet.store.tag import is_marked
 
-    published = [e for e in entries(cache.root) if e.kind not in ("partial", "leftover")]
-    expected = Store(cache.root).digests()
+    root, failure = common.cache.root, None
+    expected = Store(root).digests()
     verdicts = [
         verify(entry, read_gguf=lambda path: GGUF.open(path).close(), expected=expected)
-        for entry in published
+        for entry in entries(root)
+        if entry.kind not in ("partial", "leftover")
     ]
-    damaged = [verdict for verdict in verdicts if not verdict.intact]
-    failure = None
-    if damaged:
+    if damaged := [verdict for verdict in verdicts if not verdict.intact]:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""
         remedy = f"bitnet cache clean --key {word(first.key)}{models} --yes"
-        if not is_marked(cache.root, first.path):
+        if not is_marked(root, first.path):
             remedy = f"delete {first.path}"
-        failure = IntegrityError(
-            f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
-            hint=f"{remedy}, then fetch it again",
-        )
+        text = f"{len(damaged)} of {len(verdicts)} files in {root} are damaged"
+        failure = IntegrityError(text, hint=f"{remedy}, then fetch it again")
     facts = [verdict.facts() for verdict in verdicts]
-    output.finish(facts, [brief(str(verdict)) for verdict in verdicts], failure)
+    common.output.finish(facts, [brief(str(verdict)) for verdict in verdicts], failure)
 
 
 def _compare_with_hub(name, common):
-    from bitnet.base.errors import VerificationFailed
-    from bitnet.base.findings import render
     from bitnet.hub.models import compare_with_hub
     from bitnet.hub.ref import parse
 
     findings = list(compare_with_hub(parse(name), common.project(verify=True)))
-    wrong = [finding for finding in findings if finding.severity != "ok"]
     failure = None
-    if wrong:
+    if wrong := [finding for finding in findings if finding.severity != "ok"]:
         state = "not what the hub has" if any(f.failed for f in wrong) else "NOT CHECKED"
         text = f"{len(wrong)} of {len(findings)} files of {name} are {state}"
         failure = VerificationFailed(text, hint=wrong[0].hint)
@@ -161,10 +151,8 @@ def _compare_with_hub(name, common):
 @task(group="Models", example="bitnet rm smollm2-135m --dry-run")
 def rm(
     c,
-    model=option(
-        None, "name of a model, as `bitnet models` lists it", metavar="NAME", positional=True
-    ),
-    dry_run=option(False, "show what would be removed, and remove nothing"),
+    model=model_option("name of a model, as `bitnet models` lists it", metavar="NAME"),
+    dry_run=DRY_RUN,
     common=Context(),
 ):
     """Remove one model, and say what still holds its files.
@@ -191,7 +179,7 @@ def rm(
 def clean_cache(
     c,
     selection=Selection(),
-    dry_run=option(False, "show what would be removed, and remove nothing"),
+    dry_run=DRY_RUN,
     yes=option(False, "remove without asking"),
     cache=CacheOptions(),
     output=Output(),
@@ -206,27 +194,22 @@ def clean_cache(
 
     planned = plan(cache.root, selection)
     terminal = sys.stdin.isatty() and not output.json
-    lists = dry_run or output.verbose or (terminal and not yes)
-    if not output.json and lists:
+    if not output.json and (dry_run or output.verbose or (terminal and not yes)):
         show(*map(brief, planned.files("would remove")))
     if not output.json and (dry_run or not yes):
         show(planned.summary("would remove"))
-    sure = not dry_run and (yes or not planned.remove or (terminal and _confirm()))
+    sure = not dry_run and (yes or not planned.remove)
     if not (sure or dry_run or terminal):
         raise UsageError(
             "nothing was removed: there is no terminal to ask on",
             hint="bitnet cache clean --yes, or --dry-run",
         )
+    if not (sure or dry_run):
+        print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
+        sure = sys.stdin.readline().strip().lower() in ("y", "yes")
     done = prune(planned) if sure else planned
-    if output.json:
-        print(as_json({"removed": sure, **done.facts()}))
-    elif sure:
-        show(f"Cache cleanup complete: {done.summary('removed')}")
-
-
-def _confirm() -> bool:
-    print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    lines = [f"Cache cleanup complete: {done.summary('removed')}"] if sure else []
+    output.finish({"removed": sure, **done.facts()}, lines)
 
 
 @task(
@@ -256,18 +239,14 @@ def bundle_export(
     what the lock file says about it. Nothing is fetched. `bundle import` reads the file on a
     machine without a network.
     """
-    from bitnet.base.progress import Progress, human_size
-    from bitnet.base.tables import quantity
     from bitnet.hub.bundles import Collection
     from bitnet.store.bundle import write_bundle
 
     context = Context(FetchOptions(offline=True), cache, console)
     chosen = Collection(context.project())
-    unknown = [name for name in tokenizer if name not in TOKENIZERS]
-    if unknown:
-        raise UsageError(
-            f"no tokenizer is called {unknown[0]!r}", hint=f"known: {', '.join(TOKENIZERS)}"
-        )
+    if unknown := [name for name in tokenizer if name not in TOKENIZERS]:
+        hint = f"known: {', '.join(TOKENIZERS)}"
+        raise UsageError(f"no tokenizer is called {unknown[0]!r}", hint=hint)
     paths = [chosen.add_model(name) for name in model]
     for name in tokenizer:
         chosen.add_tokenizer(TOKENIZERS[name])
@@ -287,11 +266,8 @@ def bundle_export(
     contents = chosen.contents(attestations)
     with Progress(target.name, mode=console.progress) as bar:
         digest = write_bundle(contents, target, force=force, report=bar.reach)
-    size = target.stat().st_size
-    print(
-        f"✓ {quantity(len({file.sha256 for file in contents.files}), 'file')}, {human_size(size)}",
-        file=sys.stderr,
-    )
+    size, count = target.stat().st_size, len({file.sha256 for file in contents.files})
+    print(f"✓ {quantity(count, 'file')}, {human_size(size)}", file=sys.stderr)
     facts = {
         "path": output,
         "size": size,
@@ -300,7 +276,7 @@ def bundle_export(
         "attestations": sorted(attestations),
         "locked": contents.lock is not None,
     }
-    print(as_json(facts) if console.json else output)
+    console.finish(facts, [output])
 
 
 def facts_of(file):
@@ -337,10 +313,7 @@ def bundle_import(
     c,
     file=option(None, "file that `bundle export` wrote", metavar="FILE", positional=True),
     project=option(
-        "",
-        "project folder for the lock file and its pinned files",
-        formerly=("into",),
-        metavar="DIR",
+        "", "project folder for the lock file and its files", formerly=("into",), metavar="DIR"
     ),
     force=option(False, "replace existing names and the lock file by the bundle's"),
     cache=CacheOptions(),
@@ -352,7 +325,6 @@ def bundle_import(
     No connection is opened. With --project the files go to their places in a project too, as `sync`
     puts them there.
     """
-    from bitnet.base.progress import Progress
     from bitnet.hub.bundles import import_bundle
     from bitnet.verify.attest import Attestation
 
@@ -366,7 +338,8 @@ def bundle_import(
             into=folder,
             report=bar.reach,
         )
-    placed = _place_files(context, folder) if folder is not None else []
+    artifacts = [] if folder is None else provide_pins(context.project(folder))
+    placed = [artifact.path for artifact in artifacts]
     for path in (*models.values(), *placed):
         _attest(path, bundle.attestations, context)
     state = f"{len(fresh)} new files" if fresh else "everything was here"
@@ -378,19 +351,7 @@ def bundle_import(
         "models": {name: str(path) for name, path in models.items()},
         "placed": [str(path) for path in placed],
     }
-    paths = [*map(str, models.values()), *map(str, placed)]
-    print(as_json(facts) if console.json else "\n".join(paths))
-
-
-def _place_files(context, folder):
-    """The files of the lock file in *folder*, each at its place now."""
-    from bitnet.hub.orders import order_from_lock
-    from bitnet.hub.provision import provide_all
-    from bitnet.tokenizer.tokenizer_json import check_vocabulary
-
-    project = context.project(folder)
-    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in project.pins()]
-    return [artifact.path for artifact in provide_all(orders, project)]
+    console.finish(facts, [*map(str, models.values()), *map(str, placed)])
 
 
 def _attest(path, attestations, context):

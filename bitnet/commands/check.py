@@ -10,21 +10,24 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.base import settings, tables
-from bitnet.base.invocation import extra_command, word
+from bitnet.base.errors import (
+    EXIT_CODES,
+    BitnetError,
+    NotFound,
+    TokenizerNotFound,
+    UsageError,
+    VerificationFailed,
+)
+from bitnet.base.files import path_of, write_text
+from bitnet.base.findings import SEVERITIES, Finding, render, status_of
+from bitnet.base.invocation import extra_command, program, word
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.tables import show, table
-from bitnet.base.terminal import as_json
-from bitnet.commands.context import PRE, Context
+from bitnet.commands.context import IGNORE_KEY, PRE, TOKENIZER_OF_MODEL, Context, model_option
 from bitnet.commands.declare import Output, task
 
-MODEL = option(
-    "",
-    "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF",
-    metavar="PATH|NAME",
-    positional=True,
-)
-IGNORE_KEY = option(
-    [], "key of the model to treat as if it were not there; may be repeated", metavar="KEY"
+MODEL = model_option(
+    "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF", ""
 )
 ALLOW_MOCK = option(
     False, "a model without a tokenizer does not fail, and is reported as NOT CHECKED"
@@ -35,9 +38,7 @@ ALLOW_MOCK = option(
 def verify(
     c,
     model=MODEL,
-    tokenizer=option(
-        "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
-    ),
+    tokenizer=TOKENIZER_OF_MODEL,
     pre=PRE,
     against=option(
         None, "attestation, bundle, original or known model to compare with", metavar="FILE|NAME"
@@ -57,20 +58,19 @@ def verify(
     nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
     best.
     """
-    from bitnet.base.errors import UsageError, VerificationFailed
+    from bitnet.verify import Pin
 
-    path = model or settings.gguf()
-    if not path:
-        raise UsageError("verify needs MODEL", hint="bitnet verify bitnet-tiny, or set BITNET_GGUF")
-    path = Context(cache=cache).model(path)
-    pin = _digest_given(sha256) if sha256 is not None else None
+    path = _find_model(model, "verify", Context(cache=cache))
+    digest = "" if sha256 is None else sha256.lower()
+    if sha256 is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+        raise UsageError("--sha256 expects 64 hexadecimal digits", hint="sha256sum FILE")
     if key and against is None:
         raise UsageError("--key belongs to a bundle", hint="name it: --against BUNDLE --key FILE")
     expected = _expectations_here(path, cache.root, beside_it=against is None)
     if against is not None:
         expected |= _read_expectations(against, path, key)
-    if pin is not None:
-        expected["find_pin"] = lambda _: pin
+    if digest:
+        expected["find_pin"] = lambda _: Pin(digest, "--sha256")
     report = examine(
         path,
         output,
@@ -80,22 +80,30 @@ def verify(
         ignore_keys=ignore_key,
         **expected,
     )
-    accepted = report["passed"] or (allow_mock and not _is_failing(report))
+    if _is_accepted(report, allow_mock=allow_mock):
+        output.finish(report, [report["verdict"]])
+        return
     hints = [check["hint"] for check in report["findings"] if check["severity"] == "failed"]
     failure = VerificationFailed(report["verdict"], hint=next(iter(hints), ""))
-    lines = [report["verdict"]] if accepted else []  # else it is the error
-    output.finish(report, lines, None if accepted else failure)
+    output.finish(report, [], failure)
 
 
-def _is_failing(report):
-    """True if a check of *report* failed, or none was made."""
+def _find_model(model, command, context):
+    """The path of *model*, or of that in ``BITNET_GGUF``."""
+    if not (named := model or settings.gguf()):
+        hint = f"bitnet {command} bitnet-tiny, or set BITNET_GGUF"
+        raise UsageError(f"{command} needs MODEL", hint=hint)
+    return context.model(named)
+
+
+def _is_accepted(report, *, allow_mock):
+    """True if *report* passed, or with *allow_mock* if some check was made and none failed."""
     made = [check["severity"] for check in report["findings"] if check["severity"] != "skipped"]
-    return "failed" in made or not made
+    return report["passed"] or (allow_mock and bool(made) and "failed" not in made)
 
 
 def examine(path, output, *, show=True, **options):
     """The checks of *path* as JSON values, printed as they are made unless --json was given."""
-    from bitnet.base.findings import render
     from bitnet.verify import verify_model
 
     checks = []
@@ -108,11 +116,9 @@ def examine(path, output, *, show=True, **options):
 
 def report_of(path, checks, ignored=()):
     """Results of *checks* for the model at *path*, as JSON values."""
-    from bitnet.base.findings import status_of
     from bitnet.verify import verdict
 
-    said = {"ignored_keys": list(ignored)} if ignored else {}
-    return said | {
+    return ({"ignored_keys": list(ignored)} if ignored else {}) | {
         "model": str(path),
         "passed": status_of(checks) == "passed",
         "pinned": any(one.subject == "identity" and one.severity == "ok" for one in checks),
@@ -122,21 +128,11 @@ def report_of(path, checks, ignored=()):
     }
 
 
-def _digest_given(sha256):
-    from bitnet.base.errors import UsageError
-    from bitnet.verify import Pin
-
-    if len(sha256) != 64 or set(sha256.lower()) - set("0123456789abcdef"):
-        raise UsageError("--sha256 expects 64 hexadecimal digits", hint="sha256sum FILE")
-    return Pin(sha256.lower(), "--sha256")
-
-
 def _read_expectations(against, model, key):
     """Expectations of --against, a file or a name, for :func:`bitnet.verify.verify_model`.
 
     An empty one, as of an unset variable, is refused. A bundle by others has a pin for each file.
     """
-    from bitnet.base.errors import UsageError
     from bitnet.verify import Pin
     from bitnet.verify.attest import attestation_of
     from bitnet.verify.bundle import is_bundle, open_bundle
@@ -178,24 +174,20 @@ def _expectations_here(model, cache, *, beside_it=True):
 
 
 def _pins_for(model, cache):
-    from bitnet.base.files import path_of
     from bitnet.shipped import SHIPPED
     from bitnet.store import Store
     from bitnet.store.records import LOCK_FILE, read_lock
     from bitnet.verify import Pin
 
-    pins = {
-        Path(path).resolve(): Pin(digest, "the cache's record")
-        for path, digest in Store(cache).digests().items()
-    }
+    digests = Store(cache).digests().items()
+    pins = {Path(path).resolve(): Pin(sha256, "the cache's record") for path, sha256 in digests}
     places = (Path.cwd() / "x", Path.cwd() / model, model.resolve())
     for folder in dict.fromkeys(folder for place in places for folder in reversed(place.parents)):
         for entry in read_lock(folder / LOCK_FILE):
             if entry.place is not None:
                 place = (folder / path_of(entry.place)).resolve()
                 pins[place] = Pin(entry.sha256, LOCK_FILE)
-    for shipped in SHIPPED.values():
-        pins[shipped.path.resolve()] = Pin(shipped.sha256, "this package")
+    pins |= {it.path.resolve(): Pin(it.sha256, "this package") for it in SHIPPED.values()}
     return lambda file: pins.get(file.resolve())
 
 
@@ -212,31 +204,19 @@ def health(
 
     Ends with exit code 15 when one failed; `bitnet verify` shows the checks of a single one.
     """
-    from bitnet.base.errors import BitnetError, VerificationFailed
-    from bitnet.base.findings import Finding
     from bitnet.formats.model_files import candidates_below, find_models
 
-    reports = []
+    reports, options = [], {"allow_mock": allow_mock, "ignore_keys": ignore_key}
     for model in find_models(Path(model_dir), among=candidates_below):
         try:
-            report = examine(
-                model,
-                output,
-                show=False,
-                allow_mock=allow_mock,
-                ignore_keys=ignore_key,
-                **_expectations_here(model, cache.root),
-            )
+            expected = _expectations_here(model, cache.root)
+            report = examine(model, output, show=False, **options, **expected)
         except BitnetError as error:  # among models, what is not one is a failure like others
             report = report_of(model, [Finding.of("file", error)])
         reports.append(report)
         if not output.json:
             show(f"Validating: {model}: {_line(report)}")
-    failed = [
-        report["model"]
-        for report in reports
-        if not (report["passed"] or (allow_mock and not _is_failing(report)))
-    ]
+    failed = [one["model"] for one in reports if not _is_accepted(one, allow_mock=allow_mock)]
     if not failed:
         output.finish(reports, [_verdict(reports)])
         return
@@ -252,18 +232,12 @@ def _verdict(reports):
         count = f"{len(unchecked)} of {len(reports)} models"
         return f"NOT CHECKED: {count} ran without some check: {', '.join(unchecked)}"
     unpinned = sum(not report["pinned"] for report in reports)
-    if not unpinned:
-        return "✅ All models healthy"
-    return (
-        f"✅ All models healthy; {unpinned} of {len(reports)} UNPINNED: nothing says these are "
-        "the original bytes"
-    )
+    count = f"; {unpinned} of {len(reports)} UNPINNED: nothing says these are the original bytes"
+    return f"✅ All models healthy{count if unpinned else ''}"
 
 
 def _line(report):
     """The worst finding, unless it is only a note."""
-    from bitnet.base.findings import SEVERITIES
-
     first = min(report["findings"], key=lambda check: SEVERITIES.index(check["severity"]))
     if first["severity"] in ("note", "ok"):
         return "ok"
@@ -290,17 +264,12 @@ def attest(
     compute them. Order, alignment and splitting do not change it; any other bit does. Compare with
     `bitnet verify --against FILE`.
     """
-    from bitnet.base.errors import TokenizerNotFound, UsageError
-    from bitnet.base.files import write_text
     from bitnet.formats.containers import open_checkpoint
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.verify import attest as attesting
     from bitnet.verify.bundle import sign, statement_of
 
-    path = model or settings.gguf()
-    if not path:
-        raise UsageError("attest needs MODEL", hint="bitnet attest bitnet-tiny, or set BITNET_GGUF")
-    path = Context().model(path)
+    path = _find_model(model, "attest", Context())
     checkpoint = open_checkpoint(path)
     try:
         trace_tokenizer = resolve_tokenizer(checkpoint, tokenizer or None) if trace else None
@@ -319,7 +288,7 @@ def attest(
         attestation.write(Path(output))
     if output:
         facts = {"model": str(path), "output": output, "digest": attestation.digest}
-        print(as_json(facts) if show.json else f"{attestation.digest}  {output}")
+        show.finish(facts, [f"{attestation.digest}  {output}"])
     else:
         print(attestation.text(), end="")
 
@@ -355,21 +324,15 @@ def doctor(
         print(markdown(findings))
     else:
         common.output.finish(facts, [*map(str, findings), verdict(findings)])
-    wrong = next((finding for finding in findings if finding.failed), None)
-    if wrong is not None:
+    if wrong := next((finding for finding in findings if finding.failed), None):
         raise Exit(code=wrong.exit_code)
 
 
 @task(group="Check", example="bitnet exit-codes")
 def exit_codes(c, output=Output()):
     """Print what every exit code means."""
-    from bitnet.base.errors import EXIT_CODES
-
-    if output.json:
-        print(as_json(EXIT_CODES))
-        return
     rows = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
-    print(*table(("code", "meaning"), rows, right=(0,), wrap=1), sep="\n")
+    output.finish(EXIT_CODES, table(("code", "meaning"), rows, right=(0,), wrap=1))
 
 
 @task(group="Check", example="bitnet completion bash > bitnet.bash")
@@ -386,8 +349,6 @@ def completion(
     there. The shell adds the names of files.
     """
     from invoke.completion.complete import print_completion_script
-
-    from bitnet.base.invocation import program
 
     name = Path(program().split()[-1]).name
     print_completion_script(shell, ["inv", "invoke"] if name.startswith("inv") else ["bitnet"])
@@ -429,12 +390,12 @@ def ci_init(
     planned = plan_files(Path(project), names, branch=branch, source=from_, image=image)
     if not dry_run:
         write_files(Path(project), planned, force=force)
-    words = {"new": "write", "changed": "overwrite"} if dry_run else {"new": "wrote"}
+    wrote, overwrote = ("write", "overwrite") if dry_run else ("wrote", "overwrote")
+    words = {"new": wrote, "changed": overwrote}
     lines = []
     for file in planned:
         what = f": {file.summary}" if file.summary else ""
-        state = words.get(file.state, "overwrote" if file.state == "changed" else file.state)
-        lines.append(f"{state:<9} {file.path}{what}")
+        lines.append(f"{words.get(file.state, file.state):<9} {file.path}{what}")
     output.finish([{"path": str(file.path), "state": file.state} for file in planned], lines)
 
 
@@ -444,7 +405,6 @@ def ci_lint(c, project=option(".", "root of the project", metavar="DIR"), output
 
     The schema, zizmor, actionlint and shellcheck, from the extra `ci`; no connection is opened.
     """
-    from bitnet.base.errors import BitnetError, NotFound, VerificationFailed
     from bitnet.ci.templates import lint
 
     outcomes = lint(Path(project))

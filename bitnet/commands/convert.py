@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import BitnetError, UsageError
 from bitnet.base.options import option
-from bitnet.base.terminal import as_json
-from bitnet.commands.context import Context, say
-from bitnet.commands.declare import Output, task
+from bitnet.base.progress import Progress
+from bitnet.commands.context import Context, model_option, say
+from bitnet.commands.declare import Output, nearest, task
 
 
 @task(group="Models", example="bitnet inspect-gguf smollm2-135m", aliases=("show",))
 def inspect_gguf(
     c,
-    model=option(
-        None,
-        "GGUF file, any part of a split model, or name of a model",
-        formerly=("path",),
-        metavar="PATH|NAME",
-        positional=True,
+    model=model_option(
+        "GGUF file, any part of a split model, or name of a model", formerly=("path",)
     ),
     full=option(False, "count every ternary weight; without it a sample of each tensor is read"),
     output=Output(),
@@ -46,12 +41,7 @@ ENCODINGS = (
 class ConvertOptions:
     """Source and destination of a conversion."""
 
-    model: str = option(
-        "",
-        "GGUF file, folder with safetensors, or name of a model",
-        metavar="PATH|NAME",
-        positional=True,
-    )
+    model: str = model_option("GGUF file, folder with safetensors, or name of a model", "")
     output: str = option("", "the new GGUF file; must not exist", metavar="FILE")
     type: str = option(
         "F16",
@@ -78,10 +68,7 @@ class ConvertOptions:
         "x86", "processor that wrote the I2_S weights of the model", choices=("x86", "arm")
     )
     ignore_key: list[str] = option(
-        [],
-        "key of the model to treat as if it were not there; may be repeated; the new file does not "
-        "have it",
-        metavar="KEY",
+        [], "key of the model to treat as absent, and leave out; may be repeated", metavar="KEY"
     )
     cost: bool = option(True, "measure the cost at the end: run source and file on a text")
 
@@ -98,46 +85,40 @@ def convert(c, options=ConvertOptions(), console=Output()):
     tensor of the new file is read back and compared with its source. What would lose something is
     refused, except for rounding floats to F16, BF16 and blocks, which is what they are for.
     """
-    from bitnet.base.progress import Progress
     from bitnet.convert import ConversionRequest, plan_conversion
     from bitnet.formats.gguf_write import refuse_existing
 
+    same = ("no_tokenizer", "allow_lossy", "i2_s_layout", "pure")
+    texts = ("pre", "output_tensor_type", "token_embedding_type")
     request = ConversionRequest(
         options.type,
         tokenizer=Path(options.tokenizer) if options.tokenizer else None,
-        no_tokenizer=options.no_tokenizer,
-        pre=options.pre or None,
-        allow_lossy=options.allow_lossy,
-        i2_s_layout=options.i2_s_layout,
         ignore_keys=tuple(options.ignore_key),
-        pure=options.pure,
-        output_tensor_type=options.output_tensor_type or None,
-        token_embedding_type=options.token_embedding_type or None,
         imatrix=Path(options.imatrix) if options.imatrix else None,
+        **{name: getattr(options, name) for name in same},
+        **{name: getattr(options, name) or None for name in texts},
     )
     output = Path(options.output)
     refuse_existing(output)
     plan = plan_conversion(Context().model(options.model), request)
     if not console.json:
         say(f"{options.output}: " + "\n".join(plan.lines()))
-    if not console.no_warnings:
-        say_all(f"Warning: {one.subject}: {one.text}" for one in plan.warnings)
+    for warning in plan.warnings if not console.no_warnings else ():
+        say(f"Warning: {warning.subject}: {warning.text}")
     with Progress("checking", mode=console.progress) as progress:
         plan.check(progress.reach)
     with Progress(f"writing {options.output}", mode=console.progress) as progress:
         done = plan.write(output, progress.reach)
     cost = _cost(plan, output) if options.cost else {"skipped": "--no-cost"}
-    if console.json:
-        print(as_json(done.facts() | {"cost": cost if isinstance(cost, dict) else cost.facts()}))
-        return
-    say_all(done.lines())
-    say(f"cost: not measured: {cost['skipped']}" if isinstance(cost, dict) else cost.line())
-    print(options.output)
+    skipped = isinstance(cost, dict)
+    if not console.json:
+        say("\n".join(done.lines()))
+        say(f"cost: not measured: {cost['skipped']}" if skipped else cost.line())
+    console.finish(done.facts() | {"cost": cost if skipped else cost.facts()}, [options.output])
 
 
 def _cost(plan, output):
     """Cost of the conversion, or why it is unknown; the file is complete either way."""
-    from bitnet.base.errors import BitnetError
     from bitnet.convert import measure
     from bitnet.tokenizer import load_tokenizer
 
@@ -145,12 +126,6 @@ def _cost(plan, output):
         return measure(plan.checkpoint, output, load_tokenizer(output))
     except BitnetError as error:
         return {"skipped": error.message}
-
-
-def say_all(lines):
-    """Each of *lines* on stderr."""
-    for line in lines:
-        say(line)
 
 
 @dataclass(frozen=True)
@@ -175,12 +150,9 @@ class Fix:
         if not self.set_pre:
             return list(self.set)
         if self.set_pre not in PRE_TOKENIZERS:
-            near = get_close_matches(self.set_pre, PRE_TOKENIZERS, cutoff=0.4)
-            raise UsageError(
-                f"{self.set_pre!r} is not a known pre-tokenizer",
-                hint=(f"did you mean {' or '.join(near)}? " if near else "")
-                + f"any name can be set with --set tokenizer.ggml.pre:string={self.set_pre}",
-            )
+            any_name = f"any name can be set with --set tokenizer.ggml.pre:string={self.set_pre}"
+            hint = f"{nearest(self.set_pre, PRE_TOKENIZERS)} {any_name}".lstrip()
+            raise UsageError(f"{self.set_pre!r} is not a known pre-tokenizer", hint=hint)
         return [f"tokenizer.ggml.pre:string={self.set_pre}", *self.set]
 
 
@@ -191,29 +163,17 @@ class Fix:
 )
 def fix_gguf(
     c,
-    model=option(
-        None,
-        "GGUF file, or name of a model, to copy; it is not changed",
-        formerly=("path",),
-        metavar="PATH|NAME",
-        positional=True,
+    model=model_option(
+        "GGUF file, or name of a model, to copy; it is not changed", formerly=("path",)
     ),
     fix=Fix(),
     console=Output(),
 ):
     """Write a copy of a GGUF file with corrected metadata."""
-    from pathlib import Path
-
-    from bitnet.base.progress import Progress
     from bitnet.formats.gguf_write import write_copy
 
-    source = Context().model(model)
+    source, output = Context().model(model), Path(fix.output)
     with Progress(f"writing {fix.output}", mode=console.progress) as progress:
-        changes = write_copy(
-            source, Path(fix.output), changes=fix.changes, on_progress=progress.reach
-        )
-    if console.json:
-        facts = [asdict(change) for change in changes]
-        print(as_json({"output": fix.output, "changes": facts}))
-        return
-    print(fix.output)
+        changes = write_copy(source, output, changes=fix.changes, on_progress=progress.reach)
+    facts = {"output": fix.output, "changes": [asdict(change) for change in changes]}
+    console.finish(facts, [fix.output])

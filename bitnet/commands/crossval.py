@@ -12,15 +12,11 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.base import settings
-from bitnet.base.errors import (
-    BitnetError,
-    ReferenceUnavailable,
-    UsageError,
-    VerificationFailed,
-)
+from bitnet.base.errors import BitnetError, ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.base.files import check_writable, write_text
+from bitnet.base.findings import render
 from bitnet.base.invocation import word
 from bitnet.base.tables import LiveLine, of_markdown
-from bitnet.base.terminal import as_json
 from bitnet.commands.context import Context, load_model, open_file, open_tokenizer, read_text, say
 from bitnet.commands.declare import task
 from bitnet.crossval.options import CrossvalOptions
@@ -40,20 +36,13 @@ def crossval(c, requested=CrossvalOptions(), model=ModelOptions(), common=Contex
         _check(requested, model, common)
         return
     texts = _texts(requested.prompts)
-    _check_outputs(requested)
-    evidence = _compare(requested, texts, model, common)
-    _show(evidence, requested, common.output)
-    _end(evidence, requested, model.model, quiet=common.output.json)
-
-
-def _check_outputs(requested):
-    """Refuse a place that cannot be written to before minutes are spent on computing."""
-    from bitnet.base.files import check_writable
-
-    if requested.report_dir:
+    if requested.report_dir:  # before minutes are spent on computing
         check_writable(Path(requested.report_dir))
     if requested.record:
         check_writable(Path(requested.record).parent)
+    evidence = _compare(requested, texts, model, common)
+    _show(evidence, requested, common.output)
+    _end(evidence, requested, model.model, quiet=common.output.json)
 
 
 def _texts(file):
@@ -70,7 +59,6 @@ def _texts(file):
 
 def _compare(requested, texts, options, common):
     """The evidence of the comparison that was *requested*."""
-    from bitnet.base.files import write_text
     from bitnet.crossval.references import choose
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.store.tag import make_cache
@@ -83,27 +71,14 @@ def _compare(requested, texts, options, common):
     checkpoint = open_file(options, common)
     recording = Path(requested.recording) if requested.recording else None
     reference = choose(requested.against, checkpoint, recording=recording)
+    given = {"texts": texts, "facts": _facts(checkpoint)}
     if requested.tokenizer_only:
-        evidence, _ = cross_validate(
-            None,
-            checkpoint,
-            reference,
-            requested,
-            tokenizer=tokenizer,
-            texts=texts,
-            facts=_facts(checkpoint),
-        )
-        return evidence
+        given["tokenizer"] = tokenizer
+        return cross_validate(None, checkpoint, reference, requested, **given)[0]
     make_cache(common.cache.root)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         evidence, theirs = cross_validate(
-            model,
-            checkpoint,
-            reference,
-            requested,
-            texts=texts,
-            facts=_facts(checkpoint),
-            notify=notify,
+            model, checkpoint, reference, requested, **given, notify=notify
         )
         if requested.record and theirs:
             trace = recordable(theirs, model.tokenizer)
@@ -129,18 +104,16 @@ def _facts(checkpoint):
     from bitnet.verify.attest import attest, recognise
 
     sha256 = read_files(checkpoint).digest
-    found = recognise(checkpoint)
-    same, problem = "", ""
-    if found is not None:
-        same, problem = ("", found.text) if found.differences else (found.attestation.name, "")
+    match = recognise(checkpoint)
+    differs = match is not None and match.differences
     return TestedModel(
         checkpoint.path.name,
         sha256,
         checkpoint.architecture,
         _origin(sha256),
         attestation=attest(checkpoint, trace=False).digest,
-        original=same,
-        problem=problem,
+        original=match.attestation.name if match and not differs else "",
+        problem=match.text if differs else "",
         ignored_keys=tuple(sorted(checkpoint.ignored)),
     )
 
@@ -157,12 +130,10 @@ def _origin(sha256):
     for model in PACKAGED.values():
         if model.sha256 == sha256:
             return f"{model.name} from the Python package index"
-    records = [
-        name for name in Store(settings.cache_dir()).index.of(sha256) if name.kind != "version"
-    ]
-    if not records:
+    names = Store(settings.cache_dir()).index.of(sha256)
+    record = next((name for name in names if name.kind != "version"), None)
+    if record is None:
         return "a file"
-    record = records[0]
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 
@@ -170,15 +141,11 @@ def _show(evidence, requested, output):
     """The result on stdout, the report files, and the summary of the CI job."""
     from bitnet.crossval import report
 
-    if output.json:
-        print(as_json(report.as_json(evidence)))
-    else:
-        print(*of_markdown(report.as_markdown(evidence)), sep="\n")
+    output.finish(report.as_json(evidence), of_markdown(report.as_markdown(evidence)))
     if requested.report_dir:
         for path in report.write(evidence, Path(requested.report_dir)):
             logger.info("wrote %s", path)
-    summary = settings.step_summary()
-    if summary is not None:
+    if summary := settings.step_summary():
         report.append_summary(evidence, summary)
 
 
@@ -207,14 +174,17 @@ def _end(evidence, requested, name, *, quiet):
 
 def _check(requested, options, common):
     """``--check``: the verdict of a report derived again."""
-    from bitnet.base.findings import render
     from bitnet.crossval.judge import judge
-    from bitnet.crossval.report import check_report, read_report
+    from bitnet.crossval.report import check_report, compare_again, options_of, read_report
 
     evidence, claimed = read_report(Path(requested.check))
     findings = check_report(evidence, claimed)
-    if requested.replay:
-        findings.append(_replay(evidence, requested, options, common))
+    if requested.replay:  # the whole cross-validation again
+        again = options_of(evidence)
+        if not evidence.plan.live:
+            again = replace(again, recording=requested.recording)
+        repeated = _compare(again, evidence.plan.asked, options, common)
+        findings.append(compare_again(evidence, repeated))
     wrong = [finding for finding in findings if finding.severity == "failed"]
     status, output = judge(evidence).status, common.output
     facts = {"file": requested.check, "holds": not wrong, "status": status}
@@ -232,13 +202,3 @@ def _check(requested, options, common):
         failure = ReferenceUnavailable(text, hint=skipped.hint)
     output.finish(facts, lines, failure)
     _end(evidence, requested, evidence.model.file, quiet=output.json)
-
-
-def _replay(evidence, requested, options, common):
-    """The whole cross-validation again, compared with that of the report."""
-    from bitnet.crossval.report import compare_again, options_of
-
-    again = options_of(evidence)
-    if not evidence.plan.live:
-        again = replace(again, recording=requested.recording)
-    return compare_again(evidence, _compare(again, evidence.plan.asked, options, common))

