@@ -21,15 +21,12 @@ import sys
 import sysconfig
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bitnet.base import settings
 from bitnet.base.errors import NotFound, UsageError, from_os_error
 from bitnet.base.files import write_text
 from bitnet.base.invocation import direct_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
 EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
@@ -54,22 +51,15 @@ State = Literal["new", "unchanged", "changed", "kept"]
 
 @dataclass(frozen=True)
 class Planned:
-    """One file to be written.
+    """One file to be written."""
 
-    Attributes:
-        path: relative to the project.
-        text: its content.
-        state: ``new``, ``unchanged``, ``changed`` (exists with other content) or ``kept`` (belongs
-            to the project after the first run).
-        executable: true for scripts.
-        summary: purpose of a template, in one sentence; empty for other files.
-    """
-
-    path: Path
+    path: Path  # relative to the project
     text: str
+    # ``new``, ``unchanged``, ``changed`` (exists with other content) or ``kept`` (belongs to the
+    # project after the first run)
     state: State
     executable: bool = False
-    summary: str = ""
+    summary: str = ""  # purpose of a template, in one sentence; empty for other files
 
 
 def template_folder() -> Path:
@@ -100,21 +90,13 @@ def plan_files(
 ) -> list[Planned]:
     """Files for a project with the templates *names*, compared with existing ones.
 
-    Args:
-        project: root of the project.
-        names: of :data:`EVERY`; files that they call are included.
-        branch: the project's default branch.
-        source: source from which CI installs this program; by default the project's, or that of
-            this installation.
-        image: container image with Python, by its digest, for the templates that run in one; by
-            default the one that the project's file has already.
+    Files that they call are included. CI installs this program from *source*, by default the
+    project's, or that of this installation. *image* is a container image with Python, by its
+    digest, for the templates that run in one; by default the one of the project's file.
     """
-    unknown = sorted(set(names) - set(EVERY))
-    if unknown:
-        raise UsageError(
-            f"no template {', '.join(unknown)}; there are {', '.join(EVERY)}",
-            hint=f"bitnet ci-init --with {EVERY[0]}",
-        )
+    if unknown := sorted(set(names) - set(EVERY)):
+        text = f"no template {', '.join(unknown)}; there are {', '.join(EVERY)}"
+        raise UsageError(text, hint=f"bitnet ci-init --with {EVERY[0]}")
     if not project.is_dir():
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
@@ -135,14 +117,10 @@ def write_files(project: Path, planned: list[Planned], *, force: bool = False) -
     """Write new files, and with *force* those with other content; all of them or none."""
     changed = [str(file.path) for file in planned if file.state == "changed"]
     if changed and not force:
-        raise UsageError(
-            f"nothing was written: {len(changed)} files are there with other content: "
-            + ", ".join(changed),
-            hint="look at the differences, then: bitnet ci-init --force",
-        )
-    for file in planned:
-        if file.state in ("unchanged", "kept"):
-            continue
+        there = f"{len(changed)} files are there with other content: {', '.join(changed)}"
+        hint = "look at the differences, then: bitnet ci-init --force"
+        raise UsageError(f"nothing was written: {there}", hint=hint)
+    for file in (file for file in planned if file.state in ("new", "changed")):
         path = project / file.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,16 +139,15 @@ def _place(name: str) -> tuple[str, str]:
 def _common_files() -> list[tuple[str, str]]:
     """The action, the scripts and the lock files: paths here, and in the project."""
     folder = template_folder()
-    setup, scripts, locks = (
-        sorted(folder.glob(one)) for one in ("github/bitnet-setup/*", "scripts/*.sh", "lock/*.txt")
-    )
+    places = {
+        "github/bitnet-setup/*": ".github/actions/bitnet-setup",
+        "scripts/*.sh": "scripts",
+        "lock/*.txt": ".github/bitnet",
+    }
     return [
-        *(
-            (f"github/bitnet-setup/{p.name}", f".github/actions/bitnet-setup/{p.name}")
-            for p in setup
-        ),
-        *((f"scripts/{p.name}", f"scripts/{p.name}") for p in scripts),
-        *((f"lock/{p.name}", f".github/bitnet/{p.name}") for p in locks),
+        (str(path.relative_to(folder)), f"{place}/{path.name}")
+        for pattern, place in places.items()
+        for path in sorted(folder.glob(pattern))
     ]
 
 
@@ -258,17 +235,11 @@ def _source(project: Path, given: str) -> Planned:
 
 @dataclass(frozen=True)
 class LintResult:
-    """Result of one linter.
+    """Result of one linter."""
 
-    Attributes:
-        linter: its name.
-        problems: its findings as text; empty if there are none.
-        missing: it is not installed.
-    """
-
-    linter: str
-    problems: str = ""
-    missing: bool = False
+    linter: str  # its name
+    problems: str = ""  # its findings as text
+    missing: bool = False  # it is not installed
 
     def __str__(self) -> str:
         if self.missing:
@@ -276,34 +247,41 @@ class LintResult:
         return f"✗ {self.linter}:\n{self.problems}" if self.problems else f"✓ {self.linter}"
 
 
-@dataclass(frozen=True)
-class _Files:
-    """Files to lint, as absolute paths."""
-
-    workflows: list[str]
-    actions: list[str]
-    scripts: list[str]
+_WORKFLOWS, _ACTIONS = ".github/workflows/*.y*ml", ".github/actions/*/action.y*ml"
+_SCRIPTS = ("scripts/*.sh", ".github/actions/*/*.sh")
+_SCHEMA = "--builtin-schema vendor.github-"
+# Options of each run of a linter, and the files that it reads; actionlint also passes every
+# ``run:`` block to shellcheck.
+LINTERS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "check-jsonschema": (
+        (f"{_SCHEMA}workflows", (_WORKFLOWS,)),
+        (f"{_SCHEMA}actions", (_ACTIONS,)),
+    ),
+    "zizmor": (("--offline --no-progress --quiet --min-severity medium", (_WORKFLOWS, _ACTIONS)),),
+    "actionlint": (("-no-color", (_WORKFLOWS,)),),
+    "shellcheck": (("", _SCRIPTS),),
+}
 
 
 def lint(project: Path) -> list[LintResult]:
     """Run every linter over the workflows, actions and scripts of *project*; works offline."""
     folder = project.resolve()
 
-    def there(*patterns: str) -> list[str]:
+    def find(*patterns: str) -> list[str]:
         return [str(path) for pattern in patterns for path in sorted(folder.glob(pattern))]
 
-    files = _Files(
-        there(".github/workflows/*.y*ml"),
-        there(".github/actions/*/action.y*ml"),
-        there("scripts/*.sh", ".github/actions/*/*.sh"),
-    )
-    if not files.workflows and not files.actions:
+    if not find(_WORKFLOWS, _ACTIONS):
         raise NotFound(f"no workflow in {folder / '.github'}", hint="bitnet ci-init")
     outcomes = []
-    for name, run in LINTERS.items():
+    for name, runs in LINTERS.items():
         program = shutil.which(name, path=_path())
-        said = "" if program is None else run(program, folder, files)
-        outcomes.append(LintResult(name, said, missing=program is None))
+        reports = [
+            _run([program, *options.split(), *files], folder)
+            for options, patterns in runs
+            if program is not None and (files := find(*patterns))
+        ]
+        problems = "\n".join(filter(None, reports))
+        outcomes.append(LintResult(name, problems, missing=program is None))
     return outcomes
 
 
@@ -328,35 +306,3 @@ def _run(command: list[str], folder: Path) -> str:
     if done.returncode == 0:
         return ""
     return (done.stdout + done.stderr).strip() or f"ended with exit code {done.returncode}"
-
-
-def _schema(program: str, project: Path, files: _Files) -> str:
-    reports = []
-    for schema, paths in (("workflows", files.workflows), ("actions", files.actions)):
-        if paths:
-            reports.append(
-                _run([program, "--builtin-schema", f"vendor.github-{schema}", *paths], project)
-            )
-    return "\n".join(filter(None, reports))
-
-
-def _zizmor(program: str, project: Path, files: _Files) -> str:
-    words = ["--offline", "--no-progress", "--quiet", "--min-severity", "medium"]
-    return _run([program, *words, *files.workflows, *files.actions], project)
-
-
-def _actionlint(program: str, project: Path, files: _Files) -> str:
-    """Run actionlint, which also passes every ``run:`` block to shellcheck."""
-    return _run([program, "-no-color", *files.workflows], project) if files.workflows else ""
-
-
-def _shellcheck(program: str, project: Path, files: _Files) -> str:
-    return _run([program, *files.scripts], project) if files.scripts else ""
-
-
-LINTERS: dict[str, Callable[[str, Path, _Files], str]] = {
-    "check-jsonschema": _schema,
-    "zizmor": _zizmor,
-    "actionlint": _actionlint,
-    "shellcheck": _shellcheck,
-}

