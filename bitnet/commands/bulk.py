@@ -75,15 +75,15 @@ def _check(target, options, model):
         raise UsageError(
             f"--output {options.output} is a folder", hint="name a file in it for the answers"
         )
-    if options.engine == "ray":
-        for given in fields(model):
-            known = given.name in ("model", "threads", "features", "no_default_features")
-            if not known and getattr(model, given.name) != getattr(ModelOptions(), given.name):
-                flag = given.name.replace("_", "-")
-                raise UsageError(
-                    f"--{flag} is not known to the processes of --engine ray",
-                    hint=f"leave --{flag} out: they load the model as it is",
-                )
+    known = ("model", "threads", "features", "no_default_features")
+    unknown = [it.name for it in fields(model) if it.name not in known]
+    for name in unknown if options.engine == "ray" else ():
+        if getattr(model, name) != getattr(ModelOptions(), name):
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"--{flag} is not known to the processes of --engine ray",
+                hint=f"leave --{flag} out: they load the model as it is",
+            )
 
 
 def _answer(files, options, model, common):
@@ -171,21 +171,17 @@ def _texts(name: str) -> list[str]:
     whole = read_text(name)
     if not whole:
         raise UsageError("there are no texts", hint="put one on each line")
-    lines = [line.removesuffix("\r") for line in whole.split("\n")]
-    if not name.lower().endswith(".jsonl"):
-        return lines
-    return [_text(line, f"{name}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def _text(line: str, place: str) -> str:
-    try:
-        said: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place}: no JSON: {error}") from None
-    text = said.get("text") if isinstance(said, dict) else said
-    if not isinstance(text, str):
-        raise UsageError(f'{place}: expected a JSON text, or {{"text": "..."}}')
-    return text
+    texts = [line.removesuffix("\r") for line in whole.split("\n")]
+    for at, line in enumerate(texts) if name.lower().endswith(".jsonl") else ():
+        place = f"{name}, line {at + 1}"
+        try:
+            entry: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{place}: no JSON: {error}") from None
+        texts[at] = entry.get("text") if isinstance(entry, dict) else entry
+        if not isinstance(texts[at], str):
+            raise UsageError(f'{place}: expected a JSON text, or {{"text": "..."}}')
+    return texts
 
 
 def _lines(vectors: NDArray[Any]) -> str:

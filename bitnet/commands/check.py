@@ -23,7 +23,7 @@ from bitnet.base.findings import SEVERITIES, Finding, render, status_of
 from bitnet.base.invocation import extra_command, program, word
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.tables import show, table
-from bitnet.commands.context import IGNORE_KEY, PRE, TOKENIZER_OF_MODEL, Context, model_option
+from bitnet.commands.context import IGNORE_KEY, PRE, TO_CHECK, Context, model_option
 from bitnet.commands.declare import Output, task
 
 MODEL = model_option(
@@ -38,7 +38,7 @@ ALLOW_MOCK = option(
 def verify(
     c,
     model=MODEL,
-    tokenizer=TOKENIZER_OF_MODEL,
+    tokenizer=TO_CHECK,
     pre=PRE,
     against=option(
         None, "attestation, bundle, original or known model to compare with", metavar="FILE|NAME"
@@ -140,11 +140,12 @@ def _read_expectations(against, model, key):
     if not against:
         raise UsageError("--against names nothing", hint="name one: --against FILE")
     path = Path(against)
-    if not (path.is_file() and path.suffix != ".gguf" and is_bundle(path.read_bytes())):
-        if key:
-            raise UsageError(f"{against} is not a bundle", hint="leave --key out")
-        return {"against": attestation_of(against), "proof": path}
-    attestation, files = open_bundle(path, Path(key) if key else None)
+    if path.is_file() and path.suffix != ".gguf" and is_bundle(path.read_bytes()):
+        attestation, files = open_bundle(path, Path(key) if key else None)
+    elif key:
+        raise UsageError(f"{against} is not a bundle", hint="leave --key out")
+    else:
+        attestation, files = attestation_of(against), {}
     if attestation is not None:
         return {"against": attestation, "proof": path}
     root = model if model.is_dir() else model.parent
@@ -227,8 +228,7 @@ def health(
 
 def _verdict(reports):
     """The last line: healthy, and of how many it is not known that they are the original."""
-    unchecked = [report["model"] for report in reports if report["not_checked"]]
-    if unchecked:
+    if unchecked := [report["model"] for report in reports if report["not_checked"]]:
         count = f"{len(unchecked)} of {len(reports)} models"
         return f"NOT CHECKED: {count} ran without some check: {', '.join(unchecked)}"
     unpinned = sum(not report["pinned"] for report in reports)
@@ -407,13 +407,10 @@ def ci_lint(c, project=option(".", "root of the project", metavar="DIR"), output
     """
     from bitnet.ci.templates import lint
 
-    outcomes = lint(Path(project))
-    failed = [outcome.linter for outcome in outcomes if outcome.problems]
-    missing = [outcome.linter for outcome in outcomes if outcome.missing]
-    failure: BitnetError | None = None
-    if failed:
+    outcomes, failure = lint(Path(project)), None
+    if failed := [outcome.linter for outcome in outcomes if outcome.problems]:
         text = f"workflows of {project} failed: {', '.join(failed)}"
         failure = VerificationFailed(text, hint="correct what is listed")
-    elif missing:
+    elif missing := [outcome.linter for outcome in outcomes if outcome.missing]:
         failure = NotFound(f"not installed: {', '.join(missing)}", hint=extra_command("ci"))
     output.finish([asdict(outcome) for outcome in outcomes], map(str, outcomes), failure)

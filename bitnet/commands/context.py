@@ -43,7 +43,7 @@ VERIFY = option(False, "read existing files again instead of trusting size, time
 IGNORE_KEY = option(
     [], "key of the model to treat as if it were not there; may be repeated", metavar="KEY"
 )
-TOKENIZER_OF_MODEL = option(
+TO_CHECK = option(
     "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
 )
 
@@ -159,22 +159,16 @@ def decode_text(text: str, option: str) -> str:
     return text
 
 
-def read_file(file: str) -> bytes:
-    """Content of *file*."""
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise from_os_error(error, file) from error
-
-
-def read_text(file: str, *, whole: bool = False) -> str:
+def read_text(file: str, *, whole: bool = False, errors: str = "strict") -> str:
     """The text in *file*, or on stdin when it is ``-``; unless *whole*, without a last newline."""
     name = "stdin" if file == "-" else file
     try:
-        raw = sys.stdin.buffer.read() if file == "-" else read_file(file)
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise from_os_error(error, name) from error
-    return decode(raw, name) if whole else _without_newline(decode(raw, name, "utf-8-sig"))
+    if whole:
+        return decode(raw, name, errors=errors)
+    return _without_newline(decode(raw, name, "utf-8-sig"))
 
 
 def with_piped_text(text: str | None, option: str) -> str | None:
@@ -192,10 +186,10 @@ def with_piped_text(text: str | None, option: str) -> str | None:
     return piped if own is None else f"{piped}\n{own}"
 
 
-def decode(raw: bytes, name: str, encoding: str = "utf-8") -> str:
+def decode(raw: bytes, name: str, encoding: str = "utf-8", *, errors: str = "strict") -> str:
     """The text *raw*, which is UTF-8; *name* is for the message if it is not."""
     try:
-        return raw.decode(encoding)
+        return raw.decode(encoding, errors)
     except UnicodeDecodeError as error:
         byte = f"byte {raw[error.start]:#04x} at position {error.start:,}"
         hint = "convert it first, for example with: iconv -f latin1 -t utf-8"

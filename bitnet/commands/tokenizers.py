@@ -21,15 +21,7 @@ from bitnet.base.invocation import as_started, harmless, word
 from bitnet.base.options import option
 from bitnet.base.tables import show, table
 from bitnet.base.terminal import as_json
-from bitnet.commands.context import (
-    PRE,
-    TOKENIZER_OF_MODEL,
-    VERIFY,
-    Context,
-    model_option,
-    read_file,
-    read_text,
-)
+from bitnet.commands.context import PRE, TO_CHECK, VERIFY, Context, model_option, read_text
 from bitnet.commands.declare import Output, task
 from bitnet.sources import TOKENIZERS
 
@@ -227,7 +219,10 @@ def verify_tokenizer(
 
     common = Context()
     specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
-    agreement = compare(*specs, _read_lines(corpus) if corpus else probe_texts())
+    # Bytes of a corpus that are not UTF-8 become U+FFFD; an empty file has no texts.
+    lines = read_text(corpus, whole=True, errors="replace").split("\n") if corpus else []
+    texts = lines[: len(lines) - (not lines[-1])] if lines else probe_texts()
+    agreement = compare(*specs, texts)
     parts, written = (
         [f"{it.part}: {it.text}" for it in agreement.differences if it.certain is certain]
         for certain in (True, False)
@@ -258,17 +253,11 @@ def _describe(agreement, specs, parts):
     return "\n".join([first, *(f"  {one.source}: {result}" for one, result in rows)])
 
 
-def _read_lines(file: str) -> list[str]:
-    """The lines of *file*, where bytes that are not UTF-8 become U+FFFD; an empty file has none."""
-    lines = read_file(file).decode("utf-8", "replace").split("\n")
-    return lines if lines[-1] else lines[:-1]
-
-
 @task(group="Tokenizers", example="bitnet compat-check smollm2-135m")
 def compat_check(
     c,
     model=model_option(),
-    tokenizer=TOKENIZER_OF_MODEL,
+    tokenizer=TO_CHECK,
     approximate_tokenizer=option(
         "",
         "measure how often this tokenizer gives the same ids",
