@@ -54,17 +54,15 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
     failed, failure = files.error_count, None
     facts = {"rows": files.total, "answered_before": files.done, "failed": failed}
     facts |= {"ignored_keys": list(ignored)} if ignored else {}
+    shown = dict(list(files.errors.items())[:SHOWN])
     if failed:
         facts["errors"] = files.errors
-        names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])
         more = f" and {failed - SHOWN} more" if failed > SHOWN else ""
-        failure = RowsFailed(
-            f"{failed} of {files.total} rows failed: {names}{more}",
-            hint="correct the rows that are wrong, then run this again with --retry-errors",
-        )
-    if not common.output.json:
-        for row_id, error in list(files.errors.items())[:SHOWN]:
-            say(f"row {row_id!r}: {error}")
+        text = f"{failed} of {files.total} rows failed: {', '.join(map(repr, shown))}{more}"
+        hint = "correct the rows that are wrong, then run this again with --retry-errors"
+        failure = RowsFailed(text, hint=hint)
+    for row_id, error in shown.items() if not common.output.json else ():
+        say(f"row {row_id!r}: {error}")
     line = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
     common.output.finish(facts, [line], failure)
 
@@ -123,6 +121,8 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
     They are pooled as the model says, and behind its prompt where it has one; a model that says
     nothing gives the mean of its last hidden states.
     """
+    import numpy as np
+
     from bitnet.runtime.vectors import check_vectors, round_vectors
 
     target = Path(options.output) if options.output else None
@@ -153,8 +153,10 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
         "pooling": pooling,
     }
     if target is not None:
-        is_array = target.suffix.lower() == ".npy"
-        write_bytes(target, _npy(vectors) if is_array else _lines(vectors).encode())
+        content = io.BytesIO()
+        if target.suffix.lower() == ".npy":
+            np.save(content, vectors)
+        write_bytes(target, content.getvalue() or _lines(vectors).encode())
     if common.output.json:
         result = {"output": str(target)} if target else {"embeddings": vectors.tolist()}
         write_json(facts | result)
@@ -187,14 +189,6 @@ def _texts(name: str) -> list[str]:
 def _lines(vectors: NDArray[Any]) -> str:
     rows = enumerate(vectors.tolist())
     return "".join(f"{json.dumps({'index': at, 'embedding': row})}\n" for at, row in rows)
-
-
-def _npy(vectors: NDArray[Any]) -> bytes:
-    import numpy as np
-
-    whole = io.BytesIO()
-    np.save(whole, vectors)
-    return whole.getvalue()
 
 
 @dataclass(frozen=True)

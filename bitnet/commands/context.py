@@ -48,14 +48,9 @@ TO_CHECK = option(
 )
 
 
-def model_option(
-    help: str = "GGUF file, folder with config.json, or name of a model",
-    default: str | None = None,
-    *,
-    metavar: str = "PATH|NAME",
-    formerly: tuple[str, ...] = (),
-) -> Any:
+def model_option(help="", default=None, *, metavar="PATH|NAME", formerly=()):
     """The option MODEL, whose value may stand without its name."""
+    help = help or "GGUF file, folder with config.json, or name of a model"
     return option(default, help, metavar=metavar, positional=True, formerly=formerly)
 
 

@@ -330,12 +330,8 @@ def command_help(command: Task) -> Iterator[str]:
 
 def network_help(collection: Collection) -> Iterator[str]:
     """Lines about the options that every command of *collection* that fetches has."""
-    shared = {
-        option.name: option
-        for command in _commands(collection)
-        for option in command.options
-        if option.section == NETWORK
-    }
+    options = (option for command in _commands(collection) for option in command.options)
+    shared = {option.name: option for option in options if option.section == NETWORK}
     yield from ("Every command that fetches something takes these:", "")
     yield from _options(shared.values())
 

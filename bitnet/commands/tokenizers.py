@@ -330,7 +330,12 @@ def tokenize(
         raise UsageError("--count prints no pieces", hint="leave --count or --pieces out")
     loaded = load_tokenizer(Context().model(model), pre=pre or None, verify=verify)
     options = {"add_special": add_special, "parse_special": parse_special}
-    whole = terminal.argument(text) if text else _text_of(file, model)
+    if not (text or file) and sys.stdin.isatty():
+        raise UsageError(
+            "there is no text: none was given, and nothing is piped in",
+            hint=f'bitnet tokenize {word(model)} "a text"',
+        )
+    whole = terminal.argument(text) if text else read_text(file or "-", whole=True)
     if pieces:
         rows = [_piece(loaded, whole, span) for span in loaded.spans(whole, **options)]
         facts = {"count": len(rows), "pieces": rows}
@@ -350,15 +355,6 @@ def tokenize(
         facts = {"count": len(ids)} | ({} if count else {"ids": ids})
         text = len(ids) if count else " ".join(map(str, ids))
     print(as_json({"tokenizer": loaded.source} | facts) if output.json else text)
-
-
-def _text_of(file: str, model: str) -> str:
-    if not file and sys.stdin.isatty():
-        raise UsageError(
-            "there is no text: none was given, and nothing is piped in",
-            hint=f'bitnet tokenize {word(model)} "a text"',
-        )
-    return read_text(file or "-", whole=True)
 
 
 def _piece(tokenizer: Tokenizer, text: str, span: TokenSpan) -> dict[str, Any]:
