@@ -249,17 +249,17 @@ class LintResult:
 
 _WORKFLOWS, _ACTIONS = ".github/workflows/*.y*ml", ".github/actions/*/action.y*ml"
 _SCRIPTS = ("scripts/*.sh", ".github/actions/*/*.sh")
-_SCHEMA = "--builtin-schema vendor.github-"
 # Options of each run of a linter, and the files that it reads; actionlint also passes every
 # ``run:`` block to shellcheck.
-LINTERS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+_SCHEMA, _QUIET = "--builtin-schema", ("--offline", "--no-progress", "--quiet")
+LINTERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "check-jsonschema": (
-        (f"{_SCHEMA}workflows", (_WORKFLOWS,)),
-        (f"{_SCHEMA}actions", (_ACTIONS,)),
+        ((_SCHEMA, "vendor.github-workflows"), (_WORKFLOWS,)),
+        ((_SCHEMA, "vendor.github-actions"), (_ACTIONS,)),
     ),
-    "zizmor": (("--offline --no-progress --quiet --min-severity medium", (_WORKFLOWS, _ACTIONS)),),
-    "actionlint": (("-no-color", (_WORKFLOWS,)),),
-    "shellcheck": (("", _SCRIPTS),),
+    "zizmor": (((*_QUIET, "--min-severity", "medium"), (_WORKFLOWS, _ACTIONS)),),
+    "actionlint": ((("-no-color",), (_WORKFLOWS,)),),
+    "shellcheck": (((), _SCRIPTS),),
 }
 
 
@@ -276,7 +276,7 @@ def lint(project: Path) -> list[LintResult]:
     for name, runs in LINTERS.items():
         program = shutil.which(name, path=_path())
         reports = [
-            _run([program, *options.split(), *files], folder)
+            _run([program, *options, *files], folder)
             for options, patterns in runs
             if program is not None and (files := find(*patterns))
         ]

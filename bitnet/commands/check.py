@@ -60,7 +60,8 @@ def verify(
     """
     from bitnet.verify import Pin
 
-    path = _find_model(model, "verify", Context(cache=cache))
+    hint = "bitnet verify bitnet-tiny, or set BITNET_GGUF"
+    path = _find_model(model, "verify needs MODEL", hint, Context(cache=cache))
     digest = "" if sha256 is None else sha256.lower()
     if sha256 is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
         raise UsageError("--sha256 expects 64 hexadecimal digits", hint="sha256sum FILE")
@@ -88,12 +89,11 @@ def verify(
     output.finish(report, [], failure)
 
 
-def _find_model(model, command, context):
+def _find_model(model, missing, hint, context):
     """The path of *model*, or of that in ``BITNET_GGUF``."""
-    if not (named := model or settings.gguf()):
-        hint = f"bitnet {command} bitnet-tiny, or set BITNET_GGUF"
-        raise UsageError(f"{command} needs MODEL", hint=hint)
-    return context.model(named)
+    if named := model or settings.gguf():
+        return context.model(named)
+    raise UsageError(missing, hint=hint)
 
 
 def _is_accepted(report, *, allow_mock):
@@ -269,7 +269,8 @@ def attest(
     from bitnet.verify import attest as attesting
     from bitnet.verify.bundle import sign, statement_of
 
-    path = _find_model(model, "attest", Context())
+    hint = "bitnet attest bitnet-tiny, or set BITNET_GGUF"
+    path = _find_model(model, "attest needs MODEL", hint, Context())
     checkpoint = open_checkpoint(path)
     try:
         trace_tokenizer = resolve_tokenizer(checkpoint, tokenizer or None) if trace else None

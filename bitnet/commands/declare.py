@@ -429,7 +429,8 @@ class Words:
         ):
             at = self._typed.index(word)
             quoted = [shlex.quote(each) for each in self._typed]
-            hint = " ".join([f"bitnet {command}", *quoted[:at], flag, *quoted[at:]])
+            line = " ".join([command, *quoted[:at], flag, *quoted[at:]])
+            hint = f"bitnet {line}"
         return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 
     def _unknown(self, flag: str) -> UsageError:

@@ -167,7 +167,8 @@ def explain_tokenizer(
         for entry in outcome.candidates
     ]
     if fetchable:
-        command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(facts.folder)}")
+        folder = facts.folder
+        command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
         lines.append(f"  can be fetched: {fetchable.repo} ({command})")
     failure = not_found(outcome) if outcome.tokenizer is None else None
     found = {"model": str(facts.path), "candidates": rows, "download": info}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import InvalidFormat
 from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer.limits import damage_error
 from bitnet.tokenizer.spec import ADDED_FLAGS, AddedToken, stop_ids
@@ -186,7 +187,7 @@ def _template(files: Inventory, config: dict[str, Any], raw: bytearray) -> str |
 def _read_bytes(files: Inventory, name: str) -> bytes:
     if data := files.read(name):
         return data
-    raise damage_error(f"{files.path(name)} is empty")
+    raise InvalidFormat(f"{files.path(name)} is empty", hint="fetch the file again")
 
 
 def read_json(files: Inventory, name: str) -> Any:
