@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import TokenizerNotFound
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.gguf_fields import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Fields
-from bitnet.tokenizer.limits import ELSE, damage_error, refusal
+from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks, parse_merges
 from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, Step, TokenizerSpec, stop_ids
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, pre_tokenizer
@@ -112,7 +112,7 @@ def _merges(fields: Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, in
     if fields.text("pre") != "kimi-k2":
         raise TokenizerNotFound(
             f"tokenizer.ggml.merges is missing, {fields.source}: a BPE cannot be rebuilt without",
-            hint=ELSE,
+            hint="name the model's own tokenizer.json with --tokenizer FILE",
         )
     # A tiktoken vocabulary: ids are ranks, from which the merges follow.
     normal = (id for id in range(len(tokens)) if id not in fields.special_types)

@@ -38,23 +38,23 @@ GROWTH, GROWTH_BASE = 64, 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
-ELSE = "name another tokenizer of the model with --tokenizer FILE, such as its own tokenizer.json"
+_ELSE = "name another tokenizer of the model with --tokenizer FILE, such as its own tokenizer.json"
 
 
 def damage_error(text: str) -> InvalidFormat:
     """Error for a file whose content is wrong."""
-    return InvalidFormat(text, hint=f"fetch the file again, or {ELSE}")
+    return InvalidFormat(text, hint=f"fetch the file again, or {_ELSE}")
 
 
 def refusal(text: str) -> Unsupported:
     """Error for a tokenizer that is not supported."""
-    return Unsupported(text, hint=ELSE)
+    return Unsupported(text, hint=_ELSE)
 
 
 def over_budget(source: str, reason: object) -> Unsupported:
     """Error for a text that exceeds a bound."""
     text = f"the tokenizer {source} was stopped: {reason}"
-    return Unsupported(text, hint=f"send a shorter text, or {ELSE}")
+    return Unsupported(text, hint=f"send a shorter text, or {_ELSE}")
 
 
 def beyond(source: str, what: str, most: float) -> Unsupported:
