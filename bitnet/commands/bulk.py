@@ -54,14 +54,14 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
     failed, failure = files.error_count, None
     facts = {"rows": files.total, "answered_before": files.done, "failed": failed}
     facts |= {"ignored_keys": list(ignored)} if ignored else {}
-    shown = dict(list(files.errors.items())[:SHOWN])
+    listed = dict(list(files.errors.items())[:SHOWN])
     if failed:
         facts["errors"] = files.errors
         more = f" and {failed - SHOWN} more" if failed > SHOWN else ""
-        text = f"{failed} of {files.total} rows failed: {', '.join(map(repr, shown))}{more}"
+        text = f"{failed} of {files.total} rows failed: {', '.join(map(repr, listed))}{more}"
         hint = "correct the rows that are wrong, then run this again with --retry-errors"
         failure = RowsFailed(text, hint=hint)
-    for row_id, error in shown.items() if not common.output.json else ():
+    for row_id, error in listed.items() if not common.output.json else ():
         say(f"row {row_id!r}: {error}")
     line = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
     common.output.finish(facts, [line], failure)

@@ -11,6 +11,7 @@ from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.progress import Progress, human_size, human_time
 from bitnet.base.tables import brief, quantity, short, show, table
+from bitnet.base.terminal import as_json
 from bitnet.cache import Selection
 from bitnet.commands.context import Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
@@ -51,7 +52,8 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
     others = table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)) if rows else ()
     summary = f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}"
     lines = [*_by_repository(listing, cache.root), *others, summary]
-    output.finish({"root": str(cache.root), "size_bytes": total, "entries": facts}, lines)
+    whole = {"root": str(cache.root), "size_bytes": total, "entries": facts}
+    print(as_json(whole) if output.json else "\n".join(lines))  # with the path on one line
 
 
 def _by_repository(listing, root):

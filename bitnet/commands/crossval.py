@@ -71,14 +71,14 @@ def _compare(requested, texts, options, common):
     checkpoint = open_file(options, common)
     recording = Path(requested.recording) if requested.recording else None
     reference = choose(requested.against, checkpoint, recording=recording)
-    given = {"texts": texts, "facts": _facts(checkpoint)}
+    inputs = {"texts": texts, "facts": _facts(checkpoint)}
     if requested.tokenizer_only:
-        given["tokenizer"] = tokenizer
-        return cross_validate(None, checkpoint, reference, requested, **given)[0]
+        inputs["tokenizer"] = tokenizer
+        return cross_validate(None, checkpoint, reference, requested, **inputs)[0]
     make_cache(common.cache.root)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         evidence, theirs = cross_validate(
-            model, checkpoint, reference, requested, **given, notify=notify
+            model, checkpoint, reference, requested, **inputs, notify=notify
         )
         if requested.record and theirs:
             trace = recordable(theirs, model.tokenizer)

@@ -244,14 +244,14 @@ def _describe(agreement, specs, parts):
 
     both = [Tokenizer.from_spec(spec) for spec in specs]
     if (text := agreement.first_difference) is not None:
-        first, results = f"first difference: {text!r}", [one.encode(text) for one in both]
+        first, results = f"first difference: {text!r}", [it.encode(text) for it in both]
     elif agreement.first_ids is not None:
         ids = list(agreement.first_ids)
         first, results = f"the same ids, other texts: {ids}", [repr(it.decode(ids)) for it in both]
     else:
         return f"{both[0].source} and {both[1].source} differ: {parts[0]}" if parts else ""
     rows = zip(both, results, strict=True)
-    return "\n".join([first, *(f"  {one.source}: {result}" for one, result in rows)])
+    return "\n".join([first, *(f"  {it.source}: {result}" for it, result in rows)])
 
 
 @task(group="Tokenizers", example="bitnet compat-check smollm2-135m")
