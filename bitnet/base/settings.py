@@ -327,7 +327,7 @@ ternary_layout = Setting(
     "BITNET_TERNARY_LAYOUT",
     parse=_one_of("auto", "2bit", "dense"),
     default="auto",
-    help="ternary weights in memory: auto (measured once per machine), 2bit or dense (1.6 bits)",
+    help="ternary weights in memory: auto (by instruction set), 2bit or dense (1.6 bits)",
 )
 experts = Setting(
     "BITNET_EXPERTS",

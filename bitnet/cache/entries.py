@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitnet.store import Artifact
 
-Kind = Literal["tokenizer", "model", "compiled", "exact-head", "measurement", "partial", "leftover"]
+Kind = Literal["tokenizer", "model", "compiled", "exact-head", "partial", "leftover"]
 
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
@@ -34,7 +34,7 @@ class Entry:
 
     kind: Kind  # of the entry; ``leftover`` is an unfinished file of another tool or an unused lock
     # ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer, the
-    # fingerprint of an output head, the name of a measurement
+    # fingerprint of an output head
     key: str
     path: Path  # the file
     size_bytes: int  # of the file and its companions
@@ -123,7 +123,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     kind = _kind(area, inner)
     return Entry(
         kind=kind,
-        key=path.stem if kind in ("compiled", "exact-head", "measurement") else _key(area, inner),
+        key=path.stem if kind in ("compiled", "exact-head") else _key(area, inner),
         path=path,
         size_bytes=sum(size.st_size for size in sizes),
         last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
@@ -173,9 +173,7 @@ def _kind(area: str, inner: list[str]) -> Kind:
         return "partial"
     if area == "tokenizers":
         return "compiled" if inner[0] == "compiled" and len(inner) > 1 else "tokenizer"
-    if area in ("exact-heads", "measurements"):
-        return "exact-head" if area == "exact-heads" else "measurement"
-    return "model"
+    return "exact-head" if area == "exact-heads" else "model"
 
 
 def _key(area: str, inner: list[str]) -> str:

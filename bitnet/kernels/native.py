@@ -17,7 +17,6 @@ import numpy as np
 from bitnet.base import native, settings
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.machine import thread_count, usable_cores
-from bitnet.kernels.choices import choose_prefill, dense_pays
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import Array, pages_of
 from bitnet.kernels.native_graph import CompiledProgram, compute, floats
@@ -42,8 +41,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _check_kernels(module: ModuleType) -> None:
-    """Replace kernels that disagree with the scalar ones by slower ones."""
+@cache
+def _self_test(module: ModuleType) -> None:
+    """Replace kernels that disagree with the scalar ones by slower ones, once per process."""
     replaced = module.kernel_self_test()
     if replaced:
         logger.warning(
@@ -53,17 +53,18 @@ def _check_kernels(module: ModuleType) -> None:
         )
 
 
-@cache
-def _self_test(module: ModuleType) -> None:
-    """Once per process."""
-    _check_kernels(module)
+SMALLEST = 256 << 20  # ternary weights of a model that no cache holds
 
 
-@cache
-def _choose_prefill(module: ModuleType) -> None:
-    """Once per process, before the first pass: its kernels must not change under another one."""
-    if choose_prefill(module):
-        _check_kernels(module)  # those of another level, which were not in use before
+def packs_dense(module: ModuleType, weights: int) -> bool:
+    """True if *weights* ternary weights of a model should be packed five to a byte."""
+    setting, level = settings.ternary_layout(), module.kernel_level()
+    fast = module.has_kernel(module.kernel_types().index("TERNARY_DENSE"))
+    if setting == "dense" and not fast:
+        logger.warning("BITNET_TERNARY_LAYOUT=dense is slow here: %s has no kernel for it", level)
+    if setting != "auto":
+        return setting == "dense"
+    return fast and module.dense_pays() and weights >= SMALLEST
 
 
 class NativeOps(Ops):
@@ -82,7 +83,6 @@ class NativeOps(Ops):
         if chosen > (cores := usable_cores()):
             logger.warning("%d compute threads share %d cores: slower", chosen, cores)
         module.set_threads(chosen)
-        _choose_prefill(module)
         self._native = module
         self._turns: tuple[Array, float, Array, Array] | None = None
         self._dense = settings.ternary_layout() == "dense"  # until expect() knows the model
@@ -95,10 +95,10 @@ class NativeOps(Ops):
         return self._native
 
     def expect(self, weights: Collection[Weight]) -> None:
-        """Choose how ternary matrices are packed, which may be measured, and where experts are."""
+        """Choose how ternary matrices are packed, and where experts are."""
         self._map_experts = experts_stay(weights)
         ternary = (w.shape for w in weights if registry.rounds_activations(w))
-        self._dense = dense_pays(self._native, sum(math.prod(shape) for shape in ternary))
+        self._dense = packs_dense(self._native, sum(math.prod(shape) for shape in ternary))
 
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
         if len(weight.shape) != 2:

@@ -7,8 +7,8 @@ the file, where a product makes tiles of their rows each time: about half the sp
 the system can drop their pages and read them again.
 
 Every ternary encoding becomes one with two bits per weight, or one with five weights per byte
-(``choices.py``), when a model is loaded, in memory with huge pages. Packing costs less than reading
-the file did, and a core reads such memory almost twice as fast as a mapped file.
+(``native.py`` chooses), when a model is loaded, in memory with huge pages. Packing costs less than
+reading the file did, and a core reads such memory almost twice as fast as a mapped file.
 ``native/kernels/ternary/layout.hpp`` draws the layout.
 """
 

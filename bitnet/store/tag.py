@@ -1,31 +1,25 @@
-"""``CACHEDIR.TAG``, which marks a folder as this program's cache; small results kept in it."""
+"""``CACHEDIR.TAG``, which marks a folder as this program's cache; what is kept in it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import math
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, from_os_error
 from bitnet.base.files import keep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements")
+AREAS = ("tokenizers", "models", "store", "exact-heads")
 # Names that only this program gives to files below these folders.
 _OUR_NAMES = re.compile(
     r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
     r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
     r"|models/(hf/.+@.+|url-[0-9a-f]{16}/.+)"
-    r"|exact-heads/[0-9a-f]{32}\.copy"
-    r"|measurements/.+-[0-9a-f]{16}\.json",
+    r"|exact-heads/[0-9a-f]{32}\.copy",
     re.DOTALL,
 )
 
@@ -105,40 +99,3 @@ def _may_be_marked(folder: Path) -> bool:
         return False
     files = (path for path in folder.rglob("*") if not path.is_dir())
     return all(is_marked(folder, path) for path in files)
-
-
-logger = logging.getLogger(__name__)
-
-
-def measurement_path(what: str, conditions: Mapping[str, Any]) -> Path:
-    """Path of the result of *what*, measured on this machine under *conditions*, JSON values."""
-    text = json.dumps(conditions, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return settings.cache_dir() / "measurements" / f"{what}-{digest}.json"
-
-
-def read_measurement(what: str, conditions: Mapping[str, Any]) -> dict[str, float] | None:
-    """Valid numbers measured under *conditions*, by name; ``None`` if there are none."""
-    path = measurement_path(what, conditions)
-    try:
-        content = json.loads(path.read_bytes(), parse_int=float)  # no huge integers
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        logger.debug("%s cannot be used, measured again: %s", path, error)
-        return None
-    if isinstance(content, dict) and content.get("conditions") == conditions:
-        found = content.get("found")
-        if isinstance(found, dict) and all(
-            isinstance(n, float) and math.isfinite(n) for n in found.values()
-        ):
-            return found
-    logger.debug("%s is of something else, measured again", path)
-    return None
-
-
-def write_measurement(what: str, conditions: Mapping[str, Any], found: Mapping[str, float]) -> None:
-    """Store *found*; without space or permission nothing happens."""
-    text = json.dumps({"conditions": conditions, "found": found}, indent=1) + "\n"
-    if problem := keep_in_cache(measurement_path(what, conditions), text.encode()):
-        logger.debug("measurement of %s not kept: %s", what, problem)

@@ -8,6 +8,7 @@
 
 #include "bind/arrays.hpp"
 #include "encodings/quantize.hpp"
+#include "isa/cpu.hpp"
 #include "ops/counters.hpp"
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
@@ -23,10 +24,8 @@ bool bind_has_kernel(int type) {
     return has_kernel(Type(type));
 }
 
-bool bind_take_prefill(int type, const std::string& level) {
-    require(type >= 0 && type < kTypes, "unknown weight type");
-    return take_prefill(Type(type), level);
-}
+// Where vpermb looks up five weights of a byte, reading fewer bytes is faster; elsewhere it was slower or not measured.
+bool bind_dense_pays() { return cpu_features().avx512_vbmi && level() != "avx2" && level() != "avx_vnni"; }
 
 int64_t bind_row_bytes(int type, int64_t cols) {
     require(type >= 0 && type < kTypes && cols > 0, "unknown weight type, or no columns");
@@ -113,9 +112,7 @@ void bind_kernels(nb::module_& m) {
     m.def("kernel_level", &level, "The instruction set in use.");
     m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
     m.def("has_kernel", &bind_has_kernel, "type"_a, "Whether the level in use has a kernel of its own for a type.");
-    m.def("take_prefill", &bind_take_prefill, "type"_a, "level"_a,
-          "Multiply batches of a type with the kernel of another level, or of this one again; False if it is the same.");
-    m.def("take_attention", &take_attention, "level"_a, "The same for attention.");
+    m.def("dense_pays", &bind_dense_pays, "Whether the level in use multiplies dense ternary weights faster.");
     m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
     m.def("plant_wrong_kernel", &plant_wrong_kernel, "what"_a,
           "For tests of kernel_self_test: a kernel is wrong until set_kernel_level; False if there is none of that name.");

@@ -56,29 +56,6 @@ bool has_kernel(Type type) {
     return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
 }
 
-// Uses the kernel of *level* that *member* picks from a table.
-template <class Member>
-bool take(const std::string& level, Member member) {
-    const Kernels *own = nullptr, *other = nullptr;
-    for (const Kernels* kernels : detail::offered()) {
-        if (table().name == kernels->name) own = kernels;
-        if (level == kernels->name) other = kernels;
-    }
-    auto& now = member(table());
-    if (!other || now == member(*other)) return false;
-    if (other != own && now != member(*own)) return false;
-    now = member(*other);
-    return true;
-}
-
-bool take_prefill(Type type, const std::string& level) {
-    return !is_float(type) && take(level, [&](auto& k) -> auto& { return k.prefill[int(type)]; });
-}
-
-bool take_attention(const std::string& level) {
-    return take(level, [](auto& k) -> auto& { return k.attend; });
-}
-
 bool plant_wrong_kernel(const std::string& what) {
     Kernels& k = table();
     const LinearKernel ones = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {

@@ -23,11 +23,6 @@ std::string level();
 bool set_level(const std::string& name);
 // Whether the chosen level has a kernel of its own for *type*.
 bool has_kernel(Type type);
-// Multiplies batches of *type* with the kernel of another level, or of the chosen one again: the same bits. False
-// where that changes nothing, for floats, and where the self-test replaced the kernel.
-bool take_prefill(Type type, const std::string& level);
-// The same for attention.
-bool take_attention(const std::string& level);
 // Kernels of the chosen level that differ from the scalar ones and were replaced.
 std::vector<std::string> self_test();
 
