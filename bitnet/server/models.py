@@ -258,16 +258,11 @@ class Models:
             self._freed.set()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run *work* and wake up the requests that wait for it."""
+        """Run *work*, whose errors are told to the requests that wait for it, if any do."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-
-        def on_end(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled():
-                task.exception()
-
-        task.add_done_callback(on_end)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
     async def _load(self, slot: Slot) -> None:

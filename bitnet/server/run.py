@@ -108,8 +108,9 @@ def _serve(
     ready: Callable[[str], None],
 ) -> None:
     """Announce the worker, and answer until a signal comes."""
-    listen(listening, MAX_CONNECTIONS)
     address = address_of(listening)
+    with _explain_errors(address):
+        listening.listen(MAX_CONNECTIONS)
     narrate("plain", "Worker ready, starting HTTP server")
     narrate(
         "server_start",
@@ -265,12 +266,6 @@ def bind(host: str, port: int) -> socket.socket:
             bound.close()
             raise
     return bound
-
-
-def listen(bound: socket.socket, backlog: int) -> None:
-    """Accept connections at *bound*."""
-    with _explain_errors(address_of(bound)):
-        bound.listen(backlog)
 
 
 def address_of(bound: socket.socket) -> str:
