@@ -265,11 +265,6 @@ class ModelConfig:
             for branch in block:
                 yield from branch.every()
 
-    @property
-    def layer_input(self) -> LayerInput | None:
-        """Kind of its inputs of layers, the same in all blocks; ``None``: it has none."""
-        return next((mixer for mixer in self.mixers() if isinstance(mixer, LayerInput)), None)
-
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:
         """Those of its mixers that are attention."""

@@ -8,35 +8,36 @@ name suggests a different computation (:data:`CHANGES`).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.family import Family, architecture_refusal, families, of_model_type
-from bitnet.families.keys import HARMLESS, Rule, check, neutral, read, refusal, without
+from bitnet.families.experts import expert_count
+from bitnet.families.family import Family, Values, architecture_refusal, families, of_model_type
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Rule,
+    check,
+    neutral,
+    read,
+    reads,
+    refusal,
+    without,
+)
 from bitnet.families.rope_keys import from_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
-    from bitnet.families.family import Values
-
-_SIZES = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-}
 #: Read for every family.
 READ: dict[str, Rule] = {
-    **{name: read(f"`{key}`") for name, key in _SIZES.items()},
+    **reads(
+        "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads "
+        "head_dim max_position_embeddings rms_norm_eps"
+    ),
     "vocab_size": read("must be the rows of the embedding"),
     "tie_word_embeddings": read("the head is the embedding"),
     "rope_parameters": read("see below"),
@@ -103,45 +104,14 @@ MXFP4: dict[str, Rule] = {
 }
 _BELOW = "quantization_config."
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
-_OUTER = {
-    "embed_tokens.weight": "token_embd.weight",
-    "norm.weight": "output_norm.weight",
-    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
-    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
-    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
-    "lm_head.weight": "output.weight",
-    "lm_head.weight_scale": "output.scale",
-    "lm_head.bias": "output.bias",
-}
-_INNER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.attn_sub_norm": "attn_sub_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.ffn_sub_norm": "ffn_sub_norm",
-}
-_LAYER = re.compile(
-    r"layers\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
-)
-_PREFIX = re.compile(
-    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?:backbone\.)?"
-)
-_NOT_TEXT = re.compile(
-    r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
-    r"|multi_modal_projector)\.|^mtp\.|rotary_emb\.inv_freq$"
-)
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+# GGUF's keys of floats, which a ``config.json`` may have as integers.
+_FLOATS = (
+    *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+    *("expert_weights_scale", "final_logit_softcapping"),
+)
+_PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
 
@@ -158,15 +128,15 @@ class Description:
     vocab_size: int | None  # rows the embedding must have; ``None``: not specified
     values: Values  # functions of the values of tensors, by the end of GGUF's name
     factors: Mapping[str, float]  # factors on tensors, in the same way
-    quantization: Mapping[str, Any]  # ``quantization_config``, empty without ternary weights
-    ignored: Mapping[str, Any]  # keys ignored on the user's request, with their values
+    quantization: Config  # ``quantization_config``, empty without ternary weights
+    ignored: Config  # keys ignored on the user's request, with their values
 
     def value(self, key: str) -> Any:
         """The family's own *key*, such as ``block_count``; ``None`` if there is none."""
         return self.metadata.get(f"{self.metadata['general.architecture']}.{key}")
 
 
-def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = ()) -> Description:
+def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Description:
     """Description of the language model in *outer*, with every key accounted for.
 
     In a multimodal model its ``text_config`` counts. Keys to *ignore* are named with or without the
@@ -183,17 +153,14 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
             check(quantization, MXFP4, model=model, kind=family.title, below=_BELOW)
             quantization = {}  # the names of the tensors say which they are
         _check_quantization(quantization, config, family, model)
-        translated = family.translate(config)
-        head_dim = translated.get(
-            "rope.dimension_count", translated.get("attention.key_length", config.get("head_dim"))
-        )
+        keys = _translate(config, family)
+        head_dim = keys.get("rope.dimension_count", keys.get("attention.key_length"))
         rope = {**config, "head_dim": head_dim}
         if family.layered_rope:
             rope.pop("original_max_position_embeddings", None)
         rope_keys, freq_factors = from_parameters(rope, family, model=model)
-        keys = {key: config[name] for name, key in _SIZES.items() if config.get(name) is not None}
-        keys |= rope_keys | translated | _both_ways(config, family, model)
-        biases = _biases(config, family)
+        keys = rope_keys | keys | _both_ways(config, keys, family, model)
+        biases = (part for key, part in family.biases.items() if not key or config.get(key))
         values, factors = family.values(config), family.factors(config)
         tied = bool(config.get("tie_word_embeddings"))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
@@ -209,7 +176,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
         freq_factors=freq_factors,
         tied=tied,
         headless=bool(named) and not named.endswith(_WRITES_TEXT),
-        biases=biases,
+        biases=frozenset().union(*biases),
         vocab_size=config.get("vocab_size"),
         values=values,
         factors=factors,
@@ -218,37 +185,9 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     )
 
 
-def gguf_name(name: str, family: Family) -> str:
-    """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
-
-    A ``weight_scale`` becomes ``<linear>.scale``.
-    """
-    if _NOT_TEXT.search(name):
-        return ""
-    short = _PREFIX.sub("", name)
-    if short in _OUTER:
-        return _OUTER[short]
-    stem, _, end = short.rpartition(".")
-    if stem in family.tensors:
-        return f"{family.tensors[stem]}.{end}"
-    match = _LAYER.fullmatch(short)
-    if match is None:
-        return name
-    inner, kind = match["part"], (match["kind"] or "").removeprefix("weight_")
-    parts = {**_INNER, **family.tensors}
-    block = f"blk.{match['number']}."
-    if f"{inner}.{kind}" in parts:
-        return f"{block}{parts[f'{inner}.{kind}']}"
-    if inner in parts:
-        return f"{block}{parts[inner]}{kind and '.'}{kind}"
-    # The norm before a product, in BitNet embeddings and transformers' BitLinear.
-    part = parts.get(inner.removesuffix(".norm").removesuffix(".rms_norm"))
-    return f"{block}{part}_norm_in.{kind}" if part and kind else name
-
-
 def _without_ignored(
-    outer: Mapping[str, Any], ignore: Collection[str]
-) -> tuple[dict[str, Any], Mapping[str, Any], dict[str, Any]]:
+    outer: Config, ignore: Collection[str]
+) -> tuple[dict[str, Any], Config, dict[str, Any]]:
     """The text model's keys and its quantization without ignored keys, and the ignored keys."""
     inner = outer.get("text_config")
     merged = {**outer, **inner} if isinstance(inner, dict) else dict(outer)
@@ -269,7 +208,22 @@ def _without_ignored(
     return config, quantization, ignored
 
 
-def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
+def _translate(config: Config, family: Family) -> dict[str, Any]:
+    """GGUF keys of *config*, without those of the position embedding."""
+    keys = {
+        rule.gguf: float(config[key]) if rule.gguf in _FLOATS else config[key]
+        for key, rule in {**READ, **family.config_keys}.items()
+        if rule.gguf and config.get(key) is not None
+    }
+    if family.experts:
+        keys["expert_count"] = expert_count(config, family.experts)
+    keys |= family.translate(config)
+    if keys.get("expert_count"):
+        return keys
+    return {key: value for key, value in keys.items() if not key.startswith("expert_")}
+
+
+def _family(config: Config, outer: Config) -> Family:
     inner = outer.get("text_config")
     kind = config.get("model_type")
     if isinstance(inner, dict):
@@ -281,9 +235,9 @@ def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
     return family
 
 
-def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
+def _check(config: Config, family: Family, model: str) -> None:
     """Refuse configurations that are not supported."""
-    rules = family.config_rules
+    rules = CHANGES | dict(family.config_rules)
     for key in ("hidden_act", "hidden_activation"):
         allowed = rules.get(key) or neutral(None, family.activation)
         if not allowed.allows(config.get(key)):
@@ -296,38 +250,36 @@ def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
         if key in READ:
             continue
         rule = rules.get(key)
-        if key in ("layer_types", "no_rope_layers") and rule is None:
-            plain = {"full_attention"} if key == "layer_types" else {1}
-            if value is not None and not set(value) <= plain:
+        if key in _PLAIN_LAYERS and rule is None:
+            if value is not None and not set(value) <= _PLAIN_LAYERS[key]:
                 raise refusal(key, value, model=model, kind=family.title)
-            continue
-        rule = rule or CHANGES.get(key)
-        if rule is not None and not rule.allows(_empty_as_none(value)):
+        elif rule is not None and not rule.allows(None if value in ([], {}, "") else value):
             raise refusal(key, value, model=model, kind=family.title, rule=rule)
 
 
-def _both_ways(config: Mapping[str, Any], family: Family, model: str) -> dict[str, Any]:
+def _both_ways(config: Config, keys: Config, family: Family, model: str) -> dict[str, Any]:
     """The key of bidirectional attention, if *config* asks for it."""
     key, value = "is_causal", config.get("is_causal")
     if value is None or value is True:
         return {}
-    if value is not False or family.translate(config).get("attention.sliding_window"):
+    if value is not False or keys.get("attention.sliding_window"):
         why = "bidirectional attention is supported without windows only"
         raise refusal(key, value, why, model=model, kind=family.title)
     return {"attention.causal": False}
 
 
-def _empty_as_none(value: Any) -> Any:
-    return None if value in ([], {}, "") else value
-
-
-def _first_architecture(config: Mapping[str, Any]) -> str:
+def _first_architecture(config: Config) -> str:
     """The first of ``architectures``; empty if there is none."""
-    named: Sequence[str] = config.get("architectures") or [""]
+    named = config.get("architectures") or [""]
+    if not isinstance(named, list):
+        raise InvalidFormat(
+            f"config.json: architectures is {named!r:.80}, expected a list",
+            hint="fetch config.json again",
+        )
     return str(named[0])
 
 
-def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
+def _check_code(config: Config, family: Family, model: str) -> None:
     """Refuse models of other kinds, such as classifiers, or with custom code."""
     named = _first_architecture(config)
     if named and not named.endswith((*_WRITES_TEXT, _HEADLESS)):
@@ -349,9 +301,7 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
         raise refusal("auto_map", code, why, model=model, kind=family.title)
 
 
-def _check_quantization(
-    quantization: Mapping[str, Any], config: Mapping[str, Any], family: Family, model: str
-) -> None:
+def _check_quantization(quantization: Config, config: Config, family: Family, model: str) -> None:
     check(quantization, QUANTIZATION, model=model, kind=family.title, below=_BELOW)
     eps = quantization.get("rms_norm_eps", _EPS_OF_NORMS)
     if quantization.get("use_rms_norm") and eps != config["rms_norm_eps"]:
@@ -361,8 +311,3 @@ def _check_quantization(
     mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):
         raise ValueError(f"quantization_config with {linear!r}, {mode!r}")
-
-
-def _biases(config: Mapping[str, Any], family: Family) -> frozenset[str]:
-    enabled = (parts for key, parts in family.biases.items() if not key or config.get(key))
-    return frozenset().union(*enabled)

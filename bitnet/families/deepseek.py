@@ -1,37 +1,20 @@
-"""DeepSeek 2 and 3, GLM 4.7 Flash and Ling 2: experts chosen by groups.
-
-All but Ling have latent attention.
-"""
+"""DeepSeek 2 and 3, GLM 4 and Ling 2: latent attention, and experts chosen by groups."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.blocks import Branch, LatentAttention
-from bitnet.families.dense import dense, model_of, sizes
-from bitnet.families.experts import (
-    GROUPED_CONFIG,
-    GROUPED_KEYS,
-    GROUPED_TENSORS,
-    experts_by_groups,
-    group_keys,
-    without_drafting_blocks,
-)
-from bitnet.families.family import Family, LlamaCppSupport, register, register_variant
-from bitnet.families.keys import Rule, neutral, read, refusal
-from bitnet.families.mixers import FeedForward
+from bitnet.families.blocks import LatentAttention
+from bitnet.families.dense import AROUND, RENAMED, ModelConfig, dense, model_of, sizes, usual_block
+from bitnet.families.experts import GROUPED_CONFIG, GROUPED_KEYS, experts_by_groups, group_keys
+from bitnet.families.family import BIASES, QKV, Family, LlamaCppSupport, register, register_variant
+from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
+from bitnet.families.mixers import Experts, FeedForward, Gating
 from bitnet.families.rope import magnitude, rope_from
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys
-    from bitnet.families.mixers import Experts, Gating
-
-_GLM = "glm4_moe_lite"
 _LATENT_EPSILON = 1e-6  # of norms of latents in transformers, whatever the other norms have
 _GLM_TOKENS, _GLM_LAYERS = 154880, (47, 48)  # of files without `expert_gating_func`
 _LITE_LAYERS = (26, 27)  # for which llama.cpp does not read `attention.q_lora_rank`
@@ -46,11 +29,8 @@ def _decoder(keys: Keys) -> ModelConfig:
         default: Gating = "sigmoid" if is_glm else "softmax"
         network = experts_by_groups(keys, default=default)
     mixer = _attention(keys, its.layers)
-    blocks = (
-        (Branch("attn_norm", (mixer,)), Branch("ffn_norm", (network if layer >= first else usual,)))
-        for layer in range(its.layers)
-    )
-    return without_drafting_blocks(keys, model_of(keys, its, blocks))
+    networks = (usual if layer < first else network for layer in range(its.layers))
+    return model_of(keys, its, (usual_block(mixer, its_network) for its_network in networks))
 
 
 def _attention(keys: Keys, layers: int) -> LatentAttention:
@@ -92,21 +72,16 @@ def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
     return refusal("rope.scaling.type", scaling, why, model=keys.path.name, kind="DeepSeek")
 
 
-def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
-    heads, latent, turning = (
-        config[key] for key in ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim")
-    )
-    if config.get("num_key_value_heads") not in (None, heads):
+def _translate(config: Config) -> dict[str, Any]:
+    if config.get("num_key_value_heads") not in (None, config["num_attention_heads"]):
         raise ValueError("num_key_value_heads is not num_attention_heads")
-    keys = group_keys(config, _leading_dense(config)) | {
+    latent, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    keys = group_keys(config) | {
         "attention.head_count_kv": 1,
         "attention.key_length": latent + turning,
         "attention.value_length": latent,
-        "attention.kv_lora_rank": latent,
         "attention.q_lora_rank": config["q_lora_rank"] or 0,
         "attention.key_length_mla": config["qk_nope_head_dim"] + turning,
-        "attention.value_length_mla": config["v_head_dim"],
-        "rope.dimension_count": turning,
     }
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if (rope.get("rope_type") or rope.get("type")) == "yarn":
@@ -114,21 +89,19 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _leading_dense(config: Mapping[str, Any]) -> int:
-    """Layers without experts, all of which are at the beginning."""
-    if config["model_type"] != _GLM:
-        return int(config["first_k_dense_replace"])
+def _translate_glm(config: Config) -> dict[str, Any]:
+    """The same with a list of layers without experts, all of which are at the beginning."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
-        return 1
+        return _translate(config) | {"leading_dense_block_count": 1}
     first = next((at for at, kind in enumerate(kinds) if kind != "dense"), len(kinds))
     if set(kinds[first:]) - {"sparse"} or len(kinds) != config["num_hidden_layers"]:
         why = "only layers without experts before all others are computed"
         raise refusal("mlp_layer_types", kinds, why, kind="GLM 4.7 Flash")
-    return first
+    return _translate(config) | {"leading_dense_block_count": first}
 
 
-def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
+def _yarn(rope: Config) -> dict[str, Any]:
     """Keys of ``yarn``, whose factor on scores replaces that on rotated queries and keys."""
     everywhere = rope.get("mscale_all_dim")
     bounds = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1, rope.get("truncate", True)
@@ -158,34 +131,18 @@ _LATENT = Family(
     },
     config_keys={
         **GROUPED_CONFIG,
-        "kv_lora_rank": read("width of a latent"),
-        "q_lora_rank": read("width of the queries' latent; null: they have none"),
+        **reads("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"),
         "qk_head_dim": Rule("the sum of both widths"),
-        "qk_nope_head_dim": read("width of a key without position"),
-        "qk_rope_head_dim": read("rotary dimensions of a key"),
         "rope_interleave": neutral(None, True),
-        "v_head_dim": read("width of a value"),
     },
+    experts=128,
     gguf_keys={
         **GROUPED_KEYS,
+        **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
+        **reads("attention.value_length_mla rope.scaling.yarn_log_multiplier"),
         "attention.key_length": Rule("width of a latent with its rotary dimensions"),
         "attention.value_length": Rule("width of a latent"),
-        "attention.key_length_mla": read("width of a key, rotary dimensions included"),
-        "attention.kv_lora_rank": read("width of a latent"),
-        "attention.q_lora_rank": read("width of the queries' latent; 0: they have none"),
         "attention.scale": neutral(0),
-        "attention.sliding_window": neutral(0),
-        "attention.value_length_mla": read("width of a value"),
-        "rope.scaling.yarn_log_multiplier": read("a tenth of `mscale_all_dim` of `yarn`"),
-    },
-    tensors={
-        **GROUPED_TENSORS,
-        "self_attn.q_a_proj": "attn_q_a",
-        "self_attn.q_a_layernorm": "attn_q_a_norm",
-        "self_attn.q_b_proj": "attn_q_b",
-        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-        "self_attn.kv_b_proj": "attn_kv_b",
     },
     biases={"attention_bias": ("attn_q_a", "attn_kv_a_mqa", "attn_output")},
     more_blocks=True,
@@ -217,7 +174,7 @@ register_variant(
     _LATENT,
     title="GLM 4.7 Flash",
     in_gguf=False,
-    model_types=(_GLM,),
+    model_types=("glm4_moe_lite",),
     defaults={
         "max_position_embeddings": 202752,
         "moe_intermediate_size": 1536,
@@ -232,28 +189,87 @@ register_variant(
     },
     config_keys={
         "first_k_dense_replace": Rule("transformers ignores it"),
-        "mlp_layer_types": read("which layers have experts: all but the first ones"),
+        **reads("mlp_layer_types"),
     },
+    translate=_translate_glm,
 )
 
 
 def _ling(keys: Keys) -> ModelConfig:
-    model = dense(keys, qk_norm="head", fused=True, mixture=experts_by_groups(keys))
-    return without_drafting_blocks(keys, model)
+    return dense(keys, qk_norm="head", fused=True, mixture=experts_by_groups(keys))
 
 
 register(
-    Family(
-        title="Ling and Ring 2",
-        architecture="bailingmoe2",
-        model_types=(),
-        gguf_keys={
-            **GROUPED_KEYS,
-            "expert_shared_feed_forward_length": read("width of each network beside the experts"),
-        },
-        llama_cpp=LlamaCppSupport(
-            tensors=("output.weight", "exp_probs_b.bias"), tied=False, whole_width=True
-        ),
-        decoder=_ling,
+    title="Ling and Ring 2",
+    architecture="bailingmoe2",
+    model_types=(),
+    gguf_keys=GROUPED_KEYS | reads("expert_shared_feed_forward_length"),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias"), tied=False, whole_width=True
+    ),
+    decoder=_ling,
+)
+
+
+# GLM 4 has norms on both sides and one matrix of gate and up, or experts; half of a head rotates.
+register(
+    title="GLM-4, dense",
+    architecture="glm4",
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    defaults={
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "rms_norm_eps": 1.5625e-7,
+        "max_position_embeddings": 131072,
+    },
+    config_keys=reads("partial_rotary_factor"),
+    biases={"attention_bias": QKV},
+    partial_rotation=True,
+    decoder=partial(dense, norms=AROUND, ffn={"fused": True}),
+)
+
+
+def _glm_experts(keys: Keys) -> ModelConfig:
+    has_norms = any(name.endswith(".attn_q_norm.weight") for name in keys.weights)
+    return dense(
+        keys,
+        norms=RENAMED,
+        qk_norm="head" if has_norms else "",
+        mixture=experts_by_groups(keys, corrected=True),
     )
+
+
+# Experts are chosen by sigmoids and a correction, behind a dense layer or some.
+register(
+    title="GLM 4.5 to 4.7 with experts",
+    architecture="glm4moe",
+    model_types=("glm4_moe",),
+    defaults={
+        "head_dim": None,
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+    },
+    config_keys=GROUPED_CONFIG | reads("partial_rotary_factor use_qk_norm"),
+    experts=128,
+    gguf_keys=GROUPED_KEYS,
+    tensors={"post_attention_layernorm": "post_attention_norm"},
+    biases={"attention_bias": QKV},
+    partial_rotation=True,
+    more_blocks=True,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "exp_probs_b.bias")),
+    translate=group_keys,
+    decoder=_glm_experts,
 )

@@ -6,30 +6,28 @@ A family calls :func:`dense` with what it does differently.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.blocks import Attention, Block, Branch, ModelConfig
-from bitnet.families.keys import contradiction, read, refusal
-from bitnet.families.mixers import FeedForward
-from bitnet.families.rope import rope_from
+from bitnet.families.blocks import Attention, Block, Branch, Mixer
+from bitnet.families.blocks import ModelConfig as ModelConfig  # for the families
+from bitnet.families.keys import Config, Keys, contradiction, reads, refusal
+from bitnet.families.mixers import Experts, FeedForward
+from bitnet.families.rope import Rope, rope_from, without_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from bitnet.families.keys import Keys
-    from bitnet.families.mixers import Experts
 
 #: Names of the norms before and behind attention, and before and behind the feed-forward network.
 BEFORE = (("attn_norm", ""), ("ffn_norm", ""))
 AFTER = (("", "post_attention_norm"), ("", "post_ffw_norm"))
 AROUND = (("attn_norm", "post_attention_norm"), ("ffn_norm", "post_ffw_norm"))
+# As BEFORE, with the name of another norm.
+RENAMED = (("attn_norm", ""), ("post_attention_norm", ""))
 
 #: Rules for the keys of windows in ``config.json``.
-WINDOW_CONFIG = {
-    "layer_types": read("which layers have a window"),
-    "sliding_window": read("positions a query attends to"),
-}
+WINDOW_CONFIG = reads("layer_types sliding_window")
 _KINDS = {"sliding_attention": True, "full_attention": False}
 
 Kind = TypeVar("Kind")
@@ -129,33 +127,64 @@ def dense(
     usual = attention(keys, model_sizes.dim, **more)
     network = FeedForward(model_sizes.ffn, **(ffn or {}))
     dense_layers = keys.integer("leading_dense_block_count", 0) if mixture else model_sizes.layers
-    (before, behind), (ffn_before, ffn_behind) = norms
-
-    def block(layer: int, its_window: int) -> Block:
-        mixer = each(layer, replace(usual, window=its_window))
-        its_network = mixture if mixture and layer >= dense_layers else network
-        return (
-            Branch(before, (mixer,), behind, residual_scale),
-            Branch(ffn_before, (its_network,), ffn_behind, residual_scale),
+    blocks = (
+        usual_block(
+            each(layer, replace(usual, window=its)),
+            mixture if mixture and layer >= dense_layers else network,
+            norms=norms,
+            scale=residual_scale,
         )
+        for layer, its in enumerate(
+            read_windows(keys, model_sizes.layers, period=period, window=window)
+        )
+    )
+    return model_of(keys, model_sizes, blocks, causal=causal)
 
-    local = read_windows(keys, model_sizes.layers, period=period, window=window)
-    blocks = (block(layer, its) for layer, its in enumerate(local))
-    return replace(model_of(keys, model_sizes, blocks), causal=causal)
+
+def usual_block(
+    mixer: Mixer, network: Mixer, *, norms: tuple[tuple[str, str], ...] = BEFORE, scale: float = 1.0
+) -> Block:
+    """A *mixer* of positions, then a *network*."""
+    (before, behind), (network_before, network_behind) = norms
+    return (
+        Branch(before, (mixer,), behind, scale),
+        Branch(network_before, (network,), network_behind, scale),
+    )
 
 
 def model_of(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
-    """Model of *blocks*, with what all families read in the same way, and *more* fields."""
+    """Model of *blocks*, with what all families read in the same way, and *more* fields.
+
+    Blocks at the end that only draft tokens are left out.
+    """
     if "norm_eps" not in more:
         more["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
+    layers = max(its.layers - keys.integer("nextn_predict_layers", 0), 0)
+    more["left_out"] = (
+        *more.get("left_out", ()),
+        *(f"blk.{layer}." for layer in range(layers, its.layers)),
+    )
     return ModelConfig(
         architecture=keys.architecture,
         dim=its.dim,
         vocab_size=its.vocab_size,
         context_length=keys.integer("context_length"),
-        blocks=tuple(blocks),
+        blocks=tuple(blocks)[:layers],
         **more,
     )
+
+
+def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Attention]:
+    """Attention of layers whose RoPE is of another *base* and not scaled if they have windows."""
+
+    @cache
+    def local(rope: Rope) -> Rope:
+        return without_scaling(rope, theta=rope.theta if base is None else base)
+
+    def each(_layer: int, usual: Attention) -> Attention:
+        return replace(usual, rope=local(usual.rope)) if usual.window and usual.rope else usual
+
+    return each
 
 
 def check_local_base(keys: Keys, base: float, kind: str) -> None:
@@ -181,12 +210,12 @@ def read_windows(keys: Keys, layers: int, *, period: int, window: int) -> tuple[
     return tuple(window if local else 0 for local in pattern)
 
 
-def everywhere(config: Mapping[str, Any]) -> dict[str, Any]:
+def everywhere(config: Config) -> dict[str, Any]:
     """``sliding_window`` for all layers (Mistral, Phi-3)."""
     return {"attention.sliding_window": _window(config)}
 
 
-def from_first(config: Mapping[str, Any]) -> dict[str, Any]:
+def from_first(config: Config) -> dict[str, Any]:
     """``layer_types``, or windows from layer ``max_window_layers`` on (Qwen)."""
     window = _window(config) if config.get("use_sliding_window") else 0
     first = config.get("max_window_layers", 0)
@@ -199,15 +228,13 @@ def from_first(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def alternating(
-    default_period: int, key: str = ""
-) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[str, Any]]:
     """``layer_types``, or windows in all layers but one in every *default_period* (Gemma).
 
     The *key*, if it has a name, overrides this number.
     """
 
-    def keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    def keys(config: Config) -> dict[str, Any]:
         window = _window(config)
         period = config.get(key) or default_period
         pattern = _window_pattern(config, window)
@@ -220,7 +247,7 @@ def alternating(
     return keys
 
 
-def _window(config: Mapping[str, Any]) -> int:
+def _window(config: Config) -> int:
     window = config.get("sliding_window")
     if window is None:
         return 0
@@ -229,16 +256,14 @@ def _window(config: Mapping[str, Any]) -> int:
     return window
 
 
-def _window_pattern(config: Mapping[str, Any], window: int) -> list[bool] | None:
+def _window_pattern(config: Config, window: int) -> list[bool] | None:
     pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
     if pattern and any(pattern) and not window:
         raise ValueError("layers with a window in layer_types, and no sliding_window")
     return pattern
 
 
-def layer_kinds(
-    config: Mapping[str, Any], kinds: Any, meanings: Mapping[str, Kind]
-) -> list[Kind] | None:
+def layer_kinds(config: Config, kinds: Any, meanings: Mapping[str, Kind]) -> list[Kind] | None:
     """Meanings of the *kinds* of all layers; ``None`` if they are not given."""
     if kinds is None:
         return None

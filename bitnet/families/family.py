@@ -8,21 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.dense import dense
-from bitnet.families.keys import COMMON, check, read
+from bitnet.families.dense import ModelConfig, dense
+from bitnet.families.keys import COMMON, Config, Keys, RopeStyle, Rule, check, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys, RopeStyle, Rule
-
 Values: TypeAlias = "Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]"
+
+Fields = ParamSpec("Fields")
 
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
@@ -61,7 +60,8 @@ class Family:
 
     title: str  # its name in text for people
     architecture: str  # ``general.architecture``, which also prefixes its keys here
-    model_types: tuple[str, ...]  # values of ``model_type`` in ``config.json``
+    # values of ``model_type`` in ``config.json``; as *architecture*, but with underscores
+    model_types: tuple[str, ...] = ("",)
     activation: str = "silu"  # activation function, by its name in ``config.json``
     # other names of the architecture in GGUF files; *architecture* is read unless *in_gguf* is
     # false
@@ -81,13 +81,14 @@ class Family:
     rope_parameters: Mapping[str, str] = field(default_factory=dict)
     # rules for GGUF files, besides those shared by all families
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
-    # names of tensors that differ from the usual ones, those of layers without number
+    # names of tensors of a layer that differ from those in ``tensor_names.py``
     tensors: Mapping[str, str] = field(default_factory=dict)
+    experts: int = 0  # transformers' number of experts, where a ``config.json`` does not say it
     # functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF stores
     # others; from its ``config.json``
-    values: Callable[[Mapping[str, Any]], Values] = field(default=lambda _config: {})
+    values: Callable[[Config], Values] = field(default=lambda _config: {})
     # factors on a folder's tensors, in the same way
-    factors: Callable[[Mapping[str, Any]], Mapping[str, float]] = field(default=lambda _config: {})
+    factors: Callable[[Config], Mapping[str, float]] = field(default=lambda _config: {})
     # parts with biases, by the key that enables them; those under ``""`` always do
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partial_rotation: bool = False  # ``partial_rotary_factor`` is supported
@@ -108,8 +109,12 @@ class Family:
     llama_cpp: LlamaCppSupport | None = field(default_factory=LlamaCppSupport)
     # additional GGUF keys from a ``config.json``; ``architecture`` is another of *gguf* for this
     # model
-    translate: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda _config: {})
+    translate: Callable[[Config], dict[str, Any]] = field(default=lambda _config: {})
     decoder: Callable[[Keys], ModelConfig] = dense  # its blocks, from the keys
+
+    def __post_init__(self) -> None:
+        if self.model_types == ("",):
+            object.__setattr__(self, "model_types", (self.architecture.replace("-", "_"),))
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -124,25 +129,33 @@ class Family:
             for key, parts in self.biases.items()
             if key
         }
-        return {**rules, **self.config_keys}
+        names = {alias: read(f"other name of `{name}`") for alias, name in self.aliases.items()}
+        return {**rules, **names, **self.config_keys}
 
 
 _REGISTERED: list[Family] = []
 
 
-def register(family: Family) -> Family:
-    """Add *family* to the registry."""
-    _REGISTERED.append(family)
-    return family
+def _registering(make: Callable[Fields, Family]) -> Callable[Fields, Family]:
+    def register(*args: Fields.args, **fields: Fields.kwargs) -> Family:
+        family = make(*args, **fields)
+        _REGISTERED.append(family)
+        return family
+
+    return register
 
 
-def register_variant(parent: Family, **changes: Any) -> Family:
-    """Add a family that differs from *parent*; entries of tables are added to those of *parent*."""
+def _variant(parent: Family, **changes: Any) -> Family:
+    """A family that differs from *parent*; entries of tables are added to those of *parent*."""
     whole: dict[str, Any] = {
         name: {**getattr(parent, name), **change} if isinstance(change, Mapping) else change
         for name, change in changes.items()
     }
-    return register(replace(parent, **whole))
+    return replace(parent, **whole)
+
+
+register = _registering(Family)
+register_variant = _registering(_variant)
 
 
 @cache
@@ -201,10 +214,7 @@ def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "")
 def what_it_is(tensors: Iterable[str]) -> str:
     """The kind of model that contains one of *tensors*; empty if they say nothing."""
     names = list(tensors)
-    for pattern, text in _BY_TENSOR:
-        if any(pattern.search(name) for name in names):
-            return text
-    return ""
+    return next((text for pattern, text in _BY_TENSOR if any(map(pattern.search, names))), "")
 
 
 def check_keys(
@@ -212,13 +222,9 @@ def check_keys(
 ) -> None:
     """Refuse keys of GGUF's *metadata*, below *prefixes*, that are not in the family's table."""
     rules = COMMON | dict(family.gguf_keys)
-    for prefix in prefixes:
-        own = {
-            key.removeprefix(f"{prefix}."): value
-            for key, value in metadata.items()
-            if key.startswith(f"{prefix}.")
-        }
-        check(own, rules, model=model, kind=family.title, below=f"{prefix}.")
+    for prefix in (f"{name}." for name in prefixes):
+        own = {key[len(prefix) :]: metadata[key] for key in metadata if key.startswith(prefix)}
+        check(own, rules, model=model, kind=family.title, below=prefix)
 
 
 def find_zero(metadata: Mapping[str, Any], family: Family) -> str:

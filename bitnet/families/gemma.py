@@ -1,8 +1,9 @@
-"""Gemma 1 to 3: GeGLU and scaled embeddings.
+"""Gemma: GeGLU and scaled embeddings.
 
-Gemma 1 has norms before attention and feed-forward only. Gemma 2 and 3 have them on both sides, and
-windows: Gemma 2 in every other layer, beside soft caps; Gemma 3 in five of six layers, which rotate
-by other frequencies.
+Gemma 1 has norms before attention and feed-forward only. Gemma 2 to 4 have them on both sides, and
+windows: Gemma 2 in every other layer, beside soft caps; Gemma 3 and 4 in five of six layers, which
+rotate by other frequencies. Gemma 4 has two widths of heads, shared keys and values, inputs of
+layers by token, or experts.
 """
 
 from __future__ import annotations
@@ -11,23 +12,31 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.dense import AROUND, WINDOW_CONFIG, alternating, attention, dense, sizes
-from bitnet.families.family import (
-    ATTENTION,
-    BIASES,
-    Family,
-    LlamaCppSupport,
-    register,
+from bitnet.base.errors import InvalidFormat
+from bitnet.families.blocks import Attention, Branch, LayerInput, Sum
+from bitnet.families.dense import (
+    AROUND,
+    WINDOW_CONFIG,
+    ModelConfig,
+    alternating,
+    attention,
+    dense,
+    model_of,
+    per_layer,
+    read_windows,
+    rotate_windows,
+    sizes,
 )
-from bitnet.families.keys import HARMLESS, neutral, read
-from bitnet.families.rope import rope_from
+from bitnet.families.experts import EXPERT_KEYS, expert_count, experts
+from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
+from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, read, reads
+from bitnet.families.mixers import FeedForward
+from bitnet.families.rope import without_scaling
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from bitnet.families.mixers import Activation
 
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys
-
+_ACTIVATION: Activation = "gelu_tanh"
 #: Of Gemma 2 and 3; published files of config.json give little more than sizes.
 _DEFAULTS = {
     "num_attention_heads": 8,
@@ -38,53 +47,45 @@ _DEFAULTS = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
-_CONFIG = WINDOW_CONFIG | {
-    "final_logit_softcapping": read("soft cap on logits"),
+_CONFIG = {
+    **WINDOW_CONFIG,
+    **reads("final_logit_softcapping query_pre_attn_scalar"),
     "hidden_act": HARMLESS,  # hidden_activation counts
-    "query_pre_attn_scalar": read("attention scores are divided by its root"),
 }
 _SCALE = read("on scores, from `query_pre_attn_scalar` of a folder; ignored in a GGUF file")
-NORMS = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
+_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 
 
 def _gemma(keys: Keys, **more: Any) -> ModelConfig:
-    model = dense(keys, ffn={"activation": "gelu_tanh"}, **more)
+    model = dense(keys, ffn={"activation": _ACTIVATION}, **more)
     return replace(model, embedding_scale=math.sqrt(model.dim))
 
 
 register(
-    Family(
-        title="Gemma 1",
-        architecture="gemma",
-        model_types=("gemma",),
-        activation="gelu_pytorch_tanh",
-        defaults={
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "head_dim": 256,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-        },
-        config_keys={
-            # In the file of 2B, and never meant.
-            "hidden_act": neutral(None, "gelu_pytorch_tanh", "gelu", note="tanh form either way"),
-            "hidden_activation": HARMLESS,
-        },
-        gguf_keys={"attention.sliding_window": neutral(0)},
-        biases={"attention_bias": ATTENTION},
-        llama_cpp=LlamaCppSupport(tensors=BIASES),
-        norms_from_zero=True,
-        decoder=_gemma,
-    )
+    title="Gemma 1",
+    architecture="gemma",
+    activation="gelu_pytorch_tanh",
+    defaults={
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    config_keys={
+        # In the file of 2B, and never meant.
+        "hidden_act": neutral(None, "gelu_pytorch_tanh", "gelu", note="tanh form either way"),
+        "hidden_activation": HARMLESS,
+    },
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(tensors=BIASES),
+    norms_from_zero=True,
+    decoder=_gemma,
 )
 
 
-def _caps(config: Mapping[str, Any]) -> dict[str, Any]:
+def _caps(config: Config) -> dict[str, Any]:
     """Soft caps and attention scale of a ``config.json``."""
     keys = {
         name: float(config.get(name) or 0.0)
@@ -115,91 +116,262 @@ def _gemma2(keys: Keys) -> ModelConfig:
 
 
 register(
-    Family(
-        title="Gemma 2",
-        architecture="gemma2",
-        model_types=("gemma2",),
-        activation="gelu_pytorch_tanh",
-        defaults=_DEFAULTS
-        | {
-            "max_position_embeddings": 8192,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        config_keys=_CONFIG
-        | {
-            "attn_logit_softcapping": read("soft cap on attention scores"),
-            "sliding_window_pattern": neutral(None, 2),
-        },
-        gguf_keys={
-            "attention.scale": _SCALE,
-            "attn_logit_softcapping": read("soft cap on attention scores, 50 when absent, never 0"),
-            "final_logit_softcapping": read("soft cap on logits, 30 when absent, never 0"),
-        },
-        tensors=NORMS,
-        biases={"attention_bias": ATTENTION},
-        llama_cpp=LlamaCppSupport(
-            tensors=BIASES,
-            ignores=("attention.scale",),
-            wide_scale_layers=46,
-            nonzero=("attn_logit_softcapping", "final_logit_softcapping"),
-        ),
-        norms_from_zero=True,
-        translate=lambda config: alternating(2)(config) | _caps(config),
-        decoder=_gemma2,
-    )
+    title="Gemma 2",
+    architecture="gemma2",
+    activation="gelu_pytorch_tanh",
+    defaults=_DEFAULTS
+    | {
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    config_keys={
+        **_CONFIG,
+        **reads("attn_logit_softcapping"),
+        "sliding_window_pattern": neutral(None, 2),
+    },
+    gguf_keys={
+        "attention.scale": _SCALE,
+        **reads("attn_logit_softcapping final_logit_softcapping"),
+    },
+    tensors=_NORMS,
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(
+        tensors=BIASES,
+        ignores=("attention.scale",),
+        wide_scale_layers=46,
+        nonzero=("attn_logit_softcapping", "final_logit_softcapping"),
+    ),
+    norms_from_zero=True,
+    translate=lambda config: alternating(2)(config) | _caps(config),
+    decoder=_gemma2,
 )
 
 
 def _gemma3(keys: Keys) -> ModelConfig:
-    # Layers with a window keep Gemma 2's frequencies, without scaling.
-    local = replace(
-        rope_from(keys, attention(keys, sizes(keys).dim).head_dim),
-        theta=keys.number("rope.freq_base_swa", 10000.0),
-        scaling="none",
-        attention_factor=1.0,
-        freq_factors=None,
-    )
     model = _gemma(
         keys,
         norms=AROUND,
         period=6,
         qk_norm="head",
         scale=_score_scale(keys, layers_of_27b=62),
-        each=lambda _layer, usual: replace(usual, rope=local) if usual.window else usual,
+        # Layers with a window keep Gemma 2's frequencies, without scaling.
+        each=rotate_windows(keys.number("rope.freq_base_swa", 10000.0)),
     )
     return replace(model, final_softcap=keys.number("final_logit_softcapping", 0.0))
 
 
-def _gemma3_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma3_keys(config: Config) -> dict[str, Any]:
     both_ways = {"attention.causal": False} if config.get("use_bidirectional_attention") else {}
     return alternating(6, "sliding_window_pattern")(config) | _caps(config) | both_ways
 
 
 register(
-    Family(
-        title="Gemma 3",
-        architecture="gemma3",
-        model_types=("gemma3", "gemma3_text"),
-        activation="gelu_pytorch_tanh",
-        defaults=_DEFAULTS | {"rope_theta": 1e6, "max_position_embeddings": 131072},
-        config_keys=_CONFIG
-        | {
-            "use_bidirectional_attention": read("positions also attend to later ones"),
-            "rope_local_base_freq": read("RoPE base of layers with a window"),
-            "sliding_window_pattern": read("one layer in this many has full attention"),
-        },
-        gguf_keys={
-            "attention.scale": _SCALE,
-            "final_logit_softcapping": read("soft cap on logits"),
-            "rope.freq_base_swa": read("RoPE base of layers with a window"),
-        },
-        tensors=NORMS,
-        biases={"attention_bias": ATTENTION},
-        llama_cpp=LlamaCppSupport(ignores=("attention.scale",), wide_scale_layers=62),
-        norms_from_zero=True,
-        layered_rope=True,
-        translate=_gemma3_keys,
-        decoder=_gemma3,
+    title="Gemma 3",
+    architecture="gemma3",
+    model_types=("gemma3", "gemma3_text"),
+    activation="gelu_pytorch_tanh",
+    defaults=_DEFAULTS | {"rope_theta": 1e6, "max_position_embeddings": 131072},
+    config_keys=_CONFIG
+    | reads("use_bidirectional_attention rope_local_base_freq sliding_window_pattern"),
+    gguf_keys={"attention.scale": _SCALE, **reads("final_logit_softcapping rope.freq_base_swa")},
+    tensors=_NORMS,
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(ignores=("attention.scale",), wide_scale_layers=62),
+    norms_from_zero=True,
+    layered_rope=True,
+    translate=_gemma3_keys,
+    decoder=_gemma3,
+)
+
+
+_PERIOD = 6
+_OUTPUT_SCALE = "layer_output_scale"  # of all layers or of none
+_FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+_LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def _gemma4(keys: Keys) -> ModelConfig:
+    its = sizes(keys, ffn=0)
+    widths = per_layer(keys, "feed_forward_length", its.layers)
+    attentions = _attentions(keys, its.layers, its.dim)
+    width = keys.integer("embedding_length_per_layer_input", 0)
+    added = (Branch("", (LayerInput(width, _ACTIVATION),), "post_norm"),) if width else ()
+
+    def network(layer: int, ffn: int) -> Branch:
+        usual = FeedForward(ffn, _ACTIVATION)
+        if f"blk.{layer}.ffn_gate_inp.weight" not in keys.weights:
+            return Branch("ffn_norm", (usual,), "post_ffw_norm")
+        mixture = experts(keys, activation=_ACTIVATION, normed=True)
+        first = Branch("ffn_norm", (usual,), "post_ffw_norm_1")
+        second = Branch("pre_ffw_norm_2", (mixture,), "post_ffw_norm_2")
+        return Branch("", (Sum((first, second)),), "post_ffw_norm")
+
+    blocks = (
+        (Branch("attn_norm", (mixer,), "post_attention_norm"), network(layer, ffn), *added)
+        for layer, (mixer, ffn) in enumerate(zip(attentions, widths, strict=True))
     )
+    return model_of(
+        keys,
+        its,
+        blocks,
+        embedding_scale=math.sqrt(its.dim),
+        final_softcap=keys.number("final_logit_softcapping", 0.0),
+        bare_norms=("ffn_gate_inp.scale",),
+        output_scale=_OUTPUT_SCALE
+        if any(f".{_OUTPUT_SCALE}." in name for name in keys.weights)
+        else "",
+        left_out=tuple(
+            f"blk.{layer}.{name}."
+            for layer, mixer in enumerate(attentions)
+            if mixer.shared_cache is not None
+            for name in ("attn_k", "attn_v", "attn_k_norm")
+        ),
+    )
+
+
+def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
+    """Attention of every layer; the last ones read the cache of the last of their kind before."""
+    windows = read_windows(
+        keys, layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
+    )
+    kv_heads = per_layer(keys, "attention.head_count_kv", layers)
+    full = attention(keys, dim, kv_heads=1, scale=1.0, qk_norm="head", value_norm=True)
+    if full.rope is None or full.rope.freq_factors is None:
+        raise InvalidFormat(
+            f"{keys.path.name}: rope_freqs.weight is missing, factors of layers without a window",
+            hint="the file was converted incompletely; choose another conversion",
+        )
+    head_dim = keys.integer("attention.key_length_swa", full.head_dim)
+    if keys.integer("attention.value_length_swa", head_dim) != head_dim:
+        raise contradiction(
+            keys, f"attention.value_length_swa is not {head_dim}, the width of keys"
+        )
+    # Layers with a window have frequencies of their own, without scaling.
+    local = replace(
+        full,
+        head_dim=head_dim,
+        rope=without_scaling(
+            full.rope,
+            dims=keys.integer("rope.dimension_count_swa", full.rope.dims),
+            theta=keys.number("rope.freq_base_swa", 10000.0),
+        ),
+    )
+    own = layers - keys.integer("attention.shared_kv_layers", 0)
+    made: list[Attention] = []
+    for layer, window in enumerate(windows):
+        if layer < own:
+            mixer = replace(local if window else full, window=window, kv_heads=kv_heads[layer])
+            as_values = not window and _has_no_values(keys, layer)
+            made.append(replace(mixer, keys_as_values=as_values))
+            continue
+        before = [at for at in range(own) if made[at].window == window]
+        if not before:
+            problem = "shares keys and values, and no layer before has any of its kind"
+            raise contradiction(keys, f"layer {layer} {problem}")
+        made.append(replace(made[before[-1]], shared_cache=before[-1]))
+    return made
+
+
+def _has_no_values(keys: Keys, layer: int) -> bool:
+    """True if the values of *layer*, which has full attention, are its keys."""
+    if keys.config is None:
+        return f"blk.{layer}.attn_v.weight" not in keys.weights
+    text = keys.config.get("text_config") or keys.config
+    return bool(text.get("attention_k_eq_v"))
+
+
+def _gemma4_keys(config: Config) -> dict[str, Any]:
+    layers, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]
+    keys = alternating(_PERIOD)(config)
+    pattern = [*keys["attention.sliding_window_pattern"][:-1], False]  # whatever the last is
+    head_dim, full_kv_heads = _full_heads(config, pattern)
+    keys |= {
+        "attention.sliding_window_pattern": pattern,
+        "attention.key_length": head_dim,
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+    }
+    if config.get("enable_moe_block"):
+        if not (count := expert_count(config, 0)):
+            raise ValueError("enable_moe_block, and no num_experts")
+        keys["expert_count"] = count
+    if full_kv_heads != kv_heads:
+        keys["attention.head_count_kv"] = [kv_heads if it else full_kv_heads for it in pattern]
+    if config.get("use_double_wide_mlp"):
+        own, width = layers - config["num_kv_shared_layers"], config["intermediate_size"]
+        keys["feed_forward_length"] = [width * (1 + (at >= own)) for at in range(layers)]
+    return keys
+
+
+def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
+    """Width of the heads and number of key heads of layers with full attention."""
+    usual = config["head_dim"], config["num_key_value_heads"]
+    layers = config.get("per_layer_config")
+    if layers is None:
+        kv_heads = config.get("num_global_key_value_heads")
+        own = kv_heads if config.get("attention_k_eq_v") and kv_heads is not None else usual[1]
+        return config.get("global_head_dim", 512), own
+    names = ("head_dim", "num_key_value_heads")
+    strange = {name for its in layers.values() for name in its if name not in names}
+    shapes: dict[bool, set[tuple[int, int]]] = {True: {usual}, False: set()}
+    for layer, is_local in enumerate(pattern):
+        its = layers.get(str(layer), {})
+        shapes[is_local].add((its.get(names[0], usual[0]), its.get(names[1], usual[1])))
+    if strange or len(shapes[True]) > 1 or len(shapes[False]) > 1:
+        raise ValueError("per_layer_config with more than one shape of heads of a kind of layer")
+    (full,) = shapes[False]
+    return full
+
+
+register(
+    title="Gemma 4",
+    architecture="gemma4",
+    model_types=("gemma4", "gemma4_text"),
+    activation="gelu_pytorch_tanh",
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"full_attention": _FULL_ROPE, "sliding_attention": _LOCAL_ROPE},
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 0,
+    },
+    config_keys={
+        **WINDOW_CONFIG,
+        **reads("attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim"),
+        **reads("hidden_size_per_layer_input moe_intermediate_size num_experts"),
+        **reads("num_global_key_value_heads num_kv_shared_layers num_local_experts"),
+        **reads("per_layer_config top_k_experts use_double_wide_mlp"),
+        **reads("vocab_size_per_layer_input"),
+        "hidden_act": HARMLESS,  # hidden_activation counts
+        "num_experts_per_tok": HARMLESS,  # `top_k_experts` counts
+        "use_bidirectional_attention": neutral(
+            None, "vision", note="text attends to what is before it"
+        ),
+    },
+    gguf_keys={
+        **EXPERT_KEYS,
+        **reads("attention.key_length_swa attention.shared_kv_layers"),
+        **reads("attention.value_length_swa embedding_length_per_layer_input"),
+        **reads("final_logit_softcapping rope.dimension_count_swa rope.freq_base_swa"),
+        "attention.scale": read("ignored; scores are not scaled"),
+    },
+    tensors=_NORMS,
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "rope_freqs.weight"),
+        needs=frozenset({"window"}),
+        ignores=("attention.scale",),
+    ),
+    layered_rope=True,
+    has_freq_factors=True,
+    translate=_gemma4_keys,
+    decoder=_gemma4,
 )

@@ -6,18 +6,12 @@ blocks of MXFP4 (``formats/expert_tensors.py``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bitnet.families.dense import WINDOW_CONFIG, alternating, dense, sizes
-from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts
-from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
-from bitnet.families.keys import neutral
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys
+from bitnet.families.dense import RENAMED, WINDOW_CONFIG, ModelConfig, alternating, dense, sizes
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
+from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
+from bitnet.families.keys import Config, Keys, neutral
 
 _PARTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
@@ -30,74 +24,61 @@ def _decoder(keys: Keys) -> ModelConfig:
         activation="swiglu_oai",
         biased=True,
     )
-    norms = (("attn_norm", ""), ("post_attention_norm", ""))
-    return dense(keys, norms=norms, period=2, sinks=True, mixture=network)
+    return dense(keys, norms=RENAMED, period=2, sinks=True, mixture=network)
 
 
-def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+def _translate(config: Config) -> dict[str, Any]:
     width = {"expert_feed_forward_length": config["intermediate_size"]}
-    return expert_keys(config, 128) | width | alternating(2)(config)
+    return width | alternating(2)(config)
 
 
 register(
-    Family(
-        title="gpt-oss",
-        architecture="gpt-oss",
-        model_types=("gpt_oss",),
-        defaults={
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-            "attention_bias": True,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "rope_theta": 150000.0,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 32.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 4096,
-            },
+    title="gpt-oss",
+    architecture="gpt-oss",
+    defaults={
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
         },
-        config_keys={
-            **EXPERT_CONFIG,
-            **WINDOW_CONFIG,
-            "swiglu_alpha": neutral(None, 1.702),
-            "swiglu_limit": neutral(None, 7.0),
-        },
-        gguf_keys=EXPERT_KEYS,
-        tensors={
-            "post_attention_layernorm": "post_attention_norm",
-            "self_attn.sinks": "attn_sinks.weight",
-            "mlp.router": "ffn_gate_inp",
-            "mlp.experts.gate_proj": "ffn_gate_exps.weight",
-            "mlp.experts.up_proj": "ffn_up_exps.weight",
-            "mlp.experts.down_proj": "ffn_down_exps.weight",
-            "mlp.experts.gate_proj_bias": "ffn_gate_exps.bias",
-            "mlp.experts.up_proj_bias": "ffn_up_exps.bias",
-            "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
-        },
-        biases={"attention_bias": ATTENTION, "": _PARTS},
-        transposed_experts=True,
-        llama_cpp=LlamaCppSupport(
-            tensors=(
-                "output.weight",
-                *BIASES,
-                "attn_output.bias",
-                *(f"{part}.bias" for part in _PARTS),
-            ),
-            required=("attn_output.bias",),
-            ignores=(),
-            tied=False,
+    },
+    config_keys={
+        **EXPERT_CONFIG,
+        **WINDOW_CONFIG,
+        "swiglu_alpha": neutral(None, 1.702),
+        "swiglu_limit": neutral(None, 7.0),
+    },
+    gguf_keys=EXPERT_KEYS,
+    experts=128,
+    tensors={"post_attention_layernorm": "post_attention_norm"},
+    biases={"attention_bias": ATTENTION, "": _PARTS},
+    transposed_experts=True,
+    llama_cpp=LlamaCppSupport(
+        tensors=(
+            "output.weight",
+            *BIASES,
+            "attn_output.bias",
+            *(f"{part}.bias" for part in _PARTS),
         ),
-        translate=_translate,
-        decoder=_decoder,
-    )
+        required=("attn_output.bias",),
+        ignores=(),
+        tied=False,
+    ),
+    translate=_translate,
+    decoder=_decoder,
 )

@@ -7,59 +7,83 @@ architecture must be known.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
 RopeStyle = Literal["interleaved", "half"]
+Config: TypeAlias = Mapping[str, Any]  # a ``config.json``
 
 
-class Keys(Protocol):
-    """A model on disk: its keys under GGUF's names, without the architecture prefix."""
+_LARGEST = 2**32 - 1
+# Third-party conversions of BitNet use other prefixes for their keys.
+_PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")
 
-    @property
-    def architecture(self) -> str:
-        """GGUF's name of the architecture."""
 
-    @property
-    def path(self) -> Path:
-        """The file or folder."""
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """A model on disk, as its family reads it: keys under GGUF's names, and tensors."""
 
-    @property
-    def config(self) -> Mapping[str, Any] | None:
-        """``config.json``, if it is a folder."""
-
-    @property
-    def rope_style(self) -> RopeStyle:
-        """Pairing of rotary dimensions."""
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """All keys, as they are stored."""
+    path: Path  # the file or folder
+    architecture: str  # GGUF's ``general.architecture``
+    metadata: Mapping[str, Any]  # GGUF keys; arrays are ``Array`` or lists
+    weights: Mapping[str, Any]  # tensors by GGUF name, in file order
+    # pairing of rotary dimensions: neighbours (``interleaved``), or element i and element i + half
+    # (``half``)
+    rope_style: RopeStyle
+    config: Config | None = None  # ``config.json``, if the container is a folder
 
     @property
-    def weights(self) -> Mapping[str, Any]:
-        """Tensors by GGUF name."""
-
-    def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-        """The tensor *name* decoded; ``None`` if it does not exist."""
+    def prefixes(self) -> tuple[str, ...]:
+        """Prefixes that the architecture's own keys may have."""
+        more = _PREFIXES_OF_BITNET if self.architecture.startswith("bitnet") else ()
+        return (self.architecture, *(name for name in more if name != self.architecture))
 
     def value(self, key: str, default: Any = ...) -> Any:
-        """The value of *key*."""
+        """The architecture's own *key*, such as ``attention.head_count``; arrays as lists."""
+        for prefix in self.prefixes:
+            value = self.metadata.get(f"{prefix}.{key}")
+            if value is not None:
+                return value if isinstance(value, str | int | float) else list(value)
+        if default is not ...:
+            return default
+        raise InvalidFormat(
+            f"{self.path.name}: the key {self.architecture}.{key} is missing",
+            hint="the file was converted incompletely; choose another conversion",
+        )
 
     def integer(self, key: str, default: Any = ...) -> int:
-        """The integer *key*."""
+        """The integer *key*, an unsigned 32-bit number, GGUF's type for these."""
+        value = self.value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+            raise self._wrong_value(key, value, f"an integer from 0 to {_LARGEST:,}")
+        return value
 
     def number(self, key: str, default: Any = ...) -> float:
         """The finite number *key*."""
+        value = self.value(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= sys.float_info.max:  # also false for NaN
+            raise self._wrong_value(key, value, "a finite number")
+        return float(value)
+
+    def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+        """The tensor *name* decoded; ``None`` if it does not exist."""
+        raise NotImplementedError
+
+    def _wrong_value(self, key: str, value: Any, expected: str) -> InvalidFormat:
+        name = f"{self.architecture}.{key}"
+        return contradiction(self, f"the key {name} is {value!r}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +93,7 @@ class Rule:
     note: str  # meaning of the key, for the documentation
     values: tuple[Any, ...] | None = None  # values without effect; ``None``: any value is accepted
     is_read: bool = False  # the computation follows it
+    gguf: str = ""  # GGUF key that a key of ``config.json`` becomes unchanged
 
     def allows(self, value: Any) -> bool:
         """True if the model can be run exactly with *value*."""
@@ -88,6 +113,16 @@ HARMLESS = Rule("does not change what is computed")
 def read(note: str) -> Rule:
     """Rule for a key that the computation follows."""
     return Rule(note, is_read=True)
+
+
+def reads(names: str) -> dict[str, Rule]:
+    """Rules for the keys *names*, separated by blanks, with the notes below."""
+    return {
+        name: Rule(f"`{BECOMES[name]}`", is_read=True, gguf=BECOMES[name])
+        if name in BECOMES
+        else read(MEANINGS.get(name, ""))
+        for name in names.split()
+    }
 
 
 def neutral(*values: Any, note: str = "") -> Rule:
@@ -158,11 +193,11 @@ _OFF = neutral(0, False, note="not computed")
 COMMON: dict[str, Rule] = {
     "block_count": read("layers"),
     "embedding_length": read("width of the residual stream"),
-    "feed_forward_length": read("width inside the feed-forward network"),
+    "feed_forward_length": read("width inside the network, of all layers or of each; 0: none"),
     "context_length": read("positions the model was trained for"),
     "vocab_size": HARMLESS,
     "attention.head_count": read("query heads"),
-    "attention.head_count_kv": read("key and value heads"),
+    "attention.head_count_kv": read("key and value heads, of all layers or of each; 0: none"),
     "attention.key_length": read("width of a head"),
     "attention.value_length": read("must be the width of a head"),
     "attention.layer_norm_rms_epsilon": read("epsilon of every norm"),
@@ -215,4 +250,119 @@ COMMON: dict[str, Rule] = {
         ),
         _OFF,
     ),
+}
+
+#: GGUF keys of the same value, by the key of ``config.json``.
+BECOMES = {
+    "attention_multiplier": "attention.scale",
+    "conv_L_cache": "shortconv.l_cache",
+    "conv_kernel": "ssm.conv_kernel",
+    "embedding_multiplier": "embedding_scale",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "head_dim": "attention.key_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "logit_scale": "logit_scale",
+    "logits_scaling": "logit_scale",
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_num_heads": "ssm.time_step_rank",
+    "max_position_embeddings": "context_length",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "moe_k": "expert_used_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_group": "expert_group_count",
+    "n_groups": "ssm.group_count",
+    "n_shared_experts": "expert_shared_count",
+    "norm_topk_prob": "expert_weights_norm",
+    "num_attention_heads": "attention.head_count",
+    "num_dense_layers": "leading_dense_block_count",
+    "num_experts_per_tok": "expert_used_count",
+    "num_hidden_layers": "block_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "residual_multiplier": "residual_scale",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "routed_scaling_factor": "expert_weights_scale",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "ssm_state_size": "ssm.state_size",
+    "top_k_experts": "expert_used_count",
+    "topk_group": "expert_group_used_count",
+    "v_head_dim": "attention.value_length_mla",
+}
+#: What the names of other keys that some families read do not say.
+MEANINGS = {key: rule.note for key, rule in COMMON.items()} | {
+    "attention.key_length_mla": "width of a key, rotary dimensions included",
+    "attention.key_length_swa": "width of a head of layers with a window",
+    "attention.layer_norm_epsilon": "epsilon of every norm",
+    "attention.q_lora_rank": "width of the queries' latent; 0: they have none",
+    "attention.recurrent_layers": "which layers have a delta net",
+    "attention.shared_kv_layers": "layers at the end that read the keys of one before",
+    "attention.temperature_scale": "growth of the query scale",
+    "attention.value_length_mla": "width of a value",
+    "attention.value_length_swa": "must be the width of a head",
+    "attn_logit_softcapping": "soft cap on attention scores; 50 when absent, never 0",
+    "block_auto_adjust_ff_dim": "two thirds of `intermediate_size`, rounded, count",
+    "block_ffn_dim_multiplier": "factor on these two thirds",
+    "block_multiple_of": "what they are rounded up to a multiple of",
+    "dim_model_base": "logits are divided by the width over it",
+    "embedding_length_per_layer_input": "width of what a token adds in each layer",
+    "expert_feed_forward_length": "width inside an expert",
+    "expert_gating_func": "1: softmax, 2: sigmoid of the router's logits",
+    "expert_group_used_count": "groups of a token",
+    "expert_shared_count": "networks beside the experts, which are one wider network",
+    "expert_shared_feed_forward_length": "width of the network, or of each, beside the experts",
+    "final_logit_softcapping": "soft cap on logits; Gemma 2: 30 when absent, never 0",
+    "full_attention_interval": "one layer in this many has attention",
+    "hybrid_override_pattern": "a letter for each layer, without `layers_block_type`",
+    "layer_types": "what each layer is: of full attention, with a window, or of another kind",
+    "leading_dense_block_count": "layers without experts, at the beginning",
+    "logit_scale": "on logits; Granite and MiniCPM: logits are divided by it",
+    "mamba_d_head": "must be the width of a head",
+    "mamba_expand": "without `mamba_d_ssm`: that over `hidden_size`",
+    "mlp_layer_types": "which layers have experts: all but the first ones",
+    "mlp_multipliers": "factors on the gate and the output of that network",
+    "moe_latent_size": "width of what experts read and give; 0: the model's",
+    "moe_layer_end_index": "the last layer with experts; must be the last of all",
+    "nextn_predict_layers": "blocks at the end; a single one of Qwen 3.5 drafts tokens",
+    "no_rope_layer_interval": "must be 4, unless `no_rope_layers` says so",
+    "no_rope_layers": "must be every fourth layer",
+    "num_nextn_predict_layers": "blocks behind the last, which are left out",
+    "partial_rotary_factor": "rotary share of a head",
+    "position_embedding_type": "`rope`: attention rotates queries and keys",
+    "q_lora_rank": "width of the queries' latent; null: they have none",
+    "query_pre_attn_scalar": "attention scores are divided by its root",
+    "residual_scale": "on the outputs of attention and feed-forward",
+    "rope.dimension_count_swa": "rotary dimensions of layers with a window",
+    "rope.dimension_sections": "must cover all pairs, as those of a text do",
+    "rope.freq_base_swa": "of layers with a window; OLMo, Command-R7B: must be `rope.freq_base`",
+    "rope.scaling.finetuned": "attention rotates queries and keys",
+    "rope.scaling.yarn_log_multiplier": "`mscale_all_dim` of `yarn`; DeepSeek: a tenth of it",
+    "scale_depth": "on the outputs of attention and feed-forward, over the root of the layers",
+    "scale_emb": "factor on embeddings",
+    "shortconv.l_cache": "positions of the convolution",
+    "sliding_window_pattern": "one layer in this many has full attention",
+    "ssm.conv_kernel": "positions of the convolution",
+    "ssm.group_count": "key heads of the delta net; groups of heads with the same inputs of states",
+    "ssm.inner_size": "width of all heads",
+    "ssm.state_size": "width of a key of the delta net; rows of a state",
+    "ssm.time_step_rank": "heads of the delta net or the state-space model",
+    "ssm_multipliers": "factors on the five parts of its input projection",
+    "swiglu_clamp_exp": "limit of gate and up inside experts; must be 7",
+    "use_bidirectional_attention": "positions also attend to later ones",
+    "use_double_wide_mlp": "networks of layers with shared keys are twice as wide",
+    "vocab_size_per_layer_input": "must be the rows of the embedding",
 }

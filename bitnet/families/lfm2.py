@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from bitnet.families.blocks import Branch
-from bitnet.families.dense import attention, layer_kinds, model_of, per_layer, sizes
-from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts
+from bitnet.families.dense import (
+    ModelConfig,
+    attention,
+    layer_kinds,
+    model_of,
+    per_layer,
+    sizes,
+    usual_block,
+)
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import Family, LlamaCppSupport, register_variant
-from bitnet.families.keys import neutral, read
-from bitnet.families.mixers import FeedForward, ShortConvolution
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bitnet.families.blocks import Mixer, ModelConfig
-    from bitnet.families.keys import Keys
+from bitnet.families.keys import Config, Keys, neutral, reads
+from bitnet.families.mixers import Experts, FeedForward, ShortConvolution
 
 
 def _decoder(keys: Keys) -> ModelConfig:
     its = sizes(keys)
     convolution = ShortConvolution(its.dim, keys.integer("shortconv.l_cache"))
-    networks: list[Mixer] = [FeedForward(its.ffn)] * its.layers
+    networks: list[FeedForward | Experts] = [FeedForward(its.ffn)] * its.layers
     if keys.architecture == "lfm2moe":
         first = keys.integer("leading_dense_block_count", 0)
         routing = {"gating": "sigmoid", "corrected": True}
@@ -35,27 +36,10 @@ def _decoder(keys: Keys) -> ModelConfig:
         attention(keys, its.dim, kv_heads=heads, qk_norm="head") if heads else convolution
         for heads in kv_heads
     )
-    blocks = (
-        (Branch("attn_norm", (mixer,)), Branch("ffn_norm", (network,)))
-        for mixer, network in zip(mixers, networks, strict=True)
-    )
-    return model_of(keys, its, blocks, final_norm="token_embd_norm")
+    return model_of(keys, its, map(usual_block, mixers, networks), final_norm="token_embd_norm")
 
 
-def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
-    return _layers(config) | {"feed_forward_length": _width(config)}
-
-
-def _translate_experts(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **_layers(config),
-        **expert_keys(config, 32, "moe_intermediate_size"),
-        "expert_gating_func": 2,
-        "leading_dense_block_count": config["num_dense_layers"],
-    }
-
-
-def _layers(config: Mapping[str, Any]) -> dict[str, Any]:
+def _layers(config: Config) -> dict[str, Any]:
     """Keys of convolutions and attention."""
     layers, kinds = config["num_hidden_layers"], config.get("layer_types")
     if kinds is None:
@@ -63,13 +47,10 @@ def _layers(config: Mapping[str, Any]) -> dict[str, Any]:
         full = range(layers) if full is None else full
         kinds = ["full_attention" if layer in full else "conv" for layer in range(layers)]
     heads = {"full_attention": config["num_key_value_heads"], "conv": 0}
-    return {
-        "attention.head_count_kv": layer_kinds(config, kinds, heads),
-        "shortconv.l_cache": config["conv_L_cache"],
-    }
+    return {"attention.head_count_kv": layer_kinds(config, kinds, heads)}
 
 
-def _width(config: Mapping[str, Any]) -> int:
+def _width(config: Config) -> int:
     """Width inside the feed-forward network, which transformers rounds to a multiple."""
     width, factor = config["intermediate_size"], config["block_ffn_dim_multiplier"]
     if not config["block_auto_adjust_ff_dim"]:
@@ -101,31 +82,11 @@ _LFM2 = Family(
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
     },
-    config_keys={
-        "conv_L_cache": read("positions of a convolution"),
-        "layer_types": read("which layers have attention, which a convolution"),
-        "norm_eps": read("epsilon of every norm"),
-        "tie_embedding": read("other name of `tie_word_embeddings`"),
-    },
+    config_keys=reads("conv_L_cache layer_types"),
     gguf_keys={
+        **reads("shortconv.l_cache"),
         "attention.causal": neutral(True, note="convolutions look back only"),
-        "attention.head_count_kv": read("key and value heads; 0: a layer with a convolution"),
         "attention.sliding_window": neutral(0),
-        "shortconv.l_cache": read("positions of a convolution"),
-    },
-    tensors={
-        "embedding_norm": "token_embd_norm",
-        "operator_norm": "attn_norm",
-        "ffn_norm": "ffn_norm",
-        "self_attn.out_proj": "attn_output",
-        "self_attn.q_layernorm": "attn_q_norm",
-        "self_attn.k_layernorm": "attn_k_norm",
-        "conv.in_proj": "shortconv.in_proj",
-        "conv.conv": "shortconv.conv",
-        "conv.out_proj": "shortconv.out_proj",
-        "feed_forward.w1": "ffn_gate",
-        "feed_forward.w2": "ffn_down",
-        "feed_forward.w3": "ffn_up",
     },
     values=lambda _config: {"shortconv.conv.weight": partial(np.squeeze, axis=1)},
     biases={"conv_bias": ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")},
@@ -143,13 +104,10 @@ register_variant(
         "block_multiple_of": 256,
     },
     config_keys={
-        "block_auto_adjust_ff_dim": read("two thirds of `intermediate_size`, rounded, count"),
-        "block_ff_dim": read("other name of `intermediate_size`"),
-        "block_ffn_dim_multiplier": read("factor on these two thirds"),
-        "block_multiple_of": read("what they are rounded up to a multiple of"),
-        "full_attn_idxs": read("which layers have attention, without `layer_types`"),
+        **reads("block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of"),
+        **reads("full_attn_idxs"),
     },
-    translate=_translate,
+    translate=lambda config: _layers(config) | {"feed_forward_length": _width(config)},
 )
 register_variant(
     _LFM2,
@@ -159,25 +117,17 @@ register_variant(
     defaults={"moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts_per_tok": 4},
     config_keys={
         **EXPERT_CONFIG,
+        **reads("moe_intermediate_size num_dense_layers"),
         "norm_topk_prob": neutral(None, True, note="weights are divided by their sum"),
-        "num_dense_layers": read("layers without experts, at the beginning"),
         "routed_scaling_factor": neutral(None, 1.0),
         "use_expert_bias": neutral(None, True, note="the choice has corrections"),
     },
+    experts=32,
     gguf_keys={
         **EXPERT_KEYS,
+        **reads("leading_dense_block_count"),
         "expert_gating_func": neutral(2, note="a sigmoid of each of the router's logits"),
-        "leading_dense_block_count": read("layers without experts, at the beginning"),
-    },
-    tensors={
-        "feed_forward.gate": "ffn_gate_inp",
-        "feed_forward.expert_bias": "exp_probs_b.bias",
-        "feed_forward.experts.w1": "ffn_gate_exps.weight",
-        "feed_forward.experts.w2": "ffn_down_exps.weight",
-        "feed_forward.experts.w3": "ffn_up_exps.weight",
-        "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps.weight",
-        "feed_forward.experts.down_proj": "ffn_down_exps.weight",
     },
     llama_cpp=replace(_SUPPORT, tensors=("output.weight", "exp_probs_b.bias")),
-    translate=_translate_experts,
+    translate=lambda config: _layers(config) | {"expert_gating_func": 2},
 )

@@ -6,10 +6,18 @@ Llama 3 stores frequency factors as a tensor. The GGUF files of Mistral and Mixt
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bitnet.families.dense import WINDOW_CONFIG, dense, everywhere, sizes
-from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, expert_keys, experts
+import numpy as np
+
+from bitnet.families.dense import RENAMED, ModelConfig, dense, everywhere, sizes
+from bitnet.families.experts import (
+    EXPERT_CONFIG,
+    EXPERT_KEYS,
+    SHARED_KEYS,
+    experts,
+    has_corrections,
+)
 from bitnet.families.family import (
     ATTENTION,
     BIASES,
@@ -21,15 +29,9 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import neutral, read, refusal
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, reads, refusal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys
-
-_WINDOW = {"sliding_window": WINDOW_CONFIG["sliding_window"]}
+_ANY_BIAS = LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight"))
 
 
 def _llama(keys: Keys) -> ModelConfig:
@@ -38,36 +40,31 @@ def _llama(keys: Keys) -> ModelConfig:
 
 
 _LLAMA = register(
-    Family(
-        title="Llama 2, 3 and SmolLM2",
-        architecture="llama",
-        model_types=("llama",),
-        gguf_rope_style="interleaved",
-        defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
-        gguf_keys=EXPERT_KEYS,  # Mixtral's files are of this architecture
-        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-        llama_cpp=LlamaCppSupport(
-            tensors=("output.weight", ".bias", "rope_freqs.weight"),
-            ignores=(*WINDOWS, "expert_feed_forward_length"),
-        ),
-        decoder=_llama,
-    )
+    title="Llama 2, 3 and SmolLM2",
+    architecture="llama",
+    gguf_rope_style="interleaved",
+    defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    gguf_keys=EXPERT_KEYS,  # Mixtral's files are of this architecture
+    biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", ".bias", "rope_freqs.weight"),
+        ignores=(*WINDOWS, "expert_feed_forward_length"),
+    ),
+    decoder=_llama,
 )
 _MISTRAL = register(
-    Family(
-        title="Mistral",
-        architecture="llama",
-        in_gguf=False,
-        model_types=("mistral",),
-        defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-            "rms_norm_eps": 1e-6,
-        },
-        config_keys=_WINDOW,
-        translate=everywhere,
-    )
+    title="Mistral",
+    architecture="llama",
+    in_gguf=False,
+    model_types=("mistral",),
+    defaults={
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "rms_norm_eps": 1e-6,
+    },
+    config_keys=reads("sliding_window"),
+    translate=everywhere,
 )
 register_variant(
     _MISTRAL,
@@ -75,125 +72,91 @@ register_variant(
     model_types=("mixtral",),
     defaults={"num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "sliding_window": None},
     config_keys=EXPERT_CONFIG,
-    tensors={
-        "block_sparse_moe.gate": "ffn_gate_inp",
-        "block_sparse_moe.experts.w1": "ffn_gate_exps.weight",
-        "block_sparse_moe.experts.w2": "ffn_down_exps.weight",
-        "block_sparse_moe.experts.w3": "ffn_up_exps.weight",
+    experts=8,
+)
+register(
+    title="Arcee (AFM)",
+    architecture="arcee",
+    activation="relu2",
+    gguf_rope_style="interleaved",
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "rope_freqs.weight")),
+    # relu(up) * up equals the square of relu(up).
+    decoder=partial(dense, ffn={"gated": False, "activation": "relu"}),
+)
+register(
+    title="Helium",
+    architecture="helium",
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    defaults={
+        "head_dim": 128,
+        "num_key_value_heads": 20,
+        "rope_theta": 100000.0,
+        "rms_norm_eps": 1e-8,
+        "max_position_embeddings": 4096,
     },
-    translate=lambda config: everywhere(config) | expert_keys(config, 8),
+    gguf_keys={"attention.sliding_window": neutral(0)},
+    llama_cpp=None,
+    biases={"attention_bias": QKV, "mlp_bias": MLP},
 )
 register(
-    Family(
-        title="Arcee (AFM)",
-        architecture="arcee",
-        model_types=("arcee",),
-        activation="relu2",
-        gguf_rope_style="interleaved",
-        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
-        gguf_keys={"attention.sliding_window": neutral(0)},
-        biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
-        llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "rope_freqs.weight")),
-        # relu(up) * up equals the square of relu(up).
-        decoder=partial(dense, ffn={"gated": False, "activation": "relu"}),
-    )
-)
-register(
-    Family(
-        title="Helium",
-        architecture="helium",
-        model_types=("helium",),
-        rope_style="interleaved",
-        gguf_rope_style="interleaved",
-        defaults={
-            "head_dim": 128,
-            "num_key_value_heads": 20,
-            "rope_theta": 100000.0,
-            "rms_norm_eps": 1e-8,
-            "max_position_embeddings": 4096,
-        },
-        gguf_keys={"attention.sliding_window": neutral(0)},
-        llama_cpp=None,
-        biases={"attention_bias": QKV, "mlp_bias": MLP},
-    )
-)
-register(
-    Family(
-        title="Seed-OSS",
-        architecture="seed_oss",
-        model_types=("seed_oss",),
-        defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 524288,
-            "attention_bias": True,
-        },
-        gguf_keys={"attention.sliding_window": neutral(0)},
-        tensors={"post_attention_layernorm": "post_attention_norm"},
-        biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": MLP},
-        # Its name of the norm before feed-forward; there is none after attention.
-        decoder=partial(dense, norms=(("attn_norm", ""), ("post_attention_norm", ""))),
-    )
+    title="Seed-OSS",
+    architecture="seed_oss",
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+    },
+    tensors={"post_attention_layernorm": "post_attention_norm"},
+    biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": MLP},
+    decoder=partial(dense, norms=RENAMED),
 )
 # Query, key and value are one matrix, gate and up another; long contexts have a second list of
 # frequency factors.
 register(
-    Family(
-        title="Phi-3, 3.5 and 4-mini",
-        architecture="phi3",
-        model_types=("phi3",),
-        defaults={
-            "original_max_position_embeddings": 4096,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-        },
-        config_keys={
-            **_WINDOW,
-            "original_max_position_embeddings": read("context length before extension"),
-            "partial_rotary_factor": read("rotary share of a head"),
-        },
-        partial_rotation=True,
-        llama_cpp=LlamaCppSupport(
-            tensors=(
-                "output.weight",
-                *BIASES,
-                "rope_factors_long.weight",
-                "rope_factors_short.weight",
-            ),
-            whole_width=True,
+    title="Phi-3, 3.5 and 4-mini",
+    architecture="phi3",
+    defaults={
+        "original_max_position_embeddings": 4096,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
+    config_keys=reads("sliding_window original_max_position_embeddings partial_rotary_factor"),
+    partial_rotation=True,
+    llama_cpp=LlamaCppSupport(
+        tensors=(
+            *("output.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+            *BIASES,
         ),
-        translate=everywhere,
-        decoder=partial(dense, fused=True, ffn={"fused": True}),
-    )
+        whole_width=True,
+    ),
+    translate=everywhere,
+    decoder=partial(dense, fused=True, ffn={"fused": True}),
 )
 register(
-    Family(
-        title="Hunyuan, dense",
-        architecture="hunyuan-dense",
-        model_types=("hunyuan_v1_dense",),
-        defaults={"attention_bias": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
-        config_keys={
-            "attention_head_dim": read("former name of `head_dim`, which counts"),
-            "use_qk_norm": neutral(None, True),
-            "cla_share_factor": neutral(None, 1, 2, note="for layers that share keys: none does"),
-        },
-        rope_parameters={
-            "alpha": "of `dynamic`: the base grows once, by alpha ^ (dims / (dims - 2))",
-            **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "of `yarn`"),
-        },
-        gguf_keys={"attention.sliding_window": neutral(0)},
-        tensors={
-            "self_attn.query_layernorm": "attn_q_norm",
-            "self_attn.key_layernorm": "attn_k_norm",
-        },
-        biases={"attention_bias": ATTENTION},
-        decoder=partial(dense, qk_norm="rotated"),
-    )
+    title="Hunyuan, dense",
+    architecture="hunyuan-dense",
+    model_types=("hunyuan_v1_dense",),
+    defaults={"attention_bias": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    config_keys={
+        "attention_head_dim": read("former name of `head_dim`, which counts"),
+        "use_qk_norm": neutral(None, True),
+        "cla_share_factor": neutral(None, 1, 2, note="for layers that share keys: none does"),
+    },
+    rope_parameters={
+        "alpha": "of `dynamic`: the base grows once, by alpha ^ (dims / (dims - 2))",
+        **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "of `yarn`"),
+    },
+    biases={"attention_bias": ATTENTION},
+    decoder=partial(dense, qk_norm="rotated"),
 )
 
 
-def _ministral_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def _ministral_keys(config: Config) -> dict[str, Any]:
     rope = config.get("rope_scaling") or config["rope_parameters"]
     if (rope.get("rope_type") or rope.get("type")) == "dynamic":
         why = "GGUF has one key for both the original context and the period of that growth"
@@ -216,38 +179,142 @@ def _ministral(keys: Keys) -> ModelConfig:
 
 # Llama with YaRN, whose query scale grows once per original context length.
 register(
-    Family(
-        title="Ministral 3",
-        architecture="mistral3",
-        model_types=("ministral3",),
-        gguf_rope_style="interleaved",
-        defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 262144,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16384,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+    title="Ministral 3",
+    architecture="mistral3",
+    model_types=("ministral3",),
+    gguf_rope_style="interleaved",
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
         },
-        config_keys=_WINDOW,
-        rope_parameters={
-            "llama_4_scaling_beta": "growth of the query scale",
-            "original_max_position_embeddings": "positions between two steps of that growth",
-            "max_position_embeddings": "not followed",
-        },
-        gguf_keys={
-            "attention.temperature_scale": read("growth of the query scale"),
-            "rope.scaling.yarn_log_multiplier": read("`mscale_all_dim` of `yarn`"),
-        },
-        llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
-        translate=_ministral_keys,
-        decoder=_ministral,
-    )
+    },
+    config_keys=reads("sliding_window"),
+    rope_parameters={
+        "llama_4_scaling_beta": "growth of the query scale",
+        "original_max_position_embeddings": "positions between two steps of that growth",
+        "max_position_embeddings": "not followed",
+    },
+    gguf_keys=reads("attention.temperature_scale rope.scaling.yarn_log_multiplier"),
+    llama_cpp=_ANY_BIAS,
+    translate=_ministral_keys,
+    decoder=_ministral,
+)
+
+# BitNet has norms before the output projections, and a GLU with squared ReLU since 2B-4T.
+register(
+    title="BitNet b1.58 2B-4T",
+    architecture="bitnet-b1.58",
+    gguf=("bitnet-25",),
+    model_types=("bitnet",),
+    activation="relu2",
+    defaults={
+        "rope_theta": 500000.0,
+        "num_key_value_heads": 5,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+    },
+    gguf_keys={"attention.sliding_window": neutral(0)},
+    llama_cpp=None,
+    biases={"attention_bias": ATTENTION},
+    rounds_inputs=True,
+    decoder=partial(dense, sub_norm=True, ffn={"sub_norm": True, "activation": "relu_squared"}),
+)
+register(
+    title="BitNet b1.58 before 2B-4T",
+    architecture="bitnet",
+    model_types=(),
+    classes=("BitnetForCausalLM",),  # 1bitLLM's models, whose model_type is llama
+    quantization={
+        "quant_method": "bitnet",
+        "linear_class": "autobitlinear",
+        "quantization_mode": "online",
+    },
+    defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    config_keys={"input_bits": neutral(8), "weight_bits": neutral(1)},
+    llama_cpp=LlamaCppSupport(tensors=(), whole_width=True),
+    rounds_inputs=True,
+    decoder=partial(dense, sub_norm=True, ffn={"sub_norm": True}),
+)
+
+
+def _ernie(keys: Keys) -> ModelConfig:
+    shared = keys.integer("expert_shared_feed_forward_length", 0)
+    routing = {"corrected": has_corrections(keys.weights)}
+    return dense(keys, mixture=experts(keys, routing=routing, shared=shared))
+
+
+def _ernie_keys(config: Config) -> dict[str, Any]:
+    if config["moe_layer_end_index"] not in (-1, config["num_hidden_layers"] - 1):
+        raise ValueError("layers without experts at the end (moe_layer_end_index)")
+    shared = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
+    return {
+        "expert_shared_feed_forward_length": shared,
+        "interleave_moe_layer_step": config["moe_layer_interval"],
+    }
+
+
+# Ernie rotates adjacent pairs, in both containers.
+_ERNIE = Family(
+    title="Ernie 4.5",
+    architecture="ernie4_5",
+    model_types=(),
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    defaults={
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+)
+register_variant(
+    _ERNIE,
+    title="Ernie 4.5, dense",
+    model_types=("ernie4_5",),
+    defaults={"head_dim": 128, "num_key_value_heads": 2},
+    biases={"use_bias": (*ATTENTION, *MLP)},
+)
+register_variant(
+    _ERNIE,
+    title="Ernie 4.5 with experts",
+    architecture="ernie4_5-moe",
+    model_types=("ernie4_5_moe",),
+    defaults={
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 1536,
+        "moe_k": 6,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+    },
+    config_keys={
+        **reads("moe_intermediate_size moe_k moe_layer_end_index moe_layer_start_index"),
+        **reads("moe_num_experts moe_num_shared_experts num_experts num_local_experts"),
+        "moe_layer_interval": neutral(1),
+        "moe_norm_min": neutral(None, 1e-12),
+        "num_experts_per_tok": HARMLESS,  # `moe_k` counts
+        "use_bias": neutral(None, False),
+    },
+    experts=64,
+    gguf_keys={
+        **SHARED_KEYS,
+        **reads("leading_dense_block_count"),
+        "expert_shared_count": HARMLESS,
+        "interleave_moe_layer_step": neutral(1),
+    },
+    values=lambda _config: {"exp_probs_b.bias": np.ravel},
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "exp_probs_b.bias")),
+    translate=_ernie_keys,
+    decoder=_ernie,
 )

@@ -1,53 +1,38 @@
-"""Mamba-2, which several families share, and Falcon-H1: attention and Mamba-2 behind one norm.
+"""Mamba-2, which several families share, and the families of it.
 
-The many factors of Falcon-H1 are part of the weights in GGUF, and are multiplied into those of a
-folder.
+Falcon-H1 has attention and Mamba-2 behind one norm; its many factors are part of the weights in
+GGUF, and are multiplied into those of a folder. In Nemotron-H each layer is Mamba-2, attention
+without RoPE, a feed-forward network or experts.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from bitnet.families.blocks import Branch
-from bitnet.families.dense import attention, model_of, sizes
-from bitnet.families.family import ATTENTION, MLP, QKV, Family, LlamaCppSupport, register
-from bitnet.families.keys import contradiction, neutral, read
-from bitnet.families.mixers import FeedForward, Mamba2
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys
+from bitnet.families.blocks import Branch, Mixer
+from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, sizes
+from bitnet.families.experts import GROUPED_CONFIG, GROUPED_KEYS, experts, group_keys, group_routing
+from bitnet.families.family import ATTENTION, MLP, QKV, LlamaCppSupport, Values, register
+from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, read, reads, refusal
+from bitnet.families.mixers import Experts, FeedForward, Mamba2
 
 #: Rules of its keys in GGUF files.
 MAMBA2_KEYS = {
     "attention.causal": neutral(True, note="states look back only"),
     "attention.sliding_window": neutral(0),
-    "ssm.conv_kernel": read("positions of the convolution"),
-    "ssm.group_count": read("groups of heads that share inputs and outputs of states"),
-    "ssm.inner_size": read("width of all heads"),
-    "ssm.state_size": read("rows of a state"),
-    "ssm.time_step_rank": read("heads of the state-space model"),
+    **reads("ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank"),
 }
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
-NO_LIMIT = neutral(None, [0.0, math.inf], [0.0, _INFINITY], note="steps are not limited")
-
-
+_NO_LIMIT = neutral(None, [0.0, math.inf], [0.0, _INFINITY], note="steps are not limited")
 #: Rules of most of its keys in ``config.json``.
 MAMBA2_CONFIG = {
-    "mamba_d_conv": read("positions of a convolution"),
-    "mamba_d_head": read("must be the width of a head"),
-    "mamba_d_state": read("rows of a state"),
-    "mamba_n_groups": read("groups of heads that share inputs and outputs of states"),
-    "mamba_n_heads": read("heads of the state-space model"),
-    "time_step_limit": NO_LIMIT,
+    **reads("mamba_d_conv mamba_d_head mamba_d_state mamba_n_groups mamba_n_heads"),
+    "time_step_limit": _NO_LIMIT,
 }
 
 
@@ -62,33 +47,7 @@ def mamba2(keys: Keys, **more: Any) -> Mamba2:
     return Mamba2(heads, width // max(heads, 1), groups, *sizes_of_states, **more)
 
 
-def mamba2_keys(
-    *, heads: int, width: int, groups: int, state_size: int, kernel: int
-) -> dict[str, Any]:
-    """The keys of a GGUF file."""
-    return {
-        "ssm.conv_kernel": kernel,
-        "ssm.group_count": groups,
-        "ssm.inner_size": width,
-        "ssm.state_size": state_size,
-        "ssm.time_step_rank": heads,
-    }
-
-
-def mamba2_tensors(module: str) -> dict[str, str]:
-    """GGUF's names of the tensors below *module* of a layer."""
-    return {
-        f"{module}.in_proj": "ssm_in",
-        f"{module}.conv1d": "ssm_conv1d",
-        f"{module}.dt_bias": "ssm_dt.bias",
-        f"{module}.A_log": "ssm_a",
-        f"{module}.D": "ssm_d",
-        f"{module}.norm": "ssm_norm",
-        f"{module}.out_proj": "ssm_out",
-    }
-
-
-def mamba2_values(groups: int) -> Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]:
+def mamba2_values(groups: int) -> Values:
     """Functions from a folder's tensors to GGUF's."""
     return {
         "ssm_a": lambda logarithms: -np.exp(logarithms)[:, None],
@@ -107,17 +66,7 @@ def _falcon_h1(keys: Keys) -> ModelConfig:
     return model_of(keys, its, [block] * its.layers, bare_norms=("ffn_norm",))
 
 
-def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
-    return mamba2_keys(
-        heads=config["mamba_n_heads"],
-        width=_width(config),
-        groups=config["mamba_n_groups"],
-        state_size=config["mamba_d_state"],
-        kernel=config["mamba_d_conv"],
-    )
-
-
-def _width(config: Mapping[str, Any]) -> int:
+def _width(config: Config) -> int:
     """Width of all heads of Mamba-2."""
     width, heads = config["mamba_d_ssm"], config["mamba_n_heads"]
     if width is None:
@@ -128,7 +77,7 @@ def _width(config: Mapping[str, Any]) -> int:
     return int(width)
 
 
-def _factors(config: Mapping[str, Any]) -> dict[str, float]:
+def _falcon_factors(config: Config) -> dict[str, float]:
     gate, down = config["mlp_multipliers"] or (1.0, 1.0)
     inner, key = config["attention_in_multiplier"], config["key_multiplier"]
     return {
@@ -149,7 +98,7 @@ def _factors(config: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _values(config: Mapping[str, Any]) -> dict[str, Callable[[NDArray[Any]], NDArray[Any]]]:
+def _falcon_values(config: Config) -> Values:
     width, states = _width(config), config["mamba_n_groups"] * config["mamba_d_state"]
     parts = (width, width, states, states, config["mamba_n_heads"])
     factors = np.array(config["ssm_multipliers"] or [1.0] * 5, dtype=np.float32)
@@ -173,65 +122,201 @@ _FACTORS = (
     "ssm_out_multiplier",
 )
 register(
-    Family(
-        title="Falcon-H1",
-        architecture="falcon-h1",
-        model_types=("falcon_h1",),
-        defaults={
-            **dict.fromkeys(_FACTORS, 1.0),
-            "mamba_d_conv": 4,
-            "mamba_d_head": "auto",
-            "mamba_d_ssm": 1024,
-            "mamba_d_state": 256,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
-            "mamba_n_groups": 1,
-            "mamba_n_heads": 128,
-            "max_position_embeddings": 8192,
-            "mlp_multipliers": None,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "ssm_multipliers": None,
-        },
-        config_keys={
-            **MAMBA2_CONFIG,
-            **dict.fromkeys(_FACTORS, read("factor, multiplied into weights")),
-            "mamba_d_ssm": read("width of all heads of the state-space model"),
-            "mamba_expand": read("without `mamba_d_ssm`: that over `hidden_size`"),
-            "mamba_norm_before_gate": read("its norm is before the gate"),
-            "mamba_rms_norm": read("it has a norm"),
-            "mlp_multipliers": read("factors on the gate and the output of that network"),
-            "ssm_multipliers": read("factors on the five parts of its input projection"),
-        },
-        gguf_keys=MAMBA2_KEYS,
-        tensors={
-            "final_layernorm": "output_norm",
-            "pre_ff_layernorm.weight": "ffn_norm",  # as llama.cpp reads it
-            "feed_forward.gate_proj": "ffn_gate",
-            "feed_forward.up_proj": "ffn_up",
-            "feed_forward.down_proj": "ffn_down",
-            **mamba2_tensors("mamba"),
-        },
-        values=_values,
-        factors=_factors,
-        biases={
-            "attention_bias": ATTENTION,
-            "mamba_conv_bias": ("ssm_conv1d",),
-            "mamba_proj_bias": ("ssm_in",),
-            "mlp_bias": MLP,
-            "projectors_bias": ("ssm_out",),
-        },
-        llama_cpp=LlamaCppSupport(
-            tensors=(
-                "output.weight",
-                "ssm_dt.bias",
-                "ssm_conv1d.bias",
-                *(f"{part}.bias" for part in (*QKV, *MLP)),
-            ),
-            required=("ssm_conv1d.bias",),
-            ignores=(),
+    title="Falcon-H1",
+    architecture="falcon-h1",
+    defaults={
+        **dict.fromkeys(_FACTORS, 1.0),
+        "mamba_d_conv": 4,
+        "mamba_d_head": "auto",
+        "mamba_d_ssm": 1024,
+        "mamba_d_state": 256,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 128,
+        "max_position_embeddings": 8192,
+        "mlp_multipliers": None,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "ssm_multipliers": None,
+    },
+    config_keys={
+        **MAMBA2_CONFIG,
+        **dict.fromkeys(_FACTORS, read("factor, multiplied into weights")),
+        **reads("mamba_d_ssm mamba_expand mamba_norm_before_gate mamba_rms_norm"),
+        **reads("mlp_multipliers ssm_multipliers"),
+    },
+    gguf_keys=MAMBA2_KEYS,
+    values=_falcon_values,
+    factors=_falcon_factors,
+    biases={
+        "attention_bias": ATTENTION,
+        "mamba_conv_bias": ("ssm_conv1d",),
+        "mamba_proj_bias": ("ssm_in",),
+        "mlp_bias": MLP,
+        "projectors_bias": ("ssm_out",),
+    },
+    llama_cpp=LlamaCppSupport(
+        tensors=(
+            "output.weight",
+            "ssm_dt.bias",
+            "ssm_conv1d.bias",
+            *(f"{part}.bias" for part in (*QKV, *MLP)),
         ),
-        translate=_translate,
-        decoder=_falcon_h1,
+        required=("ssm_conv1d.bias",),
+        ignores=(),
+    ),
+    translate=lambda config: {"ssm.inner_size": _width(config)},
+    decoder=_falcon_h1,
+)
+
+_KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_FORMER_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+def _nemotron_h(keys: Keys) -> ModelConfig:
+    its = sizes(keys, ffn=0)
+    kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
+    widths = per_layer(keys, "feed_forward_length", its.layers)
+    states = mamba2(keys)
+
+    def mixer(layer: int, heads: int, width: int) -> Mixer:
+        if width and f"blk.{layer}.ffn_gate_inp.weight" in keys.weights:
+            return _mixture(keys, width)
+        if width:
+            return FeedForward(width, "relu", gated=False)  # relu(x) * x
+        return attention(keys, its.dim, kv_heads=heads, rope=None) if heads else states
+
+    blocks = (
+        (Branch("attn_norm", (mixer(layer, heads, width),)),)
+        for layer, (heads, width) in enumerate(zip(kv_heads, widths, strict=True))
     )
+    return model_of(keys, its, blocks)
+
+
+def _mixture(keys: Keys, width: int) -> Experts:
+    """Experts of a layer, of as many numbers together as its *width* if no key says how many."""
+    routing = group_routing(keys) | {"corrected": True, "gating": "sigmoid"}
+    used = max(keys.integer("expert_used_count"), 1)
+    network = experts(keys, width=width // used, routing=routing, activation="relu", gated=False)
+    return replace(
+        network,
+        latent=keys.integer("moe_latent_size", 0),
+        shared=keys.integer("expert_shared_feed_forward_length", 0),
+    )
+
+
+def _nemotron_keys(config: Config) -> dict[str, Any]:
+    kinds = config.get("layers_block_type") or config.get("layer_types")
+    if kinds is None:
+        kinds = [_KINDS[letter] for letter in config["hybrid_override_pattern"]]
+    kinds = [_FORMER_NAMES.get(kind, kind) for kind in kinds]
+    if set(kinds) - set(_KINDS.values()) or {"mlp", "moe"} <= set(kinds):
+        why = "layers are linear_attention, full_attention, and either mlp or moe"
+        raise refusal("layers_block_type", kinds, why, kind="Nemotron-H")
+    widths = {"mlp": config["intermediate_size"], "moe": config["moe_intermediate_size"]}
+    heads, has_experts = config["num_key_value_heads"], "moe" in kinds
+    return {
+        "block_count": len(kinds),
+        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": [widths.get(kind, 0) for kind in kinds],
+        "attention.layer_norm_epsilon": config["rms_norm_eps"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        **(_expert_keys(config) if has_experts else {"expert_count": 0}),
+    }
+
+
+def _expert_keys(config: Config) -> dict[str, Any]:
+    return {
+        **group_keys(config),
+        "architecture": "nemotron_h_moe",
+        "leading_dense_block_count": 0,
+        "moe_latent_size": config.get("moe_latent_size") or 0,
+    }
+
+
+register(
+    title="Nemotron-H",
+    architecture="nemotron_h",
+    gguf=("nemotron_h_moe",),
+    activation="relu2",
+    aliases={
+        "layer_norm_epsilon": "rms_norm_eps",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_n_groups": "n_groups",
+    },
+    defaults={
+        "conv_kernel": 4,
+        "head_dim": 128,
+        "intermediate_size": 21504,
+        "layer_norm_epsilon": 1e-5,
+        "mamba_head_dim": 64,
+        "mamba_num_heads": 128,
+        "max_position_embeddings": 4096,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "n_group": 1,
+        "n_groups": 8,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+        "routed_scaling_factor": 1.0,
+        "ssm_state_size": 128,
+        "topk_group": 1,
+        "use_conv_bias": True,
+    },
+    config_keys={
+        **GROUPED_CONFIG,
+        **reads("conv_kernel hybrid_override_pattern layer_types layers_block_type"),
+        **reads("mamba_head_dim mamba_num_heads moe_shared_expert_intermediate_size"),
+        **reads("n_groups ssm_state_size"),
+        "moe_latent_size": read("width of what experts read and give; null: the model's"),
+        "mamba_hidden_act": neutral(None, "silu"),
+        "mlp_hidden_act": neutral(None, "relu2"),
+        "time_step_limit": _NO_LIMIT,
+        "time_step_min": Rule("no limit, as in llama.cpp; transformers limits prompts only"),
+        **dict.fromkeys(
+            ("attention_bias", "first_k_dense_replace", "mamba_proj_bias", "sliding_window"),
+            Rule("transformers ignores it"),
+        ),
+    },
+    experts=128,
+    gguf_keys={
+        **GROUPED_KEYS,
+        **MAMBA2_KEYS,
+        **reads("attention.layer_norm_epsilon expert_shared_feed_forward_length"),
+        **reads("moe_latent_size"),
+        "expert_gating_func": neutral(2, note="a sigmoid of each of the router's logits"),
+        "expert_shared_count": Rule("there is one, of the width below"),
+        "leading_dense_block_count": neutral(0),
+    },
+    tensors={"norm": "attn_norm"},
+    values=lambda config: mamba2_values(config["n_groups"]),
+    biases={
+        "mlp_bias": (
+            *("ffn_up", "ffn_down", "ffn_up_shexp", "ffn_down_shexp"),
+            *("ffn_latent_down", "ffn_latent_up"),
+        ),
+        "use_bias": ("ssm_in", "ssm_out"),
+        "use_conv_bias": ("ssm_conv1d",),
+    },
+    llama_cpp=LlamaCppSupport(
+        tensors=(
+            "output.weight",
+            "ssm_dt.bias",
+            "ssm_conv1d.bias",
+            "ffn_up.bias",
+            "ffn_down.bias",
+            "exp_probs_b.bias",
+        ),
+        required=("ssm_conv1d.bias",),
+        ignores=(),
+        needs=frozenset({"attention", "state"}),
+    ),
+    partial_rotation=True,
+    translate=_nemotron_keys,
+    decoder=_nemotron_h,
 )

@@ -9,14 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Activation = Literal[
-    "silu",
-    "gelu_tanh",
-    "relu_squared",
-    "relu",
-    "sigmoid",
-    "silu_clamped",
-    "swiglu_oai",
-    "identity",
+    "silu", "gelu_tanh", "relu_squared", "relu", "sigmoid", "silu_clamped", "swiglu_oai", "identity"
 ]
 Gating = Literal["softmax", "softmax_chosen", "sigmoid"]
 

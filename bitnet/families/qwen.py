@@ -1,24 +1,40 @@
-"""Qwen 2 and 2.5, with biases on query, key and value, and Qwen 3, with norms of their heads."""
+"""Qwen 2 to 3.8.
+
+Qwen 2 and 2.5 have biases on query, key and value, Qwen 3 norms of their heads. From Qwen 3.5 on,
+three of four layers are gated delta nets, and attention is gated.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-from bitnet.families.dense import WINDOW_CONFIG, dense, from_first, sizes
-from bitnet.families.experts import (
-    EXPERT_CONFIG,
-    EXPERT_KEYS,
-    EXPERT_TENSORS,
-    expert_keys,
-    experts,
+import numpy as np
+
+from bitnet.families.dense import (
+    RENAMED,
+    WINDOW_CONFIG,
+    ModelConfig,
+    attention,
+    dense,
+    from_first,
+    layer_kinds,
+    model_of,
+    sizes,
+    usual_block,
 )
-from bitnet.families.family import ATTENTION, QKV, Family, LlamaCppSupport, register
-from bitnet.families.keys import HARMLESS, neutral, read
-
-if TYPE_CHECKING:
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.keys import Keys
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, SHARED_KEYS, experts
+from bitnet.families.family import (
+    ATTENTION,
+    BIASES,
+    QKV,
+    LlamaCppSupport,
+    register,
+    register_variant,
+)
+from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
+from bitnet.families.mixers import DeltaNet, Experts, FeedForward
 
 _DEFAULTS = {
     "num_key_value_heads": 32,
@@ -28,35 +44,26 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 32768,
 }
-_CONFIG = WINDOW_CONFIG | {
-    "use_sliding_window": read("enables windows"),
-    "max_window_layers": read("the first layer with a window"),
-}
+_CONFIG = WINDOW_CONFIG | reads("use_sliding_window max_window_layers")
 
 register(
-    Family(
-        title="Qwen 2 and 2.5",
-        architecture="qwen2",
-        model_types=("qwen2",),
-        defaults=_DEFAULTS,
-        config_keys={**_CONFIG, "attention_bias": HARMLESS},  # its biases are always there
-        biases={"": QKV},
-        translate=from_first,
-        llama_cpp=LlamaCppSupport(whole_width=True),
-        decoder=partial(dense, biased=True),
-    )
+    title="Qwen 2 and 2.5",
+    architecture="qwen2",
+    defaults=_DEFAULTS,
+    config_keys={**_CONFIG, "attention_bias": HARMLESS},  # its biases are always there
+    biases={"": QKV},
+    translate=from_first,
+    llama_cpp=LlamaCppSupport(whole_width=True),
+    decoder=partial(dense, biased=True),
 )
 register(
-    Family(
-        title="Qwen 3",
-        architecture="qwen3",
-        model_types=("qwen3",),
-        defaults=_DEFAULTS | {"head_dim": 128},
-        config_keys=_CONFIG,
-        biases={"attention_bias": ATTENTION},
-        translate=from_first,
-        decoder=partial(dense, qk_norm="head"),
-    )
+    title="Qwen 3",
+    architecture="qwen3",
+    defaults=_DEFAULTS | {"head_dim": 128},
+    config_keys=_CONFIG,
+    biases={"attention_bias": ATTENTION},
+    translate=from_first,
+    decoder=partial(dense, qk_norm="head"),
 )
 
 
@@ -66,30 +73,174 @@ def _with_experts(keys: Keys) -> ModelConfig:
 
 
 register(
-    Family(
-        title="Qwen 3 with experts",
-        architecture="qwen3moe",
-        model_types=("qwen3_moe",),
-        defaults={
-            "head_dim": 128,
-            "num_key_value_heads": 4,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "norm_topk_prob": False,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 32768,
-        },
-        config_keys={
-            **EXPERT_CONFIG,
-            "decoder_sparse_step": neutral(None, 1),
-            "mlp_only_layers": neutral(None),
-            "norm_topk_prob": neutral(True),
-            "sliding_window": HARMLESS,  # use_sliding_window must be false
-        },
-        gguf_keys=EXPERT_KEYS,
-        tensors=EXPERT_TENSORS,
-        biases={"attention_bias": ATTENTION},
-        translate=lambda config: expert_keys(config, 128, "moe_intermediate_size"),
-        decoder=_with_experts,
+    title="Qwen 3 with experts",
+    architecture="qwen3moe",
+    model_types=("qwen3_moe",),
+    defaults={
+        "head_dim": 128,
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+    },
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("moe_intermediate_size"),
+        "decoder_sparse_step": neutral(None, 1),
+        "mlp_only_layers": neutral(None),
+        "norm_topk_prob": neutral(True),
+        "sliding_window": HARMLESS,  # use_sliding_window must be false
+    },
+    experts=128,
+    gguf_keys=EXPERT_KEYS,
+    biases={"attention_bias": ATTENTION},
+    decoder=_with_experts,
+)
+
+_PERIOD = 4
+_IS_LINEAR = {"linear_attention": True, "full_attention": False}
+
+
+def _qwen35(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    full = attention(keys, its.dim, qk_norm="head", gated=True)
+    pairs = keys.integer("rope.dimension_count", full.head_dim) // 2
+    sections = keys.value("rope.dimension_sections", _sections(pairs))
+    if not isinstance(sections, list) or sections != _sections(pairs):
+        why = f"only {_sections(pairs)}, which cover all {pairs} pairs, is computed"
+        key, label = "rope.dimension_sections", keys.path.name
+        raise refusal(key, sections, why, model=label, kind="Qwen 3.5")
+    heads = keys.integer("ssm.time_step_rank")
+    linear = DeltaNet(
+        heads=heads,
+        key_heads=keys.integer("ssm.group_count"),
+        key_dim=keys.integer("ssm.state_size"),
+        value_dim=keys.integer("ssm.inner_size") // max(heads, 1),
+        kernel=keys.integer("ssm.conv_kernel"),
+        grouped=keys.config is not None,
     )
+    network = FeedForward(its.ffn) if keys.architecture == "qwen35" else _experts35(keys, its.ffn)
+    blocks = (
+        usual_block(linear if is_linear else full, network, norms=RENAMED)
+        for is_linear in _linear_layers(keys, its.layers)
+    )
+    model = model_of(keys, its, blocks)
+    last = f"blk.{model.n_layers}."
+    own = {f"{last}nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head")}
+    if len(model.left_out) != 1 or own & keys.weights.keys():
+        return model  # only one block with the model's head drafts
+    model = replace(model, left_out=())
+    if f"{last}nextn.eh_proj.weight" not in keys.weights:
+        return model  # the file was written without the block
+    block = usual_block(full, network, norms=RENAMED)
+    drafter = replace(model, blocks=(block,), first_block=model.n_layers, joined=True)
+    return replace(model, drafter=drafter)
+
+
+def _experts35(keys: Keys, width: int) -> Experts:
+    return experts(
+        keys,
+        width=width // max(keys.integer("expert_used_count"), 1),
+        shared=keys.integer("expert_shared_feed_forward_length", width),
+        shared_gated=True,
+    )
+
+
+def _sections(pairs: int) -> list[int]:
+    """Pairs that rotate by each coordinate, in turn; those of a text have equal coordinates."""
+    return [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
+
+
+def _linear_layers(keys: Keys, layers: int) -> list[bool]:
+    """True for each block without attention over all positions."""
+    recurrent = keys.value("attention.recurrent_layers", None)
+    if recurrent is None:
+        period = keys.integer("full_attention_interval", _PERIOD)
+        if not period:
+            raise contradiction(keys, "full_attention_interval is 0, expected at least 1")
+        return [(layer + 1) % period != 0 for layer in range(layers)]
+    if not isinstance(recurrent, list) or len(recurrent) != layers:
+        problem = f"is {recurrent!r}, expected {layers} entries"
+        raise contradiction(keys, f"attention.recurrent_layers {problem}")
+    return [bool(value) for value in recurrent]
+
+
+def _qwen35_keys(config: Config) -> dict[str, Any]:
+    is_linear = layer_kinds(config, config.get("layer_types"), _IS_LINEAR)
+    if is_linear is None:
+        period = config.get("full_attention_interval", _PERIOD)
+        is_linear = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
+    rope = config["rope_parameters"]
+    share = rope.get("partial_rotary_factor", config["partial_rotary_factor"])
+    return {
+        "attention.recurrent_layers": is_linear,
+        "ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"],
+        "rope.dimension_sections": _sections(int(config["head_dim"] * share) // 2),
+    }
+
+
+_QWEN35 = register(
+    title="Qwen 3.5, 3.6 and 3.8, dense",
+    architecture="qwen35",
+    model_types=("qwen3_5", "qwen3_5_text"),
+    defaults={
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "partial_rotary_factor": 0.25,
+        "rope_parameters": {},
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+    },
+    config_keys={
+        **reads("full_attention_interval layer_types partial_rotary_factor"),
+        **reads("linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads"),
+        **reads("linear_num_value_heads linear_value_head_dim"),
+        "attn_output_gate": neutral(None, True),
+        "mlp_only_layers": neutral(None, []),
+    },
+    rope_parameters={
+        "mrope_section": "of positions in images; those of a text are equal",
+        "mrope_interleaved": "as `mrope_section`",
+    },
+    gguf_keys=reads(
+        "attention.recurrent_layers full_attention_interval nextn_predict_layers "
+        "rope.dimension_sections ssm.conv_kernel ssm.group_count ssm.inner_size "
+        "ssm.state_size ssm.time_step_rank"
+    ),
+    tensors={"post_attention_layernorm": "post_attention_norm"},
+    values=lambda _config: {
+        "ssm_a": lambda logarithm: -np.exp(logarithm),
+        "ssm_conv1d.weight": partial(np.squeeze, axis=1),
+        "ssm_norm.weight": np.asarray,
+    },
+    biases={"attention_bias": ATTENTION},
+    partial_rotation=True,
+    norms_from_zero=True,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", *BIASES, "ssm_dt.bias"), needs=frozenset({"attention", "state"})
+    ),
+    translate=_qwen35_keys,
+    decoder=_qwen35,
+)
+register_variant(
+    _QWEN35,
+    title="Qwen 3.5 and 3.6 with experts",
+    architecture="qwen35moe",
+    model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    defaults={
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    config_keys=EXPERT_CONFIG | reads("moe_intermediate_size shared_expert_intermediate_size"),
+    experts=256,
+    gguf_keys=SHARED_KEYS,
 )

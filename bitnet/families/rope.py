@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.keys import contradiction
+from bitnet.families.keys import Keys, RopeStyle, contradiction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from bitnet.families.keys import Keys, RopeStyle
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 
@@ -88,6 +86,11 @@ class Rope:
 def magnitude(factor: float, scale: float = 1.0) -> float:
     """YaRN's factor on rotated queries and keys for an extension by *factor*."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def without_scaling(rope: Rope, **changes: Any) -> Rope:
+    """*rope* without scaling and frequency factors, with other *changes*."""
+    return replace(rope, scaling="none", attention_factor=1.0, freq_factors=None, **changes)
 
 
 def rope_from(checkpoint: Keys, head_dim: int) -> Rope:

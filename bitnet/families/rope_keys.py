@@ -7,20 +7,23 @@ https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/modelin
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.keys import check, refusal
+from bitnet.families.keys import Config, check, refusal
 from bitnet.families.rope import magnitude
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from bitnet.families.family import Family
+
+# GGUF's keys and tensors.
+Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
 
 # Parameters of each kind of scaling, besides rope_theta and the kind itself.
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -59,9 +62,26 @@ _NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's c
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}
 
 
-def from_parameters(
-    config: Mapping[str, Any], family: Family, *, model: str
-) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+class _Rope(NamedTuple):
+    config: Config
+    parameters: Config
+    base: float
+    dims: int
+
+    @property
+    def original(self) -> int:
+        """Original context length; a key next to ``rope_parameters`` takes precedence."""
+        key, context = "original_max_position_embeddings", self.config["max_position_embeddings"]
+        return int(self.config[key] if key in self.config else self.parameters.get(key, context))
+
+    @property
+    def factor(self) -> float:
+        """Factor of the extension, by default that of both context lengths."""
+        given = self.parameters.get("factor")
+        return float(given or self.config["max_position_embeddings"] / self.original)
+
+
+def from_parameters(config: Config, family: Family, *, model: str) -> Tables:
     """GGUF keys and tensors of the position embedding of *config*."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
@@ -77,47 +97,44 @@ def from_parameters(
             hint="choose another model",
         )
     if family.layered_rope and parameters.get("truncate") is False:
-        raise refusal(
-            "rope_parameters.full_attention.truncate", False, model=model, kind=family.title
-        )
+        key = "rope_parameters.full_attention.truncate"
+        raise refusal(key, False, model=model, kind=family.title)
     dims = _rotary_dims(config, parameters, family, model)
     names = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
     rest = {key: value for key, value in parameters.items() if key not in names}
     check(rest, {}, model=model, kind=family.title, below="rope_parameters.")
     base = _above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
-    keys = {"rope.freq_base": base, "rope.dimension_count": dims, **local}
-    none: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-    more, tensors = _SCALINGS[kind](config, parameters, base, dims) if kind in _SCALINGS else none
+    more, tensors = _SCALINGS[kind](_Rope(config, parameters, base, dims))
     if family.has_freq_factors:
         tensors = {"rope_freqs.weight": np.ones(dims // 2, dtype=np.float32)} | tensors
-    return keys | more, tensors
+    return {"rope.freq_base": base, "rope.dimension_count": dims, **local, **more}, tensors
 
 
 def _split_by_attention(
-    config: Mapping[str, Any], family: Family, model: str
-) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    config: Config, family: Family, model: str
+) -> tuple[Config, dict[str, Any]]:
     """Parameters of layers with full attention, and the RoPE base of the others."""
     nested = config.get("rope_parameters") or family.defaults.get("rope_parameters") or {}
     full = _in_one_word(nested.get("full_attention") or {})
     full |= _in_one_word(config.get("rope_scaling") or {})
     local = _in_one_word(nested.get("sliding_attention") or {})
-    strange = [key for key in nested if key not in ("full_attention", "sliding_attention")]
-    if strange:
-        raise refusal(
-            f"rope_parameters.{strange[0]}", nested[strange[0]], model=model, kind=family.title
-        )
+    for key in nested.keys() - {"full_attention", "sliding_attention"}:
+        raise refusal(f"rope_parameters.{key}", nested[key], model=model, kind=family.title)
+    key = "rope_parameters.sliding_attention"
     if (local.get("rope_type") or "default") != "default":
         why = "layers with a window support RoPE without scaling only"
-        key = "rope_parameters.sliding_attention"
         raise refusal(key, local, why, model=model, kind=family.title)
-    given = {key: value for key, value in local.items() if value is not None}
-    rest = {key: given[key] for key in given.keys() - _EVERYWHERE}
-    check(rest, {}, model=model, kind=family.title, below="rope_parameters.sliding_attention.")
+    rest = {
+        name: value
+        for name, value in local.items()
+        if name not in _EVERYWHERE and value is not None
+    }
+    check(rest, {}, model=model, kind=family.title, below=f"{key}.")
     base = _above_zero(local.get("rope_theta"), config.get("rope_local_base_freq"))
     return full, {"rope.freq_base_swa": base}
 
 
-def _in_one_word(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _in_one_word(parameters: Config) -> dict[str, Any]:
     """*parameters* with ``type``, the earlier name of ``rope_type``, under the later one."""
     kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
     if len(kinds) > 1:
@@ -134,9 +151,7 @@ def _above_zero(*candidates: Any) -> float:
     return base
 
 
-def _rotary_dims(
-    config: Mapping[str, Any], parameters: Mapping[str, Any], family: Family, model: str
-) -> int:
+def _rotary_dims(config: Config, parameters: Config, family: Family, model: str) -> int:
     """Number of rotary dimensions of a head."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -148,36 +163,19 @@ def _rotary_dims(
     return int(head_dim * partial)
 
 
-def _linear(
-    _config: Mapping[str, Any], parameters: Mapping[str, Any], _base: float, _dims: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"rope.scaling.type": "linear", "rope.scaling.factor": float(parameters["factor"])}, {}
+def _dynamic(its: _Rope) -> Tables:
+    if its.parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
+        stretch = its.parameters["alpha"] ** (its.dims / (its.dims - 2))
+        return {"rope.freq_base": _above_zero(its.base * stretch)}, {}
+    return _scaling_keys("dynamic", float(its.parameters["factor"])), {}
 
 
-def _dynamic(
-    _config: Mapping[str, Any], parameters: Mapping[str, Any], base: float, dims: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    if parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
-        return {
-            "rope.freq_base": _above_zero(base * parameters["alpha"] ** (dims / (dims - 2)))
-        }, {}
-    return {"rope.scaling.type": "dynamic", "rope.scaling.factor": float(parameters["factor"])}, {}
+def _scaling_keys(kind: str, factor: float) -> dict[str, Any]:
+    return {"rope.scaling.type": kind, "rope.scaling.factor": factor}
 
 
-def _original(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
-    """Original context length; a key next to ``rope_parameters`` takes precedence."""
-    if "original_max_position_embeddings" in config:
-        return int(config["original_max_position_embeddings"])
-    return int(
-        parameters.get("original_max_position_embeddings", config["max_position_embeddings"])
-    )
-
-
-def _yarn(
-    config: Mapping[str, Any], parameters: Mapping[str, Any], base: float, dims: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    original = _original(config, parameters)
-    factor = float(parameters.get("factor") or config["max_position_embeddings"] / original)
+def _yarn(its: _Rope) -> Tables:
+    parameters, factor = its.parameters, its.factor
     implied = magnitude(factor)
     magnification = parameters.get("attention_factor")
     if magnification is None and parameters.get("mscale") and parameters.get("mscale_all_dim"):
@@ -188,58 +186,54 @@ def _yarn(
     fast, slow = parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")
-    keys: dict[str, Any] = {"rope.scaling.original_context_length": original}
     whole = bool(parameters.get("truncate", True))
     low, high = (
-        dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+        its.dims * math.log(its.original / (turns * 2 * math.pi)) / (2 * math.log(its.base))
         for turns in (fast, slow)
     )
     if whole:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dims - 1)
+    low, high = max(low, 0), min(high, its.dims - 1)
     if whole and (fast, slow) == (32, 1) and low <= high:
-        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+        keys = {
+            "rope.scaling.original_context_length": its.original,
+            **_scaling_keys("yarn", factor),
+        }
         if scale != implied:
             keys["rope.scaling.attn_factor"] = scale / implied
         return keys, {}
     # llama.cpp has no key for other bounds and treats crossed bounds in its own way; frequency
     # factors express them exactly.
-    ramp = np.clip((np.arange(dims // 2) - low) / ((high - low) or 0.001), 0, 1)
+    ramp = np.clip((np.arange(its.dims // 2) - low) / ((high - low) or 0.001), 0, 1)
     freq_factors = 1 / (1 - ramp + ramp / factor)
     return {"rope.scaling.attn_factor": scale}, {
         "rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)
     }
 
 
-def _longrope(
-    config: Mapping[str, Any], parameters: Mapping[str, Any], _base: float, dims: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    original = _original(config, parameters)
-    factor = float(parameters.get("factor") or config["max_position_embeddings"] / original)
-    scale = parameters.get("attention_factor")
+def _longrope(its: _Rope) -> Tables:
+    factor, scale = its.factor, its.parameters.get("attention_factor")
     if scale is None:
-        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(its.original))
     keys = {
-        "rope.scaling.original_context_length": original,
+        "rope.scaling.original_context_length": its.original,
         "rope.scaling.attn_factor": float(scale),
     }
     tensors = {
-        f"rope_factors_{name}.weight": np.array(parameters[f"{name}_factor"], dtype=np.float32)
+        f"rope_factors_{name}.weight": np.array(its.parameters[f"{name}_factor"], dtype=np.float32)
         for name in ("short", "long")
     }
     for freq_factors in tensors.values():
-        if freq_factors.shape != (dims // 2,):
-            raise ValueError(f"{freq_factors.size} factors for {dims // 2} pairs")
+        if freq_factors.shape != (its.dims // 2,):
+            raise ValueError(f"{freq_factors.size} factors for {its.dims // 2} pairs")
     return keys, tensors
 
 
-def _llama3(
-    config: Mapping[str, Any], parameters: Mapping[str, Any], base: float, dims: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _llama3(its: _Rope) -> Tables:
     """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
-    pairs = dims // 2
-    frequencies = base ** (-np.arange(pairs, dtype=np.float64) / pairs)
-    turns = _original(config, parameters) * frequencies / (2 * math.pi)
+    pairs, parameters = its.dims // 2, its.parameters
+    frequencies = its.base ** (-np.arange(pairs, dtype=np.float64) / pairs)
+    turns = its.original * frequencies / (2 * math.pi)
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     if not high > low:
         raise ValueError("high_freq_factor is not above low_freq_factor")
@@ -248,20 +242,20 @@ def _llama3(
     return {}, {"rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)}
 
 
-def _proportional(
-    _config: Mapping[str, Any], parameters: Mapping[str, Any], _base: float, dims: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _proportional(its: _Rope) -> Tables:
     """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
-    pairs, turning = dims // 2, int(parameters.get("partial_rotary_factor", 1.0) * dims // 2)
+    share = its.parameters.get("partial_rotary_factor", 1.0)
+    pairs, turning = its.dims // 2, int(share * its.dims // 2)
     if not 0 <= turning <= pairs:
-        raise ValueError(f"a partial_rotary_factor of {parameters['partial_rotary_factor']}")
+        raise ValueError(f"a partial_rotary_factor of {share}")
     freq_factors = np.full(pairs, _NO_TURN, dtype=np.float32)
-    freq_factors[:turning] = _above_zero(parameters.get("factor", 1.0))
+    freq_factors[:turning] = _above_zero(its.parameters.get("factor", 1.0))
     return {}, {"rope_freqs.weight": freq_factors}
 
 
-_SCALINGS = {
-    "linear": _linear,
+_SCALINGS: dict[str, Callable[[_Rope], Tables]] = {
+    "default": lambda _its: ({}, {}),
+    "linear": lambda its: (_scaling_keys("linear", float(its.parameters["factor"])), {}),
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

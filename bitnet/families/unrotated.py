@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bitnet.families.blocks import Branch
+from bitnet.families.blocks import Attention, Branch
 from bitnet.families.dense import (
     AFTER,
     WINDOW_CONFIG,
+    ModelConfig,
     alternating,
     attention,
     check_local_base,
@@ -18,26 +19,11 @@ from bitnet.families.dense import (
     sizes,
 )
 from bitnet.families.experts import EXPERT_KEYS, experts, gating
-from bitnet.families.family import (
-    ATTENTION,
-    BIASES,
-    MLP,
-    QKV,
-    Family,
-    LlamaCppSupport,
-    register,
-)
-from bitnet.families.keys import neutral, read, refusal
+from bitnet.families.family import ATTENTION, BIASES, MLP, QKV, LlamaCppSupport, register
+from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
 from bitnet.families.mixers import FeedForward
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bitnet.families.blocks import Attention, ModelConfig
-    from bitnet.families.keys import Keys
-
 _PERIOD = 4  # one layer in this many is different
-_PERIOD_KEY = {"sliding_window_pattern": read("one layer in this many has full attention")}
 
 
 def _cohere2(keys: Keys) -> ModelConfig:
@@ -61,60 +47,48 @@ def _cohere2(keys: Keys) -> ModelConfig:
     )
 
 
-def _cohere2_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def _cohere2_keys(config: Config) -> dict[str, Any]:
     if not config.get("sliding_window"):
         raise ValueError("sliding_window is missing, which says which layers rotate")
-    return alternating(_PERIOD, "sliding_window_pattern")(config) | {
-        "attention.layer_norm_epsilon": config["layer_norm_eps"],
-        "logit_scale": float(config["logit_scale"]),
-    }
+    return alternating(_PERIOD, "sliding_window_pattern")(config)
 
 
 # Attention and feed-forward are beside each other, behind one norm that subtracts means. Layers
 # with a window rotate; every fourth layer has full attention and does not.
 register(
-    Family(
-        title="Command-R7B",
-        architecture="cohere2",
-        model_types=("cohere2",),
-        rope_style="interleaved",
-        gguf_rope_style="interleaved",
-        defaults={
-            "layer_norm_eps": 1e-5,
-            "logit_scale": 0.0625,
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "tie_word_embeddings": True,
-        },
-        config_keys={
-            **WINDOW_CONFIG,
-            **_PERIOD_KEY,
-            "layer_norm_eps": read("epsilon of every norm"),
-            "logit_scale": read("on logits"),
-            "rotary_pct": neutral(None, 1.0),
-        },
-        gguf_keys={
-            "attention.layer_norm_epsilon": read("epsilon of every norm"),
-            "logit_scale": read("on logits"),
-            "rope.freq_base_swa": read("must be `rope.freq_base`"),
-        },
-        biases={"attention_bias": ATTENTION},
-        llama_cpp=LlamaCppSupport(
-            tensors=tuple(f"{part}.bias" for part in QKV),
-            ignores=(),
-            whole_width=True,
-            needs=frozenset({"window"}),
-        ),
-        translate=_cohere2_keys,
-        decoder=_cohere2,
-    )
+    title="Command-R7B",
+    architecture="cohere2",
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    defaults={
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "max_position_embeddings": 8192,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+    config_keys={
+        **WINDOW_CONFIG,
+        **reads("sliding_window_pattern layer_norm_eps logit_scale"),
+        "rotary_pct": neutral(None, 1.0),
+    },
+    gguf_keys=reads("attention.layer_norm_epsilon logit_scale rope.freq_base_swa"),
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(
+        tensors=tuple(f"{part}.bias" for part in QKV),
+        ignores=(),
+        whole_width=True,
+        needs=frozenset({"window"}),
+    ),
+    translate=_cohere2_keys,
+    decoder=_cohere2,
 )
 
 _EXAONE_WINDOW = 4096
 _LAYERS_OF_32B = 64  # in a GGUF file, only these models have windows, and without a key this one
 
 
-def _exaone4_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def _exaone4_keys(config: Config) -> dict[str, Any]:
     if config.get("sliding_window") is None:
         kinds = config.get("layer_types")
         if kinds is not None and "sliding_attention" in kinds:
@@ -141,35 +115,29 @@ def _exaone4(keys: Keys) -> ModelConfig:
 # Norms are behind attention and feed-forward, none before. Layers with full attention do not
 # rotate, unless all layers are such.
 register(
-    Family(
-        title="Exaone 4",
-        architecture="exaone4",
-        model_types=("exaone4",),
-        defaults={
-            "num_key_value_heads": 32,
-            "sliding_window": _EXAONE_WINDOW,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 2048,
-        },
-        config_keys=WINDOW_CONFIG | _PERIOD_KEY,
-        tensors={
-            "post_attention_layernorm": "post_attention_norm",
-            "post_feedforward_layernorm": "post_ffw_norm",
-        },
-        llama_cpp=LlamaCppSupport(
-            tensors=("output.weight", *BIASES, "rope_freqs.weight"),
-            ignores=(),
-            whole_width=True,
-            window_layers=_LAYERS_OF_32B,
-            nonzero=("attention.sliding_window",),
-        ),
-        translate=_exaone4_keys,
-        decoder=_exaone4,
-    )
+    title="Exaone 4",
+    architecture="exaone4",
+    defaults={
+        "num_key_value_heads": 32,
+        "sliding_window": _EXAONE_WINDOW,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+    },
+    config_keys=WINDOW_CONFIG | reads("sliding_window_pattern"),
+    tensors={"post_attention_layernorm": "post_attention_norm"},
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", *BIASES, "rope_freqs.weight"),
+        ignores=(),
+        whole_width=True,
+        window_layers=_LAYERS_OF_32B,
+        nonzero=("attention.sliding_window",),
+    ),
+    translate=_exaone4_keys,
+    decoder=_exaone4,
 )
 
 
-def _smollm3_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def _smollm3_keys(config: Config) -> dict[str, Any]:
     layers = range(config["num_hidden_layers"])
     flags = config.get("no_rope_layers")
     if flags is None:
@@ -186,36 +154,31 @@ def _is_rotated(layer: int) -> bool:
 
 
 def _smollm3(keys: Keys) -> ModelConfig:
-    return dense(
-        keys,
-        each=lambda layer, usual: usual if _is_rotated(layer) else replace(usual, rope=None),
-    )
+    def attention_of(layer: int, usual: Attention) -> Attention:
+        return usual if _is_rotated(layer) else replace(usual, rope=None)
+
+    return dense(keys, each=attention_of)
 
 
 register(
-    Family(
-        title="SmolLM3",
-        architecture="smollm3",
-        model_types=("smollm3",),
-        gguf_rope_style="interleaved",
-        defaults={
-            "num_key_value_heads": 4,
-            "rope_theta": 2e6,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 32768,
-            "no_rope_layer_interval": 4,
-            "tie_word_embeddings": True,
-        },
-        config_keys={
-            "no_rope_layers": read("must be every fourth layer"),
-            "no_rope_layer_interval": read("must be 4, unless `no_rope_layers` says so"),
-            "use_sliding_window": neutral(None, False),
-        },
-        gguf_keys={"attention.sliding_window": neutral(0)},
-        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-        translate=_smollm3_keys,
-        decoder=_smollm3,
-    )
+    title="SmolLM3",
+    architecture="smollm3",
+    gguf_rope_style="interleaved",
+    defaults={
+        "num_key_value_heads": 4,
+        "rope_theta": 2e6,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+        "no_rope_layer_interval": 4,
+        "tie_word_embeddings": True,
+    },
+    config_keys={
+        **reads("no_rope_layers no_rope_layer_interval"),
+        "use_sliding_window": neutral(None, False),
+    },
+    biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+    translate=_smollm3_keys,
+    decoder=_smollm3,
 )
 
 _LIMIT = 7.0  # of gate and up inside Maple's experts
@@ -239,20 +202,12 @@ def _maple(keys: Keys) -> ModelConfig:
 
 # Ternary experts, and windows in three of four layers, the only ones that rotate.
 register(
-    Family(
-        title="Maple",
-        architecture="maple",
-        model_types=(),
-        gguf_keys={
-            **EXPERT_KEYS,
-            "attention.sliding_window": read("of layers that rotate"),
-            "attention.sliding_window_pattern": read("which layers have a window, and rotate"),
-            "rope.freq_base_swa": read("of layers with a window"),
-            "swiglu_clamp_exp": read("limit of gate and up inside experts; must be 7"),
-        },
-        llama_cpp=LlamaCppSupport(ignores=(), tied=False),
-        decoder=_maple,
-    )
+    title="Maple",
+    architecture="maple",
+    model_types=(),
+    gguf_keys=EXPERT_KEYS | reads("rope.freq_base_swa swiglu_clamp_exp"),
+    llama_cpp=LlamaCppSupport(ignores=(), tied=False),
+    decoder=_maple,
 )
 
 
@@ -273,19 +228,17 @@ def _smallthinker(keys: Keys) -> ModelConfig:
 
 # Experts are chosen before attention.
 register(
-    Family(
-        title="SmallThinker",
-        architecture="smallthinker",
-        model_types=(),
-        activation="relu",
-        gguf_keys={
-            **EXPERT_KEYS,
-            "attention.sliding_window": read("above 0: windows of 4,096 in three of four layers"),
-            "expert_gating_func": read("1: softmax, 2: sigmoid of the router's logits"),
-        },
-        llama_cpp=LlamaCppSupport(
-            tensors=("output.weight", *BIASES), ignores=("attention.sliding_window_pattern",)
-        ),
-        decoder=_smallthinker,
-    )
+    title="SmallThinker",
+    architecture="smallthinker",
+    model_types=(),
+    activation="relu",
+    gguf_keys={
+        **EXPERT_KEYS,
+        "attention.sliding_window": read("above 0: windows of 4,096 in three of four layers"),
+        **reads("expert_gating_func"),
+    },
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", *BIASES), ignores=("attention.sliding_window_pattern",)
+    ),
+    decoder=_smallthinker,
 )

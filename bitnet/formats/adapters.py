@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -95,12 +96,8 @@ def _of_file(path: Path) -> Adapter:
         alpha = float(keys.get("adapter.lora.alpha", 0.0))
         factors = {name: registry.dequantize(file.weight(name)) for name in file.tensors}
         architecture = file.architecture
-    pairs = _pairs(path, factors, _FILE_NAME)
-    scaled = {
-        name: pair._replace(scale=alpha / len(pair.a) if alpha else 1.0)
-        for name, pair in pairs.items()
-    }
-    return Adapter(path, _check(path, scaled), architecture, is_gguf=True)
+    pairs = _pairs(path, factors, _FILE_NAME, lambda _, rank: alpha / rank if alpha else 1.0)
+    return Adapter(path, pairs, architecture, is_gguf=True)
 
 
 def _of_folder(path: Path) -> Adapter:
@@ -120,12 +117,9 @@ def _of_folder(path: Path) -> Adapter:
         if not tensor.quant.known:
             raise _refusal(path, name, f"it is {tensor.quant.name}")
         factors[name] = registry.dequantize(tensor)
-    pairs = _pairs(path, factors, _FOLDER_NAME)
-    scaled = {
-        f"{name}.weight": pair._replace(scale=_scale(path, config, name, len(pair.a)))
-        for name, pair in pairs.items()
-    }
-    return Adapter(path, _check(path, scaled), "", is_gguf=False)
+    pairs = _pairs(path, factors, _FOLDER_NAME, partial(_scale, path, config))
+    named = {f"{name}.weight": pair for name, pair in pairs.items()}
+    return Adapter(path, named, "", is_gguf=False)
 
 
 def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
@@ -150,9 +144,12 @@ def _of_pattern(patterns: object, module: str, default: Any) -> Any:
 
 
 def _pairs(
-    path: Path, factors: Mapping[str, NDArray[np.float32]], pattern: re.Pattern[str]
+    path: Path,
+    factors: Mapping[str, NDArray[np.float32]],
+    pattern: re.Pattern[str],
+    scale_of: Callable[[str, int], float],
 ) -> dict[str, Pair]:
-    """Both *factors* of each matrix, whose names have the form *pattern*; the scales are one."""
+    """Both *factors* of each matrix, whose names have the form *pattern*; scales by its rank."""
     halves: dict[str, dict[str, NDArray[np.float32]]] = {}
     for name, values in factors.items():
         match = pattern.fullmatch(name)
@@ -161,27 +158,20 @@ def _pairs(
         halves.setdefault(match["matrix"], {})[match["part"].lower()] = values
     if not halves:
         raise InvalidFormat(f"{path.name} has no tensors", hint=_AGAIN)
+    pairs = {}
     for name, half in halves.items():
         if len(half) < 2:
             raise InvalidFormat(f"{path.name}: one factor of {name} is missing", hint=_AGAIN)
-    return {name: Pair(half["a"], half["b"], 1.0) for name, half in halves.items()}
-
-
-def _check(path: Path, pairs: dict[str, Pair]) -> dict[str, Pair]:
-    """*pairs*, all of them finite and of shapes that fit together."""
-    for name, (a, b, scale) in pairs.items():
+        a, b = half["a"], half["b"]
         if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
             raise InvalidFormat(
                 f"{path.name}: factors of {name} have the shapes {a.shape} and {b.shape}",
                 hint=_AGAIN,
             )
-        if not _finite((a, b)) or not math.isfinite(scale):
+        pairs[name] = Pair(a, b, scale_of(name, len(a)))
+        if not all(np.isfinite(numbers).all() for numbers in pairs[name]):
             raise InvalidFormat(f"{path.name}: factors of {name} are infinite or NaN", hint=_AGAIN)
     return pairs
-
-
-def _finite(arrays: Iterable[NDArray[np.float32]]) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def _refusal(path: Path, what: str, why: str) -> Unsupported:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bitnet.base.errors import Unsupported, UsageError, from_os_error
-from bitnet.families.family import WINDOWS, of_gguf
-from bitnet.families.keys import without
+from bitnet.families.family import WINDOWS, Family, of_gguf
+from bitnet.families.keys import RopeStyle, without
 from bitnet.formats import not_a_model, safetensors
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.gguf import GGUF, MAGIC
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Mapping
 
-    from bitnet.families.family import Family
-    from bitnet.families.keys import RopeStyle
-    from bitnet.quants.weight import Weight
 
+logger = logging.getLogger(__name__)
+
+I2SLayout = Literal["x86", "arm"]
 #: The key, and its only value, of BitNets that neither architecture nor encoding tells from others.
 INPUTS = ("quantize.activations", "int8 per token")
 
@@ -116,33 +116,6 @@ def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | Non
     )
 
 
-logger = logging.getLogger(__name__)
-
-I2SLayout = Literal["x86", "arm"]
-
-
-@dataclass(frozen=True)
-class Container:
-    """A file format for models."""
-
-    # identifies it by the first bytes of a file, or by the content of a folder
-    recognises: Callable[[Path], bool]
-    # opens the model at a recognised path, without the ignored keys
-    open: Callable[[Path, Collection[str]], Checkpoint]
-
-
-def _open_folder(path: Path, ignore_keys: Collection[str]) -> Checkpoint:
-    from bitnet.formats.hf_checkpoint import open_folder  # what a GGUF file does without
-
-    return open_folder(path, ignore_keys)
-
-
-CONTAINERS = {
-    "GGUF": Container(recognises_gguf, open_gguf),
-    "safetensors": Container(safetensors.recognises, _open_folder),
-}
-
-
 def open_checkpoint(
     path: str | os.PathLike[str],
     *,
@@ -158,26 +131,36 @@ def open_checkpoint(
         raise UsageError(f"i2_s_layout is {i2_s_layout!r}, expected x86 or arm")
     path = Path(path)
     started = time.perf_counter()
-    checkpoint = container_of(path).open(path, ignore_keys)
+    checkpoint = container_of(path)(path, ignore_keys)
     checkpoint = replace(checkpoint, opened_s=time.perf_counter() - started)
     for key, value in checkpoint.ignored.items():
         logger.warning("%s: the key %s = %.80r is ignored", path.name, key, value)
     if i2_s_layout == "arm":
-        arm = {name: _of_arm(weight) for name, weight in checkpoint.weights.items()}
-        return replace(checkpoint, weights=arm)
+        arm = {
+            name: replace(weight, quant=registry.I2_S_ARM)
+            for name, weight in checkpoint.weights.items()
+            if weight.quant.name == "I2_S"
+        }
+        return replace(checkpoint, weights={**checkpoint.weights, **arm})
     return checkpoint
 
 
-def container_of(path: Path) -> Container:
-    """The container at *path*, by its first bytes; the file may still be damaged."""
+def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
+    """Function that opens the container at *path*, by its first bytes; it may still be damaged.
+
+    It leaves keys out that are to be ignored.
+    """
     try:
         if not path.exists():
             raise not_a_model.missing(path)
         if path.is_file() and not path.stat().st_size:
             raise not_a_model.empty(path.name)
-        for container in CONTAINERS.values():
-            if container.recognises(path):
-                return container
+        if recognises_gguf(path):
+            return open_gguf
+        if safetensors.recognises(path):
+            from bitnet.formats.hf_checkpoint import open_folder  # what a GGUF file does without
+
+            return open_folder
         if path.is_dir():
             raise not_a_model.folder_without_model(path)
         with path.open("rb") as file:
@@ -185,7 +168,3 @@ def container_of(path: Path) -> Container:
     except OSError as error:
         raise from_os_error(error, path) from error
     raise not_a_model.other_kind(head, path.name)
-
-
-def _of_arm(weight: Weight) -> Weight:
-    return replace(weight, quant=registry.I2_S_ARM) if weight.quant.name == "I2_S" else weight

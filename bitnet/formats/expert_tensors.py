@@ -70,9 +70,12 @@ def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
                 f"{model}: {name} of shape {tensor.shape} is not a gate and as large a matrix",
                 hint="fetch the whole model again",
             )
-        halves = [_half(tensor, half) for half in (0, 1)]
-        for part, half in zip(("gate", "up"), halves, strict=True):
-            split[f"{match['block']}{part}_{match['kind']}.weight"] = half
+        *experts, _, columns = tensor.shape
+        for half, part in enumerate(("gate", "up")):
+            pieces = tuple(it.data.reshape(2, -1)[half] for it in tensor.matrices())
+            its = {"pieces": pieces, "data": _NOTHING} if experts else {"data": pieces[0]}
+            whole = replace(tensor, shape=(*experts, rows // 2, columns), **its)
+            split[f"{match['block']}{part}_{match['kind']}.weight"] = whole
     return {_name_alone(name, split): tensor for name, tensor in split.items()}
 
 
@@ -115,23 +118,6 @@ def _name_alone(name: str, tensors: Container[str]) -> str:
     if match is None or f"{match['block']}ffn_gate_inp.weight" in tensors:
         return name
     return f"{match['block']}{match['part']}.weight"
-
-
-def _half(tensor: Weight, half: int) -> Weight:
-    """The first or the second rows of each matrix."""
-    *experts, rows, columns = tensor.shape
-    pieces = [piece.reshape(2, -1)[half] for piece in _matrices(tensor)]
-    shape = (*experts, rows // 2, columns)
-    if not experts:
-        return replace(tensor, shape=shape, data=pieces[0])
-    return replace(tensor, shape=shape, data=_NOTHING, pieces=tuple(pieces))
-
-
-def _matrices(tensor: Weight) -> tuple[np.ndarray, ...]:
-    if tensor.pieces:
-        return tensor.pieces
-    count = tensor.shape[0] if len(tensor.shape) == 3 else 1
-    return tuple(tensor.data.reshape(count, -1))
 
 
 def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:

@@ -31,7 +31,7 @@ from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from bitnet.quants.types import Dialect
 
@@ -86,7 +86,12 @@ class GGUF:
         known = all(part.size != _UNKNOWN_SIZE for part in parts)
         # bytes of all files together; ``None`` if only a prefix is available
         self.size: int | None = sum(part.size for part in parts) if known else None
-        evidence = [entry for part in parts for entry in _evidence(part)]
+        rooms = [_room(part) for part in parts]
+        evidence = [
+            types.TensorEvidence(entry.type, entry.shape, room[entry.offset])
+            for part, room in zip(parts, rooms, strict=True)
+            for entry in part.entries
+        ]
         # the program whose type ids the file uses
         self.dialect: Dialect = types.resolve_dialect(
             self.architecture, evidence, alignment=self.alignment
@@ -95,12 +100,11 @@ class GGUF:
             q2_0 = types.resolve_q2_0(self.dialect, evidence, alignment=self.alignment)
         except Unsupported as error:
             raise Unsupported(f"{first.label}: {error.message}", hint=error.hint) from error
-        directory = _directory(parts, self.dialect, q2_0)
+        directory = _directory(parts, rooms, self.dialect, q2_0)
         # the directory, in file order
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(directory)
+        self.part_sizes: dict[str, int] = {part.label: part.size for part in parts}  # by file name
         self._views = [part.view for part in parts]
-        self._labels = [part.label for part in parts]
-        self._sizes = [part.size for part in parts]
         self._maps = maps
 
     @classmethod
@@ -119,7 +123,13 @@ class GGUF:
                 parts.append(_parse(memoryview(mapped), len(mapped), name.name))
                 _check_split(parts[-1], number, len(paths))
             opened = cls(paths[0], parts, maps)
-            _check_split_total(opened, len(paths))
+            total = opened.metadata.get("split.tensors.count")
+            if len(paths) > 1 and isinstance(total, int) and total != len(opened.tensors):
+                raise InvalidFormat(
+                    f"{paths[0].name}: {total} tensors announced, its parts hold "
+                    f"{len(opened.tensors)}",
+                    hint="fetch the parts again: they do not belong together",
+                )
             if check_layout:
                 opened.check_layout()
             for mapped in maps:
@@ -172,17 +182,12 @@ class GGUF:
     @property
     def paths(self) -> list[Path]:
         """The files, one unless the model is split."""
-        return [self.path.with_name(label) for label in self._labels]
+        return [self.path.with_name(label) for label in self.part_sizes]
 
     @property
     def files(self) -> list[MappedFile]:
         """The mapped files; empty after :meth:`close`, and if only a header was parsed."""
         return list(self._maps)
-
-    @property
-    def part_sizes(self) -> dict[str, int]:
-        """Bytes of each file, by name."""
-        return dict(zip(self._labels, self._sizes, strict=True))
 
     def file_view(self, part: int = 0) -> memoryview:
         """All bytes of a file (or of the prefix given to :meth:`parse`), without a copy."""
@@ -198,15 +203,13 @@ class GGUF:
         view = self.file_view(info.part)
         end = info.offset + info.size_bytes
         if end > len(view):
-            if end <= self._sizes[info.part]:
-                raise InvalidFormat(
-                    f"tensor {printable(name)} needs bytes {info.offset:,}..{end:,}, "
-                    f"only the first {len(view):,} of {self.path.name} are here"
-                )
+            label, size = list(self.part_sizes.items())[info.part]
+            ends, hint = f"the file ends at {size:,}", _REFETCH
+            if end <= size:
+                ends, hint = f"only the first {len(view):,} are here", ""
             raise InvalidFormat(
-                f"{self._labels[info.part]}: tensor {printable(info.name)} needs bytes "
-                f"{info.offset:,}..{end:,}, the file ends at {self._sizes[info.part]:,}",
-                hint=_REFETCH,
+                f"{label}: tensor {printable(name)} needs bytes {info.offset:,}..{end:,}, {ends}",
+                hint=hint,
             )
         return view[info.offset : end]
 
@@ -237,11 +240,13 @@ def _parse(view: memoryview, total: int, label: str) -> _Part:
         raise gguf_index.explain(header, label, total)
     metadata: dict[str, Any] = {}
     for entry in header.keys:
-        key = _name(entry.name, "key", label)
-        if key in metadata:
-            raise InvalidFormat(f"{label}: key {key!r} is there twice", hint=_REFETCH)
-        metadata[key] = decode(view, entry)
-    alignment = _alignment(metadata, label)
+        metadata[_new_name(entry.name, metadata, "key", label)] = decode(view, entry)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    valid = type(alignment) is int and 0 < alignment <= _MAX_ALIGNMENT
+    if not valid or alignment & (alignment - 1):
+        raise InvalidFormat(
+            f"{label}: general.alignment is {alignment!r}, expected a power of two", hint=_REFETCH
+        )
     return _Part(
         label=label,
         view=view,
@@ -283,31 +288,17 @@ def _version(view: memoryview, total: int, label: str) -> int:
     )
 
 
-def _name(raw: bytes, kind: str, label: str) -> str:
+def _new_name(raw: bytes, names: Container[str], kind: str, label: str) -> str:
+    """The name *raw* of a key or tensor, which is not among *names* yet."""
     try:
-        return raw.decode("utf-8")
+        name = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidFormat(
             f"{label}: the name of a {kind} is not UTF-8: {raw[:40]!r}", hint=_REFETCH
         ) from None
-
-
-def _alignment(metadata: Mapping[str, Any], label: str) -> int:
-    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    valid = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_ALIGNMENT
-    if not valid or value & (value - 1):
-        raise InvalidFormat(
-            f"{label}: general.alignment is {value!r}, expected a power of two", hint=_REFETCH
-        )
-    return int(value)
-
-
-def _evidence(part: _Part) -> list[types.TensorEvidence]:
-    """Evidence of the dialect in the directory of *part*."""
-    room = _room(part)
-    return [
-        types.TensorEvidence(entry.type, entry.shape, room[entry.offset]) for entry in part.entries
-    ]
+    if name in names:
+        raise InvalidFormat(f"{label}: {kind} {name!r} is there twice", hint=_REFETCH)
+    return name
 
 
 def _room(part: _Part) -> dict[int, int | None]:
@@ -322,16 +313,13 @@ def _room(part: _Part) -> dict[int, int | None]:
 
 
 def _directory(
-    parts: list[_Part], dialect: Dialect, q2_0: types.QuantType
+    parts: list[_Part], rooms: list[dict[int, int | None]], dialect: Dialect, q2_0: types.QuantType
 ) -> dict[str, TensorInfo]:
     """All tensors by name; *q2_0* is the type that the file means by the id of Q2_0."""
     tensors: dict[str, TensorInfo] = {}
-    for number, part in enumerate(parts):
-        room = _room(part)
+    for number, (part, room) in enumerate(zip(parts, rooms, strict=True)):
         for entry in part.entries:
-            name = _name(entry.name, "tensor", part.label)
-            if name in tensors:
-                raise InvalidFormat(f"{part.label}: tensor {name!r} is there twice", hint=_REFETCH)
+            name = _new_name(entry.name, tensors, "tensor", part.label)
             kind = types.by_id(entry.type, dialect)
             kind = q2_0 if kind.name == "Q2_0" else kind
             size = kind.size_bytes(entry.shape) if kind.known else room[entry.offset] or 0
@@ -394,12 +382,3 @@ def _check_split(part: _Part, number: int, count: int) -> None:
 def _describe(value: object) -> str:
     """A number itself, or the type of anything else."""
     return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
-
-
-def _check_split_total(gguf: GGUF, count: int) -> None:
-    said = gguf.metadata.get("split.tensors.count")
-    if count > 1 and isinstance(said, int) and said != len(gguf.tensors):
-        raise InvalidFormat(
-            f"{gguf.path.name}: {said} tensors announced, its parts hold {len(gguf.tensors)}",
-            hint="fetch the parts again: they do not belong together",
-        )

@@ -35,22 +35,16 @@ _PER_KIND = 5  # findings of one kind listed individually
 
 def audit(gguf: GGUF) -> list[Finding]:
     """Findings about *gguf*, the worst first; empty if there are none."""
-    found = [*_layout(gguf), *_encodings(gguf), *_general(gguf), *_tokenizer(gguf.metadata)]
-    found += _embedding(gguf)
-    return worst(_shorten(found))
-
-
-def _shorten(findings: list[Finding]) -> Iterator[Finding]:
-    """The first few of each kind, and a count of the others."""
-    counts: dict[str, int] = {}
-    for finding in findings:
-        counts[finding.subject] = counts.get(finding.subject, 0) + 1
-        if counts[finding.subject] <= _PER_KIND:
-            yield finding
-    for code, count in counts.items():
-        if count > _PER_KIND:
-            severity = next(finding.severity for finding in findings if finding.subject == code)
-            yield Finding(severity, code, f"{count - _PER_KIND:,} more of the same kind")
+    by_kind: dict[str, list[Finding]] = {}
+    for check in (_layout, _general, _tokenizer):
+        for finding in check(gguf):
+            by_kind.setdefault(finding.subject, []).append(finding)
+    findings = [finding for some in by_kind.values() for finding in some[:_PER_KIND]]
+    for kind, some in by_kind.items():
+        if more := some[_PER_KIND:]:
+            text = f"{len(more):,} more of the same kind"
+            findings.append(Finding(some[0].severity, kind, text))
+    return worst(findings)
 
 
 def _layout(gguf: GGUF) -> Iterator[Finding]:
@@ -72,20 +66,12 @@ def _layout(gguf: GGUF) -> Iterator[Finding]:
         if gguf.size is not None and end is not None and size - end >= gguf.alignment:
             text = f"{size - end:,} unused bytes at the end of the file"
             yield Finding("note", "trailing", text)
-    for name in gguf.tensors:
+    for name, info in gguf.tensors.items():
         if len(name.encode()) > _MAX_TENSOR_NAME:
             yield Finding("warning", "long-name", f"tensor name {name!r} is longer than 63 bytes")
-
-
-def _encodings(gguf: GGUF) -> Iterator[Finding]:
-    for info in gguf.tensors.values():
         if not info.type.known:
-            yield Finding(
-                "failed",
-                "unknown-encoding",
-                f"tensor {info.name} has type id {info.type.ggml_id}, which {gguf.dialect} "
-                f"does not know",
-            )
+            text = f"tensor {name} has type id {info.type.ggml_id}, which {gguf.dialect} "
+            yield Finding("failed", "unknown-encoding", f"{text}does not know")
 
 
 def _general(gguf: GGUF) -> Iterator[Finding]:
@@ -96,10 +82,8 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
         return
     for key in ("block_count", "context_length", "embedding_length", "attention.head_count"):
         if gguf.architecture and f"{gguf.architecture}.{key}" not in gguf.metadata:
-            yield Finding(
-                "warning", "missing-key", f"{gguf.architecture}.{key} is missing from the metadata"
-            )
-
+            text = f"{gguf.architecture}.{key} is missing from the metadata"
+            yield Finding("warning", "missing-key", text)
     for key, value in find_ignored_keys(gguf.metadata, gguf.architecture).items():
         text = f"{key} is {value!r:.80}: llama.cpp ignores it, and so do we"
         yield Finding("warning", "ignored-key", text)
@@ -112,9 +96,9 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
         yield Finding("note", "rope-factors", text)
 
 
-def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:
+def _tokenizer(gguf: GGUF) -> Iterator[Finding]:
     """Findings on the embedded tokenizer: lengths, ids out of range, missing keys."""
-    prefix = "tokenizer.ggml."
+    metadata, prefix = gguf.metadata, "tokenizer.ggml."
     tokens = metadata.get(prefix + "tokens")
     if not isinstance(tokens, Array) or tokens.item_type != "string":
         yield Finding("warning", "no-tokenizer", "no tokenizer is embedded (tokenizer.ggml.tokens)")
@@ -125,46 +109,29 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:
     for key in ("scores", "token_type"):
         values = metadata.get(prefix + key)
         if isinstance(values, Array) and len(values) != len(tokens):
-            yield Finding(
-                "failed",
-                "vocabulary-lengths",
-                f"{len(tokens):,} tokens, and {len(values):,} entries in {prefix}{key}",
-            )
+            text = f"{len(tokens):,} tokens, and {len(values):,} entries in {prefix}{key}"
+            yield Finding("failed", "vocabulary-lengths", text)
     for key, value in metadata.items():
         is_id = key.startswith(prefix) and key.endswith("_token_id") and isinstance(value, int)
         if is_id and not 0 <= value < len(tokens):
-            yield Finding(
-                "failed", "token-id", f"{key} is {value}, the vocabulary has {len(tokens):,} tokens"
-            )
+            text = f"{key} is {value}, the vocabulary has {len(tokens):,} tokens"
+            yield Finding("failed", "token-id", text)
     if model == "gpt2" and not metadata.get(prefix + "pre"):
-        yield Finding(
-            "warning",
-            "no-pre",
+        text = (
             "tokenizer.ggml.pre is missing: engines fall back to a default that splits text "
-            "otherwise (fix-gguf --set-pre NAME writes a corrected copy)",
+            "otherwise (fix-gguf --set-pre NAME writes a corrected copy)"
         )
+        yield Finding("warning", "no-pre", text)
     if model == "gpt2" and not isinstance(metadata.get(prefix + "merges"), Array):
         yield Finding("failed", "no-merges", "tokenizer.ggml.merges is missing")
-
-
-def _embedding(gguf: GGUF) -> Iterator[Finding]:
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     embedding = gguf.tensors.get("token_embd.weight")
-    if not isinstance(tokens, Array) or embedding is None or len(embedding.shape) != 2:
-        return
-    rows = embedding.shape[0]
-    if rows < len(tokens):
-        yield Finding(
-            "failed",
-            "embedding-rows",
-            f"{len(tokens):,} tokens, and {rows:,} rows in token_embd.weight",
-        )
-    elif rows > len(tokens):
-        yield Finding(
-            "note",
-            "padded-embedding",
-            f"token_embd.weight has {rows - len(tokens):,} rows more than there are tokens",
-        )
+    more = embedding.shape[0] - len(tokens) if embedding and len(embedding.shape) == 2 else 0
+    if more < 0:
+        text = f"{len(tokens):,} tokens, and {len(tokens) + more:,} rows in token_embd.weight"
+        yield Finding("failed", "embedding-rows", text)
+    if more > 0:
+        text = f"token_embd.weight has {more:,} rows more than there are tokens"
+        yield Finding("note", "padded-embedding", text)
 
 
 _CHUNK_BYTES = 1 << 20

@@ -214,20 +214,15 @@ class _Walker:
         self.need(n)
         self.at += n
 
-    def u32(self) -> int:
-        value: int = _U32.unpack_from(self.data, self.at)[0]
-        self.at += 4
-        return value
-
-    def u64(self) -> int:
-        value: int = _U64.unpack_from(self.data, self.at)[0]
-        self.at += 8
+    def take(self, form: struct.Struct) -> int:
+        value: int = form.unpack_from(self.data, self.at)[0]
+        self.at += form.size
         return value
 
     def read_name(self) -> bytes:
         self.name = b""
         self.need(8)
-        size = self.u64()
+        size = self.take(_U64)
         if size > MAX_NAME_BYTES:
             self.fail(Fault.NAME_LENGTH, self.at - 8, size)
         self.skip(size)
@@ -237,68 +232,60 @@ class _Walker:
     def key(self) -> KeyEntry:
         name = self.read_name()
         self.need(4)
-        kind = self.u32()
+        kind = self.take(_U32)
         if kind >= len(VALUE_TYPES):
             self.fail(Fault.VALUE_TYPE, self.at - 4, kind)
         item_type = length = 0
         if kind == ARRAY:
             self.need(12)
-            item_type, length = self.u32(), self.u64()
+            item_type, length = self.take(_U32), self.take(_U64)
             if item_type == ARRAY:
                 self.fail(Fault.NESTED_ARRAY, self.at - 12, 0)
             if item_type >= len(VALUE_TYPES):
                 self.fail(Fault.VALUE_TYPE, self.at - 12, item_type)
         start = self.at
-        if kind == STRING or (kind == ARRAY and item_type == STRING):
-            self.strings(1 if kind == STRING else length)
-        else:
-            self.items(item_type if kind == ARRAY else kind, length if kind == ARRAY else 1)
-        return KeyEntry(name, kind, start, self.at, item_type, length)
-
-    def items(self, kind: int, count: int) -> None:
-        size = VALUE_TYPES[kind][2]
+        of, count = (item_type, length) if kind == ARRAY else (kind, 1)
+        size = VALUE_TYPES[of][2] or 8  # least bytes of each
         if count > _MAX_U64 // size:
-            self.fail(Fault.TRUNCATED, self.at, _MAX_U64)
-        self.skip(count * size)
-
-    def strings(self, count: int) -> None:
-        if count > _MAX_U64 // 8:
-            self.fail(Fault.TRUNCATED, self.at, _MAX_U64)
+            self.fail(Fault.TRUNCATED, start, _MAX_U64)
+        if of != STRING:
+            self.skip(count * size)
+            return KeyEntry(name, kind, start, self.at, item_type, length)
         self.at, left = self.skip_strings(self.data, self.at, count)
         if left:  # one of these fails
             self.need(left * 8)
-            self.need(self.u64())
+            self.need(self.take(_U64))
+        return KeyEntry(name, kind, start, self.at, item_type, length)
 
     def tensor(self) -> TensorEntry:
         name = self.read_name()
         self.need(4)
-        n_dims = self.u32()
+        n_dims = self.take(_U32)
         if n_dims > MAX_DIMS:
             self.fail(Fault.DIMENSIONS, self.at - 4, n_dims)
         self.need(8 * n_dims + 12)
         n = 1
         shape: list[int] = []
         for i in range(n_dims):
-            dim = self.u64()
+            dim = self.take(_U64)
             if dim == 0:
                 self.fail(Fault.ZERO_DIMENSION, self.at - 8, i)
             if dim > (2**63 - 1) // n:
                 self.fail(Fault.OVERFLOW, self.at - 8, dim)
             n *= dim
             shape.insert(0, dim)
-        return TensorEntry(name, tuple(shape), self.u32(), self.u64())
+        return TensorEntry(name, tuple(shape), self.take(_U32), self.take(_U64))
 
 
 def explain(problem: Problem, label: str, total: int) -> BitnetError:
     """Error for *problem* in the file *label* of *total* bytes."""
-    fault, at, amount = problem.fault, problem.at, problem.amount
+    fault, section, number, at, amount, raw = problem
     if fault is Fault.MORE:
         return NeedMoreBytes(at + amount)
-    name = problem.name.decode("utf-8", "replace")
-    kind = {Section.HEADER: "header", Section.KEY: "key", Section.TENSOR: "tensor"}[problem.section]
-    where = (
-        kind if kind == "header" else f"{kind} {problem.number}" + (f" ({name!r})" if name else "")
-    )
+    name = raw.decode("utf-8", "replace")
+    where = section.name.lower()
+    if section is not Section.HEADER:
+        where += f" {number}" + (f" ({name!r})" if name else "")
     texts = {
         Fault.KEY_COUNT: f"{amount:,} metadata keys announced, at most {MAX_ENTRIES:,} expected",
         Fault.TENSOR_COUNT: f"{amount:,} tensors announced, at most {MAX_ENTRIES:,} expected",

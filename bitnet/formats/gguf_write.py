@@ -14,18 +14,17 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import struct
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, Unsupported, UsageError, from_os_error
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF, MAGIC
-from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES, Index, KeyEntry
+from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES, Index, TensorEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
     from bitnet.quants.types import QuantType
 
+VERSION = 3
+ALIGNMENT = 32
 _CHUNK_BYTES = 8 << 20
 _TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
 _LAYOUT_KEYS = ("general.alignment", "split.")
@@ -54,7 +55,7 @@ class KeyChange:
         number = _TYPE_IDS[self.type]
         head = struct.pack("<I", number)
         if number == STRING:
-            return head + pack_string(str(self.value).encode("utf-8", "surrogateescape"))
+            return head + _string(str(self.value))
         return head + struct.pack("<" + VALUE_TYPES[number][1], self.value)
 
 
@@ -138,131 +139,62 @@ def write_copy(
                 f"{source.name} is one of {len(gguf.paths)} parts",
                 hint="join them first: llama-gguf-split --merge FIRST_PART OUT.gguf",
             )
-        view = gguf.file_view()
-        index = gguf_index.index(view, len(view))
-        assert isinstance(index, Index)
+        view, index = gguf.file_view(), _index(gguf)
         types = {key.name.decode(): VALUE_TYPES[key.type][0] for key in index.keys}
         parsed = [parse_change(text, gguf.metadata, types) for text in changes]
-        _check(parsed)
-        header = _header_of_copy(view, index, parsed, gguf.alignment)
+        changed = {change.key: change.encode() for change in parsed}
+        if not changed:
+            raise UsageError(
+                "nothing to change", hint="name a change: --set-pre NAME or --set KEY=VALUE"
+            )
+        if len(changed) < len(parsed):
+            keys = [change.key for change in parsed]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise UsageError(f"{twice} is set twice")
+        values = raw_values(gguf) | changed
+        header = _header(values, index.tensors, version=gguf.version, alignment=gguf.alignment)
+        data = view[gguf.data_offset :]
+        chunks = (data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES))
         with new_file(output) as draft:
-            digest = _write(draft, header, view[gguf.data_offset :], on_progress)
-            _verify(draft, gguf, parsed, data_offset=len(header), digest=digest)
+            _write(draft, [header, *chunks], len(header) + len(data), on_progress)
+            _verify(draft, header, values, gguf)
     return parsed
 
 
-def _check(changes: list[KeyChange]) -> None:
-    if not changes:
-        raise UsageError(
-            "nothing to change", hint="name a change: --set-pre NAME or --set KEY=VALUE"
-        )
-    keys = [change.key for change in changes]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise UsageError(f"{key} is set twice")
-
-
-def pack_string(raw: bytes) -> bytes:
-    """*raw* as a string in a GGUF file."""
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def pack_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) -> bytes:
-    """The entry of a tensor in the header; *shape* has rows first."""
-    dims = shape[::-1]
-    return (
-        pack_string(name)
-        + struct.pack("<I", len(dims))
-        + struct.pack(f"<{len(dims)}QIQ", *dims, type_id, offset)
-    )
-
-
-def _header_of_copy(
-    view: memoryview, index: Index, changes: list[KeyChange], alignment: int
-) -> bytes:
-    """Header with *changes* in place of the old values, padded to the alignment."""
-    by_key = {change.key.encode("utf-8", "surrogateescape"): change for change in changes}
-    known = {key.name for key in index.keys}
-    added = [change for raw, change in by_key.items() if raw not in known]
-    version = bytes(view[4:8])
-    counts = struct.pack("<QQ", len(index.tensors), len(index.keys) + len(added))
-    pieces = [MAGIC, version, counts]
-    for key in index.keys:
-        change = by_key.get(key.name)
-        pieces.append(pack_string(key.name))
-        pieces.append(change.encode() if change else _as_it_was(view, key))
-    pieces += [pack_string(change.key.encode()) + change.encode() for change in added]
-    for tensor in index.tensors:
-        pieces.append(pack_tensor(tensor.name, tensor.shape, tensor.type, tensor.offset))
-    header = b"".join(pieces)
-    return header + bytes(-len(header) % alignment)
-
-
-def _as_it_was(view: memoryview, key: KeyEntry) -> bytes:
-    head = struct.pack("<I", key.type)
-    if key.type == ARRAY:
-        head += struct.pack("<IQ", key.item_type, key.length)
-    return head + bytes(view[key.at : key.end])
-
-
-def _write(
-    path: Path, header: bytes, data: memoryview, on_progress: Callable[[int, int], None]
-) -> bytes:
-    """Write the file and sync it; the SHA-256 of *data*."""
-    digest = hashlib.sha256()
-    with path.open("xb") as file:
-        file.write(header)
-        for start in range(0, len(data), _CHUNK_BYTES):
-            chunk = data[start : start + _CHUNK_BYTES]
-            digest.update(chunk)
-            file.write(chunk)
-            on_progress(len(header) + start + len(chunk), len(header) + len(data))
-        file.flush()
-        os.fsync(file.fileno())
-    on_progress(len(header) + len(data), len(header) + len(data))
-    return digest.digest()
-
-
-def _verify(
-    path: Path, source: GGUF, changes: list[KeyChange], *, data_offset: int, digest: bytes
-) -> None:
+def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF) -> None:
     """Read the copy back and compare it."""
     with path.open("rb") as file:
-        file.seek(data_offset)
-        if _hash(file) != digest:
+        if file.read(len(header)) != header:
+            raise IntegrityError(f"{path.name}: the header read back differs")
+    with GGUF.open(path) as copy:
+        if copy.file_view()[len(header) :] != source.file_view()[source.data_offset :]:
             raise IntegrityError(
                 f"{path.name}: tensor data read back differs", hint="check the disk"
             )
-    with GGUF.open(path) as copy:
-        shapes = [(info.name, info.shape, info.type) for info in copy.tensors.values()]
-        same = shapes == [(info.name, info.shape, info.type) for info in source.tensors.values()]
-        changed = {change.key: change for change in changes}
-        keys = list(dict.fromkeys([*source.metadata, *changed]))
-        view = copy.file_view()
-        index = gguf_index.index(view, len(view))
-        assert isinstance(index, Index)
-        raw = {key.name.decode(): _as_it_was(view, key) for key in index.keys}
-        same = same and list(copy.metadata) == keys
-        same = same and all(raw[key] == change.encode() for key, change in changed.items())
-        if not same:
+        new, old = (
+            [(info.name, info.shape, info.type) for info in its.tensors.values()]
+            for its in (copy, source)
+        )
+        if new != old or list(raw_values(copy).items()) != list(values.items()):
             raise IntegrityError(f"{path.name}: the header read back differs")
 
 
-def _hash(file: BinaryIO) -> bytes:
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK_BYTES):
-        digest.update(chunk)
-    return digest.digest()
+def _index(gguf: GGUF) -> Index:
+    view = gguf.file_view()
+    index = gguf_index.index(view, len(view))
+    assert isinstance(index, Index), "it was read before"
+    return index
 
 
 def raw_values(gguf: GGUF) -> dict[str, bytes]:
     """Type id and value of every key of *gguf* (its first part), as stored."""
-    view = gguf.file_view()
-    index = gguf_index.index(view, len(view))
-    assert isinstance(index, Index)
-    return {
-        key.name.decode("utf-8", "surrogateescape"): _as_it_was(view, key) for key in index.keys
-    }
+    view, values = gguf.file_view(), {}
+    for key in _index(gguf).keys:
+        head = struct.pack("<I", key.type)
+        if key.type == ARRAY:
+            head += struct.pack("<IQ", key.item_type, key.length)
+        values[key.name.decode()] = head + bytes(view[key.at : key.end])
+    return values
 
 
 @contextmanager
@@ -271,7 +203,11 @@ def new_file(output: Path) -> Iterator[Path]:
     draft = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         yield draft
-        _publish(draft, output)
+        try:
+            os.link(draft, output)
+        except OSError:  # it was created meanwhile, or a file system without hard links
+            refuse_existing(output)
+            draft.rename(output)
     except OSError as error:
         raise from_os_error(error, output) from error
     finally:
@@ -279,30 +215,27 @@ def new_file(output: Path) -> Iterator[Path]:
             draft.unlink(missing_ok=True)
 
 
-def _publish(partial: Path, output: Path) -> None:
-    """Rename the copy, never replacing a file that was created meanwhile."""
-    try:
-        os.link(partial, output)
-    except FileExistsError:
-        raise _exists(output) from None
-    except OSError:  # a file system without hard links
-        if output.exists():
-            raise _exists(output) from None
-        partial.rename(output)
-
-
 def refuse_existing(output: Path) -> None:
     """Refuse to replace *output*."""
-    if output.exists():
-        raise _exists(output)
+    if os.path.lexists(output):
+        raise UsageError(f"{output} exists and is not overwritten", hint="name another --output")
 
 
-def _exists(output: Path) -> UsageError:
-    return UsageError(f"{output} exists and is not overwritten", hint="name another --output")
-
-
-VERSION = 3
-ALIGNMENT = 32
+def _write(
+    path: Path,
+    pieces: Iterable[bytes | memoryview],
+    total: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Write the *pieces*, of *total* bytes, and sync the file."""
+    done = 0
+    with path.open("xb") as file:
+        for piece in pieces:
+            done += file.write(piece)
+            on_progress(done, total)
+        file.flush()
+        os.fsync(file.fileno())
+    on_progress(total, total)
 
 
 @dataclass(frozen=True)
@@ -360,38 +293,58 @@ def write_new(
     far and in total.
     """
     refuse_existing(output)
-    header = _header(metadata, tensors)
-    total = file_size(metadata, tensors)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield _header(metadata, _entries(tensors))
+        for tensor in tensors:
+            size = 0
+            for chunk in tensor.chunks():
+                size += memoryview(chunk).nbytes
+                yield chunk
+            assert size == tensor.size_bytes, tensor.name
+            yield bytes(-size % ALIGNMENT)
+
     with new_file(output) as draft:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("xb") as file:
-            done = file.write(header)
-            for tensor in tensors:
-                start = done
-                for chunk in tensor.chunks():
-                    done += file.write(chunk)
-                    on_progress(done, total)
-                assert done - start == tensor.size_bytes, tensor.name
-                done += file.write(bytes(-done % ALIGNMENT))
-            file.flush()
-            os.fsync(file.fileno())
+        _write(draft, pieces(), file_size(metadata, tensors), on_progress)
         check(draft)
 
 
 def file_size(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> int:
     """Number of bytes that :func:`write_new` writes."""
-    return len(_header(metadata, tensors)) + sum(_round_up(one.size_bytes) for one in tensors)
+    data = sum(_round_up(tensor.size_bytes) for tensor in tensors)
+    return len(_header(metadata, _entries(tensors))) + data
 
 
-def _header(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
-    pieces = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
-    pieces += [_string(key) + value for key, value in metadata.items()]
+def _entries(tensors: Sequence[NewTensor]) -> Iterator[TensorEntry]:
+    """Their places in a directory, one after the other."""
     offset = 0
     for tensor in tensors:
-        pieces.append(pack_tensor(_raw(tensor.name), tensor.shape, tensor.type.ggml_id, offset))
+        yield TensorEntry(_raw(tensor.name), tensor.shape, tensor.type.ggml_id, offset)
         offset += _round_up(tensor.size_bytes)
-    header = b"".join(pieces)
-    return header + bytes(-len(header) % ALIGNMENT)
+
+
+def _header(
+    metadata: Mapping[str, bytes],
+    tensors: Iterable[TensorEntry],
+    *,
+    version: int = VERSION,
+    alignment: int = ALIGNMENT,
+) -> bytes:
+    directory = [
+        struct.pack("<Q", len(name))
+        + name
+        + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], type_id, offset)
+        for name, shape, type_id, offset in tensors
+    ]
+    header = b"".join(
+        [
+            MAGIC + struct.pack("<IQQ", version, len(directory), len(metadata)),
+            *(_string(key) + value for key, value in metadata.items()),
+            *directory,
+        ]
+    )
+    return header + bytes(-len(header) % alignment)
 
 
 def _round_up(size: int) -> int:
@@ -412,7 +365,7 @@ def _scalar(kind: str, value: Any) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    return pack_string(_raw(text))
+    return struct.pack("<Q", len(_raw(text))) + _raw(text)
 
 
 def _raw(text: str) -> bytes:

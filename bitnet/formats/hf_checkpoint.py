@@ -22,14 +22,10 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import word
 from bitnet.families import config_json
+from bitnet.families.tensor_names import SCALES, gguf_name
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
-from bitnet.formats.expert_tensors import (
-    split_gates,
-    split_heads,
-    stack_experts,
-    turn_experts,
-)
+from bitnet.formats.expert_tensors import split_gates, split_heads, stack_experts, turn_experts
 from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -56,21 +52,17 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """
     folder = path if path.is_dir() else path.parent
     files = Inventory(folder)
-    outer = files.json("config.json", dict)
+    config = outer = files.json("config.json", dict)
     bits_of_mlx = _mlx_bits(outer, folder.name)
     stored = safetensors.read_folder(files)
     if path != folder and path.name not in files.names:
         raise InvalidFormat(
             f"{path.name} is not one of the files of the model in {folder}", hint=word(folder)
         )
-    config = outer
     if bits_of_mlx is not None:
         stored = _repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in _MLX_KEYS}
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
-    stored = stack_experts(stored, folder.name)
-    if description.family.transposed_experts:
-        stored = turn_experts(stored, folder.name)
     tensors, names = _rename(stored, description, folder)
     _check_tensors(tensors, description, folder)
     has_norms = has_input_norms(tensors)
@@ -90,13 +82,13 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     weights = {
         name: _weight(name, tensors, description, bits, names.get(name, name))
         for name in tensors
-        if not name.endswith(".scale") or _end(name) in description.family.tensors.values()
+        if not name.endswith(".scale") or _end(name) in SCALES
     }
     if bits is not None and bits.converts("lm_head") and not description.headless:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
         source = replace(tensors[head], name=head)
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
-    _multiply(weights, description)
+    _multiply(weights, description.factors)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
     pooling = sentence_transformers.pooling_type(files, ignore_keys)
@@ -121,11 +113,16 @@ def _rename(
     stored: Mapping[str, Weight], description: Description, folder: Path
 ) -> tuple[dict[str, Weight], dict[str, str]]:
     """Tensors by GGUF name, and their original names."""
+    stored = stack_experts(stored, folder.name)
+    if description.family.transposed_experts:
+        stored = turn_experts(stored, folder.name)
     names: dict[str, str] = {}
     left_out = []
+    more_blocks, layers = description.family.more_blocks, description.value("block_count")
     for original in stored:
-        name = config_json.gguf_name(original, description.family)
-        if not name or _is_behind(original, description):
+        name = gguf_name(original, description.family)
+        match = re.search(r"\blayers\.(\d+)\.", original) if more_blocks else None
+        if not name or (match and int(match[1]) >= layers):
             left_out.append(original)
             continue
         if name in names:
@@ -149,20 +146,11 @@ def _rename(
             )
     tensors = {name: stored[before] for name, before in names.items()}
     tensors = split_gates(tensors, folder.name)
-    of_heads = description.value("attention.key_length_mla")
+    of_heads, heads = map(description.value, ("attention.key_length_mla", "attention.head_count"))
     if of_heads is not None:
         key_dim = of_heads - description.value("rope.dimension_count")
-        tensors = split_heads(
-            tensors, description.value("attention.head_count"), key_dim, folder.name
-        )
+        tensors = split_heads(tensors, heads, key_dim, folder.name)
     return tensors, names
-
-
-def _is_behind(name: str, description: Description) -> bool:
-    """True if the tensor *name* belongs to a block behind the last."""
-    match = re.search(r"\blayers\.(\d+)\.", name) if description.family.more_blocks else None
-    layers = description.value("block_count")
-    return match is not None and int(match[1]) >= layers
 
 
 def _same(one: Weight, other: Weight) -> bool:
@@ -180,14 +168,11 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
             "head is the embedding",
             hint=_AGAIN,
         )
-    rows = (
-        embedding.shape[0] if embedding is not None and embedding.shape else description.vocab_size
-    )
-    if description.vocab_size is not None and rows != description.vocab_size:
+    size = description.vocab_size
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else size
+    if size is not None and rows != size:
         raise InvalidFormat(
-            f"{folder.name}: config.json says {description.vocab_size} tokens, the embedding has "
-            f"{rows}",
-            hint=_AGAIN,
+            f"{folder.name}: config.json says {size} tokens, the embedding has {rows}", hint=_AGAIN
         )
     layers = description.value("block_count")
     parts = (f"blk.{n}.{part}" for n in range(layers) for part in description.biases)
@@ -217,7 +202,8 @@ def _weight(
     if matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
         scale = tensors.get(f"{name.removesuffix('weight')}scale")
         return bits.weight(name, weight, scale)
-    if name.endswith(".bias") and bits is not None and bits.scales_biases:
+    # The scale of packed weights applies to their bias, too, of AutoBitLinear.
+    if name.endswith(".bias") and bits is not None and bits.multiplies and not bits.online:
         scale = tensors.get(f"{name.removesuffix('bias')}scale")
         if scale is not None:
             return _floats(name, registry.dequantize(weight) * np.float32(bits.factor(name, scale)))
@@ -229,16 +215,13 @@ def _weight(
     return weight
 
 
-def _multiply(weights: dict[str, Weight], description: Description) -> None:
-    """Multiply the family's factors into *weights*; a tied head may become a matrix of its own."""
+def _multiply(weights: dict[str, Weight], factors: Mapping[str, float]) -> None:
+    """Multiply *factors* into *weights*; a tied head may become a matrix of its own."""
     head, embedding = "output.weight", "token_embd.weight"
-    if head not in weights and description.factors.get(head, 1.0) != description.factors.get(
-        embedding, 1.0
-    ):
+    if head not in weights and factors.get(head, 1.0) != factors.get(embedding, 1.0):
         weights[head] = replace(weights[embedding], name=head)
     for name, weight in weights.items():
-        factor = description.factors.get(_end(name), 1.0)
-        if factor != 1:
+        if (factor := factors.get(_end(name), 1.0)) != 1:
             weights[name] = replace(weight, scale=weight.scale * factor)
 
 
@@ -300,23 +283,14 @@ class BitLinear:
         shape = (4 * plain.shape[0], plain.shape[1])
         return Weight(name, shape, registry.PACKED_U8, plain.data, self.factor(name, scale))
 
-    @property
-    def scales_biases(self) -> bool:
-        """True if the scale of packed weights applies to their bias, too (``AutoBitLinear``)."""
-        return self.multiplies and not self.online
-
     def factor(self, name: str, scale: Weight) -> float:
         """Factor that the *scale* next to the tensor *name* stands for."""
-        factor = _number(f"{name.rpartition('.')[0]}.scale", scale)
+        values = registry.dequantize(scale)
+        factor = float(values.reshape(-1)[0]) if values.size == 1 else 0.0
+        if not np.isfinite(factor) or factor <= 0:
+            whole = f"{name.rpartition('.')[0]}.scale"
+            raise InvalidFormat(f"{whole}: its weight_scale is not a positive number")
         return factor if self.multiplies else 1 / factor
-
-
-def _number(name: str, tensor: Weight) -> float:
-    values = registry.dequantize(tensor)
-    factor = float(values.reshape(-1)[0]) if values.size == 1 else 0.0
-    if not np.isfinite(factor) or factor <= 0:
-        raise InvalidFormat(f"{name}: its weight_scale is not a positive number")
-    return factor
 
 
 #: Keys of ``config.json`` that describe the packing, and nothing else of the model.
@@ -362,14 +336,19 @@ def _repack(tensors: Mapping[str, Weight], bits: int) -> dict[str, Weight]:
 
 def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
     words = tensors[f"{stem}.weight"]
-    scales, biases = (_numbers(f"{stem}.{kind}", tensors) for kind in ("scales", "biases"))
+    numbers = [tensors.get(f"{stem}.{kind}") for kind in ("scales", "biases")]
+    if any(tensor is None or not tensor.quant.known for tensor in numbers):
+        raise InvalidFormat(
+            f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=_AGAIN
+        )
+    scales, biases = (registry.dequantize(tensor) for tensor in numbers if tensor)
     rows, columns = words.shape[0], words.shape[-1] * 32 // bits
     expected = (rows, columns // _GROUP)
     if len(words.shape) != 2 or columns % _GROUP or {scales.shape, biases.shape} != {expected}:
         raise InvalidFormat(
             f"{stem}: codes of shape {words.shape}, scales of {scales.shape} and biases of "
             f"{biases.shape} do not belong together",
-            hint="fetch the whole model again",
+            hint=_AGAIN,
         )
     d = -biases
     halves = d.astype(np.float16)
@@ -385,13 +364,3 @@ def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
     )
     quant = types.by_name(_MLX_TYPES[bits])
     return replace(words, shape=(rows, columns), quant=quant, data=blocks.reshape(-1))
-
-
-def _numbers(name: str, tensors: Mapping[str, Weight]) -> NDArray[np.float32]:
-    tensor = tensors.get(name)
-    if tensor is None or not tensor.quant.known:
-        raise InvalidFormat(
-            f"{name} of packed weights is missing, or not numbers",
-            hint="fetch the whole model again",
-        )
-    return registry.dequantize(tensor)

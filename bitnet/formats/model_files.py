@@ -37,19 +37,14 @@ def models_below(folder: Path) -> Iterator[Path]:
     left out, and so are the further parts of a split file and the files that llama.cpp calls
     ``mmproj``, which are not models by themselves.
     """
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    try:
-        for place, folders, files in os.walk(folder, onerror=fail):
-            folders[:] = sorted(one for one in folders if not one.startswith("."))
-            here = Path(place)
-            if is_model_folder(here):
-                yield here
-            yield from (here / one for one in sorted(files) if _is_gguf(here / one))
-    except OSError as error:
-        raise from_os_error(error, error.filename or folder) from error
+    for here, folders, files in _walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if is_model_folder(here):
+            yield here
+        for name in sorted(files):
+            is_gguf = name.endswith(".gguf") and not name.startswith(("mmproj", "."))
+            if is_gguf and part_number(name) == 1 and _is_file(here / name):
+                yield here / name
 
 
 def candidates_below(folder: Path) -> Iterator[Path]:
@@ -59,47 +54,38 @@ def candidates_below(folder: Path) -> Iterator[Path]:
     configuration or only weights, a split file without its first part), and what is hidden or
     linked. The folders inside of a model, such as ``1_Pooling``, belong to it.
     """
+    seen: set[Path] = set()
+    models: set[Path] = set()  # folders with weights
+    for here, folders, files in _walk(folder, links=True):
+        if here.resolve() in seen or here.name == ".git":
+            folders.clear()
+            continue
+        seen.add(here.resolve())
+        if any(name.endswith((".safetensors", safetensors.INDEX)) for name in files):
+            models.add(here)
+            yield here
+        elif "config.json" in files and here.parent not in models:
+            yield here
+        ggufs = [name for name in files if name.lower().endswith(".gguf")]
+        by_model = {  # of a split file the first part there is
+            name.replace(f"-{part_number(name):05d}-of-", "-of-", 1): name
+            for name in sorted(ggufs, reverse=True)
+            if not name.startswith("mmproj")
+        }
+        yield from (here / name for name in sorted(by_model.values()))
+
+
+def _walk(folder: Path, *, links: bool = False) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Folders as from ``os.walk``, with our error for one that cannot be read."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    seen: set[Path] = set()
-    models: set[Path] = set()  # folders with weights
     try:
-        for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-            here = Path(place)
-            if here.resolve() in seen or here.name == ".git":
-                folders.clear()
-                continue
-            seen.add(here.resolve())
-            if any(name.endswith((".safetensors", safetensors.INDEX)) for name in files):
-                models.add(here)
-                yield here
-            elif "config.json" in files and here.parent not in models:
-                yield here
-            yield from (here / name for name in _first_parts(files))
+        for place, folders, files in os.walk(folder, onerror=fail, followlinks=links):
+            yield Path(place), folders, files
     except OSError as error:
         raise from_os_error(error, error.filename or folder) from error
-
-
-def _first_parts(names: list[str]) -> Iterator[str]:
-    """Those of *names* that are GGUF files, and of a split file only the first part there is."""
-    seen: set[str] = set()
-    for name in sorted(names):
-        if name.lower().endswith(".gguf") and not name.startswith("mmproj"):
-            whole = name.replace(f"-{part_number(name):05d}-of-", "-of-", 1)
-            if whole not in seen:
-                yield name
-            seen.add(whole)
-
-
-def _is_gguf(path: Path) -> bool:
-    return (
-        path.suffix == ".gguf"
-        and not path.name.startswith(("mmproj", "."))
-        and part_number(path.name) == 1
-        and _is_file(path)
-    )
 
 
 def _is_file(path: Path) -> bool:
@@ -109,7 +95,7 @@ def _is_file(path: Path) -> bool:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return False
-        raise
+        raise from_os_error(error, path) from error
 
 
 def only_model(path: Path) -> Path:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
-from bitnet.families.config_json import gguf_name
 from bitnet.families.family import of_gguf
 from bitnet.families.mixers import State
+from bitnet.families.tensor_names import gguf_name
 from bitnet.formats.adapters import Adapter, Pair, read_adapter
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
@@ -75,16 +75,11 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
     weights = dict(checkpoint.weights)
     for name, its in pairs.items():
         # Several adapters are one of the sum of their ranks.
-        factors = {
-            f"{name}.lora_a": np.concatenate([pair.a for pair in its]),
-            f"{name}.lora_b": np.concatenate(
-                [pair.b * np.float64(pair.scale) for pair in its], axis=1
-            ).astype(np.float32),
-        }
-        for key, values in factors.items():
-            weights[key] = replace(
-                registry.quantize(key, values, types.by_id(0)), rounds_input=False
-            )
+        a = np.concatenate([pair.a for pair in its])
+        b = np.concatenate([pair.b * np.float64(pair.scale) for pair in its], axis=1)
+        for key, values in ((f"{name}.lora_a", a), (f"{name}.lora_b", b.astype(np.float32))):
+            weight = registry.quantize(key, values, types.by_id(0))
+            weights[key] = replace(weight, rounds_input=False)
     return replace(checkpoint, weights=weights, adapted=checkpoint.adapted | pairs.keys())
 
 

@@ -7,8 +7,6 @@ of lines: T tokens, H query heads and KV key heads of D dimensions, F wide insid
 
 from __future__ import annotations
 
-import operator
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from bitnet.families.blocks import Attention, LatentAttention, LayerInput, Mixer, Sum
@@ -32,10 +30,10 @@ from bitnet.kernels.instructions import (
 )
 from bitnet.kernels.mixer_instructions import Convolve, DeltaRule, Enumerate, SelectiveScan
 from bitnet.kernels.program import Program, Register
-from bitnet.models.layout import Layout, ProgramBuilder
+from bitnet.models.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from bitnet.families.blocks import Branch, ModelConfig
 
@@ -59,14 +57,15 @@ def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
 
 
 def layout(decoder: ModelConfig) -> Layout:
-    """Tensors that *decoder* reads."""
-    writers = [_Writer(each, ()) for each in (decoder, decoder.drafter) if each]
-    names = ("required", "optional", "scales", "vectors", "tables", "products")
-    merged = {name: reduce(operator.or_, (getattr(its, name) for its in writers)) for name in names}
-    return Layout(**merged, left_out=decoder.left_out)
+    """Tensors that *decoder* reads, and those of its own block that drafts."""
+    whole = _Writer(decoder, ())
+    for more in (_Writer(decoder.drafter, ()),) if decoder.drafter else ():
+        for name in ("required", "optional", "scales", "vectors", "tables", "products"):
+            getattr(whole, name).update(getattr(more, name))
+    return whole
 
 
-class _Writer(ProgramBuilder):
+class _Writer(Layout):
     def __init__(self, decoder: ModelConfig, tensors: Container[str]) -> None:
         super().__init__(decoder, tensors)
         rows = (decoder.vocab_size, decoder.dim)
@@ -77,7 +76,8 @@ class _Writer(ProgramBuilder):
         self._do(Embed(self.x, "token_embd.weight", decoder.embedding_scale))
         self._transform(self.x, self.x, "token_embd.weight", inverse=True)
         self._do(Mark("embed", self.x))
-        self._parts = self._layer_inputs(decoder.layer_input)
+        inputs = (it for it in decoder.mixers() if isinstance(it, LayerInput))
+        self._parts = self._layer_inputs(next(inputs, None))  # of one kind in all blocks
         head = "output" if "output.weight" in self.tensors else "token_embd"
         for self._layer, block in enumerate(decoder.blocks, decoder.first_block):
             self._block = f"blk.{self._layer}."
@@ -176,26 +176,23 @@ class _Writer(ProgramBuilder):
     def _mix(
         self, mixer: Mixer, h: Register, later: tuple[Register, ...], scale: float
     ) -> Register:
+        """Result of *mixer* times *scale*; registers that are read *later* keep their rows."""
+        methods: dict[type, Callable[..., None]] = {
+            Attention: self._attention,
+            DeltaNet: self._delta_net,
+            Experts: self._experts,
+            FeedForward: self._feed_forward,
+            LatentAttention: self._latent_attention,
+            LayerInput: self._layer_input,
+            Mamba2: self._mamba2,
+            ShortConvolution: self._short_convolution,
+        }
         out = Register("y" if later else "h", self.decoder.dim)
-        if isinstance(mixer, Attention):
-            return self._attention(mixer, h, out, later, scale)
-        if isinstance(mixer, LatentAttention):
-            return self._latent_attention(mixer, h, out, later, scale)
-        if isinstance(mixer, DeltaNet):
-            return self._delta_net(mixer, h, out, later, scale)
-        if isinstance(mixer, ShortConvolution):
-            return self._short_convolution(mixer, h, out, later, scale)
-        if isinstance(mixer, Mamba2):
-            return self._mamba2(mixer, h, out, later, scale)
-        if isinstance(mixer, Experts):
-            return self._experts(mixer, h, out, scale)
-        if isinstance(mixer, LayerInput):
-            return self._layer_input(mixer, h, out, scale)
-        return self._feed_forward(mixer, h, out, scale)
+        self._later, self._scale = later, scale
+        methods[type(mixer)](mixer, h, out)
+        return out
 
-    def _attention(
-        self, its: Attention, h: Register, out: Register, later: tuple[Register, ...], scale: float
-    ) -> Register:
+    def _attention(self, its: Attention, h: Register, out: Register) -> None:
         heads, kv = its.heads * its.head_dim, its.kv_heads * its.head_dim
         q, k, v = Register("q", heads), Register("k", kv), Register("v", kv)
         gates: tuple[Register, ...] = ()
@@ -214,15 +211,14 @@ class _Writer(ProgramBuilder):
             made = 1 if its.shared_cache is not None else 2 if its.keys_as_values else 3
             # (T, H D), twice (T, KV D)
             self._linear((q, k, v)[:made], h, names[:made], biased=its.biased)
-        mixed = self._attend(its, q, k, v, (*gates, *later))  # (T, H D)
+        mixed = self._attend(its, q, k, v, gates)  # (T, H D)
         for z in gates:
             gated = Register("q", heads)  # the queries are read
             self._do(Gate(gated, z, mixed, "sigmoid"))  # (T, H D)
             mixed = gated
         if its.sub_norm:
             self._norm(mixed, "attn_sub_norm")
-        self._linear((out,), mixed, ("attn_output",), scale=scale)  # (T, dim)
-        return out
+        self._linear((out,), mixed, ("attn_output",), scale=self._scale)  # (T, dim)
 
     def _attend(
         self, its: Attention, q: Register, k: Register, v: Register, live: tuple[Register, ...]
@@ -258,14 +254,7 @@ class _Writer(ProgramBuilder):
         for name, register in turned:
             self._norm(register, name, register.width if its.qk_norm == "whole" else its.head_dim)
 
-    def _latent_attention(
-        self,
-        its: LatentAttention,
-        h: Register,
-        out: Register,
-        later: tuple[Register, ...],
-        scale: float,
-    ) -> Register:
+    def _latent_attention(self, its: LatentAttention, h: Register, out: Register) -> None:
         heads, turning = its.heads, its.rope.dims
         q = Register("q", heads * (its.key_dim + turning))
         both = Register("latents", its.latent + turning)
@@ -295,17 +284,14 @@ class _Writer(ProgramBuilder):
         mixed = Register("mixed", q.width)
         how = its.scale, 0.0, self.decoder.causal
         self._do(Attend(mixed, q, k, k, self._cache, its.reads, *how))
-        self._end_cache(mixed, every, *later)
+        self._end_cache(mixed, every)
         self._do(Split((wide, q_turned), mixed, heads))
         result = Register("v", heads * its.value_dim)
         self._by_head(result, wide, every, "attn_v_b")  # (T, H V)
         self._mark("kqv_out", result)
-        self._linear((out,), result, ("attn_output",), scale=scale)  # (T, dim)
-        return out
+        self._linear((out,), result, ("attn_output",), scale=self._scale)  # (T, dim)
 
-    def _delta_net(
-        self, its: DeltaNet, h: Register, out: Register, later: tuple[Register, ...], scale: float
-    ) -> Register:
+    def _delta_net(self, its: DeltaNet, h: Register, out: Register) -> None:
         keys, values = its.keys_width, its.values_width
         qkv, mixed = Register("qkv", its.conv_columns), Register("convolved", its.conv_columns)
         z, alpha, beta = (
@@ -327,7 +313,7 @@ class _Writer(ProgramBuilder):
             DeltaRule(read, q, k, v, alpha, beta, a, dt, self._cache, its.key_heads, its.grouped)
         )
         self._mark("attn_output", read)
-        self._end_cache(read, z, *later)
+        self._end_cache(read, z)
         self._norm(read, "ssm_norm", its.value_dim)
         gated = Register("v", values)  # the values are read
         self._do(Gate(gated, z, read, "silu"))  # (T, H DV)
@@ -336,17 +322,9 @@ class _Writer(ProgramBuilder):
         if basis and basis.grouped and not its.grouped and weight in basis.weights:
             tiled, gated = gated, Register("mixed", values)
             self._do(Transpose(gated, tiled, its.heads // its.key_heads, its.key_heads))
-        self._linear((out,), gated, ("ssm_out",), scale=scale)  # (T, dim)
-        return out
+        self._linear((out,), gated, ("ssm_out",), scale=self._scale)  # (T, dim)
 
-    def _short_convolution(
-        self,
-        its: ShortConvolution,
-        h: Register,
-        out: Register,
-        later: tuple[Register, ...],
-        scale: float,
-    ) -> Register:
+    def _short_convolution(self, its: ShortConvolution, h: Register, out: Register) -> None:
         bcv = Register("bcv", 3 * its.width)
         b, c, v = (Register(name, its.width) for name in ("b", "c", "v"))
         self._linear((bcv,), h, ("shortconv.in_proj",))  # (T, 3 dim)
@@ -356,14 +334,11 @@ class _Writer(ProgramBuilder):
         self._do(Gate(bv, b, v, "identity"))
         self._convolve(mixed, bv, "shortconv.conv", its.kernel)
         self._mark("model.layers.{}.conv.conv", mixed)
-        self._end_cache(mixed, c, *later)
+        self._end_cache(mixed, c)
         self._do(Gate(gated, c, mixed, "identity"))  # (T, dim); the values are read
-        self._linear((out,), gated, ("shortconv.out_proj",), scale=scale)
-        return out
+        self._linear((out,), gated, ("shortconv.out_proj",), scale=self._scale)
 
-    def _mamba2(
-        self, its: Mamba2, h: Register, out: Register, later: tuple[Register, ...], scale: float
-    ) -> Register:
+    def _mamba2(self, its: Mamba2, h: Register, out: Register) -> None:
         width, states = its.width, its.groups * its.state_size
         columns = its.conv_columns
         both = Register("zvbcdt", width + columns + its.heads)
@@ -379,16 +354,15 @@ class _Writer(ProgramBuilder):
         read = Register("mixed", width)
         self._do(SelectiveScan(read, v, b, c, dt, a, bias, skip, self._cache, its.groups))
         self._mark("mamba2_y_add_d", read)  # (T, H D)
-        self._end_cache(read, z, *later)
+        self._end_cache(read, z)
         gated = Register("v", width)  # the values are read
         if its.norm_groups and its.norm_first:
             self._norm(read, "ssm_norm", parts=its.norm_groups)
         self._do(Gate(gated, z, read, "silu"))
         if its.norm_groups and not its.norm_first:
             self._norm(gated, "ssm_norm", parts=its.norm_groups)
-        self._linear((out,), gated, ("ssm_out",), scale=scale)  # (T, dim)
+        self._linear((out,), gated, ("ssm_out",), scale=self._scale)  # (T, dim)
         self._mark("mamba_out", out)
-        return out
 
     def _convolve(
         self, out: Register, x: Register, name: str, kernel: int, *, silu: bool = False
@@ -398,15 +372,15 @@ class _Writer(ProgramBuilder):
         self.optional[bias] = (x.width,)
         self._do(Convolve(out, x, weight, bias if bias in self.tensors else "", self._cache, silu))
 
-    def _layer_input(self, its: LayerInput, h: Register, out: Register, scale: float) -> Register:
+    def _layer_input(self, its: LayerInput, h: Register, out: Register) -> None:
         gate, act = Register("gate", its.width), Register("act", its.width)  # (T, P)
         self._linear((gate,), h, ("inp_gate",))
         self._do(Gate(act, gate, self._parts[self._layer], its.activation))
-        self._linear((out,), act, ("proj",), scale=scale)  # (T, dim)
-        return out
+        self._linear((out,), act, ("proj",), scale=self._scale)  # (T, dim)
 
     def _end_cache(self, *live: Register) -> None:
         """Count a cache; after the last one, only the rows of the outputs are needed."""
         self._cache += 1
         if self._cache == len(self.decoder.caches):
-            self._do(Select((self.x, *self._early, *live, *self._parts[self._layer :])))
+            live = (*live, *self._later, *self._parts[self._layer :])
+            self._do(Select((self.x, *self._early, *live)))

@@ -11,42 +11,31 @@ from bitnet.kernels.mixer_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.program import Instruction, Register
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Mapping
+    from collections.abc import Container
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.families.mixers import Experts
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Tensors of a decoder, by GGUF name."""
-
-    required: Mapping[str, tuple[int, ...]]  # shapes of those it must have
-    optional: Mapping[str, tuple[int, ...]]  # shapes of those it may have
-    scales: Mapping[str, float]  # factors on matrices, where they are not one
-    vectors: Container[str]  # names of matrices that are used number by number, not in products
-    tables: Collection[str]  # names of matrices of which only single rows are read
-    products: Container[str]  # names of the matrices in products of a block
-    left_out: tuple[str, ...]  # beginnings of the names of tensors that are not read
-
-
 @dataclass
-class ProgramBuilder:
-    """Instructions of a decoder, and the tensors that they read, as they are added."""
+class Layout:
+    """Tensors that a decoder reads, by GGUF name, and its instructions, as they are added."""
 
     decoder: ModelConfig  # its blocks
     # names of the model's tensors; optional ones that it lacks are left out
     tensors: Container[str]
     instructions: list[Instruction] = field(default_factory=list)
-    required: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    optional: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    scales: dict[str, float] = field(default_factory=dict)
-    vectors: set[str] = field(default_factory=set)
-    tables: set[str] = field(default_factory=set)
-    products: set[str] = field(default_factory=set)
+    required: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes it must have
+    optional: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes it may have
+    scales: dict[str, float] = field(default_factory=dict)  # factors on matrices, if not one
+    vectors: set[str] = field(default_factory=set)  # matrices that are used number by number
+    tables: set[str] = field(default_factory=set)  # matrices of which only single rows are read
+    products: set[str] = field(default_factory=set)  # matrices in products of a block
     _block: str = ""  # beginning of the names of its tensors
     _layer: int = 0
     _early: tuple[Register, ...] = ()  # logits of a block's routers that read its input
+    _later: tuple[Register, ...] = ()  # registers that are read behind a mixer
+    _scale: float = 1.0  # factor on the result of a mixer
 
     def _linear(
         self,
@@ -118,7 +107,7 @@ class ProgramBuilder:
         self.optional[f"{self._block}{name}.scale"] = (heads,)
         self._do(ExpertLinear((out,), x, every, (weight,), ("",), apart=True))
 
-    def _experts(self, its: Experts, h: Register, out: Register, scale: float) -> Register:
+    def _experts(self, its: Experts, h: Register, out: Register) -> None:
         used = its.routing.used
         chosen, weights = self._route(its, h)  # (T, K), twice
         stream, width = h, its.latent or self.decoder.dim
@@ -137,7 +126,7 @@ class ProgramBuilder:
             self._expert_linear((up,), h, chosen, ("ffn_up_exps",), its)
         self._do(Gate(act, gate if its.gated else up, up, its.activation))
         down = Register("expert_out", used * width)  # (T, K dim)
-        self._expert_linear((down,), act, chosen, ("ffn_down_exps",), its, scale=scale)
+        self._expert_linear((down,), act, chosen, ("ffn_down_exps",), its, scale=self._scale)
         mixed = Register("moe", self.decoder.dim) if its.shared else out
         combined = Register("latent", width) if its.latent else mixed
         self._do(Combine(combined, down, weights))  # (T, dim)
@@ -145,9 +134,8 @@ class ProgramBuilder:
         if its.latent:
             self._linear((mixed,), combined, ("ffn_latent_up",))
         if its.shared:
-            self._add_shared_expert(its, stream, out, scale)
+            self._add_shared_expert(its, stream, out)
             self._do(Add(out, mixed))
-        return out
 
     def _route(self, its: Experts, h: Register) -> tuple[Register, Register]:
         rule = its.routing
@@ -170,13 +158,13 @@ class ProgramBuilder:
         self._mark("ffn_moe_logits", logits)
         return logits
 
-    def _add_shared_expert(self, its: Experts, h: Register, out: Register, scale: float) -> None:
+    def _add_shared_expert(self, its: Experts, h: Register, out: Register) -> None:
         logit, only, weight = (Register(name, 1) for name in ("share", "chosen", "weights"))
         if its.shared_gated:
             self._linear((logit,), h, ("ffn_gate_inp_shexp",))
         y = Register("shared", self.decoder.dim) if its.shared_gated else out
         network = FeedForward(its.shared, its.activation, its.gated)
-        self._feed_forward(network, h, y, scale, end="_shexp")
+        self._feed_forward(network, h, y, end="_shexp")
         if its.shared_gated:  # one of one expert: its weight is the sigmoid of the logit
             self._do(Route(only, weight, logit, "", Routing(1, 1, "sigmoid", renormalised=False)))
             self._do(Combine(out, y, weight))
@@ -210,9 +198,7 @@ class ProgramBuilder:
         weights = tuple(f"{self._block}{name}.weight" for name in names)
         self._do(ExpertLinear(outs, x, experts, weights, tuple(biases), apart))
 
-    def _feed_forward(
-        self, its: FeedForward, h: Register, out: Register, scale: float, end: str = ""
-    ) -> Register:
+    def _feed_forward(self, its: FeedForward, h: Register, out: Register, end: str = "") -> None:
         gate, up, act = (Register(name, its.width) for name in ("gate", "up", "act"))  # (T, F)
         if its.fused:
             both = Register("gate_up", 2 * its.width)  # (T, 2 F)
@@ -229,8 +215,7 @@ class ProgramBuilder:
         self._mark("ffn_act", act)
         if its.sub_norm:
             self._norm(act, "ffn_sub_norm")
-        self._linear((out,), act, (f"ffn_down{end}",), scale=scale)  # (T, dim)
-        return out
+        self._linear((out,), act, (f"ffn_down{end}",), scale=self._scale)  # (T, dim)
 
     def _norm(
         self,

@@ -15,7 +15,6 @@ from bitnet.models.transformer import Model
 
 if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
-    from bitnet.families.family import Family
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops
     from bitnet.models.exact_head.head import HeadMode
@@ -29,15 +28,19 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     family = of_gguf(checkpoint.architecture)
     if family is None:
         raise architecture_refusal(checkpoint.architecture, ARCHITECTURES, kind="quantized ")
-    check_keys(
-        checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=checkpoint.path.name
-    )
+    label, reads_no_scale = checkpoint.path.name, "attention.scale" not in family.gguf_keys
+    check_keys(checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=label)
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):
         why = "llama.cpp computes no usable logits with 0, so no file can mean that"
-        raise refusal(zero, 0, why, model=checkpoint.path.name, kind=family.title)
+        raise refusal(zero, 0, why, model=label, kind=family.title)
     config = family.decoder(checkpoint)
-    if not family.gguf_keys.get("attention.scale"):
-        _check_scale(checkpoint, family, config)
+    scales = {its.scale for its in config.attentions} if reads_no_scale else set()
+    for usual in scales:
+        scale = checkpoint.number("attention.scale", usual)
+        if scale and abs(scale - usual) > 1e-4 * usual:
+            why = f"only {usual:g}, one over the root of the head's width, is computed"
+            key = f"{checkpoint.architecture}.attention.scale"
+            raise refusal(key, scale, why, model=label, kind=family.title)
     more: dict[str, Any] = {
         "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
         "input_norms": has_input_norms(checkpoint.weights),
@@ -49,16 +52,6 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     }
     drafter = replace(config.drafter, **more) if config.drafter else None
     return replace(config, drafter=drafter, **more)
-
-
-def _check_scale(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:
-    """Refuse a factor on attention scores that the family does not read."""
-    for usual in {attention.scale for attention in config.attentions}:
-        scale = checkpoint.number("attention.scale", usual)
-        if scale and abs(scale - usual) > 1e-4 * usual:
-            key = f"{checkpoint.architecture}.attention.scale"
-            why = f"only {usual:g}, one over the root of the head's width, is computed"
-            raise refusal(key, scale, why, model=checkpoint.path.name, kind=family.title)
 
 
 def load_model(

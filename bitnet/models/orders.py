@@ -23,16 +23,14 @@ def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray
     """New row i of the tensor *name* is old row ``order[i]``; ``None``: rows are unchanged."""
     for mixer, part in _mixers(name, config):
         if isinstance(mixer, DeltaNet) and mixer.grouped:
-            heads = _tile_heads(mixer)
+            heads, numbers = _tile_heads(mixer)
             if part in ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias"):
                 return heads
             if part == "attn_gate.weight":
-                return _spread(heads, mixer.value_dim)
+                return numbers
             if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
                 first = np.arange(2 * mixer.keys_width)
-                values = len(first) + _spread(heads, mixer.value_dim)
-                whole: NDArray[np.intp] = np.concatenate([first, values])
-                return whole
+                return np.append(first, len(first) + numbers)
         family = of_gguf(checkpoint.architecture)
         same = family is None or family.gguf_rope_style == checkpoint.rope_style
         match = re.fullmatch(r"attn_([qk])\.(?:weight|bias)", part)
@@ -45,7 +43,7 @@ def column_order(name: str, config: ModelConfig) -> NDArray[np.intp] | None:
     """The same for columns."""
     for mixer, part in _mixers(name, config):
         if isinstance(mixer, DeltaNet) and mixer.grouped and part == "ssm_out.weight":
-            return _spread(_tile_heads(mixer), mixer.value_dim)
+            return _tile_heads(mixer)[1]
     return None
 
 
@@ -54,20 +52,14 @@ def _mixers(name: str, config: ModelConfig) -> list[tuple[object, str]]:
     match = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
     if match is None or int(match[1]) >= len(config.blocks):
         return []
-    branches = config.blocks[int(match[1])]
-    return [(mixer, match[2]) for branch in branches for mixer in branch.every()]
+    block = config.blocks[int(match[1])]
+    return [(mixer, match[2]) for branch in block for mixer in branch.every()]
 
 
-def _tile_heads(its: DeltaNet) -> NDArray[np.intp]:
-    """Heads so that those of one key head are *key_heads* apart, from neighbours."""
-    order: NDArray[np.intp] = np.arange(its.heads).reshape(its.key_heads, -1).T.reshape(-1)
-    return order
-
-
-def _spread(heads: NDArray[np.intp], width: int) -> NDArray[np.intp]:
-    """Order of the numbers of *heads* of *width* each."""
-    order: NDArray[np.intp] = (heads[:, None] * width + np.arange(width)).reshape(-1)
-    return order
+def _tile_heads(its: DeltaNet) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Heads so that those of one key head are *key_heads* apart, from neighbours; their numbers."""
+    heads = np.arange(its.heads).reshape(its.key_heads, -1).T.reshape(-1)
+    return heads, (heads[:, None] * its.value_dim + np.arange(its.value_dim)).reshape(-1)
 
 
 def _adjacent_pairs(its: Attention, part: str, checkpoint: Checkpoint) -> NDArray[np.intp]:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Ops, Prepared
     from bitnet.kernels.program import Program
     from bitnet.models.layout import Layout
-    from bitnet.quants.weight import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -229,22 +228,14 @@ def bind(
     unexpected or of the wrong shape.
     """
     expected = layout(config)
-    wrong = list(differences(checkpoint, expected))
-    if wrong:
-        found = what_it_is(checkpoint.weights)
-        kind = f"; this is {found}" if found else ""
-        raise InvalidFormat(
-            f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
-            f"{config.architecture}{kind}:\n  " + "\n  ".join(wrong),
-            hint="the file is incomplete or was converted for another architecture",
-        )
+    _check_fit(checkpoint, expected)
     if bound is None:
         ops.expect(checkpoint.weights.values())
     shared = {name: it for name, it in (bound or {}).items() if not name.endswith(FACTORS)}
     prepared = {}
     for name, weight in checkpoint.weights.items():
         is_scale = name.endswith(".scale") and name not in expected.required
-        if name in _READ_ELSEWHERE or is_scale or name.startswith(expected.left_out):
+        if name in _READ_ELSEWHERE or is_scale or name.startswith(expected.decoder.left_out):
             continue
         if name in shared:
             prepared[name] = shared[name]
@@ -262,21 +253,28 @@ def bind(
         )
         scale = f"{name.removesuffix('weight')}scale" if name.endswith(".weight") else ""
         scale = "" if scale in expected.required else scale
+        parts, of_experts = weight.matrices(), len(weight.shape) == 3
+        scales = checkpoint.numbers(scale, (len(parts),)) if scale else None
+        factors = [1.0] * len(parts) if scales is None else scales.tolist()
         matrices = [
-            ops.prepare(it, looked_up=looked_up, expert=len(weight.shape) == 3)
-            for it in _scale_matrices(checkpoint, weight, scale)
+            ops.prepare(
+                replace(it, scale=it.scale * factor), looked_up=looked_up, expert=of_experts
+            )
+            for it, factor in zip(parts, factors, strict=True)
         ]
-        prepared[name] = tuple(matrices) if len(weight.shape) == 3 else matrices[0]
+        prepared[name] = tuple(matrices) if of_experts else matrices[0]
     return prepared
 
 
-def _scale_matrices(checkpoint: Checkpoint, weight: Weight, scale: str) -> Iterator[Weight]:
-    """The matrices of *weight*, or itself, times those of the tensor *scale*, if there is one."""
-    matrices = weight.matrices()
-    scales = checkpoint.numbers(scale, (len(matrices),)) if scale else None
-    for at, matrix in enumerate(matrices):
-        factor = 1.0 if scales is None else float(scales[at])
-        yield replace(matrix, scale=matrix.scale * factor)
+def _check_fit(checkpoint: Checkpoint, expected: Layout) -> None:
+    if wrong := list(differences(checkpoint, expected)):
+        kind = what_it_is(checkpoint.weights)
+        raise InvalidFormat(
+            f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
+            f"{expected.decoder.architecture}{kind and f'; this is {kind}'}:\n  "
+            + "\n  ".join(wrong),
+            hint="the file is incomplete or was converted for another architecture",
+        )
 
 
 def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
@@ -287,7 +285,7 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
     for name, weight in checkpoint.weights.items():
         its_shape = expected.required.get(name) or expected.optional.get(name)
         if its_shape is None:
-            if name not in _READ_ELSEWHERE and not name.startswith(expected.left_out):
+            if name not in _READ_ELSEWHERE and not name.startswith(expected.decoder.left_out):
                 yield f"{name} {weight.shape} is unexpected"
         elif weight.shape != its_shape and (1, *weight.shape) != its_shape:
             yield f"{name} has shape {weight.shape}, expected {its_shape}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+T = TypeVar("T")
+
 # Types without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
 # from safetensors. Their sizes are checked by their own modules.
 I2_S_ARM = QuantType("I2_S_ARM", 36, 1, 1)
@@ -58,11 +60,7 @@ class _TernaryCodec:
 _TERNARY = {
     "I2_S": _TernaryCodec(unpack_i2_s, pack_i2_s, i2_s_scale),
     "I2_S_ARM": _TernaryCodec(partial(unpack_i2_s, arm=True), partial(pack_i2_s, arm=True)),
-    "PACKED_U8": _TernaryCodec(
-        unpack_u8,
-        lambda ternary: pack_u8(ternary.codes).reshape(-1),
-        u8_scale,
-    ),
+    "PACKED_U8": _TernaryCodec(unpack_u8, lambda ternary: pack_u8(ternary.codes), u8_scale),
     "IQ1_BN": _TernaryCodec(unpack_iq1_bn, None),
     "IQ2_BN": _TernaryCodec(unpack_iq2_bn, pack_iq2_bn, iq2_bn_scales),
     "IQ2_BN_R4": _TernaryCodec(unpack_iq2_bn_r4, None),
@@ -139,23 +137,19 @@ def _q3_k_with_six_bits(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def unpack_ternary(weight: Weight) -> Ternary:
     """Codes and scales of a ternary *weight*, with its own ``scale`` folded in."""
-    codec = _ternary_codec(weight)
-    try:
-        ternary = codec.unpack(weight.data, weight.shape)
-    except InvalidFormat as error:
-        raise InvalidFormat(f"{weight.name}: {error.message}", hint=error.hint) from error
-    except ValueError as error:
-        raise _wrong_size(weight) from error
+    ternary = _read(weight, _ternary_codec(weight).unpack)
     return Ternary(ternary.codes, _fold_scale(ternary.scales, weight))
 
 
 def ternary_scales(weight: Weight) -> NDArray[np.float32]:
     """Only the scales of :func:`unpack_ternary`, without unpacking codes if possible."""
-    codec = _ternary_codec(weight)
-    if codec.scales is None:
-        return unpack_ternary(weight).scales
+    scales = _ternary_codec(weight).scales
+    return _fold_scale(_read(weight, scales), weight) if scales else unpack_ternary(weight).scales
+
+
+def _read(weight: Weight, function: Callable[[NDArray[np.uint8], Sequence[int]], T]) -> T:
     try:
-        return _fold_scale(codec.scales(weight.data, weight.shape), weight)
+        return function(weight.data, weight.shape)
     except InvalidFormat as error:
         raise InvalidFormat(f"{weight.name}: {error.message}", hint=error.hint) from error
     except ValueError as error:
@@ -208,22 +202,20 @@ def quantize(
 
     *importance* weighs the squared errors of each column; types of floats ignore it.
     """
-    codec = _TERNARY.get(quant.name)
+    codec, scale = _TERNARY.get(quant.name), 1.0
     if codec is not None:
         if codec.pack is None or values.ndim != 2 or values.shape[1] % quant.block_size:
             raise _no_encoder(name, values.shape, quant)
         ternary = ternarize(values)
         scale = float(ternary.scales[0, 0]) if quant.name == "PACKED_U8" else 1.0
-        return Weight(name, values.shape, quant, codec.pack(ternary), scale)
-    data = _encode(name, values, quant, importance)
-    return Weight(name, values.shape, quant, data.reshape(-1).view(np.uint8))
+        data: NDArray[Any] = codec.pack(ternary)
+    else:
+        data = _encode(name, values, quant, importance)
+    return Weight(name, values.shape, quant, data.reshape(-1).view(np.uint8), scale)
 
 
 def _encode(
-    name: str,
-    values: NDArray[np.float32],
-    quant: QuantType,
-    importance: NDArray[np.float32] | None,
+    name: str, values: NDArray[np.float32], quant: QuantType, importance: NDArray[np.float32] | None
 ) -> NDArray[Any]:
     if quant.name in _PLAIN:
         return np.ascontiguousarray(values, dtype=_PLAIN[quant.name])
@@ -242,16 +234,16 @@ def _encode(
             f"{name}: rounding to {quant.name} needs the compiled module",
             hint=native.problem()[1] or "unset BITNET_BACKEND",
         )
-    from gguf import quants
+    from gguf import GGMLQuantizationType, quants
 
     try:
-        return quants.quantize(values, _gguf_type(quant))
+        return quants.quantize(values, GGMLQuantizationType(quant.ggml_id))
     except (NotImplementedError, ValueError, quants.QuantError) as error:
         raise _no_encoder(name, values.shape, quant) from error
 
 
 def _gguf_dequantize(weight: Weight) -> NDArray[np.float32]:
-    from gguf import quants
+    from gguf import GGMLQuantizationType, quants
 
     if not weight.quant.known or types.by_id(weight.quant.ggml_id) != weight.quant:
         raise _no_decoder(weight)
@@ -260,16 +252,11 @@ def _gguf_dequantize(weight: Weight) -> NDArray[np.float32]:
     if row_bytes * math.prod(weight.shape[:-1]) != weight.data.size:
         raise _wrong_size(weight)
     try:
-        found = quants.dequantize(weight.data.reshape(-1, row_bytes), _gguf_type(weight.quant))
+        kind = GGMLQuantizationType(weight.quant.ggml_id)
+        values = quants.dequantize(weight.data.reshape(-1, row_bytes), kind)
     except (NotImplementedError, ValueError) as error:
         raise _no_decoder(weight) from error
-    return np.asarray(found, dtype=np.float32)
-
-
-def _gguf_type(quant: QuantType) -> Any:
-    from gguf import GGMLQuantizationType
-
-    return GGMLQuantizationType(quant.ggml_id)
+    return np.asarray(values, dtype=np.float32)
 
 
 def _no_decoder(weight: Weight) -> Unsupported:

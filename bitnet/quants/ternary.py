@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TAIL_BYTES = 32
-_UP, _DOWN = (0, 2, 4, 6), (6, 4, 2, 0)  # shifts of the fields of a byte
+_UP = np.array([[0], [2], [4], [6]], dtype=np.uint8)  # shifts of the fields of a byte
+_DOWN = _UP[::-1]
 _X86_BLOCK, _ARM_BLOCK = 128, 64  # of I2_S
 # Of weights; ik_llama.cpp's products of IQ1_BN and IQ2_BN abort at shorter ones.
 SHORTEST_ROW = 512
@@ -89,18 +90,15 @@ def codes_from_unsigned(
     return fields.astype(np.int8) - np.int8(1)
 
 
-def pow2_fields(packed: NDArray[np.uint8], shifts: tuple[int, ...]) -> NDArray[np.uint8]:
+def pow2_fields(packed: NDArray[np.uint8], shifts: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The two-bit fields of each byte as a new second-last axis, in the order of *shifts*."""
-    moved = packed[..., None, :] >> np.array(shifts, dtype=np.uint8)[:, None]
-    return moved & np.uint8(3)
+    return packed[..., None, :] >> shifts & np.uint8(3)
 
 
-def _pack_fields(codes: NDArray[np.int8], shifts: tuple[int, ...]) -> NDArray[np.uint8]:
+def _pack_fields(codes: NDArray[np.int8], shifts: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Bytes of *codes*, whose second-last axis has the fields of a byte; as ``pow2_fields``."""
     fields = (codes + np.int8(1)).astype(np.uint8)
-    packed: NDArray[np.uint8] = np.bitwise_or.reduce(
-        fields << np.array(shifts, dtype=np.uint8)[:, None], axis=-2
-    )
+    packed: NDArray[np.uint8] = np.bitwise_or.reduce(fields << shifts, axis=-2)
     return packed
 
 

@@ -9,8 +9,9 @@ from builders import Tensor, i2_s, write_gguf
 from tiny_models import FAMILIES, tiny
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
-from bitnet.families.config_json import describe, gguf_name
+from bitnet.families.config_json import describe
 from bitnet.families.family import of_gguf
+from bitnet.families.tensor_names import gguf_name
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import load_model

@@ -19,8 +19,8 @@ from hf_models import (
 from mixed_models import MIXED
 
 from bitnet.convert import ConversionRequest, convert
-from bitnet.families.config_json import gguf_name
 from bitnet.families.family import of_gguf
+from bitnet.families.tensor_names import gguf_name
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps

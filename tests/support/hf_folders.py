@@ -6,8 +6,8 @@ import struct
 import numpy as np
 from tiny_models import KEYS, VOCAB, tiny
 
-from bitnet.families.config_json import _INNER, _OUTER
 from bitnet.families.family import of_gguf
+from bitnet.families.tensor_names import _INNER, _OUTER
 from bitnet.quants.registry import dequantize
 
 # GGUF architecture: model_type and activation.
@@ -43,7 +43,7 @@ def bf16(values):
 def _hf_name(name, architecture):
     family = of_gguf("llama" if architecture == "mistral" else architecture)
     inner = _INNER | family.tensors
-    outer = {gguf: hf for hf, gguf in _OUTER.items()}
+    outer = {gguf: hf for hf, gguf in reversed(_OUTER.items())}  # the first, which is usual
     if name in outer:
         return f"model.{outer[name]}" if not outer[name].startswith("lm_head") else outer[name]
     _, layer, part, kind = name.split(".")
@@ -51,7 +51,7 @@ def _hf_name(name, architecture):
     part = (
         "mlp.gate_up_proj"
         if fused
-        else {g: h for h, g in inner.items() if g != "ffn_up"}.get(part, "mlp.up_proj")
+        else {g: h for h, g in reversed(inner.items()) if g != "ffn_up"}.get(part, "mlp.up_proj")
     )
     return f"model.layers.{layer}.{part}.{kind}"
 

@@ -62,8 +62,6 @@ class HeadCopy:
         self.size_bytes: int = sum(array.nbytes for array in arrays.values())  # memory of the copy
         self.sixth_bytes: int = arrays["sixth"].nbytes  # of it for the sixth bits
         self.head_bytes: int = matrix.data.nbytes  # of the head itself
-        self.steps: int = 0  # hidden states whose logits were found
-        self.computed: int = 0  # rows computed for them in all
 
     @classmethod
     def build(
@@ -91,7 +89,13 @@ class HeadCopy:
         # Smaller heads are copied in less time than files are looked for and checked.
         path = None
         if matrix.data.nbytes >= SMALLEST:
-            path = copy_path(_fingerprint(ops.module, matrix, importance))
+            # The source of the copy: every byte of the head, and the order of columns.
+            digest = hashlib.sha256(f"{matrix.kind} {matrix.rows} {matrix.columns}".encode())
+            if importance is not None:
+                digest.update(np.ascontiguousarray(importance, dtype=np.float32).tobytes())
+            for _, _, piece in _slices(ops.module, matrix):
+                digest.update(content_digest(piece))
+            path = copy_path(digest.hexdigest()[:32])
             if read_copy(path, memory):
                 problem = broken_premise(ops, matrix, arrays, sample_tiles(matrix.rows))
                 if not problem:
@@ -99,16 +103,11 @@ class HeadCopy:
                 logger.warning("%s cannot be used, made again: %s", path, problem)
         arrays["order"][:], arrays["factors"][:] = _columns(ops, matrix, importance)
         copy = cls(ops.module, matrix, arrays)
-        if not _build(ops.module, copy._native, matrix):
+        if not all(copy._native.build(*ends) for *ends, _ in _slices(ops.module, matrix)):
             raise refusal(model, "it has weights that are not finite, or huge")
         if path is not None:
             write_copy(path, memory)
         return copy
-
-    @property
-    def share(self) -> float:
-        """Rows computed per hidden state, as a share of all."""
-        return self.computed / (self.steps * self._matrix.rows) if self.steps else 0.0
 
     def find(self, hidden: Array, needed: Sequence[Needed]) -> list[Found | None]:
         """For each hidden state the logits that can be among the needed ones.
@@ -117,7 +116,6 @@ class HeadCopy:
         for one that is not finite or too long to be bounded.
         """
         x = np.ascontiguousarray(hidden, dtype=np.float32)
-        candidates: list[Found | None] = []
         # Seeds are shared by all, so that one pass serves sequences sampled in different ways.
         parts = self._native.find(
             x,
@@ -125,36 +123,7 @@ class HeadCopy:
             [-1.0 if each.margin is None else each.margin for each in needed],
             [each.ids for each in needed],
         )
-        for part in parts:
-            if part is None:
-                candidates.append(None)
-                continue
-            ids, logits, bound, tail, refined = part
-            self.steps += 1
-            self.computed += len(ids)
-            candidates.append(Found(ids, logits, bound, tail, self._matrix.rows, refined))
-        return candidates
-
-    def rows(self, hidden: Array, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Logits of *ids* for one hidden state ``(dim,)``, the same bits as in the full product."""
-        out = np.empty(len(ids), dtype=np.float32)
-        x = np.ascontiguousarray(hidden, dtype=np.float32)
-        self._native.rows(x, np.ascontiguousarray(ids, dtype=np.int64), out)
-        return out
-
-    def bounds(
-        self, hidden: Array, *, sixth: bool = False
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """Approximate logits of one hidden state ``(dim,)`` and their upper bounds, all rows.
-
-        They count the *sixth* bits, or not.
-        """
-        x = np.ascontiguousarray(hidden, dtype=np.float32)
-        approx = np.empty(len(self.arrays["step"]), dtype=np.float32)
-        upper = np.empty_like(approx)
-        if not self._native.bounds(x, sixth, approx, upper):
-            return None
-        return approx[: self._matrix.rows], upper[: self._matrix.rows]
+        return [Found(*part[:4], self._matrix.rows, part[4]) if part else None for part in parts]
 
 
 def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
@@ -191,21 +160,6 @@ def _slices(module: Any, matrix: Matrix) -> Iterator[tuple[int, int, NDArray[np.
         piece = matrix.data[begin * tile_bytes : end * tile_bytes]
         yield begin, end, piece
         give_back_pages(piece)
-
-
-def _fingerprint(module: Any, matrix: Matrix, importance: Array | None) -> str:
-    """Source of the copy: every byte of the head, and the order of columns."""
-    digest = hashlib.sha256(f"{matrix.kind} {matrix.rows} {matrix.columns}".encode())
-    if importance is not None:
-        digest.update(np.ascontiguousarray(importance, dtype=np.float32).tobytes())
-    for _, _, piece in _slices(module, matrix):
-        digest.update(content_digest(piece))
-    return digest.hexdigest()[:32]
-
-
-def _build(module: Any, native: Any, matrix: Matrix) -> bool:
-    """Fill the copy; ``False`` if the weights do not allow one."""
-    return all(native.build(begin, end) for begin, end, _ in _slices(module, matrix))
 
 
 def refusal(model: str, reason: str) -> Unsupported:

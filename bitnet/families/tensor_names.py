@@ -1,0 +1,171 @@
+"""GGUF's names of the tensors in a folder."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bitnet.families.family import Family
+
+_OUTER = {
+    "embed_tokens.weight": "token_embd.weight",
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "embedding_norm.weight": "token_embd_norm.weight",
+    "embeddings.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "final_layernorm.weight": "output_norm.weight",
+    "lm_head.bias": "output.bias",
+    "lm_head.weight": "output.weight",
+    "lm_head.weight_scale": "output.scale",
+    "norm_f.weight": "output_norm.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+}
+_MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+_STATES = {
+    "in_proj": "ssm_in",
+    "conv1d": "ssm_conv1d",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "norm": "ssm_norm",
+    "out_proj": "ssm_out",
+}
+# Within a block, the usual names first; experts that are tensors of their own are stacked before.
+_INNER = {
+    **{
+        f"{module}.{part}_proj": name
+        for module in ("self_attn", "mixer")
+        for part, name in zip("qkvo", ("attn_q", "attn_k", "attn_v", "attn_output"), strict=True)
+    },
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "layer_scalar": "layer_output_scale.weight",
+    "operator_norm": "attn_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "post_per_layer_input_norm": "post_norm",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "pre_ff_layernorm.weight": "ffn_norm",  # as llama.cpp reads it
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "self_attn.inner_attn_ln": "attn_sub_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.sinks": "attn_sinks.weight",
+    # Feed-forward networks.
+    **{
+        f"{module}.{part}": f"ffn_{name}"
+        for module in ("mlp", "mixer", "feed_forward")
+        for part, name in _MATRICES.items()
+    },
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "mlp.ffn_layernorm": "ffn_sub_norm",
+    "mlp.gate_up_proj": "ffn_up",
+    # Experts, their router and the network beside them.
+    **dict.fromkeys(
+        ("mlp.gate", "mlp.router", "mixer.gate", "feed_forward.gate", "router.proj"), "ffn_gate_inp"
+    ),
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.input_linear": "ffn_gate_up_exps",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "router.scale": "ffn_gate_inp.scale",
+    "shared_mlp.input_linear": "ffn_gate_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+    **{
+        f"{module}.e_score_correction_bias": "exp_probs_b.bias"
+        for module in ("mlp.gate", "mixer.gate", "mlp.moe_statics", "mlp.gate.moe_statics")
+    },
+    **{
+        f"{module}experts.{part}": f"ffn_{name}_exps.weight"
+        for module in ("mlp.", "mixer.", "feed_forward.", "block_sparse_moe.", "")
+        for part, name in (
+            *_MATRICES.items(),
+            *(("gate_up_proj", "gate_up"), ("w1", "gate"), ("w2", "down"), ("w3", "up")),
+        )
+    },
+    **{f"mlp.experts.{part}_bias": f"ffn_{name}_exps.bias" for part, name in _MATRICES.items()},
+    **{
+        f"{module}.{part}": f"ffn_{name}_shexp"
+        for module in ("mlp.shared_experts", "mlp.shared_expert", "mixer.shared_experts")
+        for part, name in _MATRICES.items()
+    },
+    # Layers with a state.
+    **{
+        f"{module}.{part}": name
+        for module in ("linear_attn", "mamba", "mixer")
+        for part, name in _STATES.items()
+    },
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+}
+#: Ends of names of scales that are tensors of a model, and not of the encoding of another one.
+SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
+_LAYER = re.compile(
+    r"layers\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+)
+_PREFIX = re.compile(
+    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?:backbone\.)?"
+)
+_NOT_TEXT = re.compile(
+    r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
+    r"|multi_modal_projector)\.|^mtp\.|rotary_emb\.inv_freq$"
+)
+
+
+def gguf_name(name: str, family: Family) -> str:
+    """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
+
+    A ``weight_scale`` becomes ``<linear>.scale``.
+    """
+    if _NOT_TEXT.search(name):
+        return ""
+    short = _PREFIX.sub("", name)
+    if short in _OUTER:
+        return _OUTER[short]
+    match = _LAYER.fullmatch(short)
+    if match is None:
+        return name
+    inner, kind = match["part"], (match["kind"] or "").removeprefix("weight_")
+    parts = {**_INNER, **family.tensors}
+    block = f"blk.{match['number']}."
+    if f"{inner}.{kind}" in parts:
+        return f"{block}{parts[f'{inner}.{kind}']}"
+    if inner in parts:
+        return f"{block}{parts[inner]}{kind and '.'}{kind}"
+    # The norm before a product, in BitNet embeddings and transformers' BitLinear.
+    part = parts.get(inner.removesuffix(".norm").removesuffix(".rms_norm"))
+    return f"{block}{part}_norm_in.{kind}" if part and kind else name
