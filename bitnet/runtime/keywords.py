@@ -27,7 +27,7 @@ class AnswerOptions(TypedDict, total=False):
         max_tokens: most tokens to generate (128).
         min_tokens: tokens before the first stop id is allowed (0).
         stop: texts that end the answer and are not part of it.
-        lookup: most tokens to draft per pass from the text so far; never changes the answer (0).
+        lookup: most tokens to draft per pass from the text so far; never changes the answer (15).
         json_schema: the answer is JSON that follows it.
         regex: the whole answer matches it.
         logprobs: number of alternatives to report for each token.

@@ -49,6 +49,12 @@ def test_a_keyword_has_the_type_of_its_field(name):
     assert re.search(rf"^ +{name}: ", AnswerOptions.__doc__, re.MULTILINE)
 
 
+def test_a_default_that_the_docstring_names_is_the_fields():
+    named = re.findall(r"^ +(\w+): .*\((\d+)\)\.$", AnswerOptions.__doc__, re.MULTILINE)
+    defaults = {name: getattr(Request(), name) for name in ("max_tokens", "min_tokens", "lookup")}
+    assert {name: int(number) for name, number in named} == defaults
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_keyword_is_in_the_signature(method):
     parameters = inspect.signature(getattr(bitnet.LanguageModel, method)).parameters
