@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "bind/arrays.hpp"
-#include "isa/dispatch.hpp"
 #include "ops/counters.hpp"
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"

@@ -17,7 +17,6 @@
 #include "isa/cpu.hpp"
 #include "system/arena.hpp"
 #include "graph/graph.hpp"
-#include "isa/dispatch.hpp"
 #include "ops/ops.hpp"
 #include "head/exact_head.hpp"
 #include "ternary/layout.hpp"

@@ -65,8 +65,6 @@ static_assert(tile_sizes_agree(), "tile layout");
 
 // Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled) of tiled_cols.
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);
-// The tile of 16 rows of floats, each where its pointer says.
-void pack_float_tile(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
 
 namespace {
 

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "isa/dispatch.hpp"
 #include "ops/ops.hpp"
 #include "system/split.hpp"
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "isa/dispatch.hpp"
 #include "isa/kernels.hpp"
 #include "ops/ops.hpp"
 #include "head/tile.hpp"

@@ -1,7 +1,5 @@
 // Which kernels are used: the best instruction set, minus those that fail their self-test (self_test.cpp); and how
 // often each ran.
-#include "isa/dispatch.hpp"
-
 #include <atomic>
 
 #include "isa/cpu.hpp"
@@ -9,18 +7,13 @@
 #include "ops/ops.hpp"
 
 namespace bitnet {
-namespace {
-
-Kernels& table() {
-    static Kernels chosen = *detail::offered().back();
-    return chosen;
-}
-
-}  // namespace
+using detail::active;
 
 namespace detail {
-const Kernels& active() { return table(); }
-Kernels& chosen() { return table(); }
+Kernels& active() {
+    static Kernels chosen = *offered().back();
+    return chosen;
+}
 const std::vector<const Kernels*>& offered() {
     static const std::vector<const Kernels*> tables = [] {
         std::vector<const Kernels*> found = {&scalar_kernels()};
@@ -40,24 +33,24 @@ std::vector<std::string> levels() {
     return names;
 }
 
-std::string level() { return table().name; }
+std::string level() { return active().name; }
 
 bool set_level(const std::string& name) {
     for (const Kernels* kernels : detail::offered())
         if (name == kernels->name) {
-            table() = *kernels;
+            active() = *kernels;
             return true;
         }
     return false;
 }
 
 bool has_kernel(Type type) {
-    const Kernels &chosen = table(), &scalar = scalar_kernels();
+    const Kernels &chosen = active(), &scalar = scalar_kernels();
     return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
 }
 
 bool plant_wrong_kernel(const std::string& what) {
-    Kernels& k = table();
+    Kernels& k = active();
     const LinearKernel ones = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
         for (int64_t t = 0; t < a.tokens; ++t)
             for (int64_t r = r0; r < r1; ++r) a.y[t * a.rows + r] = 1.0f;
@@ -96,7 +89,7 @@ bool plant_wrong_kernel(const std::string& what) {
             return fits;
         };
     else if (what == "pack")
-        k.pack_two_bits = [](TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out) {
+        k.pack_two_bits = [](TernarySource source, const uint8_t* const* rows, int64_t cols, uint8_t* out) {
             const bool bad = scalar_kernels().pack_two_bits(source, rows, cols, out);
             out[4 * cols - 1] ^= 1;
             return bad;

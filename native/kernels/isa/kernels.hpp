@@ -34,11 +34,12 @@
 //            NaN where a step that is seen is. The rest is as above.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
-// which does not fuse. Block and float encodings in rows become tiles when they are multiplied (ops/matrix_rows.hpp).
+// which does not fuse. Block and float encodings in rows become tiles when they are multiplied (linear_in_rows).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "head/exact_head.hpp"
 #include "isa/cpu.hpp"
@@ -61,9 +62,6 @@ static_assert(sizeof(BlockInput) == 64, "one cache line");
 
 // From one token to the next; odd, so that tokens do not compete for the same sets of a cache.
 constexpr int64_t block_inputs(int64_t cols) { return (cols / 32) | 1; }
-
-// Multiple of rows that work on a matrix is cut into.
-constexpr int64_t tile_rows(Type) { return kTileRows; }
 
 struct LinearArgs {
     const uint8_t* weight = nullptr;
@@ -92,6 +90,9 @@ struct LinearArgs {
 
 // Rows [r0, r1) of the product for all tokens; *scratch* has scratch_bytes(cols) bytes, 64-aligned.
 using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t* scratch);
+// That of float and block encodings in rows, one after the other as in a file: 16 at a time become a tile, so that results
+// have the same bits (ops/matrix_rows.cpp).
+void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
 
 constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
 
@@ -144,7 +145,7 @@ struct PartialAttention {
     static int64_t floats(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }  // whole cache lines
 };
 
-// Floats: the queries' codes and steps, a page's codes where they are changed for products (isa/amx/attention.cpp),
+// Floats: the queries' codes and steps, a page's codes where they are changed for products (isa/amx_attention.hpp),
 // and what was seen of a second split.
 inline int64_t attend_scratch(int64_t rows, int64_t dim) {
     return rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows, dim);
@@ -234,22 +235,25 @@ struct Kernels {
                            int16_t* page);
     // The tile (encodings/tiles.hpp) of 16 rows as they are in a file, each where its pointer says.
     void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
-    // A tile of 16 whole rows of i2_s or tq2_0, *cols* a multiple of 128, with two bits per weight
-    // (ternary/layout.hpp); returns whether a code was 3.
-    bool (*pack_two_bits)(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
+    // The same of rows of i2_s or tq2_0, *cols* a multiple of 128, with two bits per weight (ternary/layout.hpp);
+    // returns whether a code was 3.
+    bool (*pack_two_bits)(TernarySource source, const uint8_t* const* rows, int64_t cols, uint8_t* out);
     // The same tile, which has at least *cols* columns, as one of TernaryDense with *cols*.
     void (*make_dense)(const uint8_t* tile, int64_t cols, uint8_t* out);
     HeadKernels exact_head;
 };
 
-// Every level's table, and what the files of its folder add to it.
-#define BITNET_DECLARE(name)              \
-    const Kernels& name##_kernels();      \
-    void add_##name##_ternary(Kernels&);  \
-    void add_##name##_head(Kernels&);     \
-    void add_##name##_attention(Kernels&);
+// Every level's table.
+#define BITNET_DECLARE(name) const Kernels& name##_kernels();
 const Kernels& scalar_kernels();
 BITNET_LEVELS(BITNET_DECLARE)
 #undef BITNET_DECLARE
+
+namespace detail {
+// The kernels in use (dispatch.cpp), which the self-test may replace.
+Kernels& active();
+// The tables of all levels that this machine offers, as they are before a kernel is replaced, slowest first.
+const std::vector<const Kernels*>& offered();
+}  // namespace detail
 
 }  // namespace bitnet

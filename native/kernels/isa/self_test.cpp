@@ -4,8 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "isa/dispatch.hpp"
-#include "ops/matrix_rows.hpp"
+#include "ops/linear.hpp"
 #include "ops/ops.hpp"
 #include "ternary/layout.hpp"
 #include "system/thread_pool.hpp"
@@ -108,30 +107,20 @@ std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random
 struct Product {
     int64_t rows, tokens;  // enough for tiles of either in pairs and alone, whole and not
     std::vector<uint8_t> weight;
-    std::vector<float> x, step;
-    std::vector<int8_t> q;
-    std::vector<int32_t> sums;
-    std::vector<BlockInput> inputs;
+    std::vector<float> x;
+    Activations activations;
     LinearArgs a;
 
     explicit Product(Type type) : rows(is_ternary(type) || is_grouped(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
         const int64_t cols = is_grouped(type) ? 1280 : is_float(type) ? 480 : encoding(type).weights <= 32 ? 160 : 512;
-        const int64_t stride = block_inputs(cols), runs = cols / 32;
         Random random;
         weight = random_matrix(type, rows, cols, random);
-        x.resize(size_t(tokens * cols)), step.resize(x.size()), q.resize(x.size()), sums.resize(x.size());
-        inputs.resize(size_t(tokens * stride));
-        for (float& f : x) f = random.unit();
-        const Kernels& scalar = scalar_kernels();
-        for (int64_t t = 0; t < tokens; ++t) {
-            const float* row = &x[size_t(t * cols)];
-            if (is_ternary(type)) scalar.quantize_ternary(row, cols, &q[size_t(t * cols)], &step[size_t(t)], &sums[size_t(t)]);
-            else if (is_grouped(type)) scalar.quantize_runs(row, cols, &q[size_t(t * cols)], &step[size_t(t * runs)], &sums[size_t(t * runs)]);
-            else if (!is_float(type)) scalar.quantize_block(row, cols, &inputs[size_t(t * stride)]);
-        }
+        x = random.units(tokens * cols);
+        activations.prepare({{type, weight.data(), rows, cols, cols}}, tokens);
+        for (int64_t t = 0; t < tokens; ++t) activations.quantize(&x[size_t(t * cols)], t);
         a.weight = weight.data(), a.type = type, a.row_bytes = row_bytes(type, cols);
-        a.rows = rows, a.cols = cols, a.scale = 0.7f;
-        a.x = x.data(), a.inputs = inputs.data(), a.q = q.data(), a.step = step.data(), a.sums = sums.data();
+        a.rows = rows, a.cols = cols, a.scale = 0.7f, a.x = x.data();
+        activations.point(a);
     }
 
     // y (n, rows) of the first *n* tokens.
@@ -210,17 +199,20 @@ bool packing_agrees(const Kernels& k) {
         for (uint8_t& b : codes) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));
     };
     for (const TernarySource source : {TernarySource::i2_s, TernarySource::tq2_0}) {
-        std::vector<uint8_t> rows(size_t(ternary_source_bytes(source, kTernaryRows, kCols))), tile(4 * kCols);
+        const int64_t row_bytes = ternary_source_bytes(source, 1, kCols);
+        std::vector<uint8_t> weight(size_t(kTernaryRows * row_bytes)), tile(4 * kCols);
+        const uint8_t* rows[kTernaryRows];
+        for (int r = 0; r < kTernaryRows; ++r) rows[r] = &weight[size_t(r * row_bytes)];
         for (const bool wrong : {false, true}) {
-            for (uint8_t& b : rows) b = uint8_t(random.next() >> 11);
-            if (!wrong) without_threes(rows);
+            for (uint8_t& b : weight) b = uint8_t(random.next() >> 11);
+            if (!wrong) without_threes(weight);
             bool right = true;
             const auto run = [&](const Kernels& its, uint8_t* out) {
-                right = its.pack_two_bits(source, rows.data(), kCols, out) == wrong && right;
+                right = its.pack_two_bits(source, rows, kCols, out) == wrong && right;
             };
             if (!agrees<uint8_t>(k, 4 * kCols, true, run) || !right) return false;
         }
-        scalar_kernels().pack_two_bits(source, rows.data(), kCols, tile.data());
+        scalar_kernels().pack_two_bits(source, rows, kCols, tile.data());
         without_threes(tile);
         const auto run = [&](const Kernels& its, uint8_t* out) { its.make_dense(tile.data(), kDense, out); };
         if (!agrees<uint8_t>(k, kDense / kDenseStep * 64, true, run)) return false;
@@ -228,140 +220,90 @@ bool packing_agrees(const Kernels& k) {
     return true;
 }
 
-// A head of random numbers, its copy, and a state that leans towards one of its rows.
-struct Head {
-    static constexpr int64_t kRows = 2 * kHeadRows, kCols = 200;
-    std::vector<float> weight, x, factors, step, residual, norm;
-    std::vector<int32_t> order;
-    std::vector<uint8_t> tiles, sixth;
+// The copy of a head of random numbers, and what its bits say of a state that leans towards one of the rows.
+bool exact_head_agrees(const Kernels& k) {
+    constexpr int64_t kRows = kHeadRows, kCols = 200, kWidth = head_blocks(kCols) * kHeadBlock;
+    constexpr int64_t kTile = head_tile_bytes(kCols), kSixth = head_sixth_bytes(kCols), kFloats = kTile + kRows * kSixth;
+    Random random;
+    const std::vector<float> weight = random.units(kRows * kWidth), ones(kCols, 1.0f);
+    std::vector<float> x = random.units(kCols);
+    std::vector<int32_t> order(kCols);
+    for (int64_t c = 0; c < kCols; ++c) x[size_t(c)] += weight[size_t(kWidth + c)], order[size_t(c)] = int32_t(c);
     ExactHead m;
+    m.rows = kRows, m.cols = kCols, m.order = order.data(), m.factors = ones.data();
+    const auto pack = [&](const Kernels& its, uint8_t* out) {
+        m.tiles = out, m.sixth = out + kTile;
+        m.step = reinterpret_cast<float*>(out + kFloats), m.residual = m.step + kRows, m.norm = m.residual + kRows;
+        std::vector<float> rows = weight;
+        for (int64_t r = 0; r < kRows; ++r) std::fill_n(&rows[size_t(r * kWidth + kCols)], kWidth - kCols, 0.0f);
+        its.exact_head.pack(m, 0, rows.data());
+    };
+    if (!agrees<uint8_t>(k, kFloats + 12 * kRows, true, pack)) return false;
+    std::vector<uint8_t> copy(kFloats + 12 * kRows);
+    pack(scalar_kernels(), copy.data());
     HeadInput input;
+    head_input(m, x.data(), input);
+    const auto tile = [&](const Kernels& its, float* out) {
+        its.exact_head.tile(m.tiles, head_blocks(kCols) + 1, input, m.step, m.residual, m.norm, out, out + kRows);
+    };
+    const auto sixth = [&](const Kernels& its, float* out) {
+        for (int64_t r = 0; r < kRows; ++r) its.exact_head.sixth(m.sixth + r * kSixth, kCols, input, out + r, out + kRows + r);
+    };
+    return agrees<float>(k, 2 * kRows, false, tile) && agrees<float>(k, 2 * kRows, false, sixth);
+}
 
-    explicit Head(HeadPack pack) {
-        Random random;
-        weight.resize(kRows * kCols), x.resize(kCols), factors.assign(kCols, 1.0f), order.resize(kCols);
-        for (float& f : weight) f = random.unit();
-        for (int64_t c = 0; c < kCols; ++c) x[size_t(c)] = random.unit() + weight[size_t(kCols + c)], order[size_t(c)] = int32_t(c);
-        for (std::vector<float>* each : {&step, &residual, &norm}) each->resize(kRows);
-        tiles.resize(size_t(head_tiles(kRows) * head_tile_bytes(kCols)));
-        sixth.resize(size_t(kRows * head_sixth_bytes(kCols)));
-        m.type = Type::F32, m.weight = reinterpret_cast<const uint8_t*>(weight.data()), m.rows = kRows, m.cols = kCols;
-        m.order = order.data(), m.factors = factors.data(), m.tiles = tiles.data(), m.sixth = sixth.data();
-        m.step = step.data(), m.residual = residual.data(), m.norm = norm.data();
-        constexpr int64_t kWidth = head_blocks(kCols) * kHeadBlock;
-        std::vector<float> rows(kHeadRows * kWidth);
-        for (int64_t tile = 0; tile < head_tiles(kRows); ++tile) {
-            std::fill(rows.begin(), rows.end(), 0.0f);
-            for (int64_t r = 0; r < kHeadRows; ++r)
-                std::copy_n(&weight[size_t((tile * kHeadRows + r) * kCols)], kCols, &rows[size_t(r * kWidth)]);
-            pack(m, tile, rows.data());
-        }
-        head_input(m, x.data(), input);
-    }
-
-    // Logits and upper bounds by five bits, then by six.
-    void bounds(const HeadKernels& k, std::vector<float>* approx, std::vector<float>* upper) const {
-        for (int i = 0; i < 2; ++i) approx[i].resize(kRows), upper[i].resize(kRows);
-        for (int64_t tile = 0; tile < head_tiles(kRows); ++tile) {
-            const int64_t r = tile * kHeadRows;
-            k.tile(m.tiles + tile * head_tile_bytes(kCols), head_blocks(kCols) + 1, input, m.step + r, m.residual + r,
-                   m.norm + r, &approx[0][size_t(r)], &upper[0][size_t(r)]);
-        }
-        for (int64_t r = 0; r < kRows; ++r) {
-            float sum, error;
-            k.sixth(m.sixth + r * head_sixth_bytes(kCols), kCols, input, &sum, &error);
-            approx[1][size_t(r)] = approx[0][size_t(r)] + sum * step[size_t(r)];
-            upper[1][size_t(r)] = approx[1][size_t(r)] + error * read<float>(m.sixth + r * head_sixth_bytes(kCols));
-        }
-    }
-};
-
-// Of its own copy and of the scalar one: bounds that hold, and the numbers that scalar code has.
-bool exact_head_agrees(const HeadKernels& k) {
-    const HeadKernels& scalar = scalar_kernels().exact_head;
-    double width[2] = {0.0, 0.0};
-    for (const HeadPack pack : {scalar.pack, k.pack}) {
-        const Head head(pack);
-        std::vector<float> approx[2], upper[2], expected[2], expected_upper[2];
-        head.bounds(k, approx, upper);
-        head.bounds(scalar, expected, expected_upper);
-        for (int six = 0; six < 2; ++six) {
-            if (!close(approx[six], expected[six], false) || !close(upper[six], expected_upper[six], false)) return false;
-            for (int64_t r = 0; r < Head::kRows; ++r) {
-                double logit = 0.0;
-                for (int64_t c = 0; c < Head::kCols; ++c) logit += double(head.weight[size_t(r * Head::kCols + c)]) * head.x[size_t(c)];
-                const double slack = six ? double(head.input.slack) * head.norm[size_t(r)] : 0.0;
-                if (!(logit <= upper[six][size_t(r)] + slack)) return false;
-                width[pack == scalar.pack] += upper[six][size_t(r)] - approx[six][size_t(r)];
-            }
-        }
-    }
-    // Sums of squares differ in their last bit, so a step may differ; bounds are about as tight.
-    return width[0] <= 1.25 * width[1];
+// Layers with a state, bit for bit: sums are added in one order.
+bool states_agree(const Kernels& k) {
+    constexpr int64_t kTokens = 3, kHeads = 2, kKeys = 24, kValues = 37, kWidth = 3, kChannels = 41;
+    constexpr int64_t kOut = kTokens * kHeads * kValues, kState = kHeads * kKeys * kValues;
+    constexpr int64_t kMixed = kTokens * kChannels, kBefore = (kWidth - 1) * kChannels;
+    Random random;
+    const std::vector<float> q = random.units(kTokens * kKeys), key = random.units(kTokens * kKeys), v = random.units(kOut);
+    const std::vector<float> alpha = random.units(kTokens * kHeads), a = random.units(kHeads), start = random.units(kState);
+    const std::vector<float> x = random.units(kMixed), weight = random.units(kChannels * kWidth);
+    const auto delta = [&](const Kernels& its, float* out) {
+        DeltaArgs d;
+        d.q = q.data(), d.k = key.data(), d.v = v.data(), d.alpha = d.beta = alpha.data(), d.a = d.dt = a.data();
+        d.state = std::copy_n(start.data(), kState, out) - kState, d.out = out + kState, d.tokens = kTokens, d.heads = kHeads;
+        d.key_heads = 1, d.key_dim = kKeys, d.value_dim = kValues;
+        for (int64_t head = 0; head < kHeads; ++head) its.delta_rule(d, head);
+    };
+    const auto scan = [&](const Kernels& its, float* out) {
+        ScanArgs s;
+        s.x = v.data(), s.b = q.data(), s.c = key.data(), s.dt = alpha.data(), s.a = s.bias = s.skip = a.data();
+        s.state = std::copy_n(start.data(), kState, out) - kState, s.out = out + kState, s.tokens = kTokens, s.heads = kHeads;
+        s.head_dim = kValues, s.groups = 1, s.state_size = kKeys;
+        for (int64_t head = 0; head < kHeads; ++head) its.selective_scan(s, head);
+    };
+    const auto convolve = [&](bool silu) {
+        return [&, silu](const Kernels& its, float* out) {
+            ConvolveArgs c;
+            c.x = x.data(), c.weight = weight.data(), c.bias = silu ? nullptr : x.data(), c.silu = silu;
+            c.state = std::copy_n(start.data(), kBefore, out) - kBefore, c.out = out + kBefore;
+            c.tokens = kTokens, c.channels = kChannels, c.width = kWidth;
+            its.convolve(c, 0, kChannels);
+        };
+    };
+    return agrees<float>(k, kState + kOut, true, delta) && agrees<float>(k, kState + kOut, true, scan) &&
+           agrees<float>(k, kBefore + kMixed, true, convolve(true)) && agrees<float>(k, kBefore + kMixed, true, convolve(false));
 }
 
 bool row_ops_agree(const Kernels& k) {
-    constexpr int64_t kCols = 333;
+    constexpr int64_t kCols = 336;
     Random random;
     const std::vector<float> x = random.units(kCols), w = random.units(kCols);
     const auto near = [&](auto run) { return agrees<float>(k, kCols, false, run); };
     for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid,
                             Gate::silu_clamped, Gate::swiglu_oai, Gate::identity})
-        if (!near([&](const Kernels& its, float* out) { its.gate(kind, x.data(), w.data(), kCols, out); })) return false;
-    return near([&](const Kernels& its, float* out) { its.rms_norm(x.data(), w.data(), kCols, 1e-5f, out); }) &&
-           near([&](const Kernels& its, float* out) { its.softcap(x.data(), kCols, 0.5f, out); });
-}
-
-// Bit for bit: sums are added in one order.
-bool states_agree(const Kernels& k) {
-    constexpr int64_t kTokens = 3, kHeads = 2, kKeys = 24, kValues = 37, kWidth = 3, kChannels = 41;
-    Random random;
-    const std::vector<float> q = random.units(kTokens * kKeys), key = random.units(kTokens * kKeys);
-    const std::vector<float> v = random.units(kTokens * kHeads * kValues), alpha = random.units(kTokens * kHeads);
-    const std::vector<float> a = random.units(kHeads), start = random.units(kHeads * kKeys * kValues);
-    const std::vector<float> x = random.units(kTokens * kChannels), weight = random.units(kChannels * kWidth);
-    std::vector<float> results[2];
-    for (const Kernels* each : {&scalar_kernels(), &k}) {
-        std::vector<float> state = start, out(v.size()), mixed(x.size());
-        std::vector<float> before(start.begin(), start.begin() + (kWidth - 1) * kChannels);
-        DeltaArgs d;
-        d.q = q.data(), d.k = key.data(), d.v = v.data(), d.alpha = d.beta = alpha.data(), d.a = d.dt = a.data();
-        d.state = state.data(), d.out = out.data(), d.tokens = kTokens, d.heads = kHeads, d.key_heads = 1;
-        d.key_dim = kKeys, d.value_dim = kValues;
-        for (int64_t head = 0; head < kHeads; ++head) each->delta_rule(d, head);
-        ConvolveArgs c;
-        c.x = x.data(), c.weight = weight.data(), c.state = before.data(), c.out = mixed.data();
-        c.tokens = kTokens, c.channels = kChannels, c.width = kWidth;
-        const auto add = [&, &result = results[each == &k]] {
-            for (const auto* part : {&out, &state, &mixed, &before}) result.insert(result.end(), part->begin(), part->end());
-        };
-        c.silu = true;
-        each->convolve(c, 0, kChannels);
-        add();
-        c.silu = false, c.bias = x.data();
-        each->convolve(c, 0, kChannels);
-        ScanArgs s;
-        s.x = v.data(), s.b = q.data(), s.c = key.data(), s.dt = alpha.data(), s.a = s.bias = s.skip = a.data();
-        s.state = state.data(), s.out = out.data(), s.tokens = kTokens, s.heads = kHeads, s.head_dim = kValues;
-        s.groups = 1, s.state_size = kKeys;
-        for (int64_t head = 0; head < kHeads; ++head) each->selective_scan(s, head);
-        add();
-    }
-    return results[0] == results[1] || &k == &scalar_kernels();
-}
-
-bool rope_agrees(const Kernels& k) {
-    constexpr int64_t kCols = 84;
-    Random random;
-    const std::vector<float> x = random.units(kCols), w = random.units(kCols);
+        if (!near([&](const Kernels& its, float* out) { its.gate(kind, x.data(), w.data(), kCols - 3, out); })) return false;
     for (const bool half : {true, false}) {
         RopeArgs a;
         a.x = x.data(), a.cos = w.data(), a.sin = w.data() + 20, a.half = half;
-        a.heads = 2, a.head_dim = kCols / 2, a.rotated = 40;
-        const auto run = [&](const Kernels& its, float* out) { a.out = out, its.rope(a, 0, 1); };
-        if (!agrees<float>(k, kCols, false, run)) return false;
+        a.heads = 8, a.head_dim = kCols / 8, a.rotated = 40;
+        if (!near([&](const Kernels& its, float* out) { a.out = out, its.rope(a, 0, 1); })) return false;
     }
-    return true;
+    return near([&](const Kernels& its, float* out) { its.rms_norm(x.data(), w.data(), kCols - 3, 1e-5f, out); }) &&
+           near([&](const Kernels& its, float* out) { its.softcap(x.data(), kCols - 3, 0.5f, out); }) && states_agree(k);
 }
 
 // Rounded activations are part of the ternary result, so they must be the same bits.
@@ -421,9 +363,16 @@ bool attention_agrees(const Kernels& k) {
 }  // namespace
 
 std::vector<std::string> self_test() {
-    Kernels& chosen = detail::chosen();
+    Kernels& chosen = detail::active();
     const Kernels& scalar = scalar_kernels();
     std::vector<std::string> replaced;
+    const auto check = [&](bool agrees, const char* name, auto... members) {
+        if (agrees) return;
+        ((chosen.*members = scalar.*members), ...);
+        replaced.emplace_back(name);
+    };
+    check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary,
+          &Kernels::quantize_runs);
     for (int i = 0; i < kTypes; ++i) {
         if (can_tile(Type(i))) continue;  // in rows: scalar
         const auto agrees = [&](const Kernels& k) { return linear_agrees(Type(i), k); };
@@ -434,21 +383,13 @@ std::vector<std::string> self_test() {
         chosen.prefill[i] = next.prefill[i];
         replaced.push_back(std::string("linear ") + kEncodings[i].name);
     }
-    const auto check = [&](bool agrees, const char* name, auto... members) {
-        if (agrees) return;
-        ((chosen.*members = scalar.*members), ...);
-        replaced.emplace_back(name);
-    };
     check(dequantize_agrees(chosen), "dequantize", &Kernels::dequantize);
     check(gather_agrees(chosen), "gather", &Kernels::gather);
-    check(exact_head_agrees(chosen.exact_head), "exact head", &Kernels::exact_head);
-    check(row_ops_agree(chosen), "rms_norm, gate and softcap", &Kernels::rms_norm, &Kernels::gate, &Kernels::softcap);
-    check(rope_agrees(chosen), "rope", &Kernels::rope);
-    check(states_agree(chosen), "convolve, delta_rule and selective_scan", &Kernels::convolve, &Kernels::delta_rule,
-          &Kernels::selective_scan);
+    check(exact_head_agrees(chosen), "exact head", &Kernels::exact_head);
+#define BITNET_MEMBER(op) , &Kernels::op
+    check(row_ops_agree(chosen), "operations on rows" BITNET_ROW_OPS(BITNET_MEMBER));
+#undef BITNET_MEMBER
     check(packing_agrees(chosen), "packing of ternary weights", &Kernels::pack_two_bits, &Kernels::make_dense);
-    check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary,
-          &Kernels::quantize_runs);
     if (!attention_agrees(chosen)) {
         const Kernels& next = slower_that(attention_agrees, chosen);
         chosen.attend = next.attend, chosen.store_position = next.store_position;

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ops/counters.hpp"
-#include "isa/dispatch.hpp"
 #include "ops/ops.hpp"
 #include "ops/partial_attention.hpp"
 #include "system/split.hpp"

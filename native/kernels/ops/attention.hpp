@@ -170,7 +170,7 @@ void add_rest(const QueryRow* rows, const int16_t* values, int64_t dim, int64_t 
 }
 
 // How a tile of up to kMost rows is multiplied: here in registers, with a page's codes where they lie. A level may have
-// another way for many rows (isa/amx/attention.cpp).
+// another way for many rows (isa/amx_attention.hpp).
 template <int kMost, int kVectors, bool kFetch>
 struct VectorProducts {
     static constexpr int kRows = kMost, kRest = kManyRows, kTogether = kFetch ? 1 : 4;

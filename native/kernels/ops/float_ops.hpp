@@ -6,12 +6,6 @@
 
 #include <cmath>
 
-#if defined(BITNET_F16C)
-#include <immintrin.h>
-#elif defined(BITNET_NEON)
-#include <arm_neon.h>
-#endif
-
 #include "ops/elementary.hpp"
 #include "isa/kernels.hpp"
 
@@ -182,33 +176,32 @@ void softcap(const float* x, int64_t n, float cap, float* out) {
     }
 }
 
-inline void gate(Gate kind, const float* __restrict g, const float* __restrict up, int64_t n, float* __restrict out) {
-    if (kind == Gate::silu) {
-        for (int64_t i = 0; i < n; ++i) out[i] = g[i] / (1.0f + exp_fast(-g[i])) * up[i];
-    } else if (kind == Gate::gelu_tanh) {
-        // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
-        for (int64_t i = 0; i < n; ++i) {
-            const float u2 = 1.5957691216f * (g[i] + 0.044715f * g[i] * g[i] * g[i]);
-            out[i] = g[i] / (1.0f + exp_fast(-u2)) * up[i];
-        }
-    } else if (kind == Gate::relu2) {
-        for (int64_t i = 0; i < n; ++i) {
-            const float r = g[i] < 0.0f ? 0.0f : g[i];
-            out[i] = r * r * up[i];
-        }
-    } else if (kind == Gate::relu) {
-        for (int64_t i = 0; i < n; ++i) out[i] = (g[i] < 0.0f ? 0.0f : g[i]) * up[i];
-    } else if (kind == Gate::identity) {
-        for (int64_t i = 0; i < n; ++i) out[i] = g[i] * up[i];
-    } else if (kind == Gate::sigmoid) {
-        for (int64_t i = 0; i < n; ++i) out[i] = up[i] / (1.0f + exp_fast(-g[i]));
-    } else {
-        const bool oai = kind == Gate::swiglu_oai;
-        const float slope = oai ? 1.702f : 1.0f, more = oai ? 1.0f : 0.0f;
-        for (int64_t i = 0; i < n; ++i) {
-            const float x = g[i] > 7.0f ? 7.0f : g[i], u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
-            out[i] = x / (1.0f + exp_fast(-slope * x)) * (u + more);
-        }
+template <class F>
+inline void map_pairs(const float* __restrict a, const float* __restrict b, int64_t n, float* __restrict out, F value) {
+    for (int64_t i = 0; i < n; ++i) out[i] = value(a[i], b[i]);
+}
+
+inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, float* out) {
+    const auto each = [&](auto value) { map_pairs(gates, ups, n, out, value); };
+    const auto clamped = [&](float slope, float more) {
+        each([=](float g, float u) {
+            const float x = g > 7.0f ? 7.0f : g, y = u > 7.0f ? 7.0f : u < -7.0f ? -7.0f : u;
+            return x / (1.0f + exp_fast(-slope * x)) * (y + more);
+        });
+    };
+    switch (kind) {
+        case Gate::silu: return each([](float g, float u) { return g / (1.0f + exp_fast(-g)) * u; });
+        case Gate::gelu_tanh:  // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
+            return each([](float g, float u) {
+                return g / (1.0f + exp_fast(-(1.5957691216f * (g + 0.044715f * g * g * g)))) * u;
+            });
+        case Gate::relu2:
+            return each([](float g, float u) { return (g < 0.0f ? 0.0f : g) * (g < 0.0f ? 0.0f : g) * u; });
+        case Gate::relu: return each([](float g, float u) { return (g < 0.0f ? 0.0f : g) * u; });
+        case Gate::identity: return each([](float g, float u) { return g * u; });
+        case Gate::sigmoid: return each([](float g, float u) { return u / (1.0f + exp_fast(-g)); });
+        case Gate::silu_clamped: return clamped(1.0f, 0.0f);
+        case Gate::swiglu_oai: return clamped(1.702f, 1.0f);
     }
 }
 

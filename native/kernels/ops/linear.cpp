@@ -1,8 +1,6 @@
 #include "ops/linear.hpp"
 
 #include "ops/counters.hpp"
-#include "isa/dispatch.hpp"
-#include "ops/matrix_rows.hpp"
 #include "ops/ops.hpp"
 #include "system/split.hpp"
 
@@ -16,18 +14,13 @@ void ensure(std::vector<T>& items, int64_t n) {
     if (int64_t(items.size()) < n) items.resize(size_t(n));
 }
 
-LinearKernel kernel_for(Type type, bool decode) {
-    if (can_tile(type) && !is_grouped_row(type)) return linear_in_rows;
-    return (decode ? active().decode : active().prefill)[int(type)];
-}
-
 }  // namespace
 
 LinearCall::LinearCall(const LinearJob& its, const float* x, int64_t tokens, const Activations& activations) : job(its) {
     const Matrix& m = job.matrix;
     const bool decode = tokens <= kDecodeTokens;
     count_call(decode ? Op::decode : Op::prefill, m.type);
-    kernel = kernel_for(m.type, decode);
+    kernel = (decode ? active().decode : active().prefill)[int(m.type)];
     args.weight = m.data;
     args.type = m.type;
     args.row_bytes = row_bytes(m.type, m.cols);
@@ -129,7 +122,7 @@ void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t to
     int64_t tiles = 0, work = 0;
     for (const LinearJob& job : jobs) {
         const Matrix& m = job.matrix;
-        const int64_t step = tile_rows(m.type), count = (m.rows + step - 1) / step;
+        const int64_t count = (m.rows + kTileRows - 1) / kTileRows;
         parts.push_back({LinearCall(job, x, tokens, activations), tiles, tiles + count});
         tiles += count;
         work += m.rows * m.cols * tokens;
@@ -137,9 +130,8 @@ void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t to
     Split(tiles, 1, work < kSerialWork).run([&](int64_t t0, int64_t t1) {
         for (const Part& part : parts) {
             const LinearArgs& args = part.product.args;
-            const int64_t step = tile_rows(args.type);
-            const int64_t r0 = (std::max(t0, part.start) - part.start) * step;
-            const int64_t r1 = std::min((std::min(t1, part.end) - part.start) * step, args.rows);
+            const int64_t r0 = (std::max(t0, part.start) - part.start) * kTileRows;
+            const int64_t r1 = std::min((std::min(t1, part.end) - part.start) * kTileRows, args.rows);
             if (r0 < r1) part.product.run(r0, r1);
         }
     });

@@ -1,42 +1,17 @@
-#include "ops/matrix_rows.hpp"
-
+// Matrices whose rows lie one after the other, as in a file: as tiles, and products with them.
 #include <algorithm>
 #include <vector>
 
-#if defined(BITNET_X86)
-#include <emmintrin.h>
-#endif
 #if defined(__linux__)
 #include <unistd.h>
 #endif
 
-#include "isa/dispatch.hpp"
 #include "ops/ops.hpp"
-#include "system/thread_pool.hpp"
+#include "system/split.hpp"
+#include "ternary/groups.hpp"
 
 namespace bitnet {
 namespace {
-
-#if defined(BITNET_X86)
-// Eight columns of eight rows of 16-bit floats, to every 32nd byte.
-inline void transpose_8x8(const uint8_t* const* rows, int64_t column, uint8_t* out) {
-    __m128i a[8], b[8];
-    for (int r = 0; r < 8; ++r) a[r] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + 2 * column));
-    for (int r = 0; r < 4; ++r) {
-        b[2 * r] = _mm_unpacklo_epi16(a[2 * r], a[2 * r + 1]);
-        b[2 * r + 1] = _mm_unpackhi_epi16(a[2 * r], a[2 * r + 1]);
-    }
-    for (int h = 0; h < 2; ++h)
-        for (int r = 0; r < 2; ++r) {
-            a[4 * h + 2 * r] = _mm_unpacklo_epi32(b[4 * h + r], b[4 * h + r + 2]);
-            a[4 * h + 2 * r + 1] = _mm_unpackhi_epi32(b[4 * h + r], b[4 * h + r + 2]);
-        }
-    for (int c = 0; c < 4; ++c) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c), _mm_unpacklo_epi64(a[c], a[4 + c]));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c + 32), _mm_unpackhi_epi64(a[c], a[4 + c]));
-    }
-}
-#endif
 
 // The products of *count* rows (at most 16) with all tokens of *a*, y (tokens, count).
 void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, float* y) {
@@ -66,19 +41,21 @@ bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
 
 }  // namespace
 
-#if defined(BITNET_X86)
-void gather_floats_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
-    if (type == Type::F32) return pack_float_tile(type, rows, cols, tile);
-    int64_t c = 0;
-    for (; c + 8 <= cols; c += 8) {
-        transpose_8x8(rows, c, tile + 32 * c);
-        transpose_8x8(rows + 8, c, tile + 32 * c + 16);
-    }
-    const uint8_t* rest[kTileRows];
-    for (int r = 0; r < kTileRows; ++r) rest[r] = rows[r] + 2 * c;
-    pack_float_tile(type, rest, cols - c, tile + 32 * c);
+void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out) {
+    if (is_grouped_row(type)) return pack_groups(type, weight, rows, cols, out);
+    const int64_t bytes = row_bytes(type, cols), tile_bytes = kTileRows * row_bytes(tiled(type), cols);
+    const std::vector<uint8_t> zeros(rows % kTileRows ? size_t(bytes) : 0);
+    Split((rows + kTileRows - 1) / kTileRows, 1, rows * cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; ++t) {
+            const uint8_t* its[kTileRows];
+            for (int64_t i = 0; i < kTileRows; ++i) {
+                const int64_t r = kTileRows * t + i;
+                its[i] = r < rows ? weight + r * bytes : zeros.data();
+            }
+            detail::active().gather(type, its, cols, out + t * tile_bytes);
+        }
+    });
 }
-#endif
 
 void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     std::vector<float> y(size_t(a.tokens * kTileRows));

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "ops/counters.hpp"
-#include "isa/dispatch.hpp"
 #include "ops/elementary.hpp"
 #include "system/split.hpp"
 #include "ternary/groups.hpp"

@@ -5,9 +5,6 @@
 // with a constructor: GCC 12 runs that in a loop, and keeps an array that loops go over in memory.
 #pragma once
 
-#if defined(BITNET_F16C)
-#include "isa/simd_x86.hpp"
-#endif
 #include "ops/lanes.hpp"
 
 namespace bitnet {

@@ -4,11 +4,6 @@
 // weights have 14 bits. The sums are integers, so any order of additions gives the same.
 #pragma once
 
-#if defined(BITNET_F16C)
-#include "isa/simd_x86.hpp"
-#elif defined(BITNET_NEON)
-#include "isa/simd_neon.hpp"
-#endif
 #include "ops/lanes.hpp"
 
 namespace bitnet {

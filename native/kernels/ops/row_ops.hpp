@@ -8,6 +8,7 @@
 #include "ops/attention.hpp"
 #include "ops/elementary.hpp"
 #include "ops/float_ops.hpp"
+#include "ops/tile_gather.hpp"
 #include "system/thread_pool.hpp"
 
 namespace bitnet {
@@ -138,6 +139,7 @@ void add_row_ops(Kernels& k) {
 #undef BITNET_SET
     k.attend = attend;
     k.store_position = store_position;
+    k.gather = gather_tile, k.pack_two_bits = pack_two_bits, k.make_dense = make_dense;
 }
 
 }  // namespace

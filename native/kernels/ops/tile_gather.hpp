@@ -1,10 +1,10 @@
-// Rows of block encodings, as they are in a file, as tiles of 16 (encodings/tiles.hpp), as fast as memory is read.
+// Rows as they are in a file, as tiles of 16 (encodings/tiles.hpp, ternary/layout.hpp), as fast as memory is read.
 //
 // The including file defines `transpose_lines`: 16 bytes of each of 16 rows become four lines of dwords, one of each row.
 // And `planes`: bytes 0, 1, 2 and 3 of the dwords of a line, 16 each. Everything else is plain loops over the dwords of lines.
 #pragma once
 
-#include "encodings/tiles.hpp"
+#include "ternary/layout.hpp"
 
 namespace bitnet {
 namespace {
@@ -130,6 +130,23 @@ inline void gather_iq4_xs(RowPointers rows, int64_t at, uint8_t* out) {
     for (int j = 0; j < 8; ++j) transpose_lines(rows, at + 8 + 16 * j, out + kLayout.header + j * kLayout.unit());
 }
 
+// Columns of floats one after the other.
+template <Type kType>
+inline void gather_floats(RowPointers rows, int64_t cols, uint8_t* tile) {
+    constexpr int kSize = encoding(kType).bytes, kAtOnce = 16 / kSize;
+    int64_t c = 0;
+    for (; c + kAtOnce <= cols; c += kAtOnce, tile += 16 * kTileRows) {
+        if constexpr (kSize == 4) {
+            transpose_lines(rows, kSize * c, tile);
+        } else {
+            const Lines<4> pairs(rows, kSize * c);
+            for (int i = 0; i < 8; ++i) put_16_bits(tile + 32 * i, pairs.at[i / 2], i % 2 * 16);
+        }
+    }
+    for (; c < cols; ++c, tile += kSize * kTileRows)
+        for (int r = 0; r < kTileRows; ++r) std::memcpy(tile + kSize * r, rows[r] + kSize * c, kSize);
+}
+
 template <Type kType>
 inline void gather_blocks(RowPointers rows, int64_t cols, uint8_t* tile) {
     constexpr Encoding kFrom = encoding(Type(int(kType) - int(Type::F32_R16)));
@@ -142,13 +159,35 @@ inline void gather_blocks(RowPointers rows, int64_t cols, uint8_t* tile) {
     }
 }
 
-// `Kernels::gather`; floats as *kFloats* does it.
-template <void (*kFloats)(Type, RowPointers, int64_t, uint8_t*)>
+// `Kernels::gather`.
 void gather_tile(Type type, RowPointers rows, int64_t cols, uint8_t* tile) {
-    if (is_float(type)) return kFloats(type, rows, cols, tile);
+    if (type == Type::F32) return gather_floats<Type::F32>(rows, cols, tile);
+    if (is_float(type)) return gather_floats<Type::F16>(rows, cols, tile);
     each_block_type([&](auto its) {
         if (its.value == tiled(type)) gather_blocks<its.value>(rows, cols, tile);
     });
+}
+
+// `Kernels::pack_two_bits`: fields of four words of a row become neighbours in a byte. In I2_S the first 32 columns are
+// in the highest bits.
+bool pack_two_bits(TernarySource source, RowPointers rows, int64_t cols, uint8_t* out) {
+    const bool i2_s = source == TernarySource::i2_s;
+    uint32_t threes[kTernaryRows] = {};
+    for (int64_t p = 0; p < cols / 128; ++p, out += 8 * 64)
+        for (int half = 0; half < 2; ++half) {
+            const Lines<4> words(rows, (i2_s ? 32 * p : p / 2 * 66 + p % 2 * 32) + 16 * half);
+            for (int f = 0; f < 4; ++f)
+                put_line(out + 64 * (2 * f + half), [&, shift = 2 * (i2_s ? 3 - f : f)](int r) {
+                    uint32_t word = 0;
+                    for (int i = 0; i < 4; ++i) word |= ((words.at[i][r] >> shift) & 0x03030303u) << (2 * i);
+                    return word;
+                });
+            for (int i = 0; i < 4; ++i)
+                for (int r = 0; r < kTernaryRows; ++r) threes[r] |= words.at[i][r] & (words.at[i][r] >> 1);
+        }
+    uint32_t bad = 0;
+    for (const uint32_t bits : threes) bad |= bits & 0x55555555u;
+    return bad != 0;
 }
 
 }  // namespace

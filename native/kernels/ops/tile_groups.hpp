@@ -8,19 +8,27 @@
 namespace bitnet {
 namespace {
 
-constexpr int kVecs = kTileRows / Vec::kLanes;  // vectors a tile is wide
+constexpr int kVecs = kTileRows / Lanes::kWidth;  // vectors a tile is wide
+constexpr int64_t kVecBytes = 4 * Lanes::kWidth;
 constexpr int64_t kInputBytes = 384 << 10;      // activations that stay in the second cache
 
-// Largest code, what is subtracted from codes in integers, and whether codes are s8.
-template <Type kType>
-struct Codes {
-    static constexpr bool kEight = tile_layout(kType).offset == 128;
-    static constexpr bool kSigned = kEight && Vec::kSignedCodes;
-    static constexpr int kMax = kEight ? (kSigned ? 128 : 255) : has_table(kType) ? 28 : tile_layout(kType).high == 0 ? 15
-                                : tile_layout(kType).high == 64 ? 31 : 63;
-    static constexpr int kOffset = kSigned ? 0 : tile_layout(kType).offset;
-    static constexpr bool kHalves = kType == Type::Q6_K_R16, kMin = encoding(kType).minimum;
+// Largest code, what is subtracted from codes in integers, and whether codes are s8; whether 16 columns have a scale of
+// their own, and whether there is a minimum.
+template <int kLargest, int kSubtracted, bool kS8, bool kTwoScales, bool kMinimum>
+struct CodeForm {
+    static constexpr int kMax = kLargest, kOffset = kSubtracted;
+    static constexpr bool kSigned = kS8, kHalves = kTwoScales, kMin = kMinimum;
 };
+template <Type kType>
+constexpr bool kSignedBytes = tile_layout(kType).offset == 128 && Vec::kSignedCodes;
+constexpr int largest_code(Type type) {
+    const TileLayout layout = tile_layout(type);
+    if (layout.offset == 128) return Vec::kSignedCodes ? 128 : 255;
+    return has_table(type) ? 28 : layout.high == 0 ? 15 : layout.high == 64 ? 31 : 63;
+}
+template <Type kType>
+using Codes = CodeForm<largest_code(kType), kSignedBytes<kType> ? 0 : tile_layout(kType).offset, kSignedBytes<kType>,
+                       kType == Type::Q6_K_R16, encoding(kType).minimum>;
 
 // The table of a type as products take its codes: with a sign, or plus the offset.
 template <Type kType>
@@ -37,15 +45,15 @@ constexpr CodeTable kByteCodes = byte_codes<kType>();
 
 // Vector *v* of four neighbouring columns, 4j .. 4j+3, of the rows of a tile.
 template <Type kType>
-inline typename Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
+inline Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
     constexpr TileLayout kLayout = tile_layout(kType);
-    const uint8_t* lanes = unit + 4 * Vec::kLanes * v;
+    const uint8_t* lanes = unit + kVecBytes * v;
     if constexpr (kType == Type::Q8_0_R16) {
         const auto codes = Vec::load(lanes + 64 * j);
         return Vec::kSignedCodes ? Vec::flip(codes) : codes;
     } else {
         const auto both = Vec::load(lanes + kLayout.high + 64 * (j % 4));
-        const auto low = Vec::and_bytes(j < 4 ? both : Vec::shift_right(both, 4), 0x0f);
+        const auto low = Vec::and_bytes(j < 4 ? both : Vec::shift(both, -4), 0x0f);
         if constexpr (has_table(kType)) return Vec::look_up(kByteCodes<kType>.code, low);
         if constexpr (kLayout.high == 0) return low;
         if constexpr (kLayout.high == 64)
@@ -57,26 +65,26 @@ inline typename Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
 // Scales and minima of a block for one vector of rows; `of` those of its group j.
 template <Type kType>
 struct Scales {
-    typename Vec::Float d, dmin;
+    Lanes d, dmin;
     const uint8_t* bytes;
     static constexpr int kHeader = tile_layout(kType).header;
-    static typename Vec::Float first(const uint8_t* block, int v) {
-        if constexpr (kHeader == 16) return Vec::load_half_power(block + Vec::kLanes * v);
-        else return Vec::load_half(block + 2 * Vec::kLanes * v);
+    static Lanes first(const uint8_t* block, int v) {
+        if constexpr (kHeader == 16) return Lanes::half_powers(block + Lanes::kWidth * v);
+        else return Lanes::halves(block + 2 * Lanes::kWidth * v);
     }
     explicit Scales(const uint8_t* block, int v) : d(first(block, v)), dmin(d) {
-        bytes = block + (kHeader == 320 ? 64 : 32) + Vec::kLanes * v;
-        if constexpr (Codes<kType>::kMin) dmin = Vec::load_half(block + 32 + 2 * Vec::kLanes * v);
-        if constexpr (kHeader == 320) dmin = Vec::negated(dmin);
+        bytes = block + (kHeader == 320 ? 64 : 32) + Lanes::kWidth * v;
+        if constexpr (Codes<kType>::kMin) dmin = Lanes::halves(block + 32 + 2 * Lanes::kWidth * v);
+        if constexpr (kHeader == 320) dmin = dmin.negated();
     }
-    typename Vec::Float scale(int j, int half) const {
-        if constexpr (kHeader == 320) return Vec::mul(d, Vec::load_u8(bytes + 16 * j));
-        else if constexpr (kHeader == 160) return Vec::mul(d, Vec::load_s8(bytes + 16 * j));
-        else if constexpr (Codes<kType>::kHalves) return Vec::mul(d, Vec::load_s8(bytes + 32 * j + 16 * half));
+    Lanes scale(int j, int half) const {
+        if constexpr (kHeader == 320) return d * Lanes::unsigned_bytes(bytes + 16 * j);
+        else if constexpr (kHeader == 160) return d * Lanes::signed_bytes(bytes + 16 * j);
+        else if constexpr (Codes<kType>::kHalves) return d * Lanes::signed_bytes(bytes + 32 * j + 16 * half);
         else return d;
     }
-    typename Vec::Float min(int j) const {
-        if constexpr (kHeader == 320) return Vec::mul(dmin, Vec::load_u8(bytes + 128 + 16 * j));
+    Lanes min(int j) const {
+        if constexpr (kHeader == 320) return dmin * Lanes::unsigned_bytes(bytes + 128 + 16 * j);
         else return dmin;
     }
 };
@@ -87,41 +95,41 @@ struct PackedGroup {
     const uint8_t* unit;
     int first, j;
     const Scales<kType>* scales;
-    typename Vec::Int codes(int i, int v) const { return tile_codes<kType>(unit, i, first + v); }
-    typename Vec::Float scale(int v, int half) const { return scales[v].scale(j, half); }
-    typename Vec::Float min(int v) const { return scales[v].min(j); }
+    Vec::Int codes(int i, int v) const { return tile_codes<kType>(unit, i, first + v); }
+    Lanes scale(int v, int half) const { return scales[v].scale(j, half); }
+    Lanes min(int v) const { return scales[v].min(j); }
 };
 
 // The same of a whole tile, computed once for many tokens: 8 x 64 codes, scales as floats (of each half
 // where they differ), minima as floats.
-template <Type kType>
+template <class C>
 struct UnpackedGroup {
-    static constexpr int kScales = Codes<kType>::kHalves ? 2 : 1;
-    static constexpr int kBytes = 64 * (8 + kScales + (Codes<kType>::kMin ? 1 : 0));
+    static constexpr int kScales = C::kHalves ? 2 : 1;
+    static constexpr int kBytes = 64 * (8 + kScales + (C::kMin ? 1 : 0));
     static_assert(scratch_bytes(32) >= kBytes + 4096, "a tile does not fit the scratch memory");
     const uint8_t* at;
-    static constexpr int codes_at(int i, int v) { return 64 * i + 4 * Vec::kLanes * v; }
+    static constexpr int codes_at(int i, int v) { return 64 * i + kVecBytes * v; }
     static constexpr int scale_at(int v, int half) { return codes_at(8 + half % kScales, v); }
     static constexpr int min_at(int v) { return codes_at(8 + kScales, v); }
-    typename Vec::Int codes(int i, int v) const { return Vec::load(at + codes_at(i, v)); }
-    typename Vec::Float scale(int v, int half) const { return Vec::load_float(at + scale_at(v, half)); }
-    typename Vec::Float min(int v) const { return Vec::load_float(at + min_at(v)); }
+    Vec::Int codes(int i, int v) const { return Vec::load(at + codes_at(i, v)); }
+    Lanes scale(int v, int half) const { return Lanes::load(at + scale_at(v, half)); }
+    Lanes min(int v) const { return Lanes::load(at + min_at(v)); }
 };
 
 struct AsTheyAre {
-    typename Vec::Int operator()(typename Vec::Int codes) const { return codes; }
+    Vec::Int operator()(Vec::Int codes) const { return codes; }
 };
 
 // All groups of a tile, their codes as *change* makes them.
 template <Type kType, class Change = AsTheyAre>
 void unpack_tile(const uint8_t* block, int64_t cols, uint8_t* out, Change change = {}) {
-    using Unpacked = UnpackedGroup<kType>;
+    using Unpacked = UnpackedGroup<Codes<kType>>;
     constexpr TileLayout kLayout = tile_layout(kType);
     for (int64_t b = 0; b < cols / (32 * kLayout.groups); ++b, block += kLayout.block()) {
         const Scales<kType> scales[2] = {Scales<kType>(block, 0), Scales<kType>(block, kVecs - 1)};
         for (int j = 0; j < kLayout.groups; ++j, out += Unpacked::kBytes) {
             const PackedGroup<kType, kVecs> group{block + kLayout.header + j * kLayout.unit(), 0, j, scales};
-            const auto put = [&](int at, typename Vec::Float f) { Vec::store(reinterpret_cast<float*>(out + at), f); };
+            const auto put = [&](int at, Lanes f) { f.store(reinterpret_cast<float*>(out + at)); };
 #pragma GCC unroll 2
             for (int v = 0; v < kVecs; ++v) {
 #pragma GCC unroll 8
@@ -134,11 +142,11 @@ void unpack_tile(const uint8_t* block, int64_t cols, uint8_t* out, Change change
 }
 
 // *rows* floats of a tile's vector *v* to their places.
-inline void store_rows(float* y, int v, int rows, typename Vec::Float value) {
-    const int begin = Vec::kLanes * v;
-    if (rows >= begin + Vec::kLanes) return Vec::store(y + begin, value);
-    alignas(64) float all[Vec::kLanes];
-    Vec::store(all, value);
+inline void store_rows(float* y, int v, int rows, Lanes value) {
+    const int begin = Lanes::kWidth * v;
+    if (rows >= begin + Lanes::kWidth) return value.store(y + begin);
+    alignas(64) float all[Lanes::kWidth];
+    value.store(all);
     for (int i = begin; i < rows; ++i) y[i] = all[i - begin];
 }
 

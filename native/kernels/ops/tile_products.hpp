@@ -17,35 +17,35 @@ inline void prefetch_lines(const uint8_t* p, int64_t bytes) {
 }
 
 // 32 columns of V vectors of rows times N tokens.
-template <Type kType, int V, int N, class Group>
-inline void add_group(const Group& group, const BlockInput* x, int64_t stride, typename Vec::Float (*sum)[N]) {
-    using C = Codes<kType>;
-    typename Vec::Float scaled[V][N];
+template <class C, int V, int N, class Group>
+inline void add_group(const Group& group, const BlockInput* x, int64_t stride, Lanes (*sum)[N]) {
+    Lanes scaled[V][N];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-        typename Vec::template Products<C::kMax, C::kOffset, C::kSigned> part[V][N];
+        typename Vec::template Sum<C::kMax, C::kOffset, C::kSigned> part[V][N];
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < V; ++v) part[v][n].start(x[n * stride], half);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-            typename Vec::Int w[V];
+            Vec::Int w[V];
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) w[v] = group.codes(4 * half + i, v);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n)
 #pragma GCC unroll 2
-                for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half + 4 * i, i);
+                for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half, i);
         }
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
             [[maybe_unused]] const auto scale = group.scale(v, half);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) {
-                const auto step = Vec::set(x[n * stride].step[half]);
-                if constexpr (C::kHalves) sum[v][n] = Vec::fma(Vec::mul(part[v][n].total(), step), scale, sum[v][n]);
-                else if (half == 0) scaled[v][n] = Vec::mul(part[v][n].total(), step);
-                else sum[v][n] = Vec::fma(Vec::fma(part[v][n].total(), step, scaled[v][n]), scale, sum[v][n]);
+                const auto step = Lanes::set(x[n * stride].step[half]);
+                const Lanes total = Vec::to_float(part[v][n].total());
+                if constexpr (C::kHalves) sum[v][n] = Lanes::fma(total * step, scale, sum[v][n]);
+                else if (half == 0) scaled[v][n] = total * step;
+                else sum[v][n] = Lanes::fma(Lanes::fma(total, step, scaled[v][n]), scale, sum[v][n]);
             }
         }
     }
@@ -54,13 +54,13 @@ inline void add_group(const Group& group, const BlockInput* x, int64_t stride, t
         for (int v = 0; v < V; ++v) {
             const auto min = group.min(v);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) sum[v][n] = Vec::fma(Vec::set(x[n * stride].sum), min, sum[v][n]);
+            for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(Lanes::set(x[n * stride].sum), min, sum[v][n]);
         }
 }
 
 // The sums of V vectors of rows of the tile at row r and of tokens t .. t+N-1.
 template <int V, int N>
-inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t, const typename Vec::Float (&sum)[V][N]) {
+inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t, const Lanes (&sum)[V][N]) {
     const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
     for (int v = 0; v < V; ++v)
         for (int n = 0; n < N; ++n) store_rows(a.y + (t + n) * a.rows + r, first + v, rows, sum[v][n]);
@@ -74,16 +74,16 @@ void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     const int64_t stride = block_inputs(a.cols), blocks = a.cols / (32 * kLayout.groups);
     const BlockInput* x = a.inputs + t * stride;
     const bool ahead = t == 0 && first == 0;  // later tokens find the tile in the caches
-    typename Vec::Float sum[V][N];
+    Lanes sum[V][N];
     for (int v = 0; v < V; ++v)
-        for (int n = 0; n < N; ++n) sum[v][n] = Vec::zero_float();
+        for (int n = 0; n < N; ++n) sum[v][n] = Lanes::set(0.0f);
     for (int64_t b = 0; b < blocks; ++b, block += kLayout.block()) {
         const Scales<kType> scales[2] = {Scales<kType>(block, first), Scales<kType>(block, first + V - 1)};
         if (ahead) prefetch_lines(block, kLayout.header);
         for (int j = 0; j < kLayout.groups; ++j, x += 1) {
             const uint8_t* unit = block + kLayout.header + j * kLayout.unit();
             if (ahead) prefetch_lines(unit, kLayout.unit());
-            add_group<kType, V, N>(PackedGroup<kType, V>{unit, first, j, scales}, x, stride, sum);
+            add_group<Codes<kType>, V, N>(PackedGroup<kType, V>{unit, first, j, scales}, x, stride, sum);
         }
     }
     store_tile(a, r, first, t, sum);
@@ -98,16 +98,16 @@ inline void block_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     }
 }
 
-// The unpacked tile of row r times tokens t .. t+N-1.
-template <Type kType, int N>
+// The unpacked tile of row r times tokens t .. t+N-1; types whose codes are alike share it.
+template <class C, int N>
 void unpacked_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t t) {
     const int64_t stride = block_inputs(a.cols);
     const BlockInput* x = a.inputs + t * stride;
-    typename Vec::Float sum[kVecs][N];
+    Lanes sum[kVecs][N];
     for (int v = 0; v < kVecs; ++v)
-        for (int n = 0; n < N; ++n) sum[v][n] = Vec::zero_float();
-    for (int64_t g = 0; g < a.cols / 32; ++g, ++x, tile += UnpackedGroup<kType>::kBytes)
-        add_group<kType, kVecs, N>(UnpackedGroup<kType>{tile}, x, stride, sum);
+        for (int n = 0; n < N; ++n) sum[v][n] = Lanes::set(0.0f);
+    for (int64_t g = 0; g < a.cols / 32; ++g, ++x, tile += UnpackedGroup<C>::kBytes)
+        add_group<C, kVecs, N>(UnpackedGroup<C>{tile}, x, stride, sum);
     store_tile(a, r, 0, t, sum);
 }
 
@@ -122,7 +122,7 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, [[maybe_unused]] 
             if constexpr (Vec::kUnpackFrom > 0)
                 if (t1 - t0 >= Vec::kUnpackFrom) {
                     unpack_tile<kType>(a.weight + r * a.row_bytes, a.cols, scratch);
-                    for (; t + kN <= t1; t += kN) unpacked_tile<kType, kN>(a, scratch, r, t);
+                    for (; t + kN <= t1; t += kN) unpacked_tile<Codes<kType>, kN>(a, scratch, r, t);
                 }
             for (; t + kN <= t1; t += kN) block_tokens<kType, kN>(a, r, t);
             if (kN > 4 && t + 4 <= t1) block_tokens<kType, 4>(a, r, t), t += 4;
@@ -133,21 +133,21 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, [[maybe_unused]] 
 }
 
 template <Type kType>
-inline typename Vec::Float tile_column(const uint8_t* column, int v) {
-    if constexpr (kType == Type::F32_R16) return Vec::load_float(column + 4 * Vec::kLanes * v);
-    else if constexpr (kType == Type::F16_R16) return Vec::load_half(column + 2 * Vec::kLanes * v);
-    else return Vec::load_bf16(column + 2 * Vec::kLanes * v);
+inline Lanes tile_column(const uint8_t* column, int v) {
+    if constexpr (kType == Type::F32_R16) return Lanes::load(column + 4 * Lanes::kWidth * v);
+    else if constexpr (kType == Type::F16_R16) return Lanes::halves(column + 2 * Lanes::kWidth * v);
+    else return Lanes::upper(column + 2 * Lanes::kWidth * v);
 }
 
 // One column of V vectors of rows times N tokens, into one of the two chains.
 template <Type kType, int V, int N>
 inline void add_column(const uint8_t* column, int first, const float* x, int64_t stride,
-                       typename Vec::Float (*sum)[N]) {
+                       Lanes (*sum)[N]) {
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
         const auto w = tile_column<kType>(column, first + v);
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) sum[v][n] = Vec::fma(w, Vec::set(x[n * stride]), sum[v][n]);
+        for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(w, Lanes::set(x[n * stride]), sum[v][n]);
     }
 }
 
@@ -157,14 +157,14 @@ void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     constexpr int64_t kColumn = kTileRows * encoding(kType).bytes;
     const uint8_t* tile = a.weight + r * a.row_bytes;
     const float* x = a.x + t * a.cols;
-    typename Vec::Float total[V][N];
+    Lanes total[V][N];
     for (int v = 0; v < V; ++v)
-        for (int n = 0; n < N; ++n) total[v][n] = Vec::zero_float();
+        for (int n = 0; n < N; ++n) total[v][n] = Lanes::set(0.0f);
     for (int64_t begin = 0; begin < a.cols; begin += kFloatRun) {
         const int64_t end = begin + kFloatRun < a.cols ? begin + kFloatRun : a.cols;
-        typename Vec::Float even[V][N], odd[V][N];
+        Lanes even[V][N], odd[V][N];
         for (int v = 0; v < V; ++v)
-            for (int n = 0; n < N; ++n) even[v][n] = odd[v][n] = Vec::zero_float();
+            for (int n = 0; n < N; ++n) even[v][n] = odd[v][n] = Lanes::set(0.0f);
         int64_t k = begin;
         for (; k + 2 <= end; k += 2) {
             if (t == 0) prefetch_lines(tile + k * kColumn, 2 * kColumn);
@@ -173,7 +173,7 @@ void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
         }
         if (k < end) add_column<kType, V, N>(tile + k * kColumn, first, x + k, a.cols, even);
         for (int v = 0; v < V; ++v)
-            for (int n = 0; n < N; ++n) total[v][n] = Vec::add(total[v][n], Vec::add(even[v][n], odd[v][n]));
+            for (int n = 0; n < N; ++n) total[v][n] = total[v][n] + (even[v][n] + odd[v][n]);
     }
     store_tile(a, r, first, t, total);
 }

@@ -63,9 +63,6 @@ constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64
 bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
                   uint8_t* out);
 
-// `Kernels::pack_two_bits` on any processor.
-bool pack_two_bits(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
-
 // Row *r* of a packed matrix of *rows* x *cols* as float32.
 void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out);
 

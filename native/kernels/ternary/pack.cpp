@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
-#include "isa/dispatch.hpp"
-#include "system/thread_pool.hpp"
+#include "system/split.hpp"
 
 namespace bitnet {
 namespace {
 
 constexpr int kPart = 64;       // columns unpacked at a time
-constexpr int64_t kTilesPerChunk = 4;
 constexpr uint8_t kZeroWeights = 0x55;  // four codes 1
 
 void fields(const uint8_t* bytes, int count, int shift, uint8_t* out) {
@@ -47,20 +46,6 @@ struct Source {
                 const uint8_t* row = data + r * cols + c;
                 // Anything other than -1, 0 and 1 becomes 3.
                 for (int i = 0; i < n; ++i) out[i] = std::min<uint8_t>(uint8_t(row[i] + 1), 3);
-                return;
-            }
-            case TernarySource::i2_s: {
-                const uint8_t* bytes = data + (r * cols + c) / 128 * 32;
-                const int upper = c % 128 ? 2 : 6;
-                fields(bytes, 32, upper, out);
-                fields(bytes, 32, upper - 2, out + 32);
-                return;
-            }
-            case TernarySource::tq2_0: {
-                const uint8_t* bytes = data + (r * cols + c) / 256 * 66 + c % 256 / 128 * 32;
-                const int lower = c % 128 ? 4 : 0;
-                fields(bytes, 32, lower, out);
-                fields(bytes, 32, lower + 2, out + 32);
                 return;
             }
             case TernarySource::tq1_0: return tq1_0_part(data + (r * cols + c) / 256 * 54, int(c % 256 / 64), out);
@@ -103,29 +88,26 @@ bool pack_tile(const Source& source, int64_t tile, int64_t cols, uint8_t* out) {
 
 }  // namespace
 
-bool pack_two_bits(TernarySource kind, const uint8_t* rows, int64_t cols, uint8_t* out) {
-    return pack_tile({kind, rows, kTernaryRows, cols}, 0, cols, out);
-}
-
 bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
                   uint8_t* out) {
     const Source source{kind, data, rows, inputs};
     const int64_t tiles = ternary_tiles(rows), row_bytes = ternary_source_bytes(kind, rows, inputs) / rows;
-    const bool dense = type == Type::TernaryDense;
+    const bool dense = type == Type::TernaryDense, fields = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
     // A dense tile is made of one with two bits per weight, which lies in a core's own cache.
     const int64_t wide = (cols + kTernaryStep - 1) / kTernaryStep * kTernaryStep;
     const Kernels& kernels = detail::active();
-    const bool two_bit = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
-    const bool whole = two_bit && inputs % 128 == 0;
+    const std::vector<uint8_t> zeros(size_t(fields ? row_bytes : 0), kZeroWeights);
     std::atomic<bool> valid{true};
-    parallel_for((tiles + kTilesPerChunk - 1) / kTilesPerChunk, [&](int64_t chunk) {
-        const int64_t end = std::min(tiles, (chunk + 1) * kTilesPerChunk);
-        for (int64_t tile = chunk * kTilesPerChunk; tile < end; ++tile) {
+    Split(tiles, 1, rows * cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
+        for (int64_t tile = t0; tile < t1; ++tile) {
             uint8_t* at = out + tile * ternary_tile_bytes(type, cols);
             uint8_t* two_bits = dense ? thread_scratch(size_t(wide) * 4) : at;
             bool bad;
-            if (whole && (tile + 1) * kTernaryRows <= rows) {
-                bad = kernels.pack_two_bits(kind, data + tile * kTernaryRows * row_bytes, inputs, two_bits);
+            if (fields) {
+                const uint8_t* its[kTernaryRows];
+                for (int64_t i = 0, r = tile * kTernaryRows; i < kTernaryRows; ++i, ++r)
+                    its[i] = r < rows ? data + r * row_bytes : zeros.data();
+                bad = kernels.pack_two_bits(kind, its, inputs, two_bits);
                 std::fill(two_bits + 4 * inputs, two_bits + 4 * wide, kZeroWeights);
             } else {
                 bad = pack_tile(source, tile, wide, two_bits);

@@ -1,114 +1,391 @@
-// Ternary weights times int8 activations on tiles of 16 rows; see ternary/layout.hpp.
+// Weights of few bits times int8 activations on tiles of 16 rows: ternary ones (ternary/layout.hpp), and those with a
+// scale per group of columns (ternary/groups.hpp).
 //
-// Few tokens: the codes stay packed, and a digit of every byte of a line is isolated in place. More
-// tokens: the codes of some tiles are unpacked to bytes once and multiplied with several tokens per
-// load. Sums are integers, so it is the same result either way.
+// Few tokens: the codes stay packed, and the digits of every byte of a line are isolated. More tokens: the codes of some
+// tiles are unpacked to bytes once and multiplied with several tokens per load. Sums are integers until the columns of
+// a scale are complete, and then added in the order of the columns, so it is the same result either way.
 //
-// The including file defines `Acc`, the vectors and products of its instruction set, and for each
-// layout a `Code`: how its lines are multiplied and unpacked.
+// The including file defines `Vec`, with the numbers of tokens and tiles whose sums its registers hold.
 #pragma once
 
 #include <type_traits>
 
-#include "ternary/layout.hpp"
+#include "ops/tile_groups.hpp"
+#include "ternary/groups.hpp"
 
 namespace bitnet {
 namespace {
 
-// The sums of one tile and one token: of int32, and of double where blocks have scales.
+constexpr int64_t kPrefetchLines = 512, kPrefetchRuns = 1024;
+using TileSums = Vec::Int[kVecs];  // of the rows of a tile
+
+// Fields of kBits bits. Each kPlaces neighbours are multiplied where the first of them stand, as multiples of their
+// codes, and have sums of their own.
+template <int kBits, int kPlaces>
+struct Fields {
+    static constexpr int kDigits = 8 / kBits, kSums = kPlaces, kTogether = Vec::kRunsTogether ? kDigits : 1;
+    // A bit is half of its code. That of the last one does not fit a byte if it is moved up.
+    static constexpr int place(int f) { return kBits == 2 ? f % kPlaces * 2 : f % kPlaces < 6 ? f % kPlaces : 6; }
+    static constexpr int kLargest = 1 << place(kPlaces - 1);  // multiple of a code up to 2
+
+    static Vec::Int isolate(Vec::Int bytes, int f) {
+        return Vec::and_bytes(Vec::shift(bytes, place(f) - kBits * f + 2 - kBits), (kBits == 2 ? 3 : 2) << place(f));
+    }
+    static void isolate_all(Vec::Int bytes, Vec::Int* out) {
+#pragma GCC unroll 8
+        for (int f = 0; f < kDigits; ++f) out[f] = isolate(bytes, f);
+    }
+    template <class Sum>
+    static Vec::Int total(const Sum* sums) {
+        Vec::Int all = sums[0].total();
+#pragma GCC unroll 4
+        for (int i = 1; i < kSums; ++i) all = Vec::add(all, Vec::over_power(sums[i].total(), place(i)));
+        return all;
+    }
+};
+
+// How the digits of a byte are isolated: for N tokens at once, for sums of runs, and as bytes.
+template <int kBits>
+struct FieldCode {
+    template <int N>
+    using Digits = Fields<kBits, Vec::places(N)>;
+    using Runs = Fields<kBits, (kBits == 1 ? 2 : 1) * Vec::kRunPlaces>;
+    using Bytes = Fields<kBits, 1>;
+};
+
+// Calls body(from, to) for parts of [first, end), each of *most* at most where `Vec` bounds the products of a sum.
+template <class F>
+inline void in_parts(int64_t first, int64_t end, int64_t most, const F& body) {
+    if constexpr (Vec::kDepth == 0) return body(first, end);
+    for (; first < end; first += most) body(first, first + most < end ? first + most : end);
+}
+
+// Sums of G tiles, unpacked to bytes (cols / 4, G, 16, 4), and columns [c0, c1) of tokens t .. t + N - 1.
+template <int G, int N>
+inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, TileSums (*out)[N]) {
+    const Inputs<N> q(a, t);
+    for (int g = 0; g < G; ++g)
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::zero();
+    in_parts(c0, c1, 4 * Vec::kDepth, [&](int64_t from, int64_t to) {
+        Vec::Sum<> sum[G][N][kVecs];
+        for (int64_t c = from; c < to; c += Vec::kInputs)
+#pragma GCC unroll 4
+            for (int i = 0; i < Vec::kInputs / 4; ++i) {
+                Vec::Int w[G][kVecs];
+#pragma GCC unroll 3
+                for (int g = 0; g < G; ++g)
+#pragma GCC unroll 2
+                    for (int v = 0; v < kVecs; ++v) w[g][v] = Vec::load(bytes + ((c / 4 + i) * G + g) * 64 + kVecBytes * v);
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n)
+#pragma GCC unroll 3
+                    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 2
+                        for (int v = 0; v < kVecs; ++v) sum[g][n][v].add(w[g][v], q[n] + c, i);
+            }
+#pragma GCC unroll 3
+        for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+                for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
+    });
+}
+
+// The codes of *count* lines as bytes, (cols / 4, 16, 4), every *stride*; of runs where the lines are those of blocks.
+template <class Digits, bool kRuns>
+void unpack_lines(const uint8_t* lines, int64_t count, uint8_t* out, int64_t stride) {
+    for (int64_t line = 0; line < count; ++line)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v) {
+            Vec::Int digit[Digits::kDigits];
+            Digits::isolate_all(Vec::load(lines + 64 * line + kVecBytes * v), digit);
+#pragma GCC unroll 8
+            for (int d = 0; d < Digits::kDigits; ++d) {
+                const int64_t at = kRuns ? (line / kRunLines * Digits::kDigits + d) * kRunLines + line % kRunLines
+                                         : line * Digits::kDigits + d;
+                Vec::store(out + at * stride + kVecBytes * v, digit[d]);
+            }
+        }
+}
+
+// ---- ternary weights
+
+// The result of one token and a tile, from sums over all columns, or over blocks that have scales.
 template <bool kBlocks>
 struct Total {
-    typename Acc::Ints sum = Acc::zero();
-    void add(typename Acc::Ints products, const LinearArgs&, const uint8_t*, int64_t, int64_t) { sum = products; }
-    void store(const LinearArgs& a, int64_t r, int64_t t) const {
-        Acc::store(a, r, t, Acc::to_float(Acc::minus(sum, a.sums[t])));
+    TileSums sum;
+    void add(const TileSums& products, const LinearArgs&, const uint8_t*, int64_t, int64_t) {
+        for (int v = 0; v < kVecs; ++v) sum[v] = products[v];
     }
+    Lanes number(const LinearArgs& a, int v, int64_t t) const { return Vec::to_float(Vec::minus(sum[v], a.sums[t])); }
 };
 
 template <>
 struct Total<true> {
-    typename Acc::Doubles sum = Acc::zero_double();
-    void add(typename Acc::Ints products, const LinearArgs& a, const uint8_t* scales, int64_t t, int64_t c) {
-        const int32_t x_sum = Acc::sum_block(a.q + t * a.cols + c);
-        sum = Acc::add_scaled(sum, Acc::minus(products, x_sum), scales + c / kTernaryBlock * kTernaryRows * 4);
+    Vec::Double sum[kVecs];
+    Total() {
+        for (Vec::Double& its : sum) its = Vec::zero_double();
     }
-    void store(const LinearArgs& a, int64_t r, int64_t t) const { Acc::store(a, r, t, Acc::to_float(sum)); }
+    void add(const TileSums& products, const LinearArgs& a, const uint8_t* scales, int64_t t, int64_t c) {
+        const int8_t* q = a.q + t * a.cols + c;
+        int32_t x_sum = 0;
+        for (int i = 0; i < kTernaryBlock; ++i) x_sum += q[i];
+        scales += c / kTernaryBlock * kTernaryRows * 4;
+        for (int v = 0; v < kVecs; ++v)
+            sum[v] = Vec::add_scaled(sum[v], Vec::minus(products[v], x_sum), Lanes::load(scales + kVecBytes * v));
+    }
+    Lanes number(const LinearArgs&, int v, int64_t) const { return Vec::to_float(sum[v]); }
 };
 
-// The lines of the tile that row *r* starts.
-template <class Code>
-const uint8_t* tile_of(const LinearArgs& a, int64_t r) {
-    return a.weight + r / kTernaryRows * (a.cols / Code::kStep * 64);
-}
+inline int rows_of(const LinearArgs& a, int64_t r) { return int(a.rows - r < kTileRows ? a.rows - r : kTileRows); }
 
-// One tile times tokens t .. t + N - 1, codes packed.
-template <class Code, bool kBlocks, int N>
-void packed_tile(const LinearArgs& a, int64_t r, int64_t t) {
-    const uint8_t* codes = tile_of<Code>(a, r);
-    const uint8_t* scales = kBlocks ? ternary_scales(a, r) : nullptr;
-    Total<kBlocks> total[N];
-    const int64_t run = kBlocks ? kTernaryBlock : a.cols;
-    for (int64_t c = 0; c < a.cols; c += run) {
-        typename Acc::Ints sum[N];
-        Code::template packed<N>(a, codes, t, c, c + run, sum);
-        for (int n = 0; n < N; ++n) total[n].add(sum[n], a, scales, t + n, c);
-    }
-    for (int n = 0; n < N; ++n) total[n].store(a, r, t + n);
-}
-
-// G tiles, unpacked to bytes (cols / 4, G, 16, 4), times tokens t .. t + N - 1.
-template <bool kBlocks, int G, int N>
-void unpacked_tiles(const LinearArgs& a, const uint8_t* bytes, int64_t r, int64_t t) {
-    Total<kBlocks> total[G][N];
-    const int64_t run = kBlocks ? kTernaryBlock : a.cols;
-    for (int64_t c = 0; c < a.cols; c += run) {
-        typename Acc::Ints sum[G][N];
-        Acc::template unpacked<G, N>(a, bytes, t, c, c + run, sum);
-        for (int g = 0; g < G; ++g)
-            for (int n = 0; n < N; ++n)
-                total[g][n].add(sum[g][n], a, kBlocks ? ternary_scales(a, r + kTernaryRows * g) : nullptr, t + n, c);
-    }
-    for (int g = 0; g < G; ++g)
-        for (int n = 0; n < N; ++n) total[g][n].store(a, r + kTernaryRows * g, t + n);
-}
-
-template <class Code, bool kBlocks, int G>
-void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
-    for (int g = 0; g < G; ++g) Code::unpack(tile_of<Code>(a, r + kTernaryRows * g), a.cols, bytes + 64 * g, 64 * G);
-    int64_t t = 0;
-    for (; t + Acc::kTokens <= a.tokens; t += Acc::kTokens) unpacked_tiles<kBlocks, G, Acc::kTokens>(a, bytes, r, t);
-    if (t > 0 && t + 1 < a.tokens) unpacked_tiles<kBlocks, G, Acc::kTokens>(a, bytes, r, a.tokens - Acc::kTokens), t = a.tokens;
-    for (; t + 2 <= a.tokens; t += 2) unpacked_tiles<kBlocks, G, 2>(a, bytes, r, t);
-    if (t < a.tokens) unpacked_tiles<kBlocks, G, 1>(a, bytes, r, t);
+// Vector *v* of a result of token *t* and the tile at row *r*.
+inline void store_ternary(const LinearArgs& a, int64_t r, int v, int64_t t, Lanes sum) {
+    store_rows(a.y + t * a.rows + r, v, rows_of(a, r), sum / Lanes::set(a.step[t]) * Lanes::set(a.scale));
 }
 
 template <class Code, bool kBlocks>
-void ternary_linear(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
-    if (a.tokens > Code::kPackedTokens) {
-        int64_t r = r0;
+struct TernaryProduct {
+    static constexpr int kPackedTokens = Vec::kPackedTokens, kPackedAtOnce = Vec::kPackedAtOnce;
+    static constexpr int kTokens = Vec::kTernaryTokens, kTiles = Vec::kTernaryTiles;
+    using Bytes = typename Code::Bytes;
+    static constexpr int kStep = 4 * Bytes::kDigits;
+
+    // The lines of the tile that row *r* starts.
+    static const uint8_t* tile(const LinearArgs& a, int64_t r) { return a.weight + r / kTernaryRows * (a.cols / kStep * 64); }
+
+    static void unpack(const LinearArgs& a, int64_t r, uint8_t* out, int64_t stride) {
+        unpack_lines<Bytes, false>(tile(a, r), a.cols / kStep, out, stride);
+    }
+
+    template <class Digits, int N>
+    static void packed_sums(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, TileSums (&out)[N]) {
+        constexpr int kDigits = Digits::kDigits, kSums = Digits::kSums;
+        const Inputs<N> q(a, t);
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::zero();
+        in_parts(c0, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep, [&](int64_t from, int64_t to) {
+            Vec::Sum<> sum[N][kVecs][kSums];
+            const uint8_t* line = codes + from / kStep * 64;
+            for (int64_t c = from; c < to; c += kStep, line += 64) {
+                prefetch_line(line + kPrefetchLines);
+#pragma GCC unroll 2
+                for (int v = 0; v < kVecs; ++v) {
+                    Vec::Int digit[kDigits];
+                    Digits::isolate_all(Vec::load(line + kVecBytes * v), digit);
+#pragma GCC unroll 5
+                    for (int d = 0; d < kDigits; ++d)
+#pragma GCC unroll 8
+                        for (int n = 0; n < N; ++n) sum[n][v][d % kSums].add(digit[d], q[n] + c, d);
+                }
+            }
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+                for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::add(out[n][v], Digits::total(sum[n][v]));
+        });
+    }
+
+    // One tile times tokens t .. t + N - 1, codes packed.
+    template <int N>
+    static void packed(const LinearArgs& a, int64_t r, int64_t t) {
+        const uint8_t* scales = kBlocks ? ternary_scales(a, r) : nullptr;
+        const int64_t run = kBlocks ? kTernaryBlock : a.cols;
+        Total<kBlocks> total[N];
+        for (int64_t c = 0; c < a.cols; c += run) {
+            TileSums sum[N];
+            packed_sums<typename Code::template Digits<N>>(a, tile(a, r), t, c, c + run, sum);
+            for (int n = 0; n < N; ++n) total[n].add(sum[n], a, scales, t + n, c);
+        }
+        store(a, r, t, total);
+    }
+
+    // G unpacked tiles times tokens t .. t + N - 1.
+    template <int G, int N>
+    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t r, int64_t t) {
+        const int64_t run = kBlocks ? kTernaryBlock : a.cols;
+        Total<kBlocks> total[G][N];
+        for (int64_t c = 0; c < a.cols; c += run) {
+            TileSums sum[G][N];
+            unpacked_sums<G, N>(a, bytes, t, c, c + run, sum);
+            for (int g = 0; g < G; ++g)
+                for (int n = 0; n < N; ++n)
+                    total[g][n].add(sum[g][n], a, kBlocks ? ternary_scales(a, r + kTernaryRows * g) : nullptr, t + n, c);
+        }
+        for (int g = 0; g < G; ++g) store(a, r + kTernaryRows * g, t, total[g]);
+    }
+
+    template <int N>
+    static void store(const LinearArgs& a, int64_t r, int64_t t, const Total<kBlocks> (&total)[N]) {
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < kVecs; ++v) store_ternary(a, r, v, t + n, total[n].number(a, v, t + n));
+    }
+};
+
+// ---- weights with a scale per group of columns
+
+// The result of N tokens and the rows of the tile at row *r*, as far as its runs were added.
+template <int N>
+struct GroupSums {
+    Lanes part[N][kVecs], y[N][kVecs];
+    const uint8_t* scales;  // of the group at hand
+    int64_t shared, last;
+    void start(const LinearArgs& a, int64_t r) {
+        scales = a.weight + r * a.row_bytes, shared = group_runs(a.type), last = a.cols / kRun - 1;
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < kVecs; ++v) part[n][v] = y[n][v] = Lanes::set(0.0f);
+    }
+    // *products* of run *run* and tokens t .. t + N - 1.
+    void add(const LinearArgs& a, int64_t t, int64_t run, const TileSums (&products)[N]) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            const int64_t at = (t + n) * (last + 1) + run;
+#pragma GCC unroll 2
+            for (int v = 0; v < kVecs; ++v)
+                part[n][v] = Lanes::fma(Vec::to_float(Vec::minus(products[n][v], a.sums[at])), Lanes::set(a.step[at]), part[n][v]);
+        }
+        if ((run & (shared - 1)) != shared - 1 && run != last) return;  // a power of two
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v) {
+            const Lanes scale = Lanes::halves(scales + kVecBytes / 2 * v);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) y[n][v] = Lanes::fma(part[n][v], scale, y[n][v]), part[n][v] = Lanes::set(0.0f);
+        }
+        scales += kTernaryRows * 2;
+    }
+    void store(const LinearArgs& a, int64_t r, int64_t t) const {
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < kVecs; ++v) store_rows(a.y + (t + n) * a.rows + r, v, rows_of(a, r), y[n][v]);
+    }
+};
+
+template <class Code>
+struct GroupProduct {
+    using Digits = typename Code::Runs;
+    static constexpr int kRuns = Digits::kDigits, kTogether = Digits::kTogether;
+    static constexpr int kPackedTokens = Vec::kRunTokens, kTokens = Vec::kGroupTokens, kTiles = Vec::kGroupTiles;
+    static constexpr int kPackedAtOnce = kPackedTokens >= 4 && kTogether * 4 * kVecs <= 16 ? 4 : 2;
+    static_assert(Vec::kDepth == 0 || kRunLines * Digits::kLargest <= Vec::kDepth, "sums of a run overflow");
+
+    static const uint8_t* lines_of(const LinearArgs& a, int64_t r) {
+        return a.weight + r * a.row_bytes + group_scale_bytes(a.type, a.cols);
+    }
+
+    static void unpack(const LinearArgs& a, int64_t r, uint8_t* out, int64_t stride) {
+        const int64_t count = a.cols / (kRun * kRuns) * kRunLines;
+        unpack_lines<typename Code::Bytes, true>(lines_of(a, r), count, out, stride);
+    }
+
+    // Sums of the runs of a block, which begins at column *c*.
+    template <int N>
+    static void block_sums(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, TileSums (*out)[N]) {
+        const Inputs<N> q(a, t);
+#pragma GCC unroll 8
+        for (int first = 0; first < kRuns; first += kTogether) {
+            Vec::Sum<> sum[kTogether][N][kVecs];
+#pragma GCC unroll 8
+            for (int i = 0; i < kRunLines; ++i) {
+                if (first == 0) prefetch_line(lines + 64 * i + kPrefetchRuns);
+#pragma GCC unroll 2
+                for (int v = 0; v < kVecs; ++v) {
+                    const Vec::Int bytes = Vec::load(lines + 64 * i + kVecBytes * v);
+                    Vec::Int digit[kTogether];
+                    if constexpr (kTogether == 1) digit[0] = Digits::isolate(bytes, first);
+                    else Digits::isolate_all(bytes, digit);
+#pragma GCC unroll 8
+                    for (int f = 0; f < kTogether; ++f)
+#pragma GCC unroll 4
+                        for (int n = 0; n < N; ++n)
+                            sum[f][n][v].add(digit[f], q[n] + c + kRun * (first + f) + 16 * (i / 4), i % 4);
+                }
+            }
+#pragma GCC unroll 8
+            for (int f = 0; f < kTogether; ++f)
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+                    for (int v = 0; v < kVecs; ++v)
+                        out[first + f][n][v] = Vec::over_power(sum[f][n][v].total(), Digits::place(first + f));
+        }
+    }
+
+    template <int N>
+    static void packed(const LinearArgs& a, int64_t r, int64_t t) {
+        const uint8_t* lines = lines_of(a, r);
+        GroupSums<N> sums;
+        sums.start(a, r);
+        for (int64_t run = 0; run <= sums.last; run += kRuns, lines += kBlockBytes) {
+            TileSums products[kRuns][N];
+            block_sums<N>(a, lines, t, run * kRun, products);
+#pragma GCC unroll 8
+            for (int f = 0; f < kRuns; ++f) sums.add(a, t, run + f, products[f]);
+        }
+        sums.store(a, r, t);
+    }
+
+    template <int G, int N>
+    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t r, int64_t t) {
+        GroupSums<N> sums[G];
+        for (int g = 0; g < G; ++g) sums[g].start(a, r + kTernaryRows * g);
+        for (int64_t run = 0; run <= sums[0].last; ++run) {
+            TileSums products[G][N];
+            unpacked_sums<G, N>(a, bytes, t, run * kRun, (run + 1) * kRun, products);
+#pragma GCC unroll 2
+            for (int g = 0; g < G; ++g) sums[g].add(a, t, run, products[g]);
+        }
+        for (int g = 0; g < G; ++g) sums[g].store(a, r + kTernaryRows * g, t);
+    }
+};
+
+// ---- rows and tokens of either
+
+// The tokens from *t* on, N or fewer at a time, codes packed.
+template <class Product, int N>
+void packed_tokens(const LinearArgs& a, int64_t r, int64_t t) {
+    for (; t + N <= a.tokens; t += N) Product::template packed<N>(a, r, t);
+    if constexpr (N > 1) packed_tokens<Product, N / 2>(a, r, t);
+}
+
+// G tiles times all tokens. The last ones go through once more with some before them, or, one alone, with packed codes.
+template <class Product, int G>
+void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
+    constexpr int kTokens = Product::kTokens;
+    for (int g = 0; g < G; ++g) Product::unpack(a, r + kTernaryRows * g, bytes + 64 * g, 64 * G);
+    int64_t t = 0;
+    for (; t + kTokens <= a.tokens; t += kTokens) Product::template unpacked<G, kTokens>(a, bytes, r, t);
+    if (t > 0 && t + 1 < a.tokens) Product::template unpacked<G, kTokens>(a, bytes, r, a.tokens - kTokens), t = a.tokens;
+    for (int g = 0; g < G; ++g) packed_tokens<Product, 2>(a, r + kTernaryRows * g, t);
+}
+
+template <class Product>
+void linear_of_digits(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    constexpr int kTiles = Product::kTiles;
+    int64_t r = r0;
+    if (a.tokens > Product::kPackedTokens) {
         const auto each = [&](auto tiles) {
             constexpr int kRows = kTernaryRows * tiles;
-            for (; r + kRows - kTernaryRows < r1; r += kRows) many_tokens<Code, kBlocks, tiles>(a, r, scratch);
+            for (; r + kRows - kTernaryRows < r1; r += kRows) many_tokens<Product, tiles>(a, r, scratch);
         };
-        each(std::integral_constant<int, Acc::kTiles>());
-        if constexpr (Acc::kTiles > 2) each(std::integral_constant<int, 2>());
-        if constexpr (Acc::kTiles > 1) each(std::integral_constant<int, 1>());
+        each(std::integral_constant<int, kTiles>());
+        if constexpr (kTiles > 2) each(std::integral_constant<int, 2>());
+        if constexpr (kTiles > 1) each(std::integral_constant<int, 1>());
         return;
     }
-    for (int64_t r = r0; r < r1; r += kTernaryRows) {
-        int64_t t = 0;
-        if constexpr (Code::kPackedAtOnce >= 8)
-            for (; t + 8 <= a.tokens; t += 8) packed_tile<Code, kBlocks, 8>(a, r, t);
-        if constexpr (Code::kPackedAtOnce >= 4)
-            for (; t + 4 <= a.tokens; t += 4) packed_tile<Code, kBlocks, 4>(a, r, t);
-        for (; t + 2 <= a.tokens; t += 2) packed_tile<Code, kBlocks, 2>(a, r, t);
-        if (t < a.tokens) packed_tile<Code, kBlocks, 1>(a, r, t);
-    }
+    for (; r < r1; r += kTernaryRows) packed_tokens<Product, Product::kPackedAtOnce>(a, r, 0);
 }
 
-template <class Code, bool kBlocks>
+template <class Product>
 void use(Kernels& k, Type type) {
-    k.decode[int(type)] = k.prefill[int(type)] = ternary_linear<Code, kBlocks>;
+    k.decode[int(type)] = k.prefill[int(type)] = linear_of_digits<Product>;
+}
+
+// Layouts of two bits and of one.
+[[maybe_unused]] void add_fields(Kernels& k) {
+    use<TernaryProduct<FieldCode<2>, false>>(k, Type::Ternary), use<TernaryProduct<FieldCode<2>, true>>(k, Type::TernaryBlocks);
+    use<GroupProduct<FieldCode<1>>>(k, Type::Q1_0_R16);
+    use<GroupProduct<FieldCode<2>>>(k, Type::Q2_0_R16), use<GroupProduct<FieldCode<2>>>(k, Type::PQ2_0_R16);
 }
 
 }  // namespace

@@ -4,8 +4,7 @@
 //
 // A register of sums is [t0 r0, t0 r1, t1 r0, t1 r1], and stays so until a row is complete: rounding steps
 // and scales are repeated to match. Its sums are those of every other level: exact integers.
-#include "isa/vectors_neon.hpp"
-#include "ternary/vectors_neon.hpp"
+#include "isa/neon.hpp"
 
 namespace bitnet {
 namespace {
@@ -21,6 +20,7 @@ constexpr int kPairs = kTileRows / 2, kHalf = kPairs / 2;  // of rows; those who
 }  // namespace bitnet
 
 #include "ops/tile_groups.hpp"
+#include "ternary/products.hpp"
 
 namespace bitnet {
 namespace {
@@ -52,10 +52,10 @@ inline float32x4_t four_rows(float32x4_t a, float32x4_t b, int second) {
 
 // 32 columns of a tile: codes without their offset (4, 8 pairs of rows, 2, 8 columns), then scales (of each half
 // where they differ) and minima, [r0, r1, r0, r1] for each pair of rows.
-template <Type kType>
+template <bool kHalves, bool kMin>
 struct PairedGroup {
-    static constexpr int kLine = 16 * kPairs, kScales = Codes<kType>::kHalves ? 2 : 1;
-    static constexpr int kBytes = kLine * (4 + kScales + (Codes<kType>::kMin ? 1 : 0));
+    static constexpr int kLine = 16 * kPairs, kScales = kHalves ? 2 : 1;
+    static constexpr int kBytes = kLine * (4 + kScales + (kMin ? 1 : 0));
     static_assert(scratch_bytes(32) >= kBytes + 4096, "a tile does not fit the scratch memory");
     const uint8_t* at;
     int8x16_t codes(int step, int pair) const { return vreinterpretq_s8_u8(vld1q_u8(at + kLine * step + 16 * pair)); }
@@ -65,11 +65,14 @@ struct PairedGroup {
 };
 
 template <Type kType>
+using Paired = PairedGroup<Codes<kType>::kHalves, Codes<kType>::kMin>;
+
+template <Type kType>
 void unpack_pairs(const uint8_t* block, int64_t cols, uint8_t* out) {
-    using Paired = PairedGroup<kType>;
+    using Paired = bitnet::Paired<kType>;
     constexpr TileLayout kLayout = tile_layout(kType);
     const uint8x16_t offset = vdupq_n_u8(uint8_t(Codes<kType>::kOffset));
-    const auto put = [](uint8_t* to, const Neon::Float& rows) {
+    const auto put = [](uint8_t* to, const Lanes& rows) {
         for (const float32x4_t four : {rows.low, rows.high}) {
             vst1q_f32(reinterpret_cast<float*>(to), vcombine_f32(vget_low_f32(four), vget_low_f32(four)));
             vst1q_f32(reinterpret_cast<float*>(to + 16), vcombine_f32(vget_high_f32(four), vget_high_f32(four)));
@@ -97,16 +100,16 @@ void unpack_pairs(const uint8_t* block, int64_t cols, uint8_t* out) {
 
 // Half a tile, from its pair of rows *first* on, times tokens t .. t + 3; sums are added as by add_group
 // (ops/tile_products.hpp).
-template <Type kType>
+template <bool kHalves, bool kMin>
 void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, int64_t t) {
-    using C = Codes<kType>;
+    using Group = PairedGroup<kHalves, kMin>;
     const int64_t stride = block_inputs(a.cols);
     const BlockInput* x = a.inputs + t * stride;
     float32x4_t sum[2][kHalf];
     for (auto& pair : sum)
         for (float32x4_t& v : pair) v = vdupq_n_f32(0.0f);
-    for (int64_t g = 0; g < a.cols / 32; ++g, ++x, tile += PairedGroup<kType>::kBytes) {
-        const PairedGroup<kType> group{tile};
+    for (int64_t g = 0; g < a.cols / 32; ++g, ++x, tile += Group::kBytes) {
+        const Group group{tile};
         float32x4_t scaled[2][kHalf];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
@@ -132,13 +135,13 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
 #pragma GCC unroll 4
                 for (int i = 0; i < kHalf; ++i) {
                     const float32x4_t total = vcvtq_f32_s32(part[p][i]), scale = group.scale(first + i, half);
-                    if constexpr (C::kHalves) sum[p][i] = vfmaq_f32(sum[p][i], vmulq_f32(total, rounding), scale);
+                    if constexpr (kHalves) sum[p][i] = vfmaq_f32(sum[p][i], vmulq_f32(total, rounding), scale);
                     else if (half == 0) scaled[p][i] = vmulq_f32(total, rounding);
                     else sum[p][i] = vfmaq_f32(sum[p][i], vfmaq_f32(scaled[p][i], total, rounding), scale);
                 }
             }
         }
-        if constexpr (C::kMin)
+        if constexpr (kMin)
 #pragma GCC unroll 2
             for (int p = 0; p < 2; ++p) {
                 const float32x4_t inputs = for_pair(x[2 * p * stride].sum, x[(2 * p + 1) * stride].sum);
@@ -168,7 +171,7 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
         for (int64_t r = r0; r < r1; r += kTileRows) {
             unpack_pairs<kType>(a.weight + r * a.row_bytes, a.cols, scratch);
             for (int64_t t = t0; t < t1; t += kTokens)
-                for (const int first : {0, kHalf}) half_tile<kType>(a, scratch, r, first, t);
+                for (const int first : {0, kHalf}) half_tile<Codes<kType>::kHalves, Codes<kType>::kMin>(a, scratch, r, first, t);
         }
     }
     for (int64_t r = r0; r < r1; r += kTileRows) remaining(a, r, whole, scratch);
@@ -177,10 +180,14 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
 // A tile of two bits per weight as bytes (cols / 8, 8 pairs of rows, 2, 8 columns).
 void unpack_ternary(const uint8_t* codes, int64_t cols, uint8_t* out) {
     for (int64_t c = 0; c < cols; c += kTernaryStep, codes += 64, out += 32 * kPairs)
-        for (int i = 0; i < kRegisters; ++i) {
-            const uint8x16_t bytes = vld1q_u8(codes + 16 * i);
-            store_pairs(out + 32 * i, low_field(bytes, 0), low_field(bytes, 1));
-            store_pairs(out + 16 * kPairs + 32 * i, low_field(bytes, 2), low_field(bytes, 3));
+        for (int v = 0; v < kVecs; ++v) {
+            Neon::Int field[4];
+            Fields<2, 1>::isolate_all(Neon::load(codes + kVecBytes * v), field);
+            for (int half = 0; half < 2; ++half) {
+                uint8_t* to = out + 16 * kPairs * half + 64 * v;
+                store_pairs(to, field[2 * half].low, field[2 * half + 1].low);
+                store_pairs(to + 32, field[2 * half].high, field[2 * half + 1].high);
+            }
         }
 }
 
@@ -202,11 +209,12 @@ void ternary_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t
                 for (int p = 0; p < 2; ++p) sum[p][i] = vmmlaq_s32(sum[p][i], q[p][step], w);
             }
     }
-    for (int n = 0; n < kTokens; ++n) {
-        TernaryNeon::Ints rows;
-        for (int i = 0; i < kRegisters; ++i) rows.part[i] = four_rows(sum[n / 2][2 * i], sum[n / 2][2 * i + 1], n % 2);
-        TernaryNeon::store(a, r, t + n, TernaryNeon::to_float(TernaryNeon::minus(rows, a.sums[t + n])));
-    }
+    for (int n = 0; n < kTokens; ++n)
+        for (int v = 0; v < kVecs; ++v) {
+            const auto four = [&](int i) { return Neon::bytes(four_rows(sum[n / 2][i], sum[n / 2][i + 1], n % 2)); };
+            const Neon::Int rows = Neon::minus({four(4 * v), four(4 * v + 2)}, a.sums[t + n]);
+            store_ternary(a, r, v, t + n, Neon::to_float(rows));
+        }
 }
 
 void linear_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {

@@ -7,16 +7,13 @@
 // they lie. Its sums are those of every other level: exact integers.
 #include <cstring>
 
-#include "isa/amx/tiles.hpp"
-#include "isa/vectors_avx512.hpp"
-#include "ternary/dense_avx512.hpp"
+#define BITNET_F16C
+#include "isa/avx512_dense.hpp"
+
+#include "isa/amx_attention.hpp"
 
 namespace bitnet {
 namespace {
-
-struct Vec : Avx512 {
-    static constexpr bool kSignedCodes = false;
-};
 
 constexpr int kTokens = 16;                     // of a tile
 constexpr int kColumns = 64;                    // of a tile of ternary products
@@ -28,15 +25,6 @@ struct alignas(64) Sums {
     __m512i token(int n) const { return _mm512_load_si512(at[n]); }
 };
 
-}  // namespace
-}  // namespace bitnet
-
-#include "ops/tile_groups.hpp"
-#include "ternary/products.hpp"
-
-namespace bitnet {
-namespace {
-
 constexpr TileShapes block_shapes() {
     TileShapes shapes;
     for (const int half : {0, 1}) {
@@ -47,12 +35,6 @@ constexpr TileShapes block_shapes() {
     return shapes;
 }
 
-constexpr TileShapes ternary_shapes() {
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16, 64);
-    return shapes;
-}
-
 // Codes without their offset, so that no sum has to be corrected.
 template <Type kType>
 struct Signed {
@@ -60,6 +42,9 @@ struct Signed {
         return _mm512_sub_epi8(codes, _mm512_set1_epi8(char(Codes<kType>::kOffset)));
     }
 };
+// What is left of a type then.
+template <Type kType>
+using SignedForm = CodeForm<0, 0, true, Codes<kType>::kHalves, Codes<kType>::kMin>;
 
 // Sums of each 16 of 32 columns, of 16 tokens from *x* on.
 inline void multiply_group(const uint8_t* codes, const BlockInput* x, int64_t stride, Sums* out) {
@@ -76,42 +61,40 @@ inline void multiply_group(const uint8_t* codes, const BlockInput* x, int64_t st
 }
 
 // Adds them to *sum* as add_group does (ops/tile_products.hpp).
-template <Type kType>
-inline void add_products(const UnpackedGroup<kType>& group, const Sums* products, const BlockInput* x, int64_t stride,
-                         __m512 (&sum)[kTokens]) {
-    const __m512 scale = group.scale(0, 0), second_scale = group.scale(0, 1);
-    __m512 min = scale;
-    if constexpr (Codes<kType>::kMin) min = group.min(0);
+template <class C>
+inline void add_products(const UnpackedGroup<C>& group, const Sums* products, const BlockInput* x, int64_t stride,
+                         Lanes (&sum)[kTokens]) {
+    const Lanes scale = group.scale(0, 0), second_scale = group.scale(0, 1);
+    Lanes min = scale;
+    if constexpr (C::kMin) min = group.min(0);
 #pragma GCC unroll 16
     for (int n = 0; n < kTokens; ++n, x += stride) {
-        const __m512 part[2] = {_mm512_cvtepi32_ps(products[0].token(n)), _mm512_cvtepi32_ps(products[1].token(n))};
-        const __m512 first = Vec::mul(part[0], Vec::set(x->step[0])), step = Vec::set(x->step[1]);
-        if constexpr (Codes<kType>::kHalves)
-            sum[n] = Vec::fma(Vec::mul(part[1], step), second_scale, Vec::fma(first, scale, sum[n]));
-        else sum[n] = Vec::fma(Vec::fma(part[1], step, first), scale, sum[n]);
-        if constexpr (Codes<kType>::kMin) sum[n] = Vec::fma(Vec::set(x->sum), min, sum[n]);
+        const Lanes second = Vec::to_float(products[1].token(n)), step = Lanes::set(x->step[1]);
+        const Lanes first = Vec::to_float(products[0].token(n)) * Lanes::set(x->step[0]);
+        if constexpr (C::kHalves) sum[n] = Lanes::fma(second * step, second_scale, Lanes::fma(first, scale, sum[n]));
+        else sum[n] = Lanes::fma(Lanes::fma(second, step, first), scale, sum[n]);
+        if constexpr (C::kMin) sum[n] = Lanes::fma(Lanes::set(x->sum), min, sum[n]);
     }
 }
 
 // The unpacked tile of row r times tokens t .. t + 15. The tiles are one group of columns ahead of the
 // vectors, so that neither waits for the other.
-template <Type kType>
+template <class C>
 void sixteen_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t t) {
-    using Unpacked = UnpackedGroup<kType>;
+    using Unpacked = UnpackedGroup<C>;
     const int64_t stride = block_inputs(a.cols), groups = a.cols / 32;
     const BlockInput* x = a.inputs + t * stride;
     Sums products[2][2];
-    __m512 sum[kTokens];
+    Lanes sum[kTokens];
 #pragma GCC unroll 16
-    for (int n = 0; n < kTokens; ++n) sum[n] = Vec::zero_float();
+    for (int n = 0; n < kTokens; ++n) sum[n] = Lanes::set(0.0f);
     multiply_group(tile, x, stride, products[0]);
     for (int64_t g = 0; g < groups; ++g, ++x, tile += Unpacked::kBytes) {
         if (g + 1 < groups) multiply_group(tile + Unpacked::kBytes, x + 1, stride, products[(g + 1) % 2]);
-        add_products<kType>(Unpacked{tile}, products[g % 2], x, stride, sum);
+        add_products<C>(Unpacked{tile}, products[g % 2], x, stride, sum);
     }
-    const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
 #pragma GCC unroll 16
-    for (int n = 0; n < kTokens; ++n) store_rows(a.y + (t + n) * a.rows + r, 0, rows, sum[n]);
+    for (int n = 0; n < kTokens; ++n) store_rows(a.y + (t + n) * a.rows + r, 0, rows_of(a, r), sum[n]);
 }
 
 // Tokens that are left over are multiplied with AVX-512, or once more with some before them as a whole tile
@@ -129,8 +112,8 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
         for (int64_t r = r0; r < r1; r += kTileRows) {
             unpack_tile<kType>(a.weight + r * a.row_bytes, a.cols, scratch, Signed<kType>());
             int64_t t = t0;
-            for (; t + kTokens <= t1; t += kTokens) sixteen_tokens<kType>(a, scratch, r, t);
-            if (t1 - t > kTokens / 2) sixteen_tokens<kType>(a, scratch, r, t1 - kTokens);
+            for (; t + kTokens <= t1; t += kTokens) sixteen_tokens<SignedForm<kType>>(a, scratch, r, t);
+            if (t1 - t > kTokens / 2) sixteen_tokens<SignedForm<kType>>(a, scratch, r, t1 - kTokens);
             else if (t < t1) without_tiles(a.of_tokens(t, t1), r, r + kTileRows < r1 ? r + kTileRows : r1, scratch);
         }
     }
@@ -179,16 +162,16 @@ void ternary_tokens(const LinearArgs& a, const uint8_t* lines, int64_t r, const 
         for (int g = 0; g < G; ++g)
             for (int n = 0; n < kTokens; ++n) {
                 const int64_t token = t[i] + n;
-                const __m512i sum = Acc::minus(sums[2 * i + g].token(n), a.sums[token]);
-                Acc::store(a, r + kTileRows * g, token, Acc::to_float(sum));
+                const __m512i sum = Vec::minus(sums[2 * i + g].token(n), a.sums[token]);
+                store_ternary(a, r + kTileRows * g, 0, token, Vec::to_float(sum));
             }
 }
 
 // The lines of G tiles from row r on. Columns that do not fill a tile of 64 are multiplied in one that begins
 // before them, with zeros where columns were multiplied already.
-template <class Code, int G>
-void unpack_lines(const LinearArgs& a, int64_t r, uint8_t* lines) {
-    for (int g = 0; g < G; ++g) Code::unpack(tile_of<Code>(a, r + kTernaryRows * g), a.cols, lines + 64 * g, 64 * G);
+template <class Product, int G>
+void unpack_tiles(const LinearArgs& a, int64_t r, uint8_t* lines) {
+    for (int g = 0; g < G; ++g) Product::unpack(a, r + kTernaryRows * g, lines + 64 * g, 64 * G);
     if (a.cols % kColumns == 0) return;
     const int64_t line = 64 * G, left = a.cols % kColumns / 4 * line;
     uint8_t* end = lines + a.cols / 4 * line;
@@ -197,26 +180,25 @@ void unpack_lines(const LinearArgs& a, int64_t r, uint8_t* lines) {
 }
 
 // Tokens t0 .. t1 - 1; the last ones once more with some before them where they do not fill a tile.
-template <class Code, int G>
+template <class Product, int G>
 void ternary_rows(const LinearArgs& a, int64_t r, int64_t t0, int64_t t1, uint8_t* lines) {
-    unpack_lines<Code, G>(a, r, lines);
+    unpack_tiles<Product, G>(a, r, lines);
     const auto start = [&](int64_t t) { return t + kTokens <= a.tokens ? t : a.tokens - kTokens; };
     int64_t t = t0;
     for (; t + kTokens < t1; t += 2 * kTokens) ternary_tokens<G, 2>(a, lines, r, {start(t), start(t + kTokens)});
     if (t < t1) ternary_tokens<G, 1>(a, lines, r, {start(t), start(t)});
 }
 
-template <class Code>
+template <class Product>
 void linear_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
     if (a.tokens < kTokens || a.cols < kColumns) return avx512_vnni_kernels().prefill[int(a.type)](a, r0, r1, scratch);
-    static constexpr TileShapes kShapes = ternary_shapes();
-    const Tiles tiles(kShapes);
+    const Tiles tiles(kFullTiles);
     const int64_t step = tokens_per_pass(a.tokens, a.cols, 2 * kTokens, kTernaryInputBytes);
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
         int64_t r = r0;
-        for (; r + kTernaryRows < r1; r += 2 * kTernaryRows) ternary_rows<Code, 2>(a, r, t0, t1, scratch);
-        if (r < r1) ternary_rows<Code, 1>(a, r, t0, t1, scratch);
+        for (; r + kTernaryRows < r1; r += 2 * kTernaryRows) ternary_rows<Product, 2>(a, r, t0, t1, scratch);
+        if (r < r1) ternary_rows<Product, 1>(a, r, t0, t1, scratch);
     }
 }
 static_assert(scratch_bytes(kColumns) >= 2 * (16 * kColumns + 1024), "two tiles of rows do not fit the scratch memory");
@@ -228,9 +210,9 @@ const Kernels& amx_kernels() {
         Kernels k = avx512_vnni_kernels();
         k.name = "amx";
         each_block_type([&](auto type) { k.prefill[int(type.value)] = linear_block<type.value>; });
-        k.prefill[int(Type::Ternary)] = linear_ternary<TwoBits>;
-        k.prefill[int(Type::TernaryDense)] = linear_ternary<Dense>;
-        add_amx_attention(k);
+        k.prefill[int(Type::Ternary)] = linear_ternary<TernaryProduct<FieldCode<2>, false>>;
+        k.prefill[int(Type::TernaryDense)] = linear_ternary<TernaryProduct<Dense, false>>;
+        k.attend = attend_by_tiles;
         return k;
     }();
     return table;

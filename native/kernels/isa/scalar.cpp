@@ -4,12 +4,58 @@
 
 #include "head/pack.hpp"
 #include "head/tile.hpp"
-#include "ops/matrix_rows.hpp"
-#include "ops/row_ops.hpp"
+#include "ops/elementary.hpp"
 #include "ternary/groups.hpp"
 
 namespace bitnet {
 namespace {
+
+struct Lanes {
+    static constexpr int kWidth = 8;
+    float v[8];
+    template <class F>
+    static Lanes of(F value) {
+        Lanes out;
+        for (int i = 0; i < 8; ++i) out.v[i] = value(i);
+        return out;
+    }
+    static Lanes set(float f) {
+        return of([&](int) { return f; });
+    }
+    static Lanes load(const float* p) {
+        return of([&](int i) { return p[i]; });
+    }
+    static Lanes upper(const uint16_t* p) {
+        return of([&](int i) { return bits_to_float(uint32_t(p[i]) << 16); });
+    }
+    void store(float* p) const {
+        for (int i = 0; i < 8; ++i) p[i] = v[i];
+    }
+    static void round_to(const Lanes& a, const Lanes& b, int16_t* p) {
+        for (int i = 0; i < 16; ++i) {
+            const float f = (i < 8 ? a : b).v[i % 8];
+            p[i] = int16_t(f == f ? int32_t(round_half_even(f)) : 0);
+        }
+    }
+    friend Lanes operator+(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    friend Lanes operator-(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] - b.v[i]; });
+    }
+    friend Lanes operator*(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] * b.v[i]; });
+    }
+    static Lanes larger(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+    }
+    Lanes unless_below(const Lanes& x, float least) const {
+        return of([&](int i) { return x.v[i] < least ? 0.0f : v[i]; });
+    }
+    Lanes times_power(const Lanes& power) const {
+        return of([&](int i) { return bits_to_float(float_to_bits(v[i]) + (float_to_bits(power.v[i]) << 23)); });
+    }
+};
 
 void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
     for (int i = 0; i < 4; ++i)
@@ -23,7 +69,7 @@ void planes(const uint8_t* line, uint8_t* out) {
 }  // namespace
 }  // namespace bitnet
 
-#include "ops/tile_gather.hpp"
+#include "ops/row_ops.hpp"
 
 namespace bitnet {
 namespace {
@@ -166,9 +212,7 @@ const Kernels& scalar_kernels() {
         k.name = "scalar";
         for (int i = 0; i < kTypes; ++i) k.decode[i] = k.prefill[i] = linear_of(Type(i));
         add_row_ops(k);
-        k.pack_two_bits = pack_two_bits, k.make_dense = make_dense;
         k.exact_head = {tile_scalar, sixth_scalar, pack_tile};
-        k.gather = gather_tile<pack_float_tile>;
         return k;
     }();
     return table;

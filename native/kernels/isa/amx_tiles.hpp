@@ -21,6 +21,13 @@ struct TileShapes {
 };
 static_assert(sizeof(TileShapes) == 64, "the operand of ldtilecfg");
 
+constexpr TileShapes full_shapes() {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16, 64);
+    return shapes;
+}
+constexpr TileShapes kFullTiles = full_shapes();
+
 // Tiles of these shapes for the thread it lives in; without it the system need not save them.
 class Tiles {
 public:

@@ -4,10 +4,10 @@
 // Left-hand tiles are 16 rows x 64 elements of queries, or x 64 weights of keys. Right-hand ones are made of a page once
 // for all rows of a unit of work: a line has four elements of each of 16 keys, or four keys of each of 16 elements. A
 // page has two of them side by side, so two of its lines become one of high and one of low bytes.
-#define BITNET_F16C
-#include "ops/attention.hpp"
+#pragma once
 
-#include "isa/amx/tiles.hpp"
+#include "isa/amx_tiles.hpp"
+#include "ops/attention.hpp"
 
 namespace bitnet {
 namespace {
@@ -16,13 +16,6 @@ constexpr int kDepth = 64;         // codes that a tile sums over
 constexpr int kTileBytes = 1024;
 constexpr int kBoth = 2 * kTileBytes;  // a tile of high bytes, and one of low bytes behind it
 static_assert(kDepth == kKeyBlock, "the weights of a page's keys fill a tile");
-
-constexpr TileShapes tile_shapes() {
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16, 64);
-    return shapes;
-}
-constexpr TileShapes kShapes = tile_shapes();
 
 // Which bytes of two registers of codes are their high and their low ones: in order, for a row of a left-hand tile, or
 // two codes of each register in turns, for a line of a right-hand one.
@@ -157,7 +150,7 @@ public:
 
 private:
     uint8_t *keys_, *values_;  // a page's tiles
-    const Tiles tiles_{kShapes};
+    const Tiles tiles_{kFullTiles};
 };
 
 void attend_by_tiles(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last,
@@ -167,7 +160,4 @@ void attend_by_tiles(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_
 }
 
 }  // namespace
-
-void add_amx_attention(Kernels& k) { k.attend = attend_by_tiles; }
-
 }  // namespace bitnet

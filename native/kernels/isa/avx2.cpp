@@ -1,0 +1,121 @@
+// AVX2 with FMA and F16C: products of bytes by vpmaddubsw, added in 16 bits as deep as they fit.
+#define BITNET_F16C
+#include "isa/avx2.hpp"
+#include "ops/row_ops.hpp"
+
+namespace bitnet {
+namespace {
+
+struct Vec : Avx2 {
+    static constexpr bool kSignedCodes = true;  // codes to 255 would overflow 16 bits
+    static constexpr int places(int) { return 2; }
+
+    // Codes in a byte are summed in 16 bits. Those above the offset may overflow on the way, but the sums start at
+    // -offset * sum(q), modulo 2^16, and end within 16 bits.
+    static constexpr int kDepth = 64;  // so many pairs of products of ternary codes
+    static_assert(kDepth * 2 * 2 * 127 <= 32767, "16-bit sums overflow");
+    template <int kMost = 2, int kOffset = 0, bool kSigned = false>
+    struct Sum {
+        static constexpr int kLargest = kMost - kOffset > kOffset ? kMost - kOffset : kOffset;
+        static constexpr bool kDeep = 4 * 2 * 127 * kLargest <= 32767;  // else sums of two products
+        static_assert(2 * 127 * kMost <= 32767 && (kDeep || kOffset == 0), "16-bit sums overflow");
+        Int v = zero();
+        static Int widened(Int pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+        void start(const BlockInput& x, int half) {
+            if constexpr (kOffset != 0) v = _mm256_slli_epi16(set(read<int>(x.minus_pairs[half])), log2_of(kOffset));
+        }
+        void add(Int codes, const int8_t* q, int i) {
+            const Int x = set(read<int>(q + 4 * i));
+            const Int pairs = kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
+                                      : _mm256_maddubs_epi16(codes, x);
+            v = kDeep ? _mm256_add_epi16(v, pairs) : _mm256_add_epi32(v, widened(pairs));
+            pin(v);
+        }
+        Int total() const { return kDeep ? widened(v) : v; }
+    };
+};
+
+// 16 bytes for vpshufb in both halves of a register.
+struct Table {
+    alignas(32) uint8_t at[32] = {};
+    __m256i of(__m256i index) const { return _mm256_shuffle_epi8(load256(at), index); }
+    constexpr void put(int i, int value) { at[i] = at[16 + i] = uint8_t(value); }
+};
+constexpr Table digits_of(int divisor) {
+    Table out;
+    for (int i = 0; i < 16; ++i) out.put(i, i / divisor % 3);
+    return out;
+}
+// By the upper four bits of a byte: the largest multiple of 28 that is not larger.
+constexpr Table multiples_of_28() {
+    Table out;
+    for (int i = 0; i < 16; ++i) out.put(i, i * 16 / 28 * 28);
+    return out;
+}
+// By the upper four bits of 28 g, which no two g share: a digit of g.
+constexpr Table digits_of_multiple(int divisor) {
+    Table out;
+    for (int g = 0; g < 9; ++g) out.put(28 * g / 16, g / divisor % 3);
+    return out;
+}
+
+// Five digits of a byte, which is 28 g + low: 28 g is the multiple at or before its upper four bits, or the next one.
+// Low is 9 d + the rest, which has two digits.
+struct DenseDigits {
+    static constexpr int kDigits = 5, kSums = 1, kLargest = 1, kTogether = kDigits;
+    static constexpr int place(int) { return 0; }
+    static void isolate_all(__m256i bytes, __m256i* out) {
+        static constexpr Table kMultiple = multiples_of_28(), kFourth = digits_of_multiple(1), kFifth = digits_of_multiple(3),
+                               kFirst = digits_of(1), kSecond = digits_of(3);
+        const auto upper = [](__m256i v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); };
+        const auto minus = [](__m256i v, int n) { return _mm256_sub_epi8(v, _mm256_set1_epi8(char(n))); };
+        __m256i low = _mm256_sub_epi8(bytes, kMultiple.of(upper(bytes)));
+        low = _mm256_min_epu8(low, minus(low, 28));
+        const __m256i group = upper(_mm256_sub_epi8(bytes, low));
+        const __m256i rest = _mm256_min_epu8(low, _mm256_min_epu8(minus(low, 9), minus(low, 18)));
+        out[0] = kFirst.of(rest);
+        out[1] = kSecond.of(rest);
+        out[2] = _mm256_and_si256(_mm256_sub_epi8(low, rest), _mm256_set1_epi8(3));  // of 0, 9 and 18
+        out[3] = kFourth.of(group);
+        out[4] = kFifth.of(group);
+    }
+    template <class Sum>
+    static __m256i total(const Sum* sums) {
+        return sums[0].total();
+    }
+};
+struct Dense {
+    template <int>
+    using Digits = DenseDigits;
+    using Runs = DenseDigits;
+    using Bytes = DenseDigits;
+};
+
+}  // namespace
+}  // namespace bitnet
+
+#include "head/level.hpp"
+#include "head/sixth_x86.hpp"
+#include "ops/quantize_x86.hpp"
+#include "ops/tile_products.hpp"
+#include "ternary/products.hpp"
+
+namespace bitnet {
+
+const Kernels& avx2_kernels() {
+    static const Kernels table = [] {
+        Kernels k = scalar_kernels();
+        k.name = "avx2";
+        add_row_ops(k);
+        add_tiled_linear(k);
+        add_fields(k);
+        use<TernaryProduct<Dense, false>>(k, Type::TernaryDense);
+        use<GroupProduct<Dense>>(k, Type::PTQ1_0_R16);
+        k.exact_head = {head_tile, sixth_x86, pack_tile};
+        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary_x86;
+        return k;
+    }();
+    return table;
+}
+
+}  // namespace bitnet

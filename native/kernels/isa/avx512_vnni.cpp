@@ -1,0 +1,38 @@
+// AVX-512 F, BW, DQ, VL and VNNI: vpdpbusd adds four products of bytes to 32 bits at once.
+#define BITNET_F16C
+#include "isa/avx512.hpp"
+#include "isa/cpu.hpp"
+#include "ops/row_ops.hpp"
+
+namespace bitnet {
+namespace {
+using Vec = Avx512;
+}
+}  // namespace bitnet
+
+#include "head/level.hpp"
+#include "head/sixth_x86.hpp"
+#include "ops/quantize_x86.hpp"
+#include "ops/tile_products.hpp"
+#include "ternary/products.hpp"
+
+namespace bitnet {
+
+void add_avx512_vbmi_ternary(Kernels&);  // another file
+
+const Kernels& avx512_vnni_kernels() {
+    static const Kernels table = [] {
+        Kernels k = avx2_kernels();  // TernaryDense and the like, for processors without VBMI
+        k.name = "avx512_vnni";
+        add_row_ops(k);
+        add_tiled_linear(k);
+        add_fields(k);
+        if (cpu_features().avx512_vbmi) add_avx512_vbmi_ternary(k);
+        k.exact_head = {head_tile, sixth_x86, pack_tile};
+        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary_x86;
+        return k;
+    }();
+    return table;
+}
+
+}  // namespace bitnet
