@@ -93,7 +93,10 @@ def native(c):
     """Build the compiled module into this checkout's environment."""
     # Only here a folder is kept from one build to the next: two installations must not share one.
     kept = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
-    c.run(f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps {kept} -e .")
+    every = "--config-settings=cmake.define.BITNET_COMPILE=here"
+    c.run(
+        f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps {kept} {every} -e ."
+    )
 
 
 @task()

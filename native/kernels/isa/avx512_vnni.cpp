@@ -22,12 +22,18 @@ void add_avx512_vbmi_ternary(Kernels&);  // another file
 
 const Kernels& avx512_vnni_kernels() {
     static const Kernels table = [] {
+#if defined(BITNET_AVX2)
         Kernels k = avx2_kernels();  // TernaryDense and the like, for processors without VBMI
+#else
+        Kernels k = scalar_kernels();
+#endif
         k.name = "avx512_vnni";
         add_row_ops(k);
         add_tiled_linear(k);
         add_fields(k);
+#if defined(BITNET_AVX512_VBMI)
         if (cpu_features().avx512_vbmi) add_avx512_vbmi_ternary(k);
+#endif
         k.exact_head = {head_tile, sixth_x86, pack_tile};
         k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary_x86;
         return k;

@@ -113,7 +113,7 @@ CpuFeatures detect_features(const CpuQueries& ask) {
     found.avx_vnni = found.avx2;
 #elif defined(BITNET_AVX_VNNI_EVEX)
     found.avx_vnni = found.avx512_vnni;
-#elif defined(BITNET_AVX_VNNI)
+#else
     found.avx_vnni = found.avx2 && extended.a >= 1 && bit(ask.cpuid(7, 1).a, 4);
 #endif
     found.avx512_vbmi = found.avx512_vnni && bit(extended.c, 1);

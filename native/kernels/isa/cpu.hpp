@@ -3,8 +3,18 @@
 
 #include <cstdint>
 
-// The instruction sets with kernels of their own, slowest first. Each has a folder of its name here, a
+// The instruction sets with kernels of their own that are compiled, slowest first. Each has a file of its name here, a
 // line `add_isa` in CMakeLists.txt and a bit in cpu.cpp.
+#if defined(BITNET_AVX2)
+#define BITNET_IF_AVX2(level) level(avx2)
+#else
+#define BITNET_IF_AVX2(level)
+#endif
+#if defined(BITNET_AVX512_VNNI)
+#define BITNET_IF_AVX512(level) level(avx512_vnni)
+#else
+#define BITNET_IF_AVX512(level)
+#endif
 #if defined(BITNET_AVX_VNNI)
 #define BITNET_IF_AVX_VNNI(level) level(avx_vnni)
 #else  // a compiler that does not know it
@@ -22,7 +32,7 @@
 #endif
 
 #if defined(BITNET_X86)
-#define BITNET_LEVELS(level) level(avx2) BITNET_IF_AVX_VNNI(level) level(avx512_vnni) BITNET_IF_AMX(level)
+#define BITNET_LEVELS(level) BITNET_IF_AVX2(level) BITNET_IF_AVX_VNNI(level) BITNET_IF_AVX512(level) BITNET_IF_AMX(level)
 #elif defined(BITNET_ARM)
 #define BITNET_LEVELS(level) level(neon_dotprod) BITNET_IF_I8MM(level)
 #else
@@ -32,9 +42,7 @@
 namespace bitnet {
 
 struct CpuFeatures {
-#define BITNET_FEATURE(name) bool name = false;
-    BITNET_LEVELS(BITNET_FEATURE)
-#undef BITNET_FEATURE
+    bool avx2 = false, avx_vnni = false, avx512_vnni = false, amx = false, neon_dotprod = false, neon_i8mm = false;
     bool avx512_vbmi = false;  // with those of avx512_vnni
 };
 
