@@ -10,10 +10,11 @@ namespace {
 
 // Sums of products of codes of five bits, which narrow registers take four at a time.
 struct HeadSum {
-    Vec::Int all = Vec::zero();
+    Vec::Int all;
     Vec::Sum<31> part;
+    void start() { all = Vec::zero(), part.start(); }
     void widen() {
-        if constexpr (Vec::kDepth > 0) all = Vec::add(all, part.total()), part = {};
+        if constexpr (Vec::kDepth > 0) all = Vec::add(all, part.total()), part.start();
     }
     Vec::Int total() const { return Vec::kDepth > 0 ? all : part.total(); }
 };
@@ -22,6 +23,7 @@ struct HeadSum {
 // compilers keep the digits of the whole block in memory.
 inline void block_product(const uint8_t* block, const int8_t* high, const int8_t* low, Vec::Int (&product)[kVecs]) {
     HeadSum coarse[kVecs], fine[kVecs];
+    for (int v = 0; v < kVecs; ++v) coarse[v].start(), fine[v].start();
     for (int half = 0; half < 2; ++half, block += 320, high += 32, low += 32) {
         Vec::Int bits[kVecs];
         for (int v = 0; v < kVecs; ++v) bits[v] = Vec::load(block + kVecBytes * v);

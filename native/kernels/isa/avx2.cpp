@@ -19,10 +19,11 @@ struct Vec : Avx2 {
         static constexpr int kLargest = kMost - kOffset > kOffset ? kMost - kOffset : kOffset;
         static constexpr bool kDeep = 4 * 2 * 127 * kLargest <= 32767;  // else sums of two products
         static_assert(2 * 127 * kMost <= 32767 && (kDeep || kOffset == 0), "16-bit sums overflow");
-        Int v = zero();
+        Int v;
         static Int widened(Int pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+        void start() { v = zero(); }
         void start(const BlockInput& x, int half) {
-            if constexpr (kOffset != 0) v = _mm256_slli_epi16(set(read<int>(x.minus_pairs[half])), log2_of(kOffset));
+            v = kOffset != 0 ? _mm256_slli_epi16(set(read<int>(x.minus_pairs[half])), log2_of(kOffset)) : zero();
         }
         void add(Int codes, const int8_t* q, int i) {
             const Int x = set(read<int>(q + 4 * i));
@@ -79,8 +80,7 @@ struct DenseDigits {
         out[3] = kFourth.of(group);
         out[4] = kFifth.of(group);
     }
-    template <class Sum>
-    static __m256i total(const Sum* sums) {
+    static __m256i total(const Vec::Sum<> (&sums)[kSums]) {
         return sums[0].total();
     }
 };

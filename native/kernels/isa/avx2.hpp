@@ -49,7 +49,7 @@ struct Lanes {
 // A register of bytes, or of int32.
 struct Avx2 {
     static constexpr int kTokens = 4, kWholeTokens = 4, kFloatTokens = 3, kUnpackFrom = 16;
-    static constexpr int kInputs = 4, kTernaryTokens = 4, kTernaryTiles = 1, kGroupTokens = 4, kGroupTiles = 1;
+    static constexpr int kInputs = 4, kUnrolledColumns = 4, kTernaryTokens = 4, kTernaryTiles = 1, kGroupTokens = 4, kGroupTiles = 1;
     static constexpr int kPackedTokens = 2, kPackedAtOnce = 2, kRunTokens = 2, kRunPlaces = 2;
     static constexpr bool kRunsTogether = false;
     using Int = __m256i;
@@ -76,6 +76,11 @@ struct Avx2 {
     static Int times_power(Int a, int n) { return _mm256_slli_epi32(a, n); }
     static Int over_power(Int a, int n) { return n ? _mm256_srai_epi32(a, n) : a; }
     static Lanes to_float(Int a) { return {_mm256_cvtepi32_ps(a)}; }
+    static int32_t sum_bytes(const int8_t* q, int n) {
+        Int sum = zero();
+        for (int i = 0; i < n; i += 32) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(_mm256_set1_epi8(1), load256(q + i)));
+        return sum8(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+    }
 
     static Double zero_double() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
     static Double add_scaled(Double sum, Int a, Lanes scale) {

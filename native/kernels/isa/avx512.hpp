@@ -51,7 +51,7 @@ struct Avx512 {
     static constexpr bool kSignedCodes = false;  // vpdpbusd wants them unsigned
     // Ternary weights: 24 registers of sums, three of weights; GCC 12 keeps them where every loop over them is unrolled.
     // Where columns have scales, sums of runs and of groups are in registers as well.
-    static constexpr int kInputs = 4, kTernaryTokens = 8, kTernaryTiles = 3, kGroupTokens = 4, kGroupTiles = 2;
+    static constexpr int kInputs = 4, kUnrolledColumns = 1, kTernaryTokens = 8, kTernaryTiles = 3, kGroupTokens = 4, kGroupTiles = 2;
     static constexpr int kPackedTokens = 16, kPackedAtOnce = 8, kRunTokens = 4, kRunPlaces = 4;
     static constexpr bool kRunsTogether = true;
     static constexpr int places(int tokens) { return tokens <= 2 ? 4 : 1; }
@@ -82,6 +82,12 @@ struct Avx512 {
     static Int times_power(Int a, int n) { return _mm512_slli_epi32(a, unsigned(n)); }
     static Int over_power(Int a, int n) { return n ? _mm512_srai_epi32(a, unsigned(n)) : a; }
     static Lanes to_float(Int a) { return {_mm512_cvtepi32_ps(a)}; }
+    // Sum of 64 bytes with signs at a time.
+    static int32_t sum_bytes(const int8_t* q, int n) {
+        Int sum = zero();
+        for (int i = 0; i < n; i += 64) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_loadu_si512(q + i));
+        return _mm512_reduce_add_epi32(sum);
+    }
 
     static Double zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
     static Double add_scaled(Double sum, Int a, Lanes scale) {
@@ -93,12 +99,15 @@ struct Avx512 {
     }
 
     // Sums of four products of codes without a sign and inputs with one: those of step *i* of 16 columns from *q* on.
+    // They begin with `start`, not with a constructor: GCC 12 runs that in a loop, and keeps an array that loops go over
+    // in memory.
     static constexpr int kDepth = 0;  // so many products of ternary codes fit; 0: any number
     template <int = 2, int kOffset = 0, bool = false>
     struct Sum {
-        Int v = zero();
+        Int v;
+        void start() { v = zero(); }
         void start(const BlockInput& x, int half) {
-            if constexpr (kOffset != 0) v = times_power(set(x.minus_q[half]), log2_of(kOffset));
+            v = kOffset != 0 ? times_power(set(x.minus_q[half]), log2_of(kOffset)) : zero();
         }
         void add(Int codes, const int8_t* q, int i) {
             v = _mm512_dpbusd_epi32(v, codes, set(read<int>(q + 4 * i)));

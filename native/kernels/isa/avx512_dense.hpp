@@ -51,8 +51,7 @@ struct DenseDigits {
         out[2] = kThird.of(low);
     }
     // 28 times the fourth sum and 84 times the fifth: together a multiple of 84 = 4 x 21.
-    template <class Sum>
-    static __m512i total(const Sum* sums) {
+    static __m512i total(const Vec::Sum<> (&sums)[kSums]) {
         const auto sum = [&](int i) { return sums[i].total(); };
         if constexpr (kInPlace) {
             const __m512i three = Vec::add(Vec::add(sum(3), sum(3)), sum(3));

@@ -31,9 +31,10 @@ struct Vec : Avx2 {
 
     template <int = 2, int kOffset = 0, bool = false>
     struct Sum {
-        Int v = zero();
+        Int v;
+        void start() { v = zero(); }
         void start(const BlockInput& x, int half) {
-            if constexpr (kOffset != 0) v = times_power(set(x.minus_q[half]), log2_of(kOffset));
+            v = kOffset != 0 ? times_power(set(x.minus_q[half]), log2_of(kOffset)) : zero();
         }
         void add(Int codes, const int8_t* q, int i) {
             v = dpbusd(v, codes, set(read<int>(q + 4 * i)));

@@ -23,6 +23,11 @@ inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out
     }
 }
 
+inline void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* out) {
+    for (int i = 0; i < 8; ++i)
+        for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 32 * i + 2 * r, rows[r] + at + 2 * i, 2);
+}
+
 // Bytes 0, 1, 2 and 3 of the dwords of a line, 16 each.
 inline void planes(const uint8_t* line, uint8_t* out) {
     const uint8x16x4_t bytes = vld4q_u8(line);
@@ -110,7 +115,7 @@ struct Neon {
     static constexpr int kTokens = 4, kWholeTokens = 2, kFloatTokens = 4, kUnpackFrom = 0;
     static constexpr bool kSignedCodes = true;  // as sdot wants them
     // Ternary weights, four tokens: 16 registers of sums, four of weights and four of inputs.
-    static constexpr int kInputs = 16, kTernaryTokens = 4, kTernaryTiles = 1, kGroupTokens = 4, kGroupTiles = 1;
+    static constexpr int kInputs = 16, kUnrolledColumns = 1, kTernaryTokens = 4, kTernaryTiles = 1, kGroupTokens = 4, kGroupTiles = 1;
     static constexpr int kPackedTokens = 8, kPackedAtOnce = 4, kRunTokens = 4, kRunPlaces = 1;
     static constexpr bool kRunsTogether = false;
     static constexpr int places(int tokens) { return tokens == 1 ? 3 : 1; }
@@ -155,6 +160,11 @@ struct Neon {
     }
     static Int over_power(Int a, int n) { return times_power(a, -n); }
     static Lanes to_float(Int a) { return {vcvtq_f32_s32(ints(a.low)), vcvtq_f32_s32(ints(a.high))}; }
+    static int32_t sum_bytes(const int8_t* q, int n) {
+        int32x4_t sum = vdupq_n_s32(0);
+        for (int i = 0; i < n; i += 16) sum = vdotq_s32(sum, vdupq_n_s8(1), vld1q_s8(q + i));
+        return vaddvq_s32(sum);
+    }
 
     static Double zero_double() {
         const float64x2_t zero = vdupq_n_f64(0.0);
@@ -177,9 +187,10 @@ struct Neon {
     template <int kMost = 2, int kOffset = 0, bool kSigned = false>
     struct Sum {
         static_assert(kSigned || kMost <= 127, "codes are read as signed bytes");
-        int32x4_t low = vdupq_n_s32(0), high = low;
+        int32x4_t low, high;
+        void start() { low = high = vdupq_n_s32(0); }
         void start(const BlockInput& x, int half) {
-            if constexpr (kOffset != 0) low = high = vshlq_n_s32(vdupq_n_s32(x.minus_q[half]), log2_of(kOffset));
+            low = high = kOffset != 0 ? vdupq_n_s32(x.minus_q[half] * kOffset) : vdupq_n_s32(0);
         }
         // All 16 inputs are loaded once.
         void add(Int codes, const int8_t* q, int i) {

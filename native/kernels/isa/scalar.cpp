@@ -62,6 +62,11 @@ void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
         for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 64 * i + 4 * r, rows[r] + at + 4 * i, 4);
 }
 
+void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* out) {
+    for (int i = 0; i < 8; ++i)
+        for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 32 * i + 2 * r, rows[r] + at + 2 * i, 2);
+}
+
 void planes(const uint8_t* line, uint8_t* out) {
     for (int i = 0; i < 64; ++i) out[16 * (i % 4) + i / 4] = line[i];
 }

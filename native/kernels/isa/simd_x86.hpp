@@ -43,6 +43,27 @@ inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out
     }
 }
 
+// The same as eight half lines of words.
+inline void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* out) {
+    for (int half = 0; half < 2; ++half, rows += 8, out += 16) {
+        __m128i a[8], b[8];
+        for (int r = 0; r < 8; ++r) a[r] = load128(rows[r] + at);
+        for (int r = 0; r < 4; ++r) {
+            b[2 * r] = _mm_unpacklo_epi16(a[2 * r], a[2 * r + 1]);
+            b[2 * r + 1] = _mm_unpackhi_epi16(a[2 * r], a[2 * r + 1]);
+        }
+        for (int h = 0; h < 2; ++h)
+            for (int r = 0; r < 2; ++r) {
+                a[4 * h + 2 * r] = _mm_unpacklo_epi32(b[4 * h + r], b[4 * h + r + 2]);
+                a[4 * h + 2 * r + 1] = _mm_unpackhi_epi32(b[4 * h + r], b[4 * h + r + 2]);
+            }
+        for (int c = 0; c < 4; ++c) {
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c), _mm_unpacklo_epi64(a[c], a[4 + c]));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c + 32), _mm_unpackhi_epi64(a[c], a[4 + c]));
+        }
+    }
+}
+
 // Bytes 0, 1, 2 and 3 of the dwords of a line, 16 each.
 inline void planes(const uint8_t* line, uint8_t* out) {
     const __m256i bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));

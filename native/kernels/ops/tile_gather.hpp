@@ -1,7 +1,8 @@
 // Rows as they are in a file, as tiles of 16 (encodings/tiles.hpp, ternary/layout.hpp), as fast as memory is read.
 //
 // The including file defines `transpose_lines`: 16 bytes of each of 16 rows become four lines of dwords, one of each row.
-// And `planes`: bytes 0, 1, 2 and 3 of the dwords of a line, 16 each. Everything else is plain loops over the dwords of lines.
+// `transpose_halves`: they become eight half lines of words. And `planes`: bytes 0, 1, 2 and 3 of the dwords of a line, 16
+// each. Everything else is plain loops over the dwords of lines.
 #pragma once
 
 #include "ternary/layout.hpp"
@@ -136,12 +137,8 @@ inline void gather_floats(RowPointers rows, int64_t cols, uint8_t* tile) {
     constexpr int kSize = encoding(kType).bytes, kAtOnce = 16 / kSize;
     int64_t c = 0;
     for (; c + kAtOnce <= cols; c += kAtOnce, tile += 16 * kTileRows) {
-        if constexpr (kSize == 4) {
-            transpose_lines(rows, kSize * c, tile);
-        } else {
-            const Lines<4> pairs(rows, kSize * c);
-            for (int i = 0; i < 8; ++i) put_16_bits(tile + 32 * i, pairs.at[i / 2], i % 2 * 16);
-        }
+        if constexpr (kSize == 4) transpose_lines(rows, kSize * c, tile);
+        else transpose_halves(rows, kSize * c, tile);
     }
     for (; c < cols; ++c, tile += kSize * kTileRows)
         for (int r = 0; r < kTileRows; ++r) std::memcpy(tile + kSize * r, rows[r] + kSize * c, kSize);
@@ -168,6 +165,13 @@ void gather_tile(Type type, RowPointers rows, int64_t cols, uint8_t* tile) {
     });
 }
 
+// Bits of *a* selected by *mask*, and those of *b* moved up beside them; then the other half of both.
+template <int kShift>
+inline void exchange(uint32_t& a, uint32_t& b, uint32_t mask) {
+    const uint32_t low = (a & mask) | (b & mask) << kShift;
+    b = ((a >> kShift) & mask) | (b & ~mask), a = low;
+}
+
 // `Kernels::pack_two_bits`: fields of four words of a row become neighbours in a byte. In I2_S the first 32 columns are
 // in the highest bits.
 bool pack_two_bits(TernarySource source, RowPointers rows, int64_t cols, uint8_t* out) {
@@ -176,14 +180,15 @@ bool pack_two_bits(TernarySource source, RowPointers rows, int64_t cols, uint8_t
     for (int64_t p = 0; p < cols / 128; ++p, out += 8 * 64)
         for (int half = 0; half < 2; ++half) {
             const Lines<4> words(rows, (i2_s ? 32 * p : p / 2 * 66 + p % 2 * 32) + 16 * half);
-            for (int f = 0; f < 4; ++f)
-                put_line(out + 64 * (2 * f + half), [&, shift = 2 * (i2_s ? 3 - f : f)](int r) {
-                    uint32_t word = 0;
-                    for (int i = 0; i < 4; ++i) word |= ((words.at[i][r] >> shift) & 0x03030303u) << (2 * i);
-                    return word;
-                });
-            for (int i = 0; i < 4; ++i)
-                for (int r = 0; r < kTernaryRows; ++r) threes[r] |= words.at[i][r] & (words.at[i][r] >> 1);
+            uint32_t field[4][kTernaryRows];
+            for (int r = 0; r < kTernaryRows; ++r) {
+                uint32_t w[4];
+                for (int i = 0; i < 4; ++i) w[i] = words.at[i][r], threes[r] |= w[i] & (w[i] >> 1);
+                exchange<4>(w[0], w[2], 0x0f0f0f0fu), exchange<4>(w[1], w[3], 0x0f0f0f0fu);
+                exchange<2>(w[0], w[1], 0x33333333u), exchange<2>(w[2], w[3], 0x33333333u);
+                for (int f = 0; f < 4; ++f) field[f][r] = w[f];
+            }
+            for (int f = 0; f < 4; ++f) std::memcpy(out + 64 * (2 * f + half), field[i2_s ? 3 - f : f], 64);
         }
     uint32_t bad = 0;
     for (const uint32_t bits : threes) bad |= bits & 0x55555555u;

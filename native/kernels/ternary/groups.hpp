@@ -44,11 +44,6 @@ void unpack_group_row(Type type, const uint8_t* weight, int64_t cols, int64_t r,
 
 namespace {
 
-// What digit *f* of a byte is worth, half of a code of one bit.
-constexpr int digit_place(Type type, int f) {
-    return is_dense(type) ? kDensePlaces[f] : is_one_bit(type) ? 1 << f : 1 << (2 * f);
-}
-
 // Code of column *c* in row *lane* of the lines of a tile.
 [[maybe_unused]] inline int group_code(Type type, const uint8_t* lines, int64_t c, int64_t lane) {
     const int step = encoding(type).weights;

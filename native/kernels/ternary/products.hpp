@@ -35,8 +35,7 @@ struct Fields {
 #pragma GCC unroll 8
         for (int f = 0; f < kDigits; ++f) out[f] = isolate(bytes, f);
     }
-    template <class Sum>
-    static Vec::Int total(const Sum* sums) {
+    static Vec::Int total(const Vec::Sum<> (&sums)[kSums]) {
         Vec::Int all = sums[0].total();
 #pragma GCC unroll 4
         for (int i = 1; i < kSums; ++i) all = Vec::add(all, Vec::over_power(sums[i].total(), place(i)));
@@ -53,11 +52,9 @@ struct FieldCode {
     using Bytes = Fields<kBits, 1>;
 };
 
-// Calls body(from, to) for parts of [first, end), each of *most* at most where `Vec` bounds the products of a sum.
-template <class F>
-inline void in_parts(int64_t first, int64_t end, int64_t most, const F& body) {
-    if constexpr (Vec::kDepth == 0) return body(first, end);
-    for (; first < end; first += most) body(first, first + most < end ? first + most : end);
+// The end of the columns from *from* on, at most *most* of them, whose products fit the sums of `Vec`.
+inline int64_t part_end(int64_t from, int64_t end, int64_t most) {
+    return Vec::kDepth == 0 || from + most > end ? end : from + most;
 }
 
 // Sums of G tiles, unpacked to bytes (cols / 4, G, 16, 4), and columns [c0, c1) of tokens t .. t + N - 1.
@@ -67,8 +64,16 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
     for (int g = 0; g < G; ++g)
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::zero();
-    in_parts(c0, c1, 4 * Vec::kDepth, [&](int64_t from, int64_t to) {
+    for (int64_t from = c0, to; from < c1; from = to) {
+        to = part_end(from, c1, 4 * Vec::kDepth);
         Vec::Sum<> sum[G][N][kVecs];
+#pragma GCC unroll 3
+        for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+                for (int v = 0; v < kVecs; ++v) sum[g][n][v].start();
+#pragma GCC unroll Vec::kUnrolledColumns
         for (int64_t c = from; c < to; c += Vec::kInputs)
 #pragma GCC unroll 4
             for (int i = 0; i < Vec::kInputs / 4; ++i) {
@@ -90,7 +95,7 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
             for (int n = 0; n < N; ++n)
 #pragma GCC unroll 2
                 for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
-    });
+    }
 }
 
 // The codes of *count* lines as bytes, (cols / 4, 16, 4), every *stride*; of runs where the lines are those of blocks.
@@ -129,9 +134,7 @@ struct Total<true> {
         for (Vec::Double& its : sum) its = Vec::zero_double();
     }
     void add(const TileSums& products, const LinearArgs& a, const uint8_t* scales, int64_t t, int64_t c) {
-        const int8_t* q = a.q + t * a.cols + c;
-        int32_t x_sum = 0;
-        for (int i = 0; i < kTernaryBlock; ++i) x_sum += q[i];
+        const int32_t x_sum = Vec::sum_bytes(a.q + t * a.cols + c, kTernaryBlock);
         scales += c / kTernaryBlock * kTernaryRows * 4;
         for (int v = 0; v < kVecs; ++v)
             sum[v] = Vec::add_scaled(sum[v], Vec::minus(products[v], x_sum), Lanes::load(scales + kVecBytes * v));
@@ -166,8 +169,15 @@ struct TernaryProduct {
         const Inputs<N> q(a, t);
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::zero();
-        in_parts(c0, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep, [&](int64_t from, int64_t to) {
+        for (int64_t from = c0, to; from < c1; from = to) {
+            to = part_end(from, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep);
             Vec::Sum<> sum[N][kVecs][kSums];
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+                for (int v = 0; v < kVecs; ++v)
+#pragma GCC unroll 5
+                    for (int i = 0; i < kSums; ++i) sum[n][v][i].start();
             const uint8_t* line = codes + from / kStep * 64;
             for (int64_t c = from; c < to; c += kStep, line += 64) {
                 prefetch_line(line + kPrefetchLines);
@@ -185,7 +195,7 @@ struct TernaryProduct {
             for (int n = 0; n < N; ++n)
 #pragma GCC unroll 2
                 for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::add(out[n][v], Digits::total(sum[n][v]));
-        });
+        }
     }
 
     // One tile times tokens t .. t + N - 1, codes packed.
@@ -286,6 +296,12 @@ struct GroupProduct {
         for (int first = 0; first < kRuns; first += kTogether) {
             Vec::Sum<> sum[kTogether][N][kVecs];
 #pragma GCC unroll 8
+            for (int f = 0; f < kTogether; ++f)
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+                    for (int v = 0; v < kVecs; ++v) sum[f][n][v].start();
+#pragma GCC unroll 8
             for (int i = 0; i < kRunLines; ++i) {
                 if (first == 0) prefetch_line(lines + 64 * i + kPrefetchRuns);
 #pragma GCC unroll 2
@@ -348,7 +364,7 @@ void packed_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     if constexpr (N > 1) packed_tokens<Product, N / 2>(a, r, t);
 }
 
-// G tiles times all tokens. The last ones go through once more with some before them, or, one alone, with packed codes.
+// G tiles times all tokens. The last ones go through once more with some before them.
 template <class Product, int G>
 void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
     constexpr int kTokens = Product::kTokens;
@@ -356,6 +372,7 @@ void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
     int64_t t = 0;
     for (; t + kTokens <= a.tokens; t += kTokens) Product::template unpacked<G, kTokens>(a, bytes, r, t);
     if (t > 0 && t + 1 < a.tokens) Product::template unpacked<G, kTokens>(a, bytes, r, a.tokens - kTokens), t = a.tokens;
+    if (t > 0 && t < a.tokens) return Product::template unpacked<G, 1>(a, bytes, r, t);
     for (int g = 0; g < G; ++g) packed_tokens<Product, 2>(a, r + kTernaryRows * g, t);
 }
 
