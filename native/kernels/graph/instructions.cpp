@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "graph/graph.hpp"
-#include "isa/dispatch.hpp"
 #include "system/split.hpp"
 
 namespace bitnet {
