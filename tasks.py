@@ -94,9 +94,8 @@ def native(c):
     # Only here a folder is kept from one build to the next: two installations must not share one.
     kept = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
     every = "--config-settings=cmake.define.BITNET_COMPILE=here"
-    c.run(
-        f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps {kept} {every} -e ."
-    )
+    pip = f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps"
+    c.run(f"{pip} {kept} {every} -e .")
 
 
 @task()
