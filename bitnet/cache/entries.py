@@ -7,7 +7,7 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import BitnetError, from_os_error
@@ -146,22 +146,16 @@ def _store_entries(root: Path) -> list[Entry]:
         ours = [name for name in names if name.sha256 == blob.sha256]
         record = next((name for name in ours if name.kind != "version"), None)
         with contextlib.suppress(FileNotFoundError):
-            status = blob.path.lstat()
-            blob_entries.append(
-                Entry(
-                    kind="tokenizer" if record and record.kind == "tokenizer" else "model",
-                    key=record.key if record and record.key else blob.sha256,
-                    path=blob.path,
-                    size_bytes=blob.size,
-                    last_used_s=max(status.st_atime, status.st_mtime),
-                    owner=_owner(store.folder / "partial" / f"{blob.sha256}.lock") or busy,
-                    companions=(store.verified.file_for(blob.path),),
-                    users=tuple(users.get(blob.sha256, ())),
-                    inode=(status.st_dev, status.st_ino),
-                    links=status.st_nlink,
-                    origin=record,
-                )
+            entry = replace(
+                _entry(root, blob.path, []),
+                kind="tokenizer" if record and record.kind == "tokenizer" else "model",
+                key=record.key if record and record.key else blob.sha256,
+                owner=_owner(store.folder / "partial" / f"{blob.sha256}.lock") or busy,
+                companions=(store.verified.file_for(blob.path),),
+                users=tuple(users.get(blob.sha256, ())),
+                origin=record,
             )
+            blob_entries.append(entry)
     return blob_entries
 
 

@@ -49,13 +49,9 @@ class Removal:
 
     def facts(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        return {
-            "root": str(self.root),
-            "size_bytes": self.size_bytes,
-            "remove": [entry.facts() for entry in self.remove],
-            "busy": [entry.facts() for entry in self.busy],
-            "foreign": [entry.facts() for entry in self.foreign],
-        }
+        groups = {"remove": self.remove, "busy": self.busy, "foreign": self.foreign}
+        facts = {name: [entry.facts() for entry in group] for name, group in groups.items()}
+        return {"root": str(self.root), "size_bytes": self.size_bytes, **facts}
 
     def summary(self, verb: str) -> str:
         """The plan as one line; *verb* is ``would remove`` or ``removed``."""

@@ -128,31 +128,26 @@ class _Piece:
     stop: int | None
 
 
+@dataclass(eq=False)
 class Transfer:
     """Fills *partial* with the file that *facts* describes.
 
     *partial* may have bytes already. *mirrors* are used only if the digest is known.
     """
 
-    def __init__(
-        self,
-        session: HubSession,
-        facts: Version,
-        partial: Partial,
-        *,
-        name: str,
-        report: Callable[[int, int | None], None],
-        mirrors: Sequence[str] = (),
-    ) -> None:
-        self._session = session
-        self._facts = facts
-        self._partial = partial
-        self._name = name
-        self._report = report
-        self._limits = session.limits
-        self._servers = (facts.url, *mirrors)
-        self._url = facts.url
-        self._patience = Patience(session)
+    session: HubSession
+    facts: Version
+    partial: Partial
+    name: str
+    report: Callable[[int, int | None], None]
+    mirrors: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.size = self.facts.size
+        self._limits = self.session.limits
+        self._servers = (self.facts.url, *self.mirrors)
+        self._url = self.facts.url
+        self._patience = Patience(self.session)
         self._lock = threading.Lock()
         self._waiting: deque[_Piece] = deque()
         self._stop = threading.Event()
@@ -160,8 +155,7 @@ class Transfer:
         self._ranges = True  # use range requests
         self._in_pieces = False
         self._open: set[requests.Response] = set()
-        self._hash = TrailingHash(partial.path)
-        self.size = facts.size
+        self._hash = TrailingHash(self.partial.path)
 
     def run(self) -> str:
         """Fetch the missing bytes; return the SHA-256 of the whole file."""
@@ -170,33 +164,31 @@ class Transfer:
                 "%s has %s: above 50 GB the hub sends a file in parts only, and its own programs "
                 "refuse it without their other protocol; it is asked for in parts. Where the hub "
                 "refuses those, a mirror may have it: --base-url=URL",
-                self._name,
+                self.name,
                 human_size(self.size),
             )
+        *others, last = self._servers
         try:
             with self._limits.telling(self._halt):
-                return self._all()
+                for url in others:
+                    try:
+                        return self._from(url)
+                    except (AuthError, NetworkError, NotFound, RateLimited, Replaced) as error:  # noqa: PERF203
+                        reason = getattr(error, "message", "") or "it has another file"
+                        text = "%s goes on without %s: %s"
+                        logger.warning(text, self.name, redact_url(url), reason)
+                return self._from(last)
         finally:
             self._hash.stop()
 
-    def _all(self) -> str:
-        *others, last = self._servers
-        for url in others:
-            try:
-                return self._from(url)
-            except (AuthError, NetworkError, NotFound, RateLimited, Replaced) as error:  # noqa: PERF203
-                reason = getattr(error, "message", "") or "it has another file"
-                logger.warning("%s goes on without %s: %s", self._name, redact_url(url), reason)
-        return self._from(last)
-
     def _from(self, url: str) -> str:
         """Fetch the missing bytes from the server at *url*."""
-        self._url, self._patience = url, Patience(self._session)
+        self._url, self._patience = url, Patience(self.session)
         with self._lock:
             self._advance()
-        size, asked = self.size or 0, self._session.options.at_once
-        may_split = asked != 1 and self._ranges and self._facts.accepts_ranges
-        is_long = size - self._partial.done.total > 2 * PROBE_BYTES
+        size, asked = self.size or 0, self.session.options.at_once
+        may_split = asked != 1 and self._ranges and self.facts.accepts_ranges
+        is_long = size - self.partial.done.total > 2 * PROBE_BYTES
         is_long = is_long and (asked > 1 or size > PARALLEL_FROM_BYTES)
         if is_long and may_split and self._is_slow_alone():
             try:
@@ -209,7 +201,7 @@ class Transfer:
 
     @property
     def _complete(self) -> bool:
-        return self.size is not None and self._partial.done.total >= self.size
+        return self.size is not None and self.partial.done.total >= self.size
 
     def _ending(self) -> bool:
         """True if all threads are to end."""
@@ -218,8 +210,8 @@ class Transfer:
     def _next_gap(self) -> _Piece:
         """The first gap; its end is ``None`` if it is the end of the file."""
         if self.size is None:
-            return _Piece(self._partial.done.frontier, None)
-        start, stop = self._partial.done.missing(self.size)[0]
+            return _Piece(self.partial.done.frontier, None)
+        start, stop = self.partial.done.missing(self.size)[0]
         last = min(stop, start + LARGEST_REQUEST)
         return _Piece(start, None if last == self.size else last)
 
@@ -232,20 +224,20 @@ class Transfer:
         """
         gap = self._next_gap()
         start, stop = gap.at, min(gap.stop or gap.at + PROBE_BYTES, gap.at + PROBE_BYTES)
-        begun = self._session.clock()
-        while gaps := self._partial.done.missing(stop):
+        begun = self.session.clock()
+        while gaps := self.partial.done.missing(stop):
             self._attempt(_Piece(gaps[0][0], stop))
             if not self._ranges:
                 return False
-        speed = (stop - start) / max(self._session.clock() - begun, 1e-9)
-        logger.debug("%s: one connection carries %.1f MB/s", self._name, speed / 1e6)
-        return self._session.options.at_once > 1 or speed < FAST_BYTES_PER_S
+        speed = (stop - start) / max(self.session.clock() - begun, 1e-9)
+        logger.debug("%s: one connection carries %.1f MB/s", self.name, speed / 1e6)
+        return self.session.options.at_once > 1 or speed < FAST_BYTES_PER_S
 
     def _fetch_pieces(self) -> None:
         """Fetch the gaps in pieces, in several threads, in the order of the file."""
         assert self.size is not None
-        count = self._session.options.at_once or AUTOMATIC_CONNECTIONS
-        missing = self._partial.done.missing(self.size)
+        count = self.session.options.at_once or AUTOMATIC_CONNECTIONS
+        missing = self.partial.done.missing(self.size)
         total = sum(stop - start for start, stop in missing)
         length = max(1 << 20, min(PIECE_BYTES, total // (4 * count)))
         self._waiting = deque(
@@ -253,8 +245,8 @@ class Transfer:
             for start, stop in missing
             for at in range(start, stop, length)
         )
-        self._partial.is_contiguous = False
-        self._partial.note()
+        self.partial.is_contiguous = False
+        self.partial.note()
         self._in_pieces = True
         workers = in_threads([self._work] * count, count, self._halt)
         self._in_pieces = False
@@ -301,15 +293,15 @@ class Transfer:
             if self._url != self._servers[-1]:
                 broken.attempts = min(SERVER_ATTEMPTS, broken.attempts or SERVER_ATTEMPTS)
             stopped = self._ending if self._in_pieces else None
-            self._patience.report_failure(self._name, broken, stopped=stopped)
+            self._patience.report_failure(self.name, broken, stopped=stopped)
 
     def _start_over(self, reason: str) -> None:
-        logger.info("%s: %s, starting over", self._name, reason)
+        logger.info("%s: %s, starting over", self.name, reason)
         self._ranges = self._in_pieces = False
         self._stop.clear()
         self._hash.stop()
-        self._partial.restart()
-        self._hash = TrailingHash(self._partial.path)
+        self.partial.restart()
+        self._hash = TrailingHash(self.partial.path)
 
     def _fetch(self, piece: _Piece) -> None:
         """Request *piece*, and write what arrives."""
@@ -319,13 +311,13 @@ class Transfer:
         start, stop = piece.at, piece.stop
         if self._ranges and (start or stop is not None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-            if self._partial.server_etag and not self._facts.sha256:
-                headers["If-Range"] = f'"{self._partial.server_etag}"'
+            if self.partial.server_etag and not self.facts.sha256:
+                headers["If-Range"] = f'"{self.partial.server_etag}"'
         with self._limits.connection(self._ending) as waited:
             if waited:
                 self._patience.report_bytes(0)  # our own limit is not silence of the server
             accept = (200, 206, 416) if "Range" in headers else (200,)
-            with self._session.open(self._url, headers=headers, accept=accept) as response:
+            with self.session.open(self._url, headers=headers, accept=accept) as response:
                 with self._lock:
                     self._open.add(response)
                 try:
@@ -342,8 +334,8 @@ class Transfer:
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
     ) -> tuple[int, int | None]:
         """Start and end of *response*'s body in the file."""
-        etag, bound = strong_etag(response.headers.get("ETag")), self._partial.server_etag
-        if self._facts.sha256:
+        etag, bound = strong_etag(response.headers.get("ETag")), self.partial.server_etag
+        if self.facts.sha256:
             etag = bound = None  # replicas have different ETags; the digest decides in the end
         if response.status_code == 416:
             raise _NoRanges
@@ -368,12 +360,12 @@ class Transfer:
                 start = 0
             self.size = self.size if self.size is not None else end
         if bound is None and not self._in_pieces:
-            self._partial.bind(etag)
+            self.partial.bind(etag)
         return start, end
 
     def _receive(self, response: requests.Response, piece: _Piece, end: int | None) -> None:
         """Write the body of *response*; it must reach *end* if that is known."""
-        session, limits = self._session, self._limits
+        session, limits = self.session, self._limits
         start = piece.at
         since, at_since = session.clock(), start
         while end is None or piece.at < end:
@@ -411,7 +403,7 @@ class Transfer:
 
     def _store(self, piece: _Piece, chunk: bytes) -> None:
         """Write *chunk* into *piece*, and count it."""
-        partial = self._partial
+        partial = self.partial
         with self._lock:
             at, stop = piece.at, piece.at + len(chunk)
             if (piece.stop is not None and stop > piece.stop) or partial.done.overlaps(at, stop):
@@ -432,5 +424,5 @@ class Transfer:
         self._patience.report_bytes(len(chunk))
 
     def _advance(self) -> None:
-        self._hash.advance(self._partial.done.frontier)
-        self._report(self._partial.done.total, self.size)
+        self._hash.advance(self.partial.done.frontier)
+        self.report(self.partial.done.total, self.size)

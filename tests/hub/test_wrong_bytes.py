@@ -93,7 +93,7 @@ def test_a_connection_never_writes_what_is_not_its_own(running, late):
     piece = _Piece(50, 100) if len(late) == 60 else _Piece(10, 100)
     with pytest.raises(AssertionError, match="do not belong"):
         running._store(piece, late)
-    assert running._partial.path.read_bytes() == b"a" * 50
+    assert running.partial.path.read_bytes() == b"a" * 50
 
 
 def test_ranges_know_what_they_overlap():
