@@ -21,7 +21,6 @@ import os
 import sys
 import threading
 import time
-from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,20 +47,15 @@ class Ranges:
 
     def add(self, start: int, stop: int) -> None:
         """Add bytes *start* to *stop* (exclusive)."""
-        if start >= stop:
-            return
-        first = bisect_left(self._parts, start, key=lambda part: part[1])
-        last = first
-        while last < len(self._parts) and self._parts[last][0] <= stop:
-            start = min(start, self._parts[last][0])
-            stop = max(stop, self._parts[last][1])
-            last += 1
-        self._parts[first:last] = [(start, stop)]
+        touching = [part for part in self._parts if part[0] <= stop and start <= part[1]]
+        if start < stop:
+            apart = [part for part in self._parts if part not in touching]
+            edges = [start, stop, *(edge for part in touching for edge in part)]
+            self._parts = sorted([*apart, (min(edges), max(edges))])
 
     def overlaps(self, start: int, stop: int) -> bool:
         """True if one of the bytes *start* to *stop* (exclusive) is in the set."""
-        first = bisect_left(self._parts, start + 1, key=lambda part: part[1])
-        return start < stop and first < len(self._parts) and self._parts[first][0] < stop
+        return any(max(start, part[0]) < min(stop, part[1]) for part in self._parts)
 
     @property
     def total(self) -> int:
@@ -75,15 +69,9 @@ class Ranges:
 
     def missing(self, size: int) -> list[tuple[int, int]]:
         """Gaps in the first *size* bytes."""
-        gaps: list[tuple[int, int]] = []
-        position = 0
-        for start, stop in self._parts:
-            if position < min(start, size):
-                gaps.append((position, min(start, size)))
-            position = stop
-        if position < size:
-            gaps.append((position, size))
-        return gaps
+        edges = [0, *(min(edge, size) for part in self._parts for edge in part), size]
+        gaps = zip(edges[::2], edges[1::2], strict=True)
+        return [(start, stop) for start, stop in gaps if start < stop]
 
 
 _FLUSH_BYTES = 16 << 20
