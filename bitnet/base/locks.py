@@ -352,10 +352,7 @@ def renew_in_child(owner: _Owner, renew: Callable[[_Owner], None]) -> None:
     _owners[owner] = renew
 
 
-def _renew_all() -> None:
-    for owner, renew in list(_owners.items()):
-        renew(owner)
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(
+        after_in_child=lambda: [renew(owner) for owner, renew in list(_owners.items())]
+    )

@@ -81,10 +81,6 @@ def _addresses(text: str) -> str:
     return text.rstrip("/")
 
 
-def _hosts(text: str) -> tuple[str, ...]:
-    return tuple(host.strip().lower() for host in text.split(",") if host.strip())
-
-
 def _count(text: str, most: int = 0) -> int:
     """A whole number, at most *most* if that is not 0."""
     try:
@@ -261,7 +257,7 @@ limit_rate = Setting(
 )
 hub_hosts: Setting[tuple[str, ...]] = Setting(
     "BITNET_HUB_HOSTS",
-    parse=_hosts,
+    parse=lambda text: tuple(filter(None, (host.strip().lower() for host in text.split(",")))),
     default=(),
     help="further hosts of the hub, separated by commas; they get the access token, too",
 )

@@ -130,8 +130,8 @@ def _origin(sha256):
     for model in PACKAGED.values():
         if model.sha256 == sha256:
             return f"{model.name} from the Python package index"
-    names = Store(settings.cache_dir()).index.of(sha256)
-    record = next((name for name in names if name.kind != "version"), None)
+    names = (name for name in Store(settings.cache_dir()).index if name.kind != "version")
+    record = next((name for name in names if name.sha256 == sha256), None)
     if record is None:
         return "a file"
     return f"{record.repo} {record.file} {record.commit or record.revision}"

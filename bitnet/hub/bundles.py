@@ -89,8 +89,8 @@ class Collection:
         if path.parent.parent != self.project.cache / "tokenizers":
             return
         place, digest = relative(path, self.project.cache), self.project.store.digest_of(path)
-        for record in self.project.store.index.of(digest):
-            if record.kind == "tokenizer" and record.place == place:
+        for record in self.project.store.index:
+            if (record.kind, record.place, record.sha256) == ("tokenizer", place, digest):
                 self._add(replace(record, path=path))
                 return
         logger.warning("%s is not in the bundle: where it is from is not known", path)

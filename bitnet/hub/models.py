@@ -427,7 +427,8 @@ def _remove(folder: Path, artifacts: list[Artifact], blobs: list[Artifact], stor
         folder.rmdir()
     for artifact in artifacts:
         store.index.forget(*artifact.index_name)
+    named = {artifact.sha256 for artifact in store.index}
     for blob in blobs:
-        if not store.index.of(blob.sha256):
+        if blob.sha256 not in named:
             store.drop(blob)
     store.verified.sweep()

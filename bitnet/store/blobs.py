@@ -8,6 +8,7 @@ import os
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
@@ -22,7 +23,7 @@ from bitnet.base.files import digest_of, git_oid, sha256_of
 from bitnet.base.trust import COMMIT, SHA256, open_folder
 from bitnet.store import links
 from bitnet.store.partial import Partial, Version
-from bitnet.store.records import Artifact, RecordFolder, StoreIndex
+from bitnet.store.records import Artifact, RecordFolder, from_record, to_record
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
@@ -126,7 +127,10 @@ class Store:
         self.rehash = rehash
         self.folder = root / "store"
         self.verified = VerifiedFiles(self.folder / "verified")
-        self.index = StoreIndex(self.folder / "names")
+        # records of the names that were looked up, one file for each
+        self.index = RecordFolder(
+            self.folder / "names", partial(from_record, where="index"), to_record
+        )
 
     def path_of(self, sha256: str) -> Path:
         """Path of the file with this digest, existing or not."""

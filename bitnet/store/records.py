@@ -26,7 +26,6 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -223,17 +222,6 @@ class RecordFolder(Generic[T]):
             return self._read(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError, InvalidFormat):
             return None
-
-
-class StoreIndex(RecordFolder[Artifact]):
-    """Records of the names that were looked up, one file for each."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, partial(from_record, where="index"), to_record)
-
-    def of(self, sha256: str) -> list[Artifact]:
-        """Records of the file with this digest."""
-        return [artifact for artifact in self if artifact.sha256 == sha256]
 
 
 def read_lock(path: Path) -> list[Artifact]:
