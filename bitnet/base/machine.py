@@ -212,9 +212,9 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
     mounts = []
     for line in lines:
         place, _, source = line.partition(" - ")
-        fields, kind = place.split(" "), source.split(" ")
-        if len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
-            mounts.append((kind[0], kind[2].split(","), fields[3], fields[4]))
+        fields, about = place.split(" "), source.split(" ")
+        if len(fields) >= 5 and len(about) >= 3 and about[0] in ("cgroup", "cgroup2"):
+            mounts.append((about[0], about[2].split(","), fields[3], fields[4]))
     for line in memberships:
         _, controllers, group = line.split(":", 2)
         version_2 = not controllers
