@@ -57,24 +57,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Names of __all__ that are not here are errors.
-_HOMES: dict[str, tuple[str, ...]] = {
-    "bitnet.provision": ("SmartTokenizerDownload", "embed", "load"),
-    "bitnet.runtime.answer": ("Answer",),
-    "bitnet.runtime.keywords": ("AnswerOptions",),
-    "bitnet.runtime.language_model": ("LanguageModel",),
-    "bitnet.runtime.piece": ("TokenLogprob",),
-    "bitnet.server.narration": ("narrate",),
-    "bitnet.sources": ("TokenizerDownloadInfo",),
-    "bitnet.tokenizer": (
-        "TokenSpan",
-        "Tokenizer",
-        "TokenizerDiscovery",
-        "TokenizerStrategy",
-        "load_tokenizer",
-        "resolve_tokenizer",
-    ),
+_HOMES = {
+    "bitnet.provision": "SmartTokenizerDownload embed load",
+    "bitnet.runtime.answer": "Answer",
+    "bitnet.runtime.keywords": "AnswerOptions",
+    "bitnet.runtime.language_model": "LanguageModel",
+    "bitnet.runtime.piece": "TokenLogprob",
+    "bitnet.server.narration": "narrate",
+    "bitnet.sources": "TokenizerDownloadInfo",
+    "bitnet.tokenizer": "TokenSpan Tokenizer TokenizerDiscovery TokenizerStrategy load_tokenizer"
+    " resolve_tokenizer",
 }
-_EXPORTS = {name: home for home, names in _HOMES.items() for name in names}
+_EXPORTS = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "Answer",
