@@ -143,7 +143,7 @@ def vocabulary_keys(path):
     """The arrays of the vocabulary in *path* as header bytes, and the number of tokens."""
     with GGUF.open(path) as gguf:
         view = gguf.file_view()
-        index = gguf_index.index(view, len(view))
+        index = gguf_index.index(view, len(view), gguf.path.name)
         keys = {}
         for key in index.keys:
             if key.type == ARRAY and key.name.startswith(b"tokenizer.ggml."):

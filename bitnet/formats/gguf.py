@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import gguf_index, not_a_model
 from bitnet.formats.gguf_contents import TensorInfo, decode, layout_faults, printable
-from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
+from bitnet.formats.gguf_index import NeedMoreBytes, TensorEntry
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
@@ -235,9 +235,7 @@ def _close(maps: list[MappedFile]) -> None:
 def _parse(view: memoryview, total: int, label: str) -> _Part:
     """Header of one file whose first bytes are *view*."""
     version = _version(view, total, label)
-    header = gguf_index.index(view, total)
-    if isinstance(header, Problem):
-        raise gguf_index.explain(header, label, total)
+    header = gguf_index.index(view, total, label)
     metadata: dict[str, Any] = {}
     for entry in header.keys:
         metadata[_new_name(entry.name, metadata, "key", label)] = decode(view, entry)

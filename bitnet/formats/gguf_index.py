@@ -8,7 +8,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeAlias
 
 from bitnet.base import native
@@ -17,7 +16,6 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.base.errors import BitnetError
 
 MAX_ENTRIES = 65536  # keys, and tensors: far more than any model has
 MAX_NAME_BYTES = 65535  # the format's own limit for keys
@@ -70,40 +68,6 @@ class NeedMoreBytes(InvalidFormat):
         self.needs = needed
 
 
-class Fault(IntEnum):
-    """Kind of problem of a header."""
-
-    MORE = 1
-    TRUNCATED = 2
-    KEY_COUNT = 3
-    TENSOR_COUNT = 4
-    NAME_LENGTH = 5
-    VALUE_TYPE = 6
-    NESTED_ARRAY = 7
-    DIMENSIONS = 8
-    ZERO_DIMENSION = 9
-    OVERFLOW = 10
-
-
-class Section(IntEnum):
-    """Part of the header that contains a problem."""
-
-    HEADER = 0
-    KEY = 1
-    TENSOR = 2
-
-
-class Problem(NamedTuple):
-    """The first problem found in a header."""
-
-    fault: Fault  # kind of problem
-    section: Section  # part of the header
-    number: int  # of the key or tensor, from 0
-    at: int  # file offset
-    amount: int  # bytes needed there, or the invalid value
-    name: bytes  # of the key or tensor, empty if unknown yet
-
-
 class KeyEntry(NamedTuple):
     """A metadata key: *at* and *end* enclose its value, or the elements of its array."""
 
@@ -132,13 +96,13 @@ class Index(NamedTuple):
     end: int
 
 
-def index(buffer: Buffer, total: int) -> Index | Problem:
-    """Index of *buffer*, the first bytes of a file of *total* bytes, or its first problem.
+def index(buffer: Buffer, total: int, label: str) -> Index:
+    """Index of *buffer*, the first bytes of the file *label* of *total* bytes.
 
     The caller checks magic and version.
     """
     module = native.module()
-    return walk(buffer, total, module.gguf_skip_strings if module else skip_strings)
+    return walk(buffer, total, label, module.gguf_skip_strings if module else skip_strings)
 
 
 def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
@@ -155,60 +119,68 @@ def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
     return at, 0
 
 
-def walk(buffer: Buffer, total: int, skip: Skip = skip_strings) -> Index | Problem:
+def walk(buffer: Buffer, total: int, label: str, skip: Skip = skip_strings) -> Index:
     """:func:`index`, with the function that skips strings."""
-    walker = _Walker(memoryview(buffer).cast("B"), total, skip)
-    try:
-        return walker.run()
-    except _Stop as stop:
-        return stop.problem
-
-
-class _Stop(Exception):
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    return _Walker(memoryview(buffer).cast("B"), total, label, skip).run()
 
 
 class _Walker:
     """State of one walk: its position, and the current key or tensor."""
 
-    def __init__(self, data: memoryview, total: int, skip_strings: Skip) -> None:
+    def __init__(self, data: memoryview, total: int, label: str, skip_strings: Skip) -> None:
         self.data = data
+        self.label = label
         self.skip_strings = skip_strings
         self.have = len(data)
         self.total = total
         self.at = 0
-        self.section = Section.HEADER
+        self.section = "header"
         self.number = 0
         self.name = b""
 
     def run(self) -> Index:
         self.need(_HEADER_BYTES)
         n_tensors, n_keys = struct.unpack_from("<QQ", self.data, 8)
+        most = f"announced, at most {MAX_ENTRIES:,} expected"
         if n_tensors > MAX_ENTRIES:
-            self.fail(Fault.TENSOR_COUNT, 8, n_tensors)
+            self.fail(8, f"{n_tensors:,} tensors {most}")
         if n_keys > MAX_ENTRIES:
-            self.fail(Fault.KEY_COUNT, 16, n_keys)
+            self.fail(16, f"{n_keys:,} metadata keys {most}")
         self.at = _HEADER_BYTES
         self.need(n_keys * _MIN_KEY_BYTES + n_tensors * _MIN_TENSOR_BYTES)
         keys = []
-        self.section = Section.KEY
+        self.section = "key"
         for self.number in range(n_keys):
             keys.append(self.key())
         tensors = []
-        self.section = Section.TENSOR
+        self.section = "tensor"
         for self.number in range(n_tensors):
             tensors.append(self.tensor())
         return Index(keys, tensors, self.at)
 
-    def fail(self, fault: Fault, at: int, amount: int) -> NoReturn:
-        raise _Stop(Problem(fault, self.section, self.number, at, amount, self.name))
+    @property
+    def where(self) -> str:
+        """Part of the header at which the walk is."""
+        if self.section == "header":
+            return f"{self.label}: header"
+        name = self.name.decode("utf-8", "replace")
+        return f"{self.label}: {self.section} {self.number}" + (f" ({name!r})" if name else "")
+
+    def fail(self, at: int, problem: str) -> NoReturn:
+        raise InvalidFormat(
+            f"{self.where} at byte {at:,}: {problem}",
+            hint="the file is damaged or not a GGUF file: fetch it again",
+        )
 
     def need(self, n: int) -> None:
         if n > self.total - self.at:
-            self.fail(Fault.TRUNCATED, self.at, min(n, _MAX_U64))
+            end = self.at + min(n, _MAX_U64)
+            raise InvalidFormat(
+                f"{self.where} needs bytes {self.at:,}..{end:,}, the file ends at {self.total:,}",
+                hint="the file is incomplete or damaged: fetch it again",
+            )
         if n > self.have - self.at:
-            self.fail(Fault.MORE, self.at, n)
+            raise NeedMoreBytes(self.at + n)
 
     def skip(self, n: int) -> None:
         self.need(n)
@@ -224,7 +196,8 @@ class _Walker:
         self.need(8)
         size = self.take(_U64)
         if size > MAX_NAME_BYTES:
-            self.fail(Fault.NAME_LENGTH, self.at - 8, size)
+            problem = f"a name of {size:,} bytes, at most {MAX_NAME_BYTES:,} expected"
+            self.fail(self.at - 8, problem)
         self.skip(size)
         self.name = bytes(self.data[self.at - size : self.at])
         return self.name
@@ -232,24 +205,25 @@ class _Walker:
     def key(self) -> KeyEntry:
         name = self.read_name()
         self.need(4)
-        kind = self.take(_U32)
-        if kind >= len(VALUE_TYPES):
-            self.fail(Fault.VALUE_TYPE, self.at - 4, kind)
+        kind, at = self.take(_U32), self.at - 4
         item_type = length = 0
         if kind == ARRAY:
             self.need(12)
-            item_type, length = self.take(_U32), self.take(_U64)
+            item_type, length, at = self.take(_U32), self.take(_U64), self.at - 12
             if item_type == ARRAY:
-                self.fail(Fault.NESTED_ARRAY, self.at - 12, 0)
-            if item_type >= len(VALUE_TYPES):
-                self.fail(Fault.VALUE_TYPE, self.at - 12, item_type)
+                raise Unsupported(
+                    f"{self.where} at byte {at:,} is an array of arrays, which no model uses",
+                    hint="write the file again with arrays of plain values",
+                )
+        if max(kind, item_type) >= len(VALUE_TYPES):
+            known = f"expected 0 to {len(VALUE_TYPES) - 1}"
+            self.fail(at, f"value type {max(kind, item_type)}, {known}")
         start = self.at
         of, count = (item_type, length) if kind == ARRAY else (kind, 1)
         size = VALUE_TYPES[of][2] or 8  # least bytes of each
-        if count > _MAX_U64 // size:
-            self.fail(Fault.TRUNCATED, start, _MAX_U64)
+        self.need(count * size)
         if of != STRING:
-            self.skip(count * size)
+            self.at += count * size
             return KeyEntry(name, kind, start, self.at, item_type, length)
         self.at, left = self.skip_strings(self.data, self.at, count)
         if left:  # one of these fails
@@ -262,50 +236,17 @@ class _Walker:
         self.need(4)
         n_dims = self.take(_U32)
         if n_dims > MAX_DIMS:
-            self.fail(Fault.DIMENSIONS, self.at - 4, n_dims)
+            self.fail(self.at - 4, f"{n_dims} dimensions, at most {MAX_DIMS} expected")
         self.need(8 * n_dims + 12)
         n = 1
         shape: list[int] = []
         for i in range(n_dims):
             dim = self.take(_U64)
             if dim == 0:
-                self.fail(Fault.ZERO_DIMENSION, self.at - 8, i)
+                self.fail(self.at - 8, f"dimension {i} is 0")
             if dim > (2**63 - 1) // n:
-                self.fail(Fault.OVERFLOW, self.at - 8, dim)
+                problem = f"dimension {dim:,} makes the number of weights overflow"
+                self.fail(self.at - 8, problem)
             n *= dim
             shape.insert(0, dim)
         return TensorEntry(name, tuple(shape), self.take(_U32), self.take(_U64))
-
-
-def explain(problem: Problem, label: str, total: int) -> BitnetError:
-    """Error for *problem* in the file *label* of *total* bytes."""
-    fault, section, number, at, amount, raw = problem
-    if fault is Fault.MORE:
-        return NeedMoreBytes(at + amount)
-    name = raw.decode("utf-8", "replace")
-    where = section.name.lower()
-    if section is not Section.HEADER:
-        where += f" {number}" + (f" ({name!r})" if name else "")
-    texts = {
-        Fault.KEY_COUNT: f"{amount:,} metadata keys announced, at most {MAX_ENTRIES:,} expected",
-        Fault.TENSOR_COUNT: f"{amount:,} tensors announced, at most {MAX_ENTRIES:,} expected",
-        Fault.NAME_LENGTH: f"a name of {amount:,} bytes, at most {MAX_NAME_BYTES:,} expected",
-        Fault.VALUE_TYPE: f"value type {amount}, expected 0 to {len(VALUE_TYPES) - 1}",
-        Fault.DIMENSIONS: f"{amount} dimensions, at most {MAX_DIMS} expected",
-        Fault.ZERO_DIMENSION: f"dimension {amount} is 0",
-        Fault.OVERFLOW: f"dimension {amount:,} makes the number of weights overflow",
-    }
-    if fault is Fault.NESTED_ARRAY:
-        return Unsupported(
-            f"{label}: {where} at byte {at:,} is an array of arrays, which no model uses",
-            hint="write the file again with arrays of plain values",
-        )
-    if fault is Fault.TRUNCATED:
-        return InvalidFormat(
-            f"{label}: {where} needs bytes {at:,}..{at + amount:,}, the file ends at {total:,}",
-            hint="the file is incomplete or damaged: fetch it again",
-        )
-    return InvalidFormat(
-        f"{label}: {where} at byte {at:,}: {texts[fault]}",
-        hint="the file is damaged or not a GGUF file: fetch it again",
-    )

@@ -181,9 +181,7 @@ def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF
 
 def _index(gguf: GGUF) -> Index:
     view = gguf.file_view()
-    index = gguf_index.index(view, len(view))
-    assert isinstance(index, Index), "it was read before"
-    return index
+    return gguf_index.index(view, len(view), gguf.path.name)
 
 
 def raw_values(gguf: GGUF) -> dict[str, bytes]:
