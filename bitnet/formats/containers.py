@@ -32,14 +32,6 @@ I2SLayout = Literal["x86", "arm"]
 INPUTS = ("quantize.activations", "int8 per token")
 
 
-def recognises_gguf(path: Path) -> bool:
-    """True if the file starts like GGUF; a file shorter than four bytes is a truncated one."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return MAGIC.startswith(file.read(len(MAGIC)))
-
-
 def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The model in the file at *path*."""
     gguf = GGUF.open(path)
@@ -153,18 +145,20 @@ def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
     try:
         if not path.exists():
             raise not_a_model.missing(path)
-        if path.is_file() and not path.stat().st_size:
-            raise not_a_model.empty(path.name)
-        if recognises_gguf(path):
-            return open_gguf
+        head = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(32)
+            if not head:
+                raise not_a_model.empty(path.name)
+            if MAGIC.startswith(head[: len(MAGIC)]):  # shorter than that, it is a truncated one
+                return open_gguf
         if safetensors.recognises(path):
             from bitnet.formats.hf_checkpoint import open_folder  # what a GGUF file does without
 
             return open_folder
         if path.is_dir():
             raise not_a_model.folder_without_model(path)
-        with path.open("rb") as file:
-            head = file.read(32)
     except OSError as error:
         raise from_os_error(error, path) from error
     raise not_a_model.other_kind(head, path.name)

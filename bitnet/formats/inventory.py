@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import stat
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,18 +67,13 @@ def damage_error(path: Path, why: str) -> InvalidFormat:
 _LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
 
 
-@dataclass(frozen=True)
-class _Opened:
-    content: bytes | MappedFile
-    status: os.stat_result
-
-
 class Inventory:
     """Files of one model, by their names relative to *root*, as they were when they were read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._opened: dict[str, _Opened] = {}
+        # content and status of each file that was read
+        self._opened: dict[str, tuple[bytes | MappedFile, os.stat_result]] = {}
 
     @classmethod
     def of_mapped(cls, files: Iterable[MappedFile]) -> Inventory:
@@ -87,7 +81,7 @@ class Inventory:
         files = list(files)
         inventory = cls(files[0].path.parent)
         for file in files:
-            inventory._opened[file.path.name] = _Opened(file, file.status)
+            inventory._opened[file.path.name] = file, file.status
         return inventory
 
     @property
@@ -123,10 +117,10 @@ class Inventory:
                 if status.st_size > _LARGE:
                     return bytes(self.map(name))
                 with path.open("rb") as file:
-                    self._opened[name] = _Opened(file.read(), os.fstat(file.fileno()))
+                    self._opened[name] = file.read(), os.fstat(file.fileno())
             except OSError as error:
                 raise from_os_error(error, path) from error
-        return bytes(self._opened[name].content)
+        return bytes(self._opened[name][0])
 
     def json(self, name: str, kind: type[T]) -> T:
         """The JSON object or array in the file *name*."""
@@ -140,16 +134,16 @@ class Inventory:
     def map(self, name: str) -> MappedFile:
         """The file *name*, mapped once."""
         opened = self._opened.get(name)
-        if opened is not None and isinstance(opened.content, MappedFile):
-            return opened.content
+        if opened is not None and isinstance(opened[0], MappedFile):
+            return opened[0]
         mapped = MappedFile.open(self.path(name))
-        self._opened[name] = _Opened(mapped, mapped.status)
+        self._opened[name] = mapped, mapped.status
         return mapped
 
     @cached_property
     def sha256(self) -> dict[str, str]:
         """SHA-256 of each file, of the bytes that were read."""
-        return {name: hashlib.sha256(self._opened[name].content).hexdigest() for name in self.names}
+        return {name: hashlib.sha256(self._opened[name][0]).hexdigest() for name in self.names}
 
     @property
     def digest(self) -> str:
@@ -179,15 +173,15 @@ class Inventory:
 
     def check(self) -> None:
         """Check that each name still belongs to the file that was read."""
-        for name, opened in self._opened.items():
-            if isinstance(opened.content, MappedFile):
-                opened.content.check()
+        for name, (content, status) in self._opened.items():
+            if isinstance(content, MappedFile):
+                content.check()
             path = self.root / name
             try:
                 now: os.stat_result | None = path.stat()
             except OSError:
                 now = None
-            if now is None or _identity(now) != _identity(opened.status):
+            if now is None or _identity(now) != _identity(status):
                 raise IntegrityError(
                     f"{path} is not the file any more that was read: it was replaced",
                     hint="run the same command again",

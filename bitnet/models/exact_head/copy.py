@@ -123,7 +123,11 @@ class HeadCopy:
             [-1.0 if each.margin is None else each.margin for each in needed],
             [each.ids for each in needed],
         )
-        return [Found(*part[:4], self._matrix.rows, part[4]) if part else None for part in parts]
+        names, rows = ("ids", "logits", "bound", "tail", "refined"), self._matrix.rows
+        return [
+            Found(**dict(zip(names, part, strict=True)), vocab_size=rows) if part else None
+            for part in parts
+        ]
 
 
 def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
