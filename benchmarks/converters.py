@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
 from published_bitnets import CONFIGS, MICROSOFT, MULTIPLIES, digest, with_tokenizer
 
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
+from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 
 
@@ -57,7 +58,7 @@ def compared(name, encoding, tool, *words):
         theirs, ours = folder / "theirs.gguf", folder / "ours.gguf"
         tool(*words[:1], folder, theirs, *words[1:])
         expected = digest(open_checkpoint(theirs))
-        convert(folder, ours, ConversionRequest(encoding, no_tokenizer=True))
+        plan_conversion(folder, ConvertOptions(encoding, no_tokenizer=True)).write(ours)
         same = digest(open_checkpoint(ours)) == expected
         verdict = "is the same" if same else "differs"
         print(f'{name} "{encoding}": "{expected}",  # ours {verdict}')

@@ -21,8 +21,8 @@ import numpy as np
 from llama_quantize import quantize_file
 from mixture_models import MODELS, digest, grid, our_types, write
 
-from bitnet.convert import ConversionRequest, plan_conversion
-from bitnet.convert.request import MIXTURES
+from bitnet.convert.options import MIXTURES, ConvertOptions
+from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 
@@ -67,7 +67,7 @@ def compare_files(library, source, folder):
         assert quantize_file(library, source, theirs, MIXTURES[mixture].file_type)
         seconds = [time.perf_counter() - started]
         started = time.perf_counter()
-        plan = plan_conversion(source, ConversionRequest(mixture))
+        plan = plan_conversion(source, ConvertOptions(mixture))
         plan.check()
         seconds.append(time.perf_counter() - started)
         plan.write(ours)

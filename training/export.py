@@ -20,7 +20,7 @@ import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from bitnet.convert.request import ConversionRequest
+from bitnet.convert.options import ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.gguf_write import encode_value
 from bitnet.quants.ternary import pack_u8
@@ -99,7 +99,7 @@ def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
 
 def to_gguf(folder: Path, output: Path) -> None:
     """Write the model in *folder* as the I2_S file *output*."""
-    plan = plan_conversion(folder, ConversionRequest("I2_S", pre="llama-bpe"))
+    plan = plan_conversion(folder, ConvertOptions("I2_S", pre="llama-bpe"))
     about = {"general.name": output.stem, "general.license": LICENCE}
     more = {key: encode_value(value) for key, value in about.items()}
     replace(plan, metadata={**plan.metadata, **more}).write(output)

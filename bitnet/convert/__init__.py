@@ -4,33 +4,7 @@ A plan says what will be written, how large it gets, and which engines will comp
 Anything that must be refused is refused before the file is written. Every tensor is read back from
 the finished file and compared with its source before the file gets its name. A conversion is exact
 if codes and scales, or the numbers, are the same. Rounding float weights to F16, BF16, Q8_0 and
-below is the purpose of these types; other losses are refused unless they are allowed. The cost is
-measured on a text.
+below is the purpose of these types; other losses are refused unless they are allowed.
 
 Memory is bounded: some million weights at a time, or one ternary matrix.
 """
-
-from __future__ import annotations
-
-from bitnet.convert.request import ENCODINGS, ConversionRequest
-from bitnet.convert.run import (
-    Conversion,
-    ConversionPlan,
-    Converted,
-    Cost,
-    convert,
-    measure,
-    plan_conversion,
-)
-
-__all__ = [
-    "ENCODINGS",
-    "Conversion",
-    "ConversionPlan",
-    "ConversionRequest",
-    "Converted",
-    "Cost",
-    "convert",
-    "measure",
-    "plan_conversion",
-]

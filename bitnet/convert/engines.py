@@ -28,8 +28,7 @@ def differences(
     checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]
 ) -> Iterator[Finding]:
     """Every engine that computes the file made of *jobs* differently from *checkpoint*."""
-    yield from _rounding(jobs)
-    yield from _short_rows(jobs)
+    yield from _products(jobs)
     if is_dynamic(checkpoint):
         yield _by(
             "every engine",
@@ -61,20 +60,15 @@ def _by(engine: str, text: str) -> Finding:
     return Finding("warning", engine, text)
 
 
-def _rounding(jobs: Sequence[Job]) -> Iterator[Finding]:
-    changed = [job for job in jobs if not job.keeps_rounding]
-    if not changed:
-        return
-    before, after = changed[0].weight.quant.name, changed[0].target.name
-    what = "no longer rounds" if not changed[0].target.is_ternary else "rounds"
-    yield _by(
-        "every engine",
-        f"{what} what {len(changed)} matrices multiply to int8 per token: {before} -> {after} "
-        "keeps the weights, and not the results",
-    )
-
-
-def _short_rows(jobs: Sequence[Job]) -> Iterator[Finding]:
+def _products(jobs: Sequence[Job]) -> Iterator[Finding]:
+    if changed := [job for job in jobs if not job.keeps_rounding]:
+        before, after = changed[0].weight.quant.name, changed[0].target.name
+        what = "no longer rounds" if not changed[0].target.is_ternary else "rounds"
+        yield _by(
+            "every engine",
+            f"{what} what {len(changed)} matrices multiply to int8 per token: {before} -> {after} "
+            "keeps the weights, and not the results",
+        )
     widths = [job.weight.shape[-1] for job in jobs if job.target.name == "IQ2_BN"]
     if min(widths, default=SHORTEST_ROW) < SHORTEST_ROW:
         yield _by(
@@ -145,14 +139,12 @@ def _tensors(
     checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSupport
 ) -> Iterator[Finding]:
     kind = checkpoint.architecture
-    strange = next(
-        (
-            name
-            for name in checkpoint.weights
-            if _is_optional(name) and not name.endswith(engine.tensors)
-        ),
-        None,
+    optional = (  # tensors that only some models of a family have
+        name
+        for name in checkpoint.weights
+        if name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")
     )
+    strange = next((name for name in optional if not name.endswith(engine.tensors)), None)
     if strange:
         yield _by(
             "llama.cpp",
@@ -180,16 +172,14 @@ def _tensors(
         yield _by("llama.cpp", f"crashes at {kind} models without layers of the kind {missing}")
     if not engine.tied and "output.weight" not in checkpoint.weights:
         yield _by("llama.cpp", f"does not load {kind} models whose head is the embedding")
-    for its in config.attentions[:1] if engine.whole_width else ():
-        if its.heads * its.head_dim != config.dim:
+    for its in config.attentions[:1]:
+        if engine.whole_width and its.heads * its.head_dim != config.dim:
             yield _by(
                 "llama.cpp",
                 f"does not load {kind} models whose heads, {its.heads} of {its.head_dim}, are "
                 f"not {config.dim} wide together",
             )
-
-    for its in config.attentions[:1] if engine.whole_keys else ():
-        if its.heads != its.kv_heads:
+        if engine.whole_keys and its.heads != its.kv_heads:
             yield _by(
                 "llama.cpp",
                 f"does not load {kind} models with {its.heads} heads and {its.kv_heads} key heads",
@@ -222,8 +212,3 @@ def _mamba2(mixer: Mamba2, config: ModelConfig, engine: LlamaCppSupport) -> Iter
             f"does not load {kind} models whose states are not twice as wide as the model: "
             f"{mixer.width}, expected {2 * config.dim}",
         )
-
-
-def _is_optional(name: str) -> bool:
-    """True if only some models of a family have the tensor *name*."""
-    return name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.convert.engines import is_dynamic
-from bitnet.convert.request import MIXTURES
+from bitnet.convert.options import MIXTURES
 from bitnet.families.family import find_zero, of_gguf
 from bitnet.formats.containers import INPUTS, effective_keys
 from bitnet.formats.gguf_write import encode_value, raw_values
@@ -16,10 +18,8 @@ from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.load import load_spec
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bitnet.convert.importance import Importance
-    from bitnet.convert.request import ConversionRequest
+    from bitnet.convert.mixtures import Importance
+    from bitnet.convert.options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
 
@@ -42,82 +42,65 @@ _FILE_TYPES = {
 
 
 def metadata(
-    checkpoint: Checkpoint, request: ConversionRequest, importance: Importance | None = None
+    checkpoint: Checkpoint, request: ConvertOptions, importance: Importance | None = None
 ) -> dict[str, bytes]:
     """All keys of the new file."""
-    keys = _all_keys(checkpoint, request) | _importance_keys(importance)
+    about: dict[str, Any] = {
+        "general.file_type": _FILE_TYPES[request.type],
+        "general.quantization_version": 2,
+    }
+    if request.type in registry.OF_ANY_MODEL and checkpoint.rounds_inputs:
+        key, per_token = INPUTS
+        about[key] = per_token
+    gguf = checkpoint.gguf
+    if gguf is None:
+        keys = _keys_of_folder(checkpoint)
+        keys = {key: encode_value(value) for key, value in keys.items()}
+        keys |= _tokenizer(checkpoint, request, default=checkpoint.path)
+    else:
+        keys = {
+            key: value
+            for key, value in raw_values(gguf).items()
+            if not key.startswith(("split.", "general.alignment")) and key not in checkpoint.ignored
+        }
+        if request.no_tokenizer or request.tokenizer:
+            keys = {key: its for key, its in keys.items() if not key.startswith("tokenizer.")}
+            keys |= _tokenizer(checkpoint, request, default=None)
+        elif pre := request.pre or _missing_pre(gguf):
+            about["tokenizer.ggml.pre"] = pre
+    if importance is not None:  # named as llama-quantize does
+        its = {
+            "file": str(importance.path),
+            "dataset": importance.dataset,
+            "entries_count": len(importance.values),
+            "chunks_count": importance.chunks,
+        }
+        about |= {f"quantize.imatrix.{key}": value for key, value in its.items() if value}
+    keys |= {key: encode_value(value) for key, value in about.items()}
     if is_dynamic(checkpoint):
-        _check_dynamic(checkpoint)
-        prefix = checkpoint.architecture
+        # Dynamic RoPE must begin where the context ends: then a file without it is right.
+        context, prefix = checkpoint.integer("context_length"), checkpoint.architecture
+        original = checkpoint.integer("rope.scaling.original_context_length", context)
+        if original < context:
+            raise Unsupported(
+                f"{checkpoint.path.name}: rope scaling is dynamic from position {original:,} on, "
+                "and GGUF has no word for it",
+                hint="run the folder as it is",
+            )
         for key in ("type", "factor", "original_context_length"):
             keys.pop(f"{prefix}.rope.scaling.{key}", None)  # llama.cpp aborts at the type
     return keys
 
 
-def _all_keys(checkpoint: Checkpoint, request: ConversionRequest) -> dict[str, bytes]:
-    about = {
-        "general.file_type": _FILE_TYPES[request.type],
-        "general.quantization_version": 2,
-    }
-    encoded = {key: encode_value(value) for key, value in about.items()}
-    gguf = checkpoint.gguf
-    if request.type in registry.OF_ANY_MODEL and checkpoint.rounds_inputs:
-        key, per_token = INPUTS
-        encoded[key] = encode_value(per_token)
-    if gguf is None:
-        keys = _keys_of_folder(checkpoint)
-        own = {key: encode_value(value) for key, value in keys.items()} | encoded
-        return own | _tokenizer(checkpoint, request, default=checkpoint.path)
-    raw = {
-        key: value
-        for key, value in raw_values(gguf).items()
-        if not key.startswith(("split.", "general.alignment")) and key not in checkpoint.ignored
-    } | encoded
-    if request.no_tokenizer or request.tokenizer:
-        kept = {key: value for key, value in raw.items() if not key.startswith("tokenizer.")}
-        return kept | _tokenizer(checkpoint, request, default=None)
-    return raw | _missing_pre(gguf, request)
-
-
-def _importance_keys(importance: Importance | None) -> dict[str, bytes]:
-    """Keys that name the importance matrix, as llama-quantize writes them."""
-    if importance is None:
-        return {}
-    keys: dict[str, Any] = {
-        "file": str(importance.path),
-        "dataset": importance.dataset,
-        "entries_count": len(importance.values),
-        "chunks_count": importance.chunks,
-    }
-    return {f"quantize.imatrix.{key}": encode_value(its) for key, its in keys.items() if its}
-
-
-def _check_dynamic(checkpoint: Checkpoint) -> None:
-    """Check that dynamic RoPE begins where the context ends: then a file without it is right."""
-    context = checkpoint.integer("context_length")
-    original = checkpoint.integer("rope.scaling.original_context_length", context)
-    if original < context:
-        raise Unsupported(
-            f"{checkpoint.path.name}: rope scaling is dynamic from position {original:,} on, and "
-            "GGUF has no word for it",
-            hint="run the folder as it is",
-        )
-
-
-def _check_zeros(checkpoint: Checkpoint) -> None:
-    """Check that llama.cpp can compute what the keys of a folder would say in a file."""
+def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     family = of_gguf(checkpoint.architecture)
-    metadata = effective_keys(checkpoint.metadata, checkpoint.architecture)
-    if family is not None and (zero := find_zero(metadata, family)):
+    effective = effective_keys(checkpoint.metadata, checkpoint.architecture)
+    if family is not None and (zero := find_zero(effective, family)):
         raise Unsupported(
             f"{checkpoint.path.name}: {zero} would be 0 in the file, and llama.cpp computes no "
             f"usable logits of {family.title} models with it",
             hint="run the folder as it is",
         )
-
-
-def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
-    _check_zeros(checkpoint)
     keys = dict(checkpoint.metadata)
     prefix = checkpoint.architecture
     keys["general.name"] = checkpoint.path.resolve().name
@@ -134,32 +117,29 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _tokenizer(
-    checkpoint: Checkpoint, request: ConversionRequest, *, default: Path | None
+    checkpoint: Checkpoint, request: ConvertOptions, *, default: Path | None
 ) -> dict[str, bytes]:
     """Keys of the requested tokenizer, or of the one at *default*."""
-    path = request.tokenizer or default
+    path = Path(request.tokenizer) if request.tokenizer else default
     if request.no_tokenizer or path is None:
         return {}
     try:
-        spec = load_spec(path, pre=request.pre)
+        spec = load_spec(path, pre=request.pre or None)
     except TokenizerNotFound as error:
         raise TokenizerNotFound(
             error.message, hint="name one: --tokenizer PATH, or leave it out: --no-tokenizer"
         ) from None
     rows = checkpoint.weights["token_embd.weight"].shape[0]
     name = checkpoint.metadata.get("general.name", checkpoint.path.name)
-    keys = gguf_keys(spec, rows=rows, pre=request.pre, more={"general.name": name})
+    keys = gguf_keys(spec, rows=rows, pre=request.pre or None, more={"general.name": name})
     return {key: encode_value(value) for key, value in keys.items()}
 
 
-def _missing_pre(gguf: GGUF, request: ConversionRequest) -> dict[str, bytes]:
+def _missing_pre(gguf: GGUF) -> str | None:
     """Name of the pre-tokenizer, if *gguf* lacks it and its vocabulary is known."""
-    key = "tokenizer.ggml.pre"
-    if request.pre:
-        return {key: encode_value(request.pre)}
-    if key in gguf.metadata or gguf.metadata.get("tokenizer.ggml.model") != "gpt2":
-        return {}
-    try:
-        return {key: encode_value(spec_from_gguf(gguf).pre)}
-    except TokenizerNotFound:
-        return {}  # the copy is as incomplete as the source
+    model = gguf.metadata.get("tokenizer.ggml.model")
+    if "tokenizer.ggml.pre" in gguf.metadata or model != "gpt2":
+        return None
+    with suppress(TokenizerNotFound):  # the copy is as incomplete as the source
+        return spec_from_gguf(gguf).pre
+    return None

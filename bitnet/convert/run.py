@@ -1,6 +1,6 @@
-"""Plan and run a conversion, compare every tensor with its source, and measure the cost.
+"""Plan and run a conversion, and compare every tensor with its source.
 
-plan = plan_conversion(Path("model"), Request("Q8_0"))  # what will be written, and how large
+plan = plan_conversion(Path("model"), ConvertOptions("Q8_0"))  # what will be written, and how large
 plan.check()  # whatever is to be refused is refused here
 done = plan.write(Path("model.gguf"))
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,31 +19,25 @@ from bitnet.base.files import require_space
 from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
 from bitnet.convert.engines import differences
-from bitnet.convert.importance import read_importance
 from bitnet.convert.metadata import metadata
-from bitnet.convert.request import BLOCKS, MIXTURES, mixture_types
+from bitnet.convert.mixtures import mixture_types, read_importance
+from bitnet.convert.options import BLOCKS, MIXTURES
 from bitnet.convert.tensors import Job, count_nonzero, job
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_write import NewTensor, file_size, refuse_existing, write_new
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
-from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.native import select
 from bitnet.models.hidden_program import layout
-from bitnet.models.load import config_from, load_model
+from bitnet.models.load import config_from
 from bitnet.quants import registry
 from bitnet.quants.ternary import Ternary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from bitnet.convert.importance import Importance
-    from bitnet.convert.request import ConversionRequest
+    from bitnet.convert.mixtures import Importance
+    from bitnet.convert.options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.weight import Weight
-    from bitnet.tokenizer import Tokenizer
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -141,10 +136,10 @@ class ConversionPlan:
         return Conversion(output, size, tuple(converted), self.warnings, ignored)
 
 
-def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
+def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
     """Plan for converting the model at *source*; no weights are read."""
     checkpoint = open_checkpoint(
-        source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_keys
+        source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_key
     )
     config = config_from(checkpoint)
     its = layout(config)
@@ -155,7 +150,7 @@ def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
             hint="fetch the whole model again",
         )
     mixed = mixture_types(checkpoint, request, its.vectors) if request.type in MIXTURES else {}
-    importance = read_importance(request.imatrix) if request.imatrix else None
+    importance = read_importance(Path(request.imatrix)) if request.imatrix else None
     jobs = tuple(
         job(weight, checkpoint, config, request, its.vectors, mixed, importance)
         for weight in checkpoint.weights.values()
@@ -180,23 +175,6 @@ def _warn_of_unweighted(jobs: tuple[Job, ...], importance: Importance) -> Iterat
     if missing:
         text = f"has nothing for {_tensors(len(missing))}, such as {missing[0]}"
         yield Finding("warning", importance.path.name, text)
-
-
-def convert(
-    source: Path,
-    output: Path,
-    request: ConversionRequest,
-    *,
-    on_progress: Callable[[int, int], None] = _silent,
-) -> Conversion:
-    """Write the model at *source* as the GGUF file *output*.
-
-    *output* must not exist. *on_progress* is called with the bytes written so far and in total.
-    """
-    refuse_existing(output)
-    plan = plan_conversion(source, request)
-    plan.check()
-    return plan.write(output, on_progress)
 
 
 def _new(one: Job) -> NewTensor:
@@ -257,17 +235,14 @@ def _difference(job: Job, written: Weight) -> tuple[bool, float]:
     return exact, apart / largest if largest else apart
 
 
-def _nonzero_codes(ternary: Ternary) -> NDArray[np.int8]:
-    """Codes; 0 where the scale is 0, whatever is stored."""
-    rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
-    codes = ternary.codes.reshape(rows, groups, -1) * (ternary.scales != 0)[:, :, None]
-    nonzero: NDArray[np.int8] = codes.reshape(ternary.codes.shape).astype(np.int8)
-    return nonzero
-
-
 def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool, float]:
     """As :func:`_difference`; codes must be equal, and scales where they have weights."""
-    if not np.array_equal(_nonzero_codes(source), _nonzero_codes(copy)):
+    codes = []
+    for its in (source, copy):  # 0 where the scale is 0, whatever is stored
+        rows, columns = its.codes.shape
+        each = its.codes.reshape(rows, its.scales.shape[1], -1)
+        codes.append((each * (its.scales != 0)[:, :, None]).reshape(rows, columns))
+    if not np.array_equal(*codes):
         raise VerificationFailed(f"{name}: other codes than its source's", hint="check the disk")
     groups = max(source.scales.shape[1], copy.scales.shape[1])
     before, after = (
@@ -280,58 +255,3 @@ def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool
     apart = np.where(used, np.abs(before - after), 0).max(initial=0)
     largest = np.where(used, np.abs(before), 0).max(initial=0)
     return bool(apart == 0), float(apart / largest) if largest else 0.0
-
-
-POSITIONS = 128
-TEXT = """\
-The old lighthouse at the end of the bay had not been lit for thirty years when Anna bought it. She
-paid less for it than for her first car, and the mayor, who signed the papers in a kitchen that
-smelled of coffee and fish, asked her twice whether she knew about the stairs. There are 214 of
-them. In winter the wind comes from the north-west at 60 km/h and more, and water carried up arrives
-as half of it. def climb(steps): return sum(1 for step in range(steps) if step % 2 == 0). The first
-thing she did was to paint the door green, because a green door means that somebody is at home.
-"""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Divergence of two models on a fixed text."""
-
-    positions: int  # number of tokens compared
-    mean_kl: float  # mean Kullback-Leibler divergence from the source's probabilities, in nats
-    top1: float  # share of positions with the same likeliest token
-
-    def facts(self) -> dict[str, Any]:
-        """The metrics as JSON values."""
-        return asdict(self)
-
-    def line(self) -> str:
-        """The metrics as text."""
-        same = round(self.top1 * self.positions)
-        return (
-            f"cost on {self.positions} tokens of text: mean KL {self.mean_kl:.2g} nats, likeliest "
-            f"token the same at {same} ({self.top1:.0%})"
-        )
-
-
-def measure(source: Checkpoint, written: Path, tokenizer: Tokenizer) -> Cost:
-    """Divergence of the file *written* from the model *source* it was made from.
-
-    Both run here one after the other, on the best backend available.
-    """
-    ids = tokenizer.encode(TEXT)
-    before = _log_probabilities(source, ids)
-    after = _log_probabilities(open_checkpoint(written), ids)
-    kl = (np.exp(before) * (before - after)).sum(axis=-1, dtype=np.float64)
-    same = before.argmax(axis=-1) == after.argmax(axis=-1)
-    return Cost(len(kl), max(0.0, float(kl.mean())), float(same.mean()))
-
-
-def _log_probabilities(checkpoint: Checkpoint, ids: list[int]) -> NDArray[np.float64]:
-    """Log-probabilities after each of the first of *ids*, ``(positions, vocabulary)``."""
-    model = load_model(checkpoint, ops=select())
-    ids = ids[: min(POSITIONS, model.config.context_length)]
-    logits = model.forward(ids, KVCache(model.config, len(ids)), all_positions=True)
-    rows = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    found: NDArray[np.float64] = rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
-    return found

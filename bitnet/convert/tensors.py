@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import Unsupported
-from bitnet.convert.request import BLOCKS, MIXTURES, ROUNDED, TERNARY
+from bitnet.convert.options import BLOCKS, MIXTURES, ROUNDED, TERNARY
 from bitnet.models.orders import column_order, row_order
 from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.convert.importance import Importance
-    from bitnet.convert.request import ConversionRequest
+    from bitnet.convert.mixtures import Importance
+    from bitnet.convert.options import ConvertOptions
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
@@ -203,25 +203,20 @@ class Job:
                     hint="run the model as it is",
                 )
             ternary = Ternary(self._with_columns(ternary.codes), ternary.scales)
-        else:
-            ternary = self._from_numbers(self._with_columns(registry.dequantize(self.weight)))
+        else:  # numbers that are ternary already, unchanged; others only if that is allowed
+            values = self._with_columns(registry.dequantize(self.weight))
+            exact = _as_ternary(values, self.target)
+            if exact is None and not self.allow_lossy:
+                raise Unsupported(
+                    f"{self.weight.name} ({self.weight.quant.name}) is not ternary: as "
+                    f"{self.target.name} the model would be another one",
+                    hint=f"choose Q8_0; or, {_ALLOW}",
+                )
+            ternary = ternarize(values) if exact is None else exact
         if self.order is None:
             return ternary
         scales = ternary.scales if len(ternary.scales) == 1 else ternary.scales[self.order]
         return Ternary(ternary.codes[self.order], scales)
-
-    def _from_numbers(self, values: NDArray[np.float32]) -> Ternary:
-        """*values* that are ternary already, unchanged; others only if that is allowed."""
-        found = _as_ternary(values, self.target)
-        if found is not None:
-            return found
-        if not self.allow_lossy:
-            raise Unsupported(
-                f"{self.weight.name} ({self.weight.quant.name}) is not ternary: as "
-                f"{self.target.name} the model would be another one",
-                hint=f"choose Q8_0; or, {_ALLOW}",
-            )
-        return ternarize(values)
 
     def _fit_scales(self) -> Ternary:
         """:meth:`ternary` with scales that the target can store."""
@@ -238,9 +233,15 @@ class Job:
             return Ternary(ternary.codes, scales)
         if self.target.name == "IQ2_BN":
             return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
-        ternary = self._regroup(ternary, used)
+        blocks = ternary.codes.shape[1] // self.target.block_size
+        rows, groups = ternary.scales.shape
+        if groups > blocks:  # at most as many scales in a row as the target's blocks hold
+            shape = (rows * blocks, groups // blocks)
+            scales = self._one_each(ternary.scales.reshape(shape), used.reshape(shape), "block")
+            ternary = Ternary(ternary.codes, scales.reshape(rows, blocks))
         used = count_nonzero(ternary)
-        self._check_codes(ternary)
+        if reason := SCALED_BLOCKS[self.target.name].refusal(ternary):
+            raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
         with np.errstate(over="ignore"):
             halves = ternary.scales.astype(np.float16).astype(np.float32)
         if not np.isfinite(halves).all():
@@ -257,22 +258,6 @@ class Job:
                 f"{halves[at]:.9g} (float16)"
             )
         return Ternary(ternary.codes, halves)
-
-    def _regroup(self, ternary: Ternary, used: NDArray[np.int64]) -> Ternary:
-        """*ternary* with at most as many scales in a row as the target's blocks hold."""
-        rows, groups = ternary.scales.shape
-        blocks = ternary.codes.shape[1] // self.target.block_size
-        if groups <= blocks:
-            return ternary
-        shape = (rows * blocks, groups // blocks)
-        scales = self._one_each(ternary.scales.reshape(shape), used.reshape(shape), "block")
-        return Ternary(ternary.codes, scales.reshape(rows, blocks))
-
-    def _check_codes(self, ternary: Ternary) -> None:
-        """Check that the target has a code for every weight."""
-        reason = SCALED_BLOCKS[self.target.name].refusal(ternary)
-        if reason:
-            raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
 
     def _one_each(
         self, scales: NDArray[np.float32], used: NDArray[np.int64], whole: str
@@ -333,7 +318,7 @@ def job(
     weight: Weight,
     checkpoint: Checkpoint,
     config: ModelConfig,
-    request: ConversionRequest,
+    request: ConvertOptions,
     vectors: Container[str],
     mixture: Mapping[str, QuantType],
     importance: Importance | None,
@@ -365,7 +350,7 @@ def job(
     return Job(weight, target, rows, request.allow_lossy, rounds, columns, inputs)
 
 
-def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> QuantType:
+def _target(weight: Weight, request: ConvertOptions, *, keeps: bool) -> QuantType:
     """New type of the matrix *weight*; a GGUF file *keeps* the types that are not to change."""
     own = _RENAMED.get(weight.quant, weight.quant)
     quant = types.by_name(request.type)

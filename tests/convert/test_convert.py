@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 from builders import INT32, UINT16, Tensor, Typed, write_gguf
+from conversions import convert
 from hf_folders import MODEL_TYPES, bf16, save_tensors, tiny_folder, tokenizer_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from bitnet.base.errors import (
     UsageError,
     VerificationFailed,
 )
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.kernels.kv_cache import KVCache
@@ -93,7 +94,7 @@ def matrices(path):
 def test_every_family_gives_the_same_logits_from_the_converted_file(tmp_path, family, encoding):
     folder = tiny_folder(tmp_path / "model", family, as_bf16=True)
     output = tmp_path / "out.gguf"
-    done = convert(folder, output, ConversionRequest(encoding, no_tokenizer=True))
+    done = convert(folder, output, ConvertOptions(encoding, no_tokenizer=True))
     # bfloat16 reaches below float16's smallest numbers; nothing else is rounded.
     assert done.exact or encoding == "F16"
     assert max(tensor.error for tensor in done.tensors) < 1e-7
@@ -105,7 +106,7 @@ def test_every_family_gives_the_same_logits_from_the_converted_file(tmp_path, fa
 def test_float32_is_exact_whatever_the_weights_are(tmp_path, family):
     folder = tiny_folder(tmp_path / "model", family)
     output = tmp_path / "out.gguf"
-    assert convert(folder, output, ConversionRequest("F32", no_tokenizer=True)).exact
+    assert convert(folder, output, ConvertOptions("F32", no_tokenizer=True)).exact
     expected, found = logits(folder), logits(output)
     assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
     with GGUF.open(output) as file:
@@ -115,7 +116,7 @@ def test_float32_is_exact_whatever_the_weights_are(tmp_path, family):
 def test_bitnet_masters_become_the_ternary_weights_they_are_run_as(tmp_path):
     folder = tiny_folder(tmp_path / "model", "bitnet-b1.58", as_bf16=True)
     output = tmp_path / "out.gguf"
-    done = convert(folder, output, ConversionRequest("I2_S", no_tokenizer=True))
+    done = convert(folder, output, ConvertOptions("I2_S", no_tokenizer=True))
     assert {(t.before, t.after) for t in done.tensors if t.name.startswith("blk.0.ffn_up")} == {
         ("PACKED_U8", "I2_S")
     }
@@ -140,7 +141,7 @@ def test_packed_bitnet_weights_become_i2_s(tmp_path, linear_class):
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": linear_class}
     (folder / "config.json").write_text(json.dumps(config))
-    convert(folder, tmp_path / "out.gguf", ConversionRequest("I2_S", no_tokenizer=True))
+    convert(folder, tmp_path / "out.gguf", ConvertOptions("I2_S", no_tokenizer=True))
     scale = np.float32(0.75 if linear_class == "autobitlinear" else 1 / 0.75)
     found = matrices(tmp_path / "out.gguf")
     assert len(found) == 14
@@ -163,7 +164,7 @@ def _stored(folder):
 @pytest.mark.parametrize("encoding", ["Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"])
 def test_blocks_are_what_ggml_makes_of_the_weights(tmp_path, encoding):
     folder = tiny_folder(tmp_path / "model", "qwen3")
-    convert(folder, tmp_path / "out.gguf", ConversionRequest(encoding, no_tokenizer=True))
+    convert(folder, tmp_path / "out.gguf", ConvertOptions(encoding, no_tokenizer=True))
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
     (tensor,) = [t for t in reader.tensors if t.name == "blk.1.ffn_down.weight"]
     values = registry.dequantize(open_checkpoint(folder).weights[tensor.name])
@@ -176,7 +177,7 @@ def test_blocks_are_what_ggml_makes_of_the_weights(tmp_path, encoding):
 @pytest.mark.parametrize("encoding", ["F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "TQ2_0"])
 def test_gguf_py_reads_what_was_written(tmp_path, encoding):
     folder = tokenizer_folder(tiny_folder(tmp_path / "my-model", "llama"), TOKENS)
-    convert(folder, tmp_path / "out.gguf", ConversionRequest(encoding, allow_lossy=True))
+    convert(folder, tmp_path / "out.gguf", ConvertOptions(encoding, allow_lossy=True))
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
     names = {tensor.name for tensor in reader.tensors}
     assert names == set(open_checkpoint(folder).weights)
@@ -201,7 +202,7 @@ def test_scaled_rope_goes_along(tmp_path):
         "original_max_position_embeddings": 16,
     }
     folder = tiny_folder(tmp_path / "model", "llama", rope_scaling=scaling)
-    convert(folder, tmp_path / "out.gguf", ConversionRequest("F32", no_tokenizer=True))
+    convert(folder, tmp_path / "out.gguf", ConvertOptions("F32", no_tokenizer=True))
     assert "rope_freqs.weight" in open_checkpoint(tmp_path / "out.gguf").weights
     expected, found = logits(folder), logits(tmp_path / "out.gguf")
     assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
@@ -214,7 +215,7 @@ def test_scaled_rope_goes_along(tmp_path):
 @pytest.mark.parametrize("before", PACKERS)
 def test_codes_and_scales_survive_every_direction(tmp_path, before, after):
     source = ternary_file(tmp_path / "in.gguf", before)
-    done = convert(source, tmp_path / "out.gguf", ConversionRequest(after))
+    done = convert(source, tmp_path / "out.gguf", ConvertOptions(after))
     assert done.exact
     first, second = matrices(source), matrices(tmp_path / "out.gguf")
     assert len(first) == len(second) == 14
@@ -229,8 +230,8 @@ def test_codes_and_scales_survive_every_direction(tmp_path, before, after):
 
 def test_there_and_back_again_is_the_same_file_but_for_its_type(tmp_path):
     source = ternary_file(tmp_path / "in.gguf", "I2_S")
-    convert(source, tmp_path / "tq.gguf", ConversionRequest("TQ1_0"))
-    convert(tmp_path / "tq.gguf", tmp_path / "back.gguf", ConversionRequest("I2_S"))
+    convert(source, tmp_path / "tq.gguf", ConvertOptions("TQ1_0"))
+    convert(tmp_path / "tq.gguf", tmp_path / "back.gguf", ConvertOptions("I2_S"))
     with GGUF.open(source) as first, GGUF.open(tmp_path / "back.gguf") as second:
         for name in first.tensors:
             assert bytes(first.tensor_bytes(name)) == bytes(second.tensor_bytes(name))
@@ -245,7 +246,7 @@ def test_there_and_back_again_is_the_same_file_but_for_its_type(tmp_path):
 def test_any_scale_of_float16_survives(tmp_path_factory, scale, seed, pair):
     folder = tmp_path_factory.mktemp("any")
     source = ternary_file(folder / "in.gguf", pair[0], scale)
-    assert convert(source, folder / "out.gguf", ConversionRequest(pair[1])).exact
+    assert convert(source, folder / "out.gguf", ConvertOptions(pair[1])).exact
 
 
 def test_blocks_of_zeros_take_any_scale(tmp_path):
@@ -256,7 +257,7 @@ def test_blocks_of_zeros_take_any_scale(tmp_path):
         return scales
 
     source = ternary_file(tmp_path / "in.gguf", "TQ2_0", zero_scales)
-    assert convert(source, tmp_path / "out.gguf", ConversionRequest("I2_S")).exact
+    assert convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S")).exact
     for name, ternary in matrices(tmp_path / "out.gguf").items():
         # Matrices of one block per row are zeros throughout.
         assert ternary.scales.item() == 0.5 or not ternary.codes.any(), name
@@ -266,10 +267,10 @@ def test_a_scale_that_would_be_rounded_is_refused_unless_allowed(tmp_path):
     scale = float(np.float32(0.1))  # no float16
     source = ternary_file(tmp_path / "in.gguf", "I2_S", scale)
     with pytest.raises(Unsupported, match=r"holds as 0\.0999755859") as error:
-        convert(source, tmp_path / "out.gguf", ConversionRequest("TQ2_0"))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0"))
     assert "--allow-lossy" in error.value.hint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
-    done = convert(source, tmp_path / "out.gguf", ConversionRequest("TQ2_0", allow_lossy=True))
+    done = convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0", allow_lossy=True))
     assert not done.exact
     errors = [tensor.error for tensor in done.tensors if tensor.after == "TQ2_0"]
     assert errors == pytest.approx([abs(float(np.float16(scale)) - scale) / scale] * 14, rel=1e-3)
@@ -282,8 +283,8 @@ def test_several_scales_do_not_fit_i2_s(tmp_path):
 
     source = ternary_file(tmp_path / "in.gguf", "TQ2_0", by_row)
     with pytest.raises(Unsupported, match="2 different scales"):
-        convert(source, tmp_path / "out.gguf", ConversionRequest("I2_S"))
-    convert(source, tmp_path / "out.gguf", ConversionRequest("I2_S", allow_lossy=True))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S"))
+    convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S", allow_lossy=True))
     scales = [ternary.scales.item() for ternary in matrices(tmp_path / "out.gguf").values()]
     assert all(0.3 < scale < 0.45 for scale in scales)
 
@@ -294,7 +295,7 @@ def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
         return np.where(np.arange(len(codes))[:, None] % 2, 0.1, 0.25).repeat(groups, axis=1)
 
     source = ternary_file(tmp_path / "rows.gguf", "TQ2_0", by_row)
-    done = convert(source, tmp_path / "out.gguf", ConversionRequest("IQ2_BN"))
+    done = convert(source, tmp_path / "out.gguf", ConvertOptions("IQ2_BN"))
     assert done.exact
     for ternary in matrices(tmp_path / "out.gguf").values():
         assert ternary.scales.shape == (len(ternary.codes), 1)
@@ -305,8 +306,8 @@ def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
 
     blocks = ternary_file(tmp_path / "blocks.gguf", "TQ2_0", by_block)
     with pytest.raises(Unsupported, match="2 different scales, IQ2_BN holds one per row"):
-        convert(blocks, tmp_path / "no.gguf", ConversionRequest("IQ2_BN"))
-    convert(blocks, tmp_path / "mean.gguf", ConversionRequest("IQ2_BN", allow_lossy=True))
+        convert(blocks, tmp_path / "no.gguf", ConvertOptions("IQ2_BN"))
+    convert(blocks, tmp_path / "mean.gguf", ConvertOptions("IQ2_BN", allow_lossy=True))
     means = matrices(tmp_path / "mean.gguf")["blk.0.ffn_down.weight"].scales
     assert ((means > 0.1) & (means < 0.25)).all()
 
@@ -314,13 +315,13 @@ def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
 def test_a_scale_too_large_for_float16_is_refused_for_good(tmp_path):
     source = ternary_file(tmp_path / "in.gguf", "I2_S", 1e6)
     with pytest.raises(Unsupported, match="does not fit into the float16"):
-        convert(source, tmp_path / "out.gguf", ConversionRequest("TQ2_0", allow_lossy=True))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0", allow_lossy=True))
 
 
 def test_ternary_weights_in_float32_are_recognised(tmp_path):
     source = ternary_file(tmp_path / "in.gguf", "I2_S", 0.3)
-    convert(source, tmp_path / "wide.gguf", ConversionRequest("F32"))
-    back = convert(tmp_path / "wide.gguf", tmp_path / "back.gguf", ConversionRequest("I2_S"))
+    convert(source, tmp_path / "wide.gguf", ConvertOptions("F32"))
+    back = convert(tmp_path / "wide.gguf", tmp_path / "back.gguf", ConvertOptions("I2_S"))
     assert all(tensor.exact for tensor in back.tensors)
     first, second = matrices(source), matrices(tmp_path / "back.gguf")
     for name, ternary in first.items():
@@ -329,7 +330,7 @@ def test_ternary_weights_in_float32_are_recognised(tmp_path):
 
 def test_the_arm_order_becomes_the_usual_one(tmp_path):
     source = ternary_file(tmp_path / "in.gguf", "I2_S")
-    convert(source, tmp_path / "out.gguf", ConversionRequest("I2_S", i2_s_layout="arm"))
+    convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S", i2_s_layout="arm"))
     arm = open_checkpoint(source, i2_s_layout="arm").weights
     for name, ternary in matrices(tmp_path / "out.gguf").items():
         np.testing.assert_array_equal(ternary.codes, registry.unpack_ternary(arm[name]).codes)
@@ -363,9 +364,7 @@ def test_the_parts_of_a_split_model_become_one_file(tmp_path):
         keys = (dict(whole.metadata) if not number else {}) | total
         keys["split.no"] = Typed(UINT16, number)
         write_gguf(tmp_path / f"m-0000{number + 1}-of-00002.gguf", keys, tensors)
-    done = convert(
-        tmp_path / "m-00002-of-00002.gguf", tmp_path / "m.gguf", ConversionRequest("F32")
-    )
+    done = convert(tmp_path / "m-00002-of-00002.gguf", tmp_path / "m.gguf", ConvertOptions("F32"))
     assert done.exact
     with GGUF.open(tmp_path / "m.gguf") as file:
         assert list(file.tensors) == names
@@ -378,18 +377,18 @@ def test_the_parts_of_a_split_model_become_one_file(tmp_path):
 def test_a_model_that_is_not_ternary_is_not_made_so_by_accident(tmp_path):
     source = save(tmp_path / "in.gguf", tiny("llama"))
     with pytest.raises(Unsupported, match="is not ternary") as error:
-        convert(source, tmp_path / "out.gguf", ConversionRequest("TQ2_0"))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0"))
     assert "--allow-lossy" in error.value.hint
     assert not (tmp_path / "out.gguf").exists()
-    done = convert(source, tmp_path / "out.gguf", ConversionRequest("TQ2_0", allow_lossy=True))
+    done = convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0", allow_lossy=True))
     assert max(tensor.error for tensor in done.tensors) > 0.1
 
 
 def test_rounding_what_is_rounded_already_is_refused_unless_allowed(tmp_path):
     source = save(tmp_path / "in.gguf", in_encoding(tiny("llama"), "Q4_K"))
-    assert convert(source, tmp_path / "wide.gguf", ConversionRequest("F32")).exact
+    assert convert(source, tmp_path / "wide.gguf", ConvertOptions("F32")).exact
     with pytest.raises(Unsupported, match="would not be exact"):
-        convert(source, tmp_path / "out.gguf", ConversionRequest("Q8_0"))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("Q8_0"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf", "wide.gguf"]
 
 
@@ -399,7 +398,7 @@ def test_weights_beyond_float16_are_refused(tmp_path):
     tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = 1e5
     save_tensors(folder / "model.safetensors", tensors)
     with pytest.raises(Unsupported, match="cannot hold its largest weights"):
-        convert(folder, tmp_path / "out.gguf", ConversionRequest("F16", no_tokenizer=True))
+        convert(folder, tmp_path / "out.gguf", ConvertOptions("F16", no_tokenizer=True))
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -408,7 +407,7 @@ def test_an_incomplete_model_is_refused(tmp_path):
     del checkpoint.weights["blk.1.ffn_up.weight"]
     with pytest.raises(InvalidFormat, match=r"such as blk\.1\.ffn_up\.weight"):
         convert(
-            save(tmp_path / "in.gguf", checkpoint), tmp_path / "out.gguf", ConversionRequest("F16")
+            save(tmp_path / "in.gguf", checkpoint), tmp_path / "out.gguf", ConvertOptions("F16")
         )
 
 
@@ -416,7 +415,7 @@ def test_an_existing_file_is_never_replaced(tmp_path):
     source = save(tmp_path / "in.gguf", tiny("llama"))
     (tmp_path / "out.gguf").write_text("precious")
     with pytest.raises(UsageError, match="exists"):
-        convert(source, tmp_path / "out.gguf", ConversionRequest("F16"))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("F16"))
     assert (tmp_path / "out.gguf").read_text() == "precious"
 
 
@@ -436,7 +435,7 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "compare", damaged)
     with pytest.raises(VerificationFailed, match="other codes"):
-        convert(source, tmp_path / "out.gguf", ConversionRequest("TQ2_0"))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
 
 
@@ -449,4 +448,4 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
 )
 def test_a_request_that_makes_no_sense_is_refused(options):
     with pytest.raises(UsageError):
-        ConversionRequest(**options)
+        ConvertOptions(**options)

@@ -4,19 +4,20 @@ import json
 
 import pytest
 from builders import vocabulary
+from conversions import convert
 from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
 from bitnet.base.errors import TokenizerNotFound, Unsupported, VocabMismatch
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import load_tokenizer
 
 
 def test_the_tokenizer_is_embedded_with_its_cut_and_template(tmp_path):
     folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
-    convert(folder, tmp_path / "out.gguf", ConversionRequest("F16"))
+    convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
     original, copy = load_tokenizer(folder), load_tokenizer(tmp_path / "out.gguf")
     for text in ("ab", "Hello  World!\n", "<s>a</s> b", "日é"):
         assert copy.encode(text) == original.encode(text)
@@ -30,18 +31,18 @@ def test_the_tokenizer_is_embedded_with_its_cut_and_template(tmp_path):
 
 def test_fewer_tokens_than_rows_are_padded_and_more_are_refused(tmp_path):
     folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS[:-2])
-    convert(folder, tmp_path / "out.gguf", ConversionRequest("F16"))
+    convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
     with GGUF.open(tmp_path / "out.gguf") as file:
         assert list(file.metadata["tokenizer.ggml.tokens"])[-2:] == ["[PAD62]", "[PAD63]"]
     tokenizer_folder(folder, [*TOKENS, "x1"])
     with pytest.raises(VocabMismatch, match="65 tokens, the model has 64"):
-        convert(folder, tmp_path / "more.gguf", ConversionRequest("F16"))
+        convert(folder, tmp_path / "more.gguf", ConvertOptions("F16"))
 
 
 def test_a_model_without_tokenizer_wants_to_be_told(tmp_path):
     folder = tiny_folder(tmp_path / "model", "llama")
     with pytest.raises(TokenizerNotFound) as error:
-        convert(folder, tmp_path / "out.gguf", ConversionRequest("F16"))
+        convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
     assert "--no-tokenizer" in error.value.hint
     assert not list(tmp_path.glob("*out*"))
 
@@ -56,7 +57,7 @@ def test_a_cut_without_a_name_in_gguf_is_refused(tmp_path):
     }
     (folder / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(Unsupported, match="no name"):
-        convert(folder, tmp_path / "out.gguf", ConversionRequest("F16"))
+        convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
 
 
 def test_another_tokenizer_can_be_embedded_into_a_gguf_file(tmp_path):
@@ -64,10 +65,10 @@ def test_another_tokenizer_can_be_embedded_into_a_gguf_file(tmp_path):
     words = tmp_path / "words"
     words.mkdir()
     tokenizer_folder(words, TOKENS)
-    convert(source, tmp_path / "out.gguf", ConversionRequest("F16", tokenizer=words))
+    convert(source, tmp_path / "out.gguf", ConvertOptions("F16", tokenizer=words))
     with GGUF.open(tmp_path / "out.gguf") as file:
         assert list(file.metadata["tokenizer.ggml.tokens"]) == list(TOKENS)
         assert file.metadata["tokenizer.ggml.pre"] == "gpt-2"
-    convert(source, tmp_path / "bare.gguf", ConversionRequest("F16", no_tokenizer=True))
+    convert(source, tmp_path / "bare.gguf", ConvertOptions("F16", no_tokenizer=True))
     with GGUF.open(tmp_path / "bare.gguf") as file:
         assert not [key for key in file.metadata if key.startswith("tokenizer.")]

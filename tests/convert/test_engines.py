@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conversions import convert
 from engine_logits import distance, llama_cpp
 from hf_folders import save_tensors, tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import Unsupported
-from bitnet.convert import ConversionRequest, convert, plan_conversion
+from bitnet.convert.options import ConvertOptions
+from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.inventory import Inventory
 from bitnet.formats.safetensors import read_folder
@@ -114,7 +116,7 @@ def test_tensors_that_llama_cpp_does_not_know_are_named(family, keys, tensor, tm
                 rows = len(tensors[f"{name}.weight"])
                 tensors[f"{name}.bias"] = np.full(rows, 0.1, np.float32)
         save_tensors(folder / "model.safetensors", tensors)
-    done = convert(tokenizer_folder(folder, TOKENS), file, ConversionRequest("F32"))
+    done = convert(tokenizer_folder(folder, TOKENS), file, ConvertOptions("F32"))
     (named,) = done.warnings
     said = f"has no {tensor} in {family} models: it refuses the file or computes without it"
     assert named.text == said
@@ -125,7 +127,7 @@ def test_tensors_that_llama_cpp_does_not_know_are_named(family, keys, tensor, tm
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_computes_the_same_or_is_named(case, tmp_path):
     folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
-    done = convert(folder, file, ConversionRequest("F32"))
+    done = convert(folder, file, ConvertOptions("F32"))
     said = CASES[case][2]
     engine = "every engine" if case in LOST else "llama.cpp"
     assert [one.subject for one in done.warnings] == [engine] * bool(said)
@@ -138,7 +140,7 @@ def test_llama_cpp_computes_the_same_or_is_named(case, tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_the_file_is_read_back_as_the_folder_was_or_its_loss_is_named(case, tmp_path):
     folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
-    convert(folder, file, ConversionRequest("F32"))
+    convert(folder, file, ConvertOptions("F32"))
     assert (distance(ours(folder), ours(file)) < 1e-6) == (case not in LOST)
 
 
@@ -147,7 +149,7 @@ def test_dynamic_rope_is_left_out_where_it_begins_beyond_the_context(tmp_path):
     scaling = {"rope_type": "dynamic", "factor": 4.0}
     folder = tiny_folder(tmp_path / "model", "llama", rope_scaling=scaling)
     file = tmp_path / "model.gguf"
-    done = convert(tokenizer_folder(folder, TOKENS), file, ConversionRequest("F32"))
+    done = convert(tokenizer_folder(folder, TOKENS), file, ConvertOptions("F32"))
     assert [one.subject for one in done.warnings] == ["every engine"]
     assert "positions beyond 64 are not stretched" in done.warnings[0].text
     (theirs,) = llama_cpp(file, [IDS], tmp_path)
@@ -161,7 +163,7 @@ def test_longrope_is_the_same_beyond_its_first_context(family, more, tmp_path):
     scaling = LONG | {"original_max_position_embeddings": 32} | more
     folder = tiny_folder(tmp_path / "model", family, rope_scaling=scaling)
     file = tmp_path / "model.gguf"
-    convert(tokenizer_folder(folder, TOKENS), file, ConversionRequest("F32"))
+    convert(tokenizer_folder(folder, TOKENS), file, ConvertOptions("F32"))
     (theirs,) = llama_cpp(file, [IDS], tmp_path)
     assert distance(ours(folder), theirs) < SAME
 
@@ -176,7 +178,7 @@ def test_longrope_is_the_same_beyond_its_first_context(family, more, tmp_path):
 def test_what_llama_cpp_would_compute_as_nothing_is_refused(family, keys, zero, tmp_path):
     folder, file = tiny_folder(tmp_path / "model", family, **keys), tmp_path / "out.gguf"
     with pytest.raises(Unsupported, match=f"{zero} would be 0 in the file"):
-        convert(folder, file, ConversionRequest("F32", no_tokenizer=True))
+        convert(folder, file, ConvertOptions("F32", no_tokenizer=True))
     assert not file.exists()
 
 
@@ -185,14 +187,14 @@ def test_dynamic_rope_within_the_context_is_refused(tmp_path):
     keys = {f"llama.rope.{key}": value for key, value in scaling.items()}
     source = tiny_gguf(tmp_path / "in.gguf", **keys)
     with pytest.raises(Unsupported, match="dynamic from position 16 on"):
-        convert(source, tmp_path / "out.gguf", ConversionRequest("F32"))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("F32"))
     assert not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize(("encoding", "changes"), [("F32", True), ("I2_S", False)])
 def test_a_file_without_the_rounding_of_bitnet_is_not_called_exact(tmp_path, encoding, changes):
     folder = tiny_folder(tmp_path / "model", "bitnet-b1.58")
-    done = convert(folder, tmp_path / "out.gguf", ConversionRequest(encoding, no_tokenizer=True))
+    done = convert(folder, tmp_path / "out.gguf", ConvertOptions(encoding, no_tokenizer=True))
     named = {one.subject: one.text for one in done.warnings}
     assert "does not load the architecture bitnet-b1.58" in named["llama.cpp"]
     assert ("every engine" in named) == changes
@@ -205,14 +207,14 @@ def test_rows_too_short_for_ik_llama_cpp_are_told_before(tmp_path):
     folder, wide = tiny_folder(tmp_path / "model", "bitnet-b1.58"), tmp_path / "wide.gguf"
     ternary_gguf(wide)
     for source, told in ((folder, True), (wide, False)):
-        plan = plan_conversion(source, ConversionRequest("IQ2_BN", no_tokenizer=True))
+        plan = plan_conversion(source, ConvertOptions("IQ2_BN", no_tokenizer=True))
         texts = [one.text for one in plan.warnings if one.subject == "ik_llama.cpp"]
         assert any("rows of fewer than 512 weights; here 256" in text for text in texts) == told
 
 
 def test_a_plan_reads_no_weight_and_says_how_large_the_file_gets(tmp_path):
     folder = tiny_folder(tmp_path / "model", "qwen3")
-    plan = plan_conversion(folder, ConversionRequest("Q4_0", no_tokenizer=True))
+    plan = plan_conversion(folder, ConvertOptions("Q4_0", no_tokenizer=True))
     assert "14 tensors F32 -> Q4_0" in "\n".join(plan.lines())
     plan.check()
     done = plan.write(tmp_path / "out.gguf")
@@ -224,10 +226,10 @@ def test_what_is_refused_is_refused_before_anything_is_written(tmp_path, monkeyp
         raise AssertionError("nothing may be written")
 
     folder, source = tiny_folder(tmp_path / "model", "llama"), tmp_path / "in.gguf"
-    convert(folder, source, ConversionRequest("Q4_1", no_tokenizer=True))
+    convert(folder, source, ConvertOptions("Q4_1", no_tokenizer=True))
     monkeypatch.setattr("bitnet.convert.run.write_new", write)
     with pytest.raises(Unsupported, match="Q6_K -> Q8_0 would not be exact"):
-        convert(source, tmp_path / "out.gguf", ConversionRequest("Q8_0"))
+        convert(source, tmp_path / "out.gguf", ConvertOptions("Q8_0"))
 
 
 @with_ik_llama_cpp
@@ -239,7 +241,7 @@ def test_iq2_bn_is_byte_for_byte_what_ik_llama_cpp_makes_of_i2_s(tmp_path):
     subprocess.run(
         [package / "bin" / "llama-quantize", *words], check=True, capture_output=True, timeout=300
     )
-    assert convert(source, ours, ConversionRequest("IQ2_BN")).exact
+    assert convert(source, ours, ConvertOptions("IQ2_BN")).exact
     expected, found = open_checkpoint(theirs).weights, open_checkpoint(ours).weights
     assert [weight.quant.name for weight in found.values()].count("IQ2_BN") == 14
     for name, weight in found.items():

@@ -7,14 +7,16 @@ import gguf
 import numpy as np
 import pytest
 from builders import write_gguf
+from conversions import convert
 from llama_quantize import INSTALLED, REASON, quantize_rows
 from mixture_models import MODELS, digest, grid, our_types
 from tiny_models import tiny, write_model
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
-from bitnet.convert import ConversionRequest, convert, plan_conversion
-from bitnet.convert.importance import read_importance
+from bitnet.convert.mixtures import read_importance
+from bitnet.convert.options import ConvertOptions
+from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.quants import registry, types
@@ -103,7 +105,7 @@ FORMS = {"imatrix.dat": legacy_file, "imatrix.gguf": gguf_file}
 def test_a_file_has_the_bytes_of_llama_cpps_quantizers(source, mixture, form, tmp_path):
     before = open_checkpoint(source).weights
     sums = importance_of(open_checkpoint(source)) if form else {}
-    request = ConversionRequest(mixture)
+    request = ConvertOptions(mixture)
     if form:
         request = replace(request, imatrix=FORMS[form](tmp_path / form, sums))
     convert(source, tmp_path / "out.gguf", request)
@@ -123,7 +125,7 @@ def test_a_file_has_the_bytes_of_llama_cpps_quantizers(source, mixture, form, tm
 @compiled
 def test_keys_name_the_type_of_the_file_and_its_importance_matrix(source, tmp_path):
     matrix = gguf_file(tmp_path / "imatrix.gguf", importance_of(open_checkpoint(source)))
-    plan = plan_conversion(source, ConversionRequest("Q4_K_S", imatrix=matrix))
+    plan = plan_conversion(source, ConvertOptions("Q4_K_S", imatrix=matrix))
     plan.write(tmp_path / "out.gguf")
     with GGUF.open(tmp_path / "out.gguf") as file:
         keys = file.metadata
@@ -138,12 +140,10 @@ def test_keys_name_the_type_of_the_file_and_its_importance_matrix(source, tmp_pa
 
 @compiled
 def test_a_quantized_file_is_quantized_again_only_on_request(source, tmp_path):
-    convert(source, tmp_path / "q8.gguf", ConversionRequest("Q8_0"))
+    convert(source, tmp_path / "q8.gguf", ConvertOptions("Q8_0"))
     with pytest.raises(Unsupported, match="Q8_0 -> Q6_K would not be exact"):
-        convert(tmp_path / "q8.gguf", tmp_path / "q4.gguf", ConversionRequest("Q4_K_M"))
-    convert(
-        tmp_path / "q8.gguf", tmp_path / "q4.gguf", ConversionRequest("Q4_K_M", allow_lossy=True)
-    )
+        convert(tmp_path / "q8.gguf", tmp_path / "q4.gguf", ConvertOptions("Q4_K_M"))
+    convert(tmp_path / "q8.gguf", tmp_path / "q4.gguf", ConvertOptions("Q4_K_M", allow_lossy=True))
 
 
 @compiled
@@ -156,7 +156,7 @@ def test_infinite_weights_and_nan_are_refused_by_name(bad, tmp_path):
     model.weights[weight.name] = registry.quantize(weight.name, values, types.by_name("F32"))
     broken = write_model(tmp_path / "broken.gguf", model)
     with pytest.raises(Unsupported, match=r"blk\.1\.ffn_up\.weight: some of its weights are inf"):
-        convert(broken, tmp_path / "out.gguf", ConversionRequest("Q4_K_M"))
+        convert(broken, tmp_path / "out.gguf", ConvertOptions("Q4_K_M"))
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -168,7 +168,7 @@ def test_a_scale_that_is_too_large_is_refused_before_anything_is_written(tmp_pat
     model.weights[weight.name] = registry.quantize(weight.name, values, types.by_name("F32"))
     large = write_model(tmp_path / "large.gguf", model)
     with pytest.raises(Unsupported, match=r"blk\.0\.attn_q\.weight: Q4_K cannot hold"):
-        plan_conversion(large, ConversionRequest("Q4_K_S")).check()
+        plan_conversion(large, ConvertOptions("Q4_K_S")).check()
 
 
 def test_experts_have_importance_of_their_own(tmp_path):
@@ -209,7 +209,7 @@ def test_an_importance_matrix_of_another_model_is_refused(source, tmp_path):
     ):
         matrix = legacy_file(tmp_path / "other.dat", sums)
         with pytest.raises(InvalidFormat, match=reason):
-            plan_conversion(source, ConversionRequest("Q4_K_M", imatrix=matrix))
+            plan_conversion(source, ConvertOptions("Q4_K_M", imatrix=matrix))
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def test_an_importance_matrix_of_another_model_is_refused(source, tmp_path):
 )
 def test_options_that_do_not_go_together_are_refused(type_, options, reason):
     with pytest.raises(UsageError, match=reason):
-        ConversionRequest(type_, **options)
+        ConvertOptions(type_, **options)

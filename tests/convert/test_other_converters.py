@@ -1,9 +1,10 @@
 """Ternary weights byte for byte as the tools of other projects write them."""
 
 import pytest
+from conversions import convert
 from published_bitnets import digest, with_tokenizer
 
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 
 # Of what benchmarks/converters.py printed, on x86-64. I2_S: convert-hf-to-gguf-bitnet.py of
@@ -41,13 +42,13 @@ DIGESTS = {
 )
 def test_every_tensor_is_what_the_other_tool_writes(name, encoding, tmp_path):
     folder, file = with_tokenizer(tmp_path / name, name), tmp_path / "ours.gguf"
-    convert(folder, file, ConversionRequest(encoding, no_tokenizer=True))
+    convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
     assert digest(open_checkpoint(file)) == DIGESTS[name][encoding]
 
 
 def test_a_digest_knows_codes_and_scales_and_not_what_is_behind_them(tmp_path):
     folder, file = with_tokenizer(tmp_path / "m", "Llama3-8B-1.58"), tmp_path / "ours.gguf"
-    convert(folder, file, ConversionRequest("I2_S", no_tokenizer=True))
+    convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
     for place, same in ((0, False), (-32, False), (-28, True)):
         checkpoint = open_checkpoint(file)
         weight = checkpoint.weights["blk.1.ffn_up.weight"]

@@ -9,12 +9,13 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 import tiny_models
+from conversions import convert
 from crossval_evidence import exact_trace, verdict_on_float64
 from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.crossval import references
 from bitnet.crossval.operations import ROWS
 from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Transformers, choose
@@ -105,7 +106,7 @@ def test_the_same_weights_converted_are_accepted(ternary):
 @needs("ik_llama_cpp")
 def test_what_convert_writes_as_iq2_bn_is_read_as_it_is(ternary, tmp_path):
     file = tmp_path / "iq2_bn.gguf"
-    convert(ternary.path, file, ConversionRequest("IQ2_BN"))
+    convert(ternary.path, file, ConvertOptions("IQ2_BN"))
     verdict = judged(ternary, IkLlamaCpp().trace(question(open_checkpoint(file))))
     (checked,) = (one for one in verdict.findings if one.subject == "reference")
     assert not checked.failed

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from adapter_files import adapter_file, factors, peft_folder
+from conversions import convert
 from engine_logits import distance, llama_cpp
 from hf_folders import tiny_folder
 from llama_quantize import INSTALLED, REASON
@@ -12,7 +13,7 @@ from tiny_models import in_encoding, tiny, write_model
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.adapters import read_adapter
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
@@ -127,7 +128,7 @@ def test_a_token_has_the_same_bits_in_any_batch_and_cut(tmp_path):
 def test_folder_and_file_take_adapters_of_both_forms(family, tmp_path):
     folder = tiny_folder(tmp_path / "model", family)
     file = tmp_path / "model.gguf"
-    convert(folder, file, ConversionRequest("F32", no_tokenizer=True))
+    convert(folder, file, ConvertOptions("F32", no_tokenizer=True))
     pairs = pairs_of(open_checkpoint(folder))
     peft = peft_folder(tmp_path / "peft", by_module(pairs))
     ours = in_gguf_order(pairs) if family == "llama" else pairs

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from bitnet_embeddings import CONFIGS, DIM, EPS, HEAD, HEADS, LAYERS, folder, gguf, random_weights
+from conversions import convert
 from hf_folders import tiny_folder
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
@@ -119,7 +120,7 @@ def test_the_folder_and_the_file_give_the_same_bits(kind, ops, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_converted_matrices_are_microsofts_byte_for_byte(kind, tmp_path):
     source, ours = folder(tmp_path / "model", kind), tmp_path / "ours.gguf"
-    assert convert(source, ours, ConversionRequest("I2_S")).exact
+    assert convert(source, ours, ConvertOptions("I2_S")).exact
     theirs = open_checkpoint(gguf(tmp_path / "theirs.gguf", kind)).weights
     matrices = [name for name, weight in theirs.items() if weight.quant.name == "I2_S"]
     assert len(matrices) == 7 * LAYERS

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import Tensor, write_gguf
+from conversions import convert
 from rotations import F32, rotated
 from tiny_models import tiny
 
 import bitnet
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.families.mixers import State
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_contents import Array
@@ -94,7 +95,7 @@ def test_a_rotated_ternary_file_is_converted_and_says_what_it_is(tmp_path):
     expected = logits(open_checkpoint(source), ReferenceOps(dtype=np.float64))
     for encoding in ("PTQ1_0", "PQ2_0", "Q2_0"):
         path = tmp_path / f"{encoding}.gguf"
-        assert convert(source, path, ConversionRequest(encoding)).exact
+        assert convert(source, path, ConvertOptions(encoding)).exact
         found = logits(open_checkpoint(path), ReferenceOps(dtype=np.float64))
         np.testing.assert_array_equal(found, expected)
         text = "\n".join(inspect_gguf(path).lines())
@@ -114,7 +115,7 @@ def test_bitnet_tiny_and_its_twins_write_the_same_text(tmp_path, encoding):
     texts = {text_of(TINY)}
     for source, embedding in ((TINY, "F16"), (basis, "F32")):
         twin = tmp_path / f"{source.stem}-{encoding}.gguf"
-        assert convert(source, twin, ConversionRequest(encoding)).exact
+        assert convert(source, twin, ConvertOptions(encoding)).exact
         matrices = [w for w in open_checkpoint(twin).weights.values() if len(w.shape) == 2]
         assert {weight.quant.name for weight in matrices} == {encoding, embedding}
         is_rotated = "rotated: prism.hadamard" in "\n".join(inspect_gguf(twin).lines())

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from conversions import convert
 from hf_models import MAX_RELATIVE_DIFFERENCE, random_model, save, torch
 from low_bit_models import SHAPE, TOKENS, as_mlx, unpacked_hybrid, unpacked_model
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
@@ -33,7 +34,7 @@ def encodings(path):
 def test_an_unpacked_qwen3_is_repacked_without_loss(tmp_path, encoding):
     model = unpacked_model(tmp_path / "model", levels=LEVELS[encoding])
     output = tmp_path / "model.gguf"
-    done = convert(tmp_path / "model", output, ConversionRequest(encoding, no_tokenizer=True))
+    done = convert(tmp_path / "model", output, ConvertOptions(encoding, no_tokenizer=True))
     assert done.exact
     assert encodings(output) == {encoding}  # embedding and head, too
     found, expected = reference_logits(output), transformers_logits(model)
@@ -49,7 +50,7 @@ def test_an_unpacked_qwen35_with_a_vision_tower_is_repacked_without_loss(tmp_pat
     found = reference_logits(tmp_path / "model")
     assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
     output = tmp_path / "model.gguf"
-    assert convert(tmp_path / "model", output, ConversionRequest(encoding, no_tokenizer=True)).exact
+    assert convert(tmp_path / "model", output, ConvertOptions(encoding, no_tokenizer=True)).exact
     assert encodings(output) == {encoding, "F32"}  # the convolutions are not products
     found = reference_logits(output)
     assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
@@ -60,11 +61,11 @@ def test_every_encoding_of_a_model_decodes_to_the_same_numbers(tmp_path):
     source, found = tmp_path / "model", {}
     for encoding in ("PQ2_0", "PTQ1_0", "Q2_0", "F16"):
         output = tmp_path / f"{encoding}.gguf"
-        assert convert(source, output, ConversionRequest(encoding, no_tokenizer=True)).exact
+        assert convert(source, output, ConvertOptions(encoding, no_tokenizer=True)).exact
         found[encoding] = reference_logits(output)
         source = output  # each from the one before: blocks are split, and joined again
     again = tmp_path / "again.gguf"
-    request = ConversionRequest("PTQ1_0", no_tokenizer=True)
+    request = ConvertOptions("PTQ1_0", no_tokenizer=True)
     assert convert(tmp_path / "Q2_0.gguf", again, request).exact
     found["again"] = reference_logits(again)
     for logits in found.values():
@@ -74,13 +75,13 @@ def test_every_encoding_of_a_model_decodes_to_the_same_numbers(tmp_path):
 def test_the_fourth_level_fits_two_bits_only(tmp_path):
     model = unpacked_model(tmp_path / "model", levels=4)
     output = tmp_path / "model.gguf"
-    request = ConversionRequest("PQ2_0", no_tokenizer=True)
+    request = ConvertOptions("PQ2_0", no_tokenizer=True)
     assert convert(tmp_path / "model", output, request).exact
     found, expected = reference_logits(output), transformers_logits(model)
     assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
     for encoding in ("PTQ1_0", "Q1_0"):
         with pytest.raises(Unsupported, match="has no code for"):
-            convert(output, tmp_path / "no.gguf", ConversionRequest(encoding, no_tokenizer=True))
+            convert(output, tmp_path / "no.gguf", ConvertOptions(encoding, no_tokenizer=True))
 
 
 @pytest.mark.parametrize("encoding", LEVELS)
@@ -94,7 +95,7 @@ def test_weights_that_are_not_low_bit_are_refused(tmp_path, encoding):
     matrix[3, 200] *= 1.5
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(Unsupported, match=r"blk\.1\.ffn_down\.weight .* is not ternary"):
-        convert(folder, tmp_path / "no.gguf", ConversionRequest(encoding, no_tokenizer=True))
+        convert(folder, tmp_path / "no.gguf", ConvertOptions(encoding, no_tokenizer=True))
     assert not (tmp_path / "no.gguf").exists()
 
 
@@ -107,7 +108,7 @@ def test_mlx_folders_are_read_and_repacked_without_loss(tmp_path, bits, encoding
     as_mlx(tmp_path / "model", bits)
     assert encodings(tmp_path / "model") == {encoding}
     output = tmp_path / "model.gguf"
-    request = ConversionRequest(encoding, no_tokenizer=True)
+    request = ConvertOptions(encoding, no_tokenizer=True)
     assert convert(tmp_path / "model", output, request).exact
     expected = transformers_logits(model)
     found = reference_logits(output)
@@ -162,7 +163,7 @@ def test_ternary_weights_with_a_scale_per_shard_are_repacked_without_loss(tmp_pa
                 parameter.copy_(parameter.half().float())
     save(kind, options, model, tmp_path / "model")
     output = tmp_path / "model.gguf"
-    request = ConversionRequest(encoding, no_tokenizer=True)
+    request = ConvertOptions(encoding, no_tokenizer=True)
     assert convert(tmp_path / "model", output, request).exact
     assert encodings(output) == {encoding, "F16"}
     found, expected = reference_logits(output), transformers_logits(model)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conversions import convert
 from hf_folders import bf16, save_tensors
 from published_bitnets import (
     CONFIGS,
@@ -20,7 +21,7 @@ from published_bitnets import (
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.containers import INPUTS, open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
@@ -60,7 +61,7 @@ def apart(found, expected):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path):
     folder, file = published(tmp_path / "model", name), tmp_path / "model.gguf"
-    done = convert(folder, file, ConversionRequest(encoding, no_tokenizer=True))
+    done = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
     assert done.exact
     assert {one.after for one in done.tensors if "attn_q." in one.name} == {encoding}
     assert apart(logits(file), logits(folder)) < SAME
@@ -69,7 +70,7 @@ def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path)
 @pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
 def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
     folder, file = without_rounding(tmp_path / "model", outlier=128), tmp_path / "model.gguf"
-    done = convert(folder, file, ConversionRequest(encoding, no_tokenizer=True))
+    done = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
     assert done.exact
     assert not any("int8 per token" in one.text for one in done.warnings)
     checkpoint = open_checkpoint(file)
@@ -88,18 +89,18 @@ def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
 
 def test_weights_of_no_bitnet_round_where_the_encoding_says_so(tmp_path):
     folder, file = without_rounding(tmp_path / "model"), tmp_path / "model.gguf"
-    done = convert(folder, file, ConversionRequest("I2_S", no_tokenizer=True))
+    done = convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
     assert any("rounds what 14 matrices" in one.text for one in done.warnings)
 
 
 def test_a_key_tells_bitnets_of_other_architectures_from_other_models(tmp_path):
     folder, file = published(tmp_path / "model", "Llama3-8B-1.58"), tmp_path / "model.gguf"
-    convert(folder, file, ConversionRequest("TQ2_0", no_tokenizer=True))
+    convert(folder, file, ConvertOptions("TQ2_0", no_tokenizer=True))
     key, per_token = INPUTS
     assert open_checkpoint(file).metadata[key] == per_token
     assert apart(logits(file, ignore_keys=[key]), logits(folder)) > 1e-4
     again = tmp_path / "again.gguf"
-    convert(file, again, ConversionRequest("TQ1_0", no_tokenizer=True))
+    convert(file, again, ConvertOptions("TQ1_0", no_tokenizer=True))
     assert open_checkpoint(again).rounds_inputs
     damaged = file.read_bytes().replace(per_token.encode(), b"int4 per token")
     file.write_bytes(damaged)

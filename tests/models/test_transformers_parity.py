@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from conversions import convert
 from dense_models import DENSE
 from hf_models import (
     MAX_RELATIVE_DIFFERENCE,
@@ -18,7 +19,7 @@ from hf_models import (
 )
 from mixed_models import MIXED
 
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.families.family import of_gguf
 from bitnet.families.tensor_names import gguf_name
 from bitnet.formats.containers import open_checkpoint
@@ -62,7 +63,7 @@ def test_a_converted_file_agrees_with_transformers_or_says_that_no_engine_does(c
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     file = tmp_path / "model.gguf"
-    done = convert(tmp_path / "folder", file, ConversionRequest("F32", no_tokenizer=True))
+    done = convert(tmp_path / "folder", file, ConvertOptions("F32", no_tokenizer=True))
     differs = any(warning.subject == "every engine" for warning in done.warnings)
     agrees = relative_difference(ours(file), expected) < MAX_RELATIVE_DIFFERENCE
     assert agrees != differs
@@ -94,7 +95,7 @@ def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     assert relative_difference(ours(tmp_path / "folder"), expected) < MAX_RELATIVE_DIFFERENCE
     gguf = tmp_path / "model.gguf"
-    request = ConversionRequest("BF16", no_tokenizer=True, allow_lossy=True)
+    request = ConvertOptions("BF16", no_tokenizer=True, allow_lossy=True)
     convert(tmp_path / "folder", gguf, request)
     name = "blk.1.ffn_up_exps.weight"
     before, after = (open_checkpoint(path).weights[name] for path in (tmp_path / "folder", gguf))

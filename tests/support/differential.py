@@ -17,13 +17,14 @@ import numpy as np
 import torch
 import transformers
 from configurations import KINDS, Case, cases
+from conversions import convert
 from engine_logits import distance, llama_cpp
 from hf_folders import tokenizer_folder
 from hf_models import random_model, save
 from tiny_models import TOKENS
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert import ConversionRequest, convert
+from bitnet.convert.options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import _ACTIVATIONS, ReferenceOps
@@ -204,7 +205,7 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
     assert apart < (SAME_ROUNDED if rounded else SAME_FLOATS), f"{apart:.2g} from transformers"
     try:
         done = convert(
-            tokenizer_folder(model, TOKENS), file, ConversionRequest("I2_S" if rounded else "F32")
+            tokenizer_folder(model, TOKENS), file, ConvertOptions("I2_S" if rounded else "F32")
         )
     except Unsupported:
         return "exact, not converted"

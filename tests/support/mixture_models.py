@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from builders import Tensor, write_gguf
 
-from bitnet.convert import ConversionRequest
-from bitnet.convert.request import MIXTURES, mixture_types
+from bitnet.convert.mixtures import mixture_types
+from bitnet.convert.options import MIXTURES, ConvertOptions
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
@@ -117,7 +117,7 @@ def grid(name):
 def our_types(name, mixture, own):
     """The type of each tensor of a model, as lines."""
     checkpoint = MODELS[name]
-    chosen = mixture_types(checkpoint, ConversionRequest(mixture, **own), ())
+    chosen = mixture_types(checkpoint, ConvertOptions(mixture, **own), ())
     weights = checkpoint.weights
     return [f"{key} {chosen.get(key, weights[key].quant).name}" for key in sorted(weights)]
 

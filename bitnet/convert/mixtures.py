@@ -1,121 +1,44 @@
-"""Options of a conversion, and the types of a quantized file's tensors, as llama-quantize chooses.
+"""The types of a quantized file's tensors, as llama-quantize chooses; importance matrices.
 
 A mixture such as Q4_K_M gives most matrices one type and a few that suffer most from rounding a
 larger one: the output head, the values of the attention, and the down projections of some blocks.
 The rules are those of llama.cpp's ``src/llama-quant.cpp`` (b11434); what they depend on, and which
 tensors they leave alone, is the same, so that files have the same types.
+
+An importance matrix has the mean square of each input of each matrix, as llama-imatrix writes them:
+GGUF files with the tensors ``NAME.in_sum2`` and ``NAME.counts``, and before them files of one
+record after another (``imatrix.dat``).
 """
 
 from __future__ import annotations
 
 import math
 import re
+import struct
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from bitnet.base.errors import Unsupported, UsageError
+import numpy as np
+
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.convert.options import MIXTURES
+from bitnet.formats.gguf import GGUF
 from bitnet.quants import types
+from bitnet.quants.registry import dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from bitnet.convert.options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.formats.containers import I2SLayout
     from bitnet.quants.types import QuantType
     from bitnet.quants.weight import Weight
 
     _Rule = str | Callable[["_Place"], str | None]
-
-
-class Mixture(NamedTuple):
-    """A kind of quantized file: the type of most matrices, and its ``general.file_type``."""
-
-    type: str
-    file_type: int
-
-
-#: Kinds of quantized files, by llama-quantize's names.
-MIXTURES = {
-    "Q8_0": Mixture("Q8_0", 7),
-    "Q6_K": Mixture("Q6_K", 18),
-    "Q5_K_M": Mixture("Q5_K", 17),
-    "Q5_K_S": Mixture("Q5_K", 16),
-    "Q5_1": Mixture("Q5_1", 9),
-    "Q5_0": Mixture("Q5_0", 8),
-    "Q4_K_M": Mixture("Q4_K", 15),
-    "Q4_K_S": Mixture("Q4_K", 14),
-    "IQ4_NL": Mixture("IQ4_NL", 25),
-    "IQ4_XS": Mixture("IQ4_XS", 30),
-    "Q4_1": Mixture("Q4_1", 3),
-    "Q4_0": Mixture("Q4_0", 2),
-    "MXFP4_MOE": Mixture("MXFP4", 38),
-    "Q3_K_L": Mixture("Q3_K", 13),
-    "Q3_K_M": Mixture("Q3_K", 12),
-    "Q3_K_S": Mixture("Q3_K", 11),
-    "Q2_K": Mixture("Q2_K", 10),
-    "Q2_K_S": Mixture("Q2_K", 21),
-}
-
-TERNARY = ("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
-FLOATS = ("F32", "F16", "BF16")
-BLOCKS = (  # types of rounded numbers, as a tensor may have them
-    *("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0"),
-    *("MXFP4", "Q3_K", "Q2_K"),
-)
-ROUNDED = ("F16", "BF16", *BLOCKS)
-ENCODINGS = (*FLOATS, *MIXTURES, *TERNARY)
-
-
-@dataclass(frozen=True)
-class ConversionRequest:
-    """Options of the new file."""
-
-    # type of the matrices, one of ``ENCODINGS``. A mixture gives some matrices larger types. A
-    # ternary one applies to those of the blocks, while an embedding and a head that are not ternary
-    # are unchanged, or become F16.
-    type: str
-    # file or folder with the tokenizer; by default the one of the source
-    tokenizer: Path | None = None
-    no_tokenizer: bool = False  # leave the tokenizer out
-    pre: str | None = None  # name of the pre-tokenizer, if it cannot be determined
-    allow_lossy: bool = False  # allow a loss beyond the rounding of floats
-    i2_s_layout: I2SLayout = "x86"  # processor that wrote the I2_S weights of the source
-    # metadata keys of the source to ignore; the new file lacks them
-    ignore_keys: tuple[str, ...] = ()
-    pure: bool = False  # give every matrix of a mixture the same type
-    output_tensor_type: str | None = None  # type of the output head in a mixture
-    token_embedding_type: str | None = None  # type of the embedding in a mixture
-    imatrix: Path | None = None  # file with an importance matrix, for a mixture
-
-    def __post_init__(self) -> None:
-        if self.type not in ENCODINGS:
-            raise UsageError(f"--type is {self.type!r}, expected one of {', '.join(ENCODINGS)}")
-        if self.no_tokenizer and (self.tokenizer or self.pre):
-            raise UsageError("--no-tokenizer goes with neither --tokenizer nor --pre")
-        self._check_mixture()
-
-    def _check_mixture(self) -> None:
-        own = {
-            "--pure": self.pure,
-            "--imatrix": self.imatrix,
-            "--output-tensor-type": self.output_tensor_type,
-            "--token-embedding-type": self.token_embedding_type,
-        }
-        if self.type == "Q2_K_S" and self.imatrix is None:
-            raise UsageError(
-                "Q2_K_S needs an importance matrix", hint="name one: --imatrix FILE; or choose Q2_K"
-            )
-        for option, value in own.items():
-            if value and self.type not in MIXTURES:
-                raise UsageError(
-                    f"{option} goes with quantized types such as Q4_K_M, not with {self.type}"
-                )
-            if option.endswith("-type") and value and value not in (*FLOATS, *BLOCKS):
-                raise UsageError(
-                    f"{option} is {value!r}, expected one of {', '.join((*FLOATS, *BLOCKS))}"
-                )
 
 
 # A type whose blocks do not fit into the rows, and the one with smaller blocks instead of it.
@@ -204,42 +127,44 @@ _EIGHT_EXPERTS_OUTPUT = frozenset(
 
 
 def mixture_types(
-    checkpoint: Checkpoint, request: ConversionRequest, vectors: Container[str]
+    checkpoint: Checkpoint, request: ConvertOptions, vectors: Container[str]
 ) -> dict[str, QuantType]:
     """Type of each matrix of *checkpoint* that the mixture ``request.type`` quantizes.
 
     *vectors* names tensors that take part in no product.
     """
-    return _Assignment(checkpoint, request, vectors).types()
+    rules = _Assignment(checkpoint, request)
+    weights = checkpoint.weights
+    matrices = [
+        weights[name]
+        for name in sorted(weights, key=lambda name: (_block(name), name))
+        if math.prod(weights[name].shape[:-1]) > 1
+        and name.endswith("weight")
+        and not any(part in name for part in _KEPT)
+        and name not in vectors
+    ]
+    return {weight.name: rules.type_of(weight) for weight in matrices}
 
 
 class _Assignment:
-    """Types of the tensors of one model, in llama.cpp's order: by block, then by name."""
+    """Types of the tensors of one model, asked in llama.cpp's order: by block, then by name."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, request: ConversionRequest, vectors: Container[str]
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, request: ConvertOptions) -> None:
         self.request = request
         self.mixture = MIXTURES[request.type]
         self.weights = checkpoint.weights
-        self.matrices = [
-            checkpoint.weights[name]
-            for name in sorted(checkpoint.weights, key=lambda name: (_block(name), name))
-            if _is_quantized(checkpoint.weights[name]) and name not in vectors
-        ]
         self.architecture = checkpoint.architecture
         self.blocks = checkpoint.integer("block_count")
         self.experts = checkpoint.integer("expert_count", 0)
-        heads, kv_heads = (_first(checkpoint, f"attention.head_count{its}") for its in ("", "_kv"))
+        counts = [checkpoint.value(f"attention.head_count{its}", None) for its in ("", "_kv")]
+        # The number of the first block, where each block has its own.
+        heads, kv_heads = (next(iter(it), None) if hasattr(it, "__len__") else it for it in counts)
         kv_heads = heads if kv_heads is None else kv_heads
-        self.sharing = (heads or 0) // kv_heads if kv_heads else 0
+        self.sharing = int(heads or 0) // int(kv_heads) if kv_heads else 0
         self.values = sum(_role(name) == "values" for name in self.weights)
         self.counts: Counter[str] = Counter()
 
-    def types(self) -> dict[str, QuantType]:
-        return {weight.name: self._type(weight) for weight in self.matrices}
-
-    def _type(self, weight: Weight) -> QuantType:
+    def type_of(self, weight: Weight) -> QuantType:
         role, request = _role(weight.name), self.request
         if request.token_embedding_type and role == "embedding":
             return self._check_width(weight, request.token_embedding_type)
@@ -267,10 +192,12 @@ class _Assignment:
         eight = self.experts == 8
         if role == "values":
             place = self._place(name, role, self.values)
-            found = self._apply(_VALUES, place)
-            if self._is_70b and (found or self.mixture.type) in ("Q3_K", "Q4_K"):
-                found = "Q5_K"
-            return "Q8_0" if eight else found
+            type_ = self._apply(_VALUES, place)
+            is_70b = self.blocks == 80 and self.architecture in ("llama", "qwen2", "olmo")
+            is_70b = is_70b and (self.architecture != "llama" or self.sharing != 1)
+            if is_70b and (type_ or self.mixture.type) in ("Q3_K", "Q4_K"):
+                type_ = "Q5_K"
+            return "Q8_0" if eight else type_
         if role == "keys" and eight:
             return "Q8_0"
         if role == "down":
@@ -289,15 +216,8 @@ class _Assignment:
     def _place(self, name: str, role: str, layers: int, *, by_block: bool = False) -> _Place:
         layer = _block(name) if by_block else self.counts[role]
         self.counts[role] += 1
-        weighted = self.request.imatrix is not None
+        weighted = bool(self.request.imatrix)
         return _Place(layer, layers, self.sharing, weighted)
-
-    @property
-    def _is_70b(self) -> bool:
-        """True for what llama.cpp takes for a model of 70 billion parameters."""
-        if self.architecture == "llama" and self.sharing == 1:
-            return False
-        return self.blocks == 80 and self.architecture in ("llama", "qwen2", "olmo")
 
     def _check_width(self, weight: Weight, name: str) -> QuantType:
         quant = types.by_name(name)
@@ -322,16 +242,108 @@ def _role(name: str) -> str:
     return next((role for part, role in _PARTS.items() if part in name), "")
 
 
-def _is_quantized(weight: Weight) -> bool:
-    """True if llama-quantize changes the type of *weight*."""
-    matrix = math.prod(weight.shape[:-1]) > 1
-    return matrix and weight.name.endswith("weight") and not any(k in weight.name for k in _KEPT)
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
 
 
-def _first(checkpoint: Checkpoint, key: str) -> int | None:
-    """The number of the first block under *key*."""
-    value = checkpoint.value(key, None)
-    if value is None or isinstance(value, int):
-        return value
-    values = list(value)
-    return int(values[0]) if values else None
+@dataclass(frozen=True)
+class Importance:
+    """An importance matrix."""
+
+    path: Path  # its file
+    # by the name of a matrix, its inputs' weights; one expert after another
+    values: Mapping[str, NDArray[np.float32]]
+    dataset: str = ""  # name of the text that it was computed on, or ""
+    chunks: int = 0  # number of pieces of that text, or 0
+
+    def of(self, weight: Weight) -> NDArray[np.float32] | None:
+        """Weights of the inputs of *weight*, ``(matrices, columns)``; ``None`` without them."""
+        values = self.values.get(weight.name)
+        if values is None:
+            return None
+        matrices = weight.shape[0] if len(weight.shape) == 3 else 1
+        if values.size == matrices * weight.shape[-1]:
+            return values.reshape(matrices, weight.shape[-1])
+        if weight.name in ("token_embd.weight", "per_layer_token_embd.weight"):
+            return None  # it was computed for the head, which has the same numbers
+        raise InvalidFormat(
+            f"{self.path.name}: {values.size:,} numbers for {weight.name}, expected "
+            f"{matrices * weight.shape[-1]:,}",
+            hint="use the importance matrix of this model",
+        )
+
+
+def read_importance(path: Path) -> Importance:
+    """The importance matrix in the file *path*."""
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist", hint="compute one with llama-imatrix")
+    with path.open("rb") as file:
+        is_gguf = file.read(4) == b"GGUF"
+    found = _from_gguf(path) if is_gguf else _from_records(path)
+    for name, values in found.values.items():
+        if not np.isfinite(values).all():
+            raise _invalid(path, f"the numbers for {name} are not all finite")
+    return found
+
+
+def _from_gguf(path: Path) -> Importance:
+    with GGUF.open(path) as file:
+        missing = [key for key in _KEYS if key not in file.metadata]
+        if missing:
+            raise _invalid(path, f"it has no key {missing[0]}")
+        tensors = {
+            name: dequantize(file.weight(name))
+            for name in file.tensors
+            if name.endswith((_SUMS, _COUNTS))
+        }
+        datasets = list(file.metadata[_KEYS[0]])
+        chunks = int(file.metadata[_KEYS[1]])
+    names = {name.removesuffix(_SUMS).removesuffix(_COUNTS) for name in tensors}
+    if not names:
+        raise _invalid(path, "it has no sums")
+    values = {}
+    for name in names:
+        sums, counts = tensors.get(name + _SUMS), tensors.get(name + _COUNTS)
+        if sums is None or counts is None or counts.size == 0 or sums.size % counts.size:
+            raise _invalid(path, f"sums and counts of {name} do not belong together")
+        calls = np.floor(counts + np.float32(0.5)).reshape(-1, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = sums.reshape(calls.size, -1) / calls
+        values[name] = np.where(calls > 0, means, np.float32(1)).astype(np.float32).reshape(-1)
+    return Importance(path, values, datasets[0] if datasets else "", chunks)
+
+
+def _from_records(path: Path) -> Importance:
+    """The content of an ``imatrix.dat``: the number of entries; name, calls and sums of each."""
+    data, at = path.read_bytes(), 0
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        if size < 0 or at + size > len(data):
+            raise _invalid(path, "it ends too early, or is not an importance matrix")
+        at += size
+        return data[at - size : at]
+
+    def number() -> int:
+        return int(struct.unpack("<i", take(4))[0])
+
+    values = {}
+    count = number()
+    if count < 1:
+        raise _invalid(path, "it is neither GGUF nor an imatrix.dat")
+    for _ in range(count):
+        name = take(number()).split(b"\0")[0].decode("utf-8", "replace")
+        calls, size = number(), number()
+        if size < 1:
+            raise _invalid(path, f"{name} has no sums")
+        sums = np.frombuffer(take(4 * size), "<f4").astype(np.float32)
+        values[name] = sums / np.float32(calls) if calls > 0 else sums
+    chunks = number() if at < len(data) else 0
+    dataset = take(number()) if at < len(data) else b""
+    return Importance(path, values, dataset.decode("utf-8", "replace"), max(chunks, 0))
+
+
+def _invalid(path: Path, why: str) -> InvalidFormat:
+    return InvalidFormat(
+        f"{path.name}: {why}", hint="compute the importance matrix with llama-imatrix"
+    )
