@@ -23,7 +23,7 @@ import synthetic
 from runtime import present
 from ternary import measure
 
-from bitnet.bench.report import describe_machine
+from bitnet.bench import describe_machine
 from bitnet.crossval.references import bitnet_cpp_library
 
 MODELS = {"0.6B": "embedding-0.6b", "270M": "embedding-270m"}

@@ -26,7 +26,7 @@ from pathlib import Path
 from peers import library
 
 from bitnet.base import native
-from bitnet.bench.report import describe_machine
+from bitnet.bench import describe_machine
 
 ENGINES = {
     "llama.cpp": "xllamacpp",

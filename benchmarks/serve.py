@@ -37,7 +37,7 @@ from pathlib import Path
 from peers import program
 
 from bitnet import load
-from bitnet.bench.report import describe_machine
+from bitnet.bench import describe_machine
 
 PEER = Path(__file__).with_name("peer_server.py")
 SLOTS = 8

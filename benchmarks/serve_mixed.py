@@ -30,7 +30,7 @@ from pathlib import Path
 from serve import PROMPTS, Server, events, free_port
 
 from bitnet import load
-from bitnet.bench.report import describe_machine
+from bitnet.bench import describe_machine
 
 CONTEXT = 1024
 TOKENS = 16

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from runtime import Engine, present
 
-from bitnet.bench.report import describe_machine
+from bitnet.bench import describe_machine
 from bitnet.crossval.references import bitnet_cpp_library
 from bitnet.formats.containers import open_checkpoint
 

@@ -22,7 +22,7 @@ import numpy as np
 from limits import OF_BYTES, limit
 
 from bitnet.base import native
-from bitnet.bench.report import describe_machine
+from bitnet.bench import describe_machine
 from bitnet.kernels.packing import COLUMNS
 
 SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -11,9 +12,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import NoSpace, from_os_error
+from bitnet.base.errors import InvalidFormat, NoSpace, from_os_error
 from bitnet.base.progress import human_size
 
 if TYPE_CHECKING:
@@ -48,6 +49,26 @@ def digest_of(path: Path) -> str:
         return sha256_of(path)
     except OSError as error:
         raise from_os_error(error, path) from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of the file *path*, with errors that name it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def read_json(path: Path, *, hint: str) -> dict[str, Any]:
+    """The JSON object in the file *path*; *hint* says how to get another one."""
+    raw = read_bytes(path)
+    try:
+        values = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidFormat(f"{path.name} is not JSON: {error}", hint=hint) from error
+    if not isinstance(values, dict):
+        raise InvalidFormat(f"{path.name} does not hold a JSON object", hint=hint)
+    return values
 
 
 def free_space(folder: Path) -> int:

@@ -15,12 +15,12 @@ from bitnet.bench import (
     Machine,
     Measured,
     Spread,
+    _decode_s,
+    _prefill_s,
     changes,
     measure,
     read_report,
-    slowdown,
 )
-from bitnet.bench.measure import _decode_s, _prefill_s
 
 MACHINE = Machine("Example CPU", 2, 8 << 30, ("avx2",), "native (avx2)", {1: 2e10, 2: 3e10})
 REPORT = BenchReport(
@@ -71,21 +71,11 @@ def test_a_ratio_above_one_is_better():
         load_s=Spread((1.0,)),
         peak_memory_bytes=2_500_000,
     )
-    assert {change.what: change.ratio for change in changes(REPORT, faster)} == {
+    assert {change["what"]: change["ratio"] for change in changes(REPORT, faster)} == {
         "pp8 @1 tok/s": 2.0,
         "load s": 0.5,
         "peak memory MB": 2.0,
     }
-
-
-def test_a_slowdown_beyond_the_limit_is_an_error():
-    slower = replace(REPORT, results=(Measured("pp8", 1, Spread((180.0,))),))
-    found = changes(REPORT, slower)
-    assert slowdown(found, at_most=11) is None
-    error = slowdown(found, at_most=9)
-    assert error.exit_code == 17
-    assert "slower by more than 9 %: pp8 @1 tok/s x0.90" in error.message
-    assert "no test in common" in slowdown(found[1:], at_most=9).message
 
 
 @pytest.mark.parametrize(
@@ -182,7 +172,7 @@ class Recorder:
         self.engine.forget()
 
     def generate(self, ids, request):
-        self.asked.append((len(ids), self.engine.reusable(ids), request.max_tokens))
+        self.asked.append((len(ids), self.engine.caches.best(list(ids))[1], request.max_tokens))
         return self.engine.generate(ids, request)
 
 

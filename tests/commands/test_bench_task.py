@@ -35,20 +35,15 @@ def test_json_can_be_compared_with_later(bitnet, words, tmp_path):
     assert told.code == 0
     assert "x0.00" in told.out
     assert "another processor: Tomorrow's" in told.err
-    failed = bitnet(*words, "--compare", earlier, "--max-slowdown", 50)
-    assert failed.code == 17
-    assert "slower by more than 50 %" in failed.err
-    as_json = bitnet(*words, "--compare", earlier, "--max-slowdown", 50, "--json")
-    assert as_json.code == 17
+    as_json = bitnet(*words, "--compare", earlier, "--json")
+    assert as_json.code == 0
     assert json.loads(as_json.out)["changes"][0]["ratio"] < 0.5
 
 
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (("--max-slowdown", 5), 2, "--max-slowdown needs --against"),
         (("--compare", "none.json"), 19, "none.json"),
-        (("--compare", "x", "--max-slowdown", 100), 2, "expected 0 to less than 100"),
         (("--thread-counts", "0"), 2, "--thread-counts"),
         (("--context", 4), 17, "pp8 needs 8 positions, the context holds 4"),
     ],

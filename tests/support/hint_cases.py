@@ -440,7 +440,7 @@ CASES = (
     ),
     Case(
         "bench MODEL --json",
-        "bitnet bench bitnet-tiny --tests pp8,tg2 --against before.json --max-slowdown 99",
+        "bitnet bench bitnet-tiny --tests pp8,tg2 --against before.json",
         "works",
         text_file("before.json", "{}"),
         fill={"MODEL": "bitnet-tiny --tests pp8,tg2"},
