@@ -22,7 +22,7 @@ from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import TernaryCounts, audit, code_counts
 from bitnet.formats.gguf_contents import Array, printable
 from bitnet.kernels import kv_codes
-from bitnet.kernels.kv_cache import KVCache, pages_for
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
 from bitnet.quants.weight import Weight
 from bitnet.runtime.scheduler import PREFILL_CHUNK
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from bitnet.families.blocks import KVType, ModelConfig
-    from bitnet.formats.gguf_contents import TensorInfo
+    from bitnet.families.blocks import ModelConfig
     from bitnet.tokenizer.vocabularies import KnownVocabulary
 
 _FIRST = 3  # elements shown of an array
@@ -101,28 +100,22 @@ class Inspection:
         )
         if len(self.files) > 1:
             yield f"  {len(self.files)} files: {', '.join(map(printable, self.files))}"
-        yield from self._metadata_lines()
+        yield from ("", f"Metadata ({len(self.metadata)} keys)")
+        width = min(48, max(map(len, self.metadata), default=0))
+        for key, value in self.metadata.items():
+            yield f"  {printable(key):<{width}}  {_show(value)}"
         yield from self._vocabulary_lines()
         yield from self._tensor_lines()
         yield from self._memory_lines()
         yield from self._ternary_lines()
-        yield ""
-        yield "Audit"
+        yield from ("", "Audit")
         if not self.findings:
             yield "  nothing odd"
         for line in render(self.findings):
             yield f"  {printable(line)}"
 
-    def _metadata_lines(self) -> Iterator[str]:
-        yield ""
-        yield f"Metadata ({len(self.metadata)} keys)"
-        width = min(48, max(map(len, self.metadata), default=0))
-        for key, value in self.metadata.items():
-            yield f"  {printable(key):<{width}}  {_show(value)}"
-
     def _vocabulary_lines(self) -> Iterator[str]:
-        yield ""
-        yield "Vocabulary"
+        yield from ("", "Vocabulary")
         yield f"  general.architecture: {printable(self.architecture) or 'absent'}"
         for key, value in self.vocabulary.stated.items():
             yield f"  {printable(key)}: {value if value is not None else self._absent(key)}"
@@ -143,8 +136,7 @@ class Inspection:
         )
 
     def _tensor_lines(self) -> Iterator[str]:
-        yield ""
-        yield f"Tensors ({len(self.tensors)})"
+        yield from ("", f"Tensors ({len(self.tensors)})")
         for row in self.encodings:
             yield (
                 f"  {row['type']}: {quantity(row['tensors'], 'tensor')}, "
@@ -168,8 +160,7 @@ class Inspection:
 
     def _memory_lines(self) -> Iterator[str]:
         memory = self.memory
-        yield ""
-        yield "Memory"
+        yield from ("", "Memory")
         yield f"  weights: {human_size(memory.weights)}"
         if memory.kv_per_token is None:
             yield "  KV cache: unknown, the metadata does not describe the attention"
@@ -186,9 +177,8 @@ class Inspection:
     def _ternary_lines(self) -> Iterator[str]:
         if not self.ternary:
             return
-        yield ""
         sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
-        yield f"Ternary weights ({len(self.ternary)} tensors{sample})"
+        yield from ("", f"Ternary weights ({len(self.ternary)} tensors{sample})")
         rows, double = [], any(row.double for row in self.ternary)
         for row in self.ternary:
             counts = (row.minus, row.zero, row.plus, row.double)[: 3 + double]
@@ -227,9 +217,24 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         alignment=gguf.alignment,
         architecture=gguf.architecture,
         dialect=gguf.dialect,
-        metadata={key: _abbreviate(value) for key, value in gguf.metadata.items()},
-        tensors=[_row(info) for info in gguf.tensors.values()],
-        encodings=encodings(gguf),
+        metadata={
+            key: {"type": its.item_type, "length": len(its), "first": its[:_FIRST]}
+            if isinstance(its, Array)
+            else its
+            for key, its in gguf.metadata.items()
+        },
+        tensors=[
+            {
+                "name": info.name,
+                "shape": list(info.shape),
+                "type": info.type.name,
+                "offset": info.offset,
+                "size_bytes": info.size_bytes,
+                "part": info.part,
+            }
+            for info in gguf.tensors.values()
+        ],
+        encodings=_encodings(gguf),
         vocabulary=vocabulary(gguf),
         tokenizer=_tokenizer(gguf.metadata, known_vocabulary),
         memory=memory(gguf),
@@ -251,28 +256,7 @@ def describe_basis(metadata: Mapping[str, Any]) -> str:
     return f"rotated: {prefix[:-1]} version {version}, blocks of {block}, signs {signs}"
 
 
-def _abbreviate(value: Any) -> Any:
-    if isinstance(value, Array):
-        return {
-            "type": value.item_type,
-            "length": len(value),
-            "first": value[:_FIRST],
-        }
-    return value
-
-
-def _row(info: TensorInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "shape": list(info.shape),
-        "type": info.type.name,
-        "offset": info.offset,
-        "size_bytes": info.size_bytes,
-        "part": info.part,
-    }
-
-
-def encodings(gguf: GGUF) -> list[dict[str, Any]]:
+def _encodings(gguf: GGUF) -> list[dict[str, Any]]:
     """Per quantization type: number of tensors, weights and bytes; the largest first."""
     rows: dict[str, dict[str, Any]] = {}
     for info in gguf.tensors.values():
@@ -360,31 +344,19 @@ def _tokenizer(metadata: Mapping[str, Any], match: KnownVocabulary | None) -> di
 def memory(gguf: GGUF) -> Memory:
     """Memory for running the model, from its header alone."""
     weights = sum(info.size_bytes for info in gguf.tensors.values())
-    context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
-    config = _config(gguf)
-    states = 0 if config is None else KVCache(config, 1).state_bytes
-    per_token = _kv_per_token(gguf, config)
-    cache = None if context is None else cache_bytes(gguf, context)
-    total = None if cache is None else weights + cache
-    return Memory(weights, states, per_token, context, cache, total)
-
-
-def cache_bytes(gguf: GGUF, positions: int, kv_type: KVType = "f16") -> int | None:
-    """Bytes that the cache of *positions* tokens takes at most, in whole pages.
-
-    Layers with a window keep at most the window and some positions before it; this requires a
-    known family. ``None`` if the metadata does not describe the attention.
-    """
-    config = _config(gguf, kv_type)
-    per_token = _kv_per_token(gguf, config, kv_type)
-    if per_token is None or positions < 1:
-        return None
+    config = config_of_header(gguf)
     if config is None:
-        return per_token * kv_codes.PAGE * pages_for(positions)
-    return KVCache(config, positions).cost(positions, PREFILL_CHUNK)
+        context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
+        return Memory(weights, 0, None, context, None, None)
+    context = config.context_length
+    kinds = [its for its in config.caches if isinstance(its, KeysValues)]
+    words = sum(2 * its.kv_heads * kv_codes.page_words(its.head_dim, its.kv_type) for its in kinds)
+    states, per_token = KVCache(config, 1).state_bytes, words * 2 // kv_codes.PAGE
+    cache = KVCache(config, context).cost(context, PREFILL_CHUNK)
+    return Memory(weights, states, per_token, context, cache, weights + cache)
 
 
-def _config(gguf: GGUF, kv_type: KVType = "f16") -> ModelConfig | None:
+def config_of_header(gguf: GGUF) -> ModelConfig | None:
     """Configuration from the header alone; ``None``: the model would be refused."""
     weights = {  # RoPE's tensors would be read
         info.name: Weight(info.name, info.shape, info.type, np.empty(0, np.uint8))
@@ -393,39 +365,9 @@ def _config(gguf: GGUF, kv_type: KVType = "f16") -> ModelConfig | None:
     }
     keys = effective_keys(gguf.metadata, gguf.architecture)
     try:
-        its = Checkpoint(gguf.path, gguf.architecture, keys, weights, "half", kv_type=kv_type)
-        return config_from(its)
+        return config_from(Checkpoint(gguf.path, gguf.architecture, keys, weights, "half"))
     except BitnetError:
         return None
-
-
-def _kv_per_token(gguf: GGUF, config: ModelConfig | None, kv_type: KVType = "f16") -> int | None:
-    if config is not None:
-        kinds = [its for its in config.caches if isinstance(its, KeysValues)]
-        words = sum(
-            2 * its.kv_heads * kv_codes.page_words(its.head_dim, its.kv_type) for its in kinds
-        )
-        return words * 2 // kv_codes.PAGE
-    metadata, name = gguf.metadata, gguf.architecture
-    layers = _number(metadata, f"{name}.block_count")
-    heads = metadata.get(f"{name}.attention.head_count")
-    kv_heads = metadata.get(f"{name}.attention.head_count_kv", heads)
-    if isinstance(kv_heads, Array) and kv_heads.item_type not in ("string", "float32", "float64"):
-        total_heads = sum(int(count) for count in kv_heads)
-    else:
-        count = _number({"n": kv_heads}, "n")
-        if count is None or layers is None:
-            return None
-        total_heads = count * layers
-    width = _number(metadata, f"{name}.embedding_length")
-    head_count = _number({"n": heads[0] if isinstance(heads, Array) and len(heads) else heads}, "n")
-    head_dim = width // head_count if width and head_count else None
-    key = _number(metadata, f"{name}.attention.key_length") or head_dim
-    value = _number(metadata, f"{name}.attention.value_length") or head_dim
-    if key is None or value is None or total_heads < 0:
-        return None
-    words = sum(kv_codes.page_words(width, kv_type) for width in (key, value))
-    return total_heads * words * 2 // kv_codes.PAGE
 
 
 def _show(value: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -30,14 +29,15 @@ from bitnet.models.load import ARCHITECTURES, config_from
 from bitnet.quants.registry import dequantize
 from bitnet.quants.weight import Weight
 from bitnet.runtime.scheduler import PREFILL_CHUNK
-from bitnet.sheet.inspection import cache_bytes, describe_basis, encodings, memory, vocabulary
+from bitnet.sheet.inspection import config_of_header, describe_basis, vocabulary
 from bitnet.tokenizer import resolve_tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
 
@@ -56,25 +56,17 @@ class Resources:
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Memory for running a model, in bytes.
+    """Memory for running a model, in bytes."""
 
-    Attributes:
-        weights: all of them.
-        experts: those that can stay in the mapped file and leave memory again.
-        touched: weights that one token reads.
-        cache, cache_q8: keys, values and states, in 16 bits and with ``--kv-type q8``.
-        rest: activations, logits and the interpreter.
-    """
-
-    weights: int
-    experts: int
-    touched: int
-    cache: int
-    cache_q8: int
-    rest: int = OVERHEAD_BYTES
+    weights: int  # all of them
+    experts: int  # those that can stay in the mapped file and leave memory again
+    touched: int  # weights that one token reads
+    cache: int  # keys, values and states in 16 bits
+    cache_q8: int  # the same with ``--kv-type q8``
+    rest: int = OVERHEAD_BYTES  # activations, logits and the interpreter
 
     @classmethod
-    def of(cls, tensors: Collection[Weight], used: int, caches: tuple[int, int]) -> MemoryParts:
+    def of(cls, tensors: Collection[Weight], used: int, caches: Sequence[int]) -> MemoryParts:
         """Parts of a model with these *tensors*, *used* experts a token, *caches* of both forms."""
         sizes = {it.name: it.quant.size_bytes(it.shape) or it.size_bytes for it in tensors}
         read = dict(sizes)
@@ -139,7 +131,9 @@ class ModelPlan:
 
     def lines(self) -> Iterator[str]:
         """The plan as text, one question per line."""
-        read = f"{_size(self.header_bytes)} of it read" if self.header_bytes else self._unread()
+        read = "a folder" if self.architecture else "not read"
+        if self.header_bytes:
+            read = f"{_size(self.header_bytes)} of it read"
         yield f"{self.name}: {_size(self.size_bytes)} ({read})"
         yield f"  licence        {self.licence or 'not stated'}"
         yield f"  access         {self._access()}"
@@ -174,9 +168,6 @@ class ModelPlan:
         if memory.experts and memory.least <= (self.machine.free_memory or 0) < memory.total:
             mapped = f"{_size(memory.experts)} of experts stay in the file"
             yield f"{'':17}{mapped}, slower, most of all where it is read again"
-
-    def _unread(self) -> str:
-        return "a folder" if self.architecture else "not read"
 
     def _access(self) -> str:
         if self.local:
@@ -228,33 +219,69 @@ def plan_model(
     *origin* is what is known of it besides: ``gated``, ``local``.
     """
     gguf, header_bytes = read_header(read, size=size, label=name)
-    stated, total_context = gguf.metadata.get("general.license"), memory(gguf).context_length
-    context = min(CONTEXT, total_context or CONTEXT)
-    parts = _memory_parts(gguf, context)
-    rows = encodings(gguf)
-    total = sum(row["size_bytes"] for row in rows) or 1
-    tokenizer, problems = _describe(lambda: _describe_spec(gguf))
-    plan = ModelPlan(
+    stated, empty = gguf.metadata.get("general.license"), np.empty(0, np.uint8)
+    used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
+
+    def describe() -> str:
+        spec = spec_from_gguf(gguf)
+        return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens"
+
+    plan = _plan(
+        [Weight(it.name, it.shape, it.type, empty) for it in gguf.tensors.values()],
+        config_of_header(gguf),
+        used if isinstance(used, int) else 0,
+        describe,
+        _format_findings(gguf),
         name=name,
         size_bytes=size,
         header_bytes=header_bytes,
         licence=licence or (stated if isinstance(stated, str) else ""),
         architecture=gguf.architecture,
-        parameters=sum(row["weights"] for row in rows),
-        encodings={row["type"]: row["size_bytes"] / total for row in rows},
         basis=describe_basis(gguf.metadata),
-        context_length=total_context,
-        vocab_size=vocabulary(gguf).size,
-        tokenizer=tokenizer,
-        has_tokenizer=not problems,
-        chat_template=isinstance(gguf.metadata.get("tokenizer.chat_template"), str),
-        memory_bytes=None if parts is None else parts.total,
-        memory_context=context,
-        memory=parts,
         machine=machine,
         **origin,
     )
-    return _judge(plan, _format_findings(gguf), problems)
+    template = isinstance(gguf.metadata.get("tokenizer.chat_template"), str)
+    return replace(plan, vocab_size=vocabulary(gguf).size, chat_template=template)
+
+
+def _plan(
+    tensors: Collection[Weight],
+    config: ModelConfig | None,
+    experts_used: int,
+    describe_tokenizer: Callable[[], str],
+    findings: Iterable[Finding] = (),
+    **facts: Any,
+) -> ModelPlan:
+    """The plan of a model of *config*, None if it is refused, with *tensors*, read or not."""
+    sizes: Counter[str] = Counter()
+    for it in tensors:
+        sizes[it.quant.name] += it.quant.size_bytes(it.shape) or it.size_bytes
+    parts, context = None, 0
+    if config is not None:
+        context = min(CONTEXT, config.context_length)
+        kinds = (replace(config, kv_type=it) for it in get_args(KVType))
+        caches = [KVCache(it, context).cost(context, PREFILL_CHUNK) for it in kinds]
+        parts = MemoryParts.of(tensors, experts_used, caches)
+    problems = [*findings]
+    try:
+        tokenizer = describe_tokenizer()
+    except BitnetError as error:
+        tokenizer = error.message
+        problems.append(Finding.of("tokenizer", error))
+    plan = ModelPlan(
+        parameters=sum(math.prod(it.shape) for it in tensors),
+        encodings={name: size / (sizes.total() or 1) for name, size in sizes.most_common()},
+        context_length=None if config is None else config.context_length,
+        vocab_size=None if config is None else config.vocab_size,
+        tokenizer=tokenizer,
+        has_tokenizer=not any(it.subject == "tokenizer" for it in problems),
+        memory_bytes=None if parts is None else parts.total,
+        memory_context=context,
+        memory=parts,
+        **facts,
+    )
+    return _judge(plan, problems)
 
 
 def plan_path(path: Path, machine: Resources, **origin: Any) -> ModelPlan:
@@ -290,17 +317,6 @@ def plan_unread(name: str, size: int | None, machine: Resources, **origin: Any) 
 
 
 def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> ModelPlan:
-    config = config_from(checkpoint)
-    context = min(CONTEXT, config.context_length)
-    sizes: Counter[str] = Counter()
-    for weight in checkpoint.weights.values():
-        sizes[weight.quant.name] += weight.size_bytes
-    cache, cache_q8 = (
-        KVCache(replace(config, kv_type=it), context).cost(context, PREFILL_CHUNK)
-        for it in get_args(KVType)
-    )
-    used = checkpoint.integer("expert_used_count", 0)
-    parts = MemoryParts.of(checkpoint.weights.values(), used, (cache, cache_q8))
     templates: list[str | None] = []
 
     def describe() -> str:
@@ -308,33 +324,26 @@ def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> M
         templates.append(tokenizer.chat_template)
         return f"{tokenizer.source}: {tokenizer.vocab_size:,} tokens"
 
-    tokenizer, problems = _describe(describe)
-    plan = ModelPlan(
+    plan = _plan(
+        checkpoint.weights.values(),
+        config_from(checkpoint),
+        checkpoint.integer("expert_used_count", 0),
+        describe,
         name=checkpoint.path.name,
         size_bytes=sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors")),
         local=True,
         architecture=checkpoint.architecture,
-        parameters=sum(math.prod(weight.shape) for weight in checkpoint.weights.values()),
-        encodings={name: size / sizes.total() for name, size in sizes.most_common()},
-        context_length=config.context_length,
-        vocab_size=config.vocab_size,
-        tokenizer=tokenizer,
-        has_tokenizer=not problems,
-        chat_template=any(templates),
-        memory_bytes=parts.total,
-        memory_context=context,
-        memory=parts,
         machine=machine,
         **origin,
     )
-    return _judge(plan, problems)
+    return replace(plan, chat_template=any(templates))
 
 
-def _judge(plan: ModelPlan, *findings: Iterable[Finding]) -> ModelPlan:
+def _judge(plan: ModelPlan, findings: Iterable[Finding] = ()) -> ModelPlan:
     """*plan* with its *findings*, and those about room on its machine."""
     size, disk, free = plan.size_bytes, plan.machine.free_disk, plan.machine.free_memory
     needs = plan.memory_bytes if plan.memory is None else plan.memory.least
-    problems = [*chain(*findings)]
+    problems = [*findings]
     if not plan.local and size is not None and disk is not None and size > disk:
         text = f"the file has {_size(size)}, the disk {_size(disk)} free"
         problems.append(Finding("failed", "disk", text))
@@ -344,19 +353,6 @@ def _judge(plan: ModelPlan, *findings: Iterable[Finding]) -> ModelPlan:
     return replace(plan, findings=tuple(problems))
 
 
-def _describe(tokenizer: Callable[[], str]) -> tuple[str, list[Finding]]:
-    """Description of a tokenizer, and the finding that there is none to use."""
-    try:
-        return tokenizer(), []
-    except BitnetError as error:
-        return error.message, [Finding.of("tokenizer", error)]
-
-
-def _describe_spec(gguf: GGUF) -> str:
-    spec = spec_from_gguf(gguf)
-    return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens"
-
-
 def this_machine(folder: Path) -> Resources:
     """Free disk space for *folder*, and memory that programs can still use."""
     try:
@@ -364,16 +360,6 @@ def this_machine(folder: Path) -> Resources:
     except BitnetError:
         disk = None
     return Resources(disk, free_memory())
-
-
-def _memory_parts(gguf: GGUF, context: int) -> MemoryParts | None:
-    cache, cache_q8 = (cache_bytes(gguf, context, it) for it in get_args(KVType))
-    if cache is None or cache_q8 is None:
-        return None
-    empty = np.empty(0, np.uint8)
-    tensors = [Weight(it.name, it.shape, it.type, empty) for it in gguf.tensors.values()]
-    used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
-    return MemoryParts.of(tensors, used if isinstance(used, int) else 0, (cache, cache_q8))
 
 
 def _format_findings(gguf: GGUF) -> Iterator[Finding]:

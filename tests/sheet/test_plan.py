@@ -30,7 +30,8 @@ def metadata(count=40, **more):
         scores=[0.0] * count,
         token_types=[2, 3, 3] + [1] * (count - 3),
     )
-    return {**llama_metadata(blocks=2, width=256, context=128), **pieces, **more}
+    epsilon = {"llama.attention.layer_norm_rms_epsilon": 1e-5}
+    return {**llama_metadata(blocks=2, width=256, context=128), **epsilon, **pieces, **more}
 
 
 @pytest.fixture
