@@ -1,7 +1,7 @@
 """Checks whether a model is complete, authentic, consistent with its tokenizer, and working.
 
-Each check has a verdict (``_Examination.run`` lists them). One that an earlier failure makes
-impossible is skipped, with the reason.
+A check is a method with its name before it, in the order of the methods. One that an earlier
+failure makes impossible is skipped, with the reason.
 
 Only ``identity`` compares with an original: an attestation, a digest, or a model that this package
 knows. Without one the other checks can only say that a model looks sound.
@@ -13,7 +13,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import BitnetError, TokenizerNotFound, from_os_error
 from bitnet.base.files import digest_of
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.tokenizer import Tokenizer
     from bitnet.verify.attest import Attestation
 
+    _Method = TypeVar("_Method", bound=Callable[["_Examination"], Finding | str])
+
 __all__ = ["Pin", "verdict", "verify_model"]
 
 logger = logging.getLogger(__name__)
 
 UNPINNED = "UNPINNED: nothing says these are the original bytes"
-
-_KNOWN = ("identity", "ok")
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,16 @@ class Pin:
 def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
     """One line about a model that did not fail: its identity, and checks that were skipped."""
     findings = list(findings)
-    by = {
-        severity: ", ".join(finding.subject for finding in findings if finding.severity == severity)
+    failed, unusual, skipped = (
+        ", ".join(finding.subject for finding in findings if finding.severity == severity)
         for severity in ("failed", "warning", "skipped")
-    }
-    identity = next(
-        (finding.text for finding in findings if (finding.subject, finding.severity) == _KNOWN), ""
     )
-    if by["failed"]:
-        return f"{model} failed: {by['failed']}"
-    parts = [f"NOT CHECKED: {by['skipped']}"] if by["skipped"] else []
-    parts += [f"unusual: {by['warning']}"] if by["warning"] else []
+    right = (it.text for it in findings if (it.subject, it.severity) == ("identity", "ok"))
+    identity = next(right, "")
+    if failed:
+        return f"{model} failed: {failed}"
+    parts = [f"NOT CHECKED: {skipped}"] if skipped else []
+    parts += [f"unusual: {unusual}"] if unusual else []
     if not parts and identity:
         return f"{model} is fine: {identity}"
     parts.append(f"the rest {identity}" if identity else f"looks sound, {UNPINNED}")
@@ -90,111 +89,94 @@ def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
 
 
 class _Skipped(Exception):
-    """The check is impossible; the text says why."""
+    """The check is impossible; or, as a note, the model has nothing that it could judge."""
 
-    severity: Severity = "skipped"
-
-
-class _NotNeeded(_Skipped):
-    """The model has nothing that the check could judge."""
-
-    severity = "note"
+    def __init__(self, text: str, severity: Severity = "skipped") -> None:
+        super().__init__(text)
+        self.severity = severity
 
 
-def verify_model(
-    path: str | os.PathLike[str],
-    *,
-    tokenizer: str | os.PathLike[str] | None = None,
-    pre: str | None = None,
-    allow_mock: bool = False,
-    find_pin: Callable[[Path], Pin | None] = lambda _: None,
-    against: Attestation | None = None,
-    proof: Path | None = None,
-    ignore_keys: Collection[str] = (),
-) -> Iterator[Finding]:
+_CHECKS: dict[str, Callable[[_Examination], Finding | str]] = {}
+
+
+def _check(name: str) -> Callable[[_Method], _Method]:
+    """A method of :class:`_Examination` is the check *name*."""
+
+    def register(method: _Method) -> _Method:
+        _CHECKS[name] = method
+        return method
+
+    return register
+
+
+def verify_model(path: str | os.PathLike[str], **options: Any) -> Iterator[Finding]:
     """Check the model at *path* and its tokenizer; yields verdicts as they become known.
 
-    A damaged model gets verdicts; a file that is not a model is refused. *tokenizer* is checked
-    instead of the one that would be used. With *allow_mock* a missing one is a warning, unless
-    ``BITNET_STRICT_TOKENIZERS=1``. *find_pin* gives the expected digest of a file, if it is known;
-    every byte must agree with *against*. If *proof* is the file that these come from, every other
-    file of the folder must be covered by them, also one that no reader opens, and so must the
-    tokenizer.
+    A damaged model gets verdicts; a file that is not a model is refused. *options* are the first
+    fields of ``_Examination``.
     """
-    path = Path(path)
-    container_of(path)
-    explicit = Path(tokenizer) if tokenizer else None
-    return _Examination(
-        path, explicit, pre, allow_mock, find_pin, against, proof, ignore_keys
-    ).run()
+    container_of(Path(path))
+    return _Examination(Path(path), **options).run()
 
 
 @dataclass
 class _Examination:
-    """The checks of one model with the parameters of :func:`verify_model`, and what they found."""
+    """The checks of one model, and what they found."""
 
     path: Path
-    explicit: Path | None
-    pre: str | None
-    allow_mock: bool
-    find_pin: Callable[[Path], Pin | None]
-    against: Attestation | None
-    proof: Path | None
-    ignore_keys: Collection[str]
+    tokenizer: str | os.PathLike[str] | None = None  # checked instead of the model's own
+    pre: str | None = None  # name of the pre-tokenizer
+    # a missing tokenizer is a warning, unless BITNET_STRICT_TOKENIZERS=1
+    allow_mock: bool = False
+    find_pin: Callable[[Path], Pin | None] = lambda _: None  # expected digest of a file, if known
+    against: Attestation | None = None  # every byte must agree with it
+    # file that the expectations come from: every other file of the folder must be covered by them,
+    # also one that no reader opens, and so must the tokenizer
+    proof: Path | None = None
+    ignore_keys: Collection[str] = ()
+
     trace: Mapping[str, Any] | None = None  # of the same content
     checkpoint: Checkpoint | None = None
     config: ModelConfig | None = None
-    tokenizer: Tokenizer | None = None
+    judged: Tokenizer | None = None  # the tokenizer, if it fits
     fits: bool = False  # every tensor has the shape that the architecture requires
     mock: bool = False
-    check: str = ""  # the present one
+    name: str = ""  # of the present check
 
     def run(self) -> Iterator[Finding]:
-        steps: dict[str, Callable[[], Finding]] = {
-            "file": self._file,
-            "identity": self._identity,
-            "metadata": self._metadata,
-            "tensors": self._tensors,
-            "weights": self._weights,
-            "family": self._family,
-            "tokenizer": self._tokenizer,
-            "vocabulary": self._vocabulary,
-            "template": self._template,
-            "stop ids": self._stop_ids,
-            "forward pass": self._forward,
-        }
-        for name, step in steps.items():
-            self.check, started = name, time.perf_counter()
+        for self.name, check in _CHECKS.items():
+            started = time.perf_counter()
             try:
-                finding = step()
+                result = check(self)
+                finding = result if isinstance(result, Finding) else self._report("ok", result)
                 if self.checkpoint is not None:
                     self.checkpoint.inventory.check()
             except _Skipped as reason:
-                finding = Finding(reason.severity, name, str(reason))
+                finding = self._report(reason.severity, str(reason))
             except BitnetError as error:
-                finding = Finding.of(name, error)
+                finding = Finding.of(self.name, error)
             except OSError as error:
-                finding = Finding.of(name, from_os_error(error, self.path))
+                finding = Finding.of(self.name, from_os_error(error, self.path))
             yield replace(finding, duration_s=time.perf_counter() - started)
 
     def _report(self, severity: Severity, text: str, hint: str = "") -> Finding:
-        """The finding of the present check."""
-        return Finding(severity, self.check, text, hint)
+        """The finding of the present check; a text alone is ``ok``."""
+        return Finding(severity, self.name, text, hint)
 
-    def _file(self) -> Finding:
+    @_check("file")
+    def _file(self) -> str:
         self.checkpoint = open_checkpoint(self.path, ignore_keys=self.ignore_keys)
         size = sum(weight.size_bytes for weight in self.checkpoint.weights.values())
-        return self._report(
-            "ok", f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete"
-        )
+        return f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete"
 
+    @_check("identity")
     def _identity(self) -> Finding:
         """Compare with everything known about the expected bytes."""
         checkpoint = self._require_checkpoint()
         right, wrong = self._compare_pins(read_files(checkpoint))
         if self.against is not None:
             name = self.against.name
-            if texts := [deviation.text for deviation in compare(self.against, checkpoint)]:
+            if texts := compare(self.against, checkpoint):
                 wrong.append(f"not what {name} is attested to be: {summarize(texts)}")
             else:
                 right.append(f"as {name} is attested ({self.against.digest[:16]})")
@@ -205,7 +187,9 @@ class _Examination:
         texts, unread = right or [UNPINNED], unread_files(checkpoint)
         beside: list[str] = []
         if self.proof is not None:
-            unread = [name for name in unread if not _is_same(checkpoint.path / name, self.proof)]
+            proof = self.proof
+            paths = {name: checkpoint.path / name for name in unread}
+            unread = [it for it in unread if not (proof.exists() and paths[it].samefile(proof))]
             attested = self.against.unread if self.against is not None else {}
             beside = [*self._find_uncovered(checkpoint.inventory, unread, attested)]
             missing = sorted(attested.keys() - set(unread))
@@ -251,10 +235,11 @@ class _Examination:
 
     def _with_weights(self) -> Checkpoint:
         if not self._require_checkpoint().weights:
-            raise _NotNeeded("the file holds a vocabulary and no tensors")
+            raise _Skipped("the file holds a vocabulary and no tensors", "note")
         return self._require_checkpoint()
 
-    def _metadata(self) -> Finding:
+    @_check("metadata")
+    def _metadata(self) -> Finding | str:
         checkpoint = self._require_checkpoint()
         findings = audit(checkpoint.gguf) if checkpoint.gguf is not None else []
         # Reported by the checks concerned.
@@ -265,38 +250,34 @@ class _Examination:
         if errors:
             return self._report("failed", summarize(errors + warnings), hint)
         if not checkpoint.weights:
-            return self._report(
-                "ok", f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
-            )
-        self.config = config_from(checkpoint)
+            return f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
+        self.config = config = config_from(checkpoint)
         warnings += [f"ignored: {key} = {it!r:.80}" for key, it in checkpoint.ignored.items()]
         if warnings:
             return self._report("warning", summarize(warnings), hint)
-        config = self.config
-        return self._report(
-            "ok",
+        return (
             f"{checkpoint.architecture}, {config.n_layers} layers of {config.dim}, "
-            f"{config.vocab_size:,} tokens, context {config.context_length:,}",
+            f"{config.vocab_size:,} tokens, context {config.context_length:,}"
         )
 
-    def _tensors(self) -> Finding:
+    @_check("tensors")
+    def _tensors(self) -> Finding | str:
         checkpoint = self._with_weights()
         if self.config is None:
             raise _Skipped("the metadata does not say which tensors there should be")
         expected = layout(self.config)
-        wrong = list(differences(checkpoint, expected))
-        if wrong:
+        if wrong := list(differences(checkpoint, expected)):
             hint = "the file is incomplete or was converted for another architecture"
             return self._report("failed", summarize(wrong), hint)
         self.fits = True
         names = sorted({weight.quant.name for weight in checkpoint.weights.values()})
-        return self._report(
-            "ok",
+        return (
             f"all {len(expected.required):,} of architecture {self.config.architecture} with its "
-            f"shapes, in {', '.join(names)}",
+            f"shapes, in {', '.join(names)}"
         )
 
-    def _weights(self) -> Finding:
+    @_check("weights")
+    def _weights(self) -> Finding | str:
         checkpoint = self._with_weights()
         matrices = (it for weight in checkpoint.weights.values() for it in weight.matrices())
         anomalies = [anomaly for matrix in matrices for anomaly in weight_anomalies(matrix)]
@@ -304,9 +285,8 @@ class _Examination:
         ternary = list(code_counts(gguf, full=True)) if gguf is not None else []
         anomalies += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]
         if anomalies := worst(anomalies):
-            hint = (
-                f"compare with another engine: bitnet crossval {word(self.path)}, or fetch it again"
-            )
+            command = f"bitnet crossval {word(self.path)}"
+            hint = f"compare with another engine: {command}, or fetch it again"
             texts = [anomaly.text for anomaly in anomalies]
             return self._report(anomalies[0].severity, summarize(texts), hint)
         text = "finite, no row of zeros outside the embedding"
@@ -317,46 +297,34 @@ class _Examination:
                 for name, part in (("-1", "minus"), ("0", "zero"), ("+1", "plus"))
             )
             text += f"; ternary: {', '.join(shares)}"
-        return self._report("ok", text)
+        return text
 
-    def _compare(self) -> str:
+    def _unusual(self, odd: Iterable[str]) -> Finding:
         command = f"bitnet verify {word(self.path)} --against FILE"
-        return f"compare with an attestation of the original: {command}"
+        hint = f"compare with an attestation of the original: {command}"
+        return self._report("warning", summarize(list(odd)), hint)
 
-    def _family(self) -> Finding:
+    @_check("family")
+    def _family(self) -> Finding | str:
         checkpoint = self._with_weights()
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
         odd = [*settings_out_of_range(checkpoint), *numbers_out_of_range(checkpoint)]
-        if odd:
-            return self._report("warning", summarize(odd), self._compare())
-        return self._report(
-            "ok", "settings and sizes as models of this family have them, no part twice"
-        )
+        text = "settings and sizes as models of this family have them, no part twice"
+        return self._unusual(odd) if odd else text
 
-    def _vocabulary(self) -> Finding:
-        odd = vocabulary_out_of_range(content_of(self._require_checkpoint()))
-        if odd is None:
-            self._require_tokenizer()  # without any tokenizer there is nothing to say
-            return self._report(
-                "note", "the tokenizer is not part of the model; nothing is known of it"
-            )
-        if odd:
-            return self._report("warning", summarize(odd), self._compare())
-        return self._report("ok", "its parts agree, and with what is known of it")
-
-    def _tokenizer(self) -> Finding:
+    @_check("tokenizer")
+    def _tokenizer(self) -> Finding | str:
         checkpoint = self._require_checkpoint()
         try:
             tokenizer = resolve_tokenizer(
-                checkpoint, self.explicit, pre=self.pre, allow_mock=self.allow_mock
+                checkpoint, self.tokenizer, pre=self.pre, allow_mock=self.allow_mock
             )
         except TokenizerNotFound as error:
-            if self.explicit is not None:
+            hint = error.hint + ("" if self.allow_mock else "; --allow-mock makes this a warning")
+            if self.tokenizer is not None:
                 hint = "without --tokenizer, the model's own is judged"
-                return self._report("failed", error.message, hint)
-            mock = "; --allow-mock makes this a warning" if not self.allow_mock else ""
-            return self._report("failed", error.message, f"{error.hint}{mock}")
+            return self._report("failed", error.message, hint)
         if tokenizer.fingerprint == "mock":
             self.mock = True
             return self._report("skipped", "none; a MOCK takes its place, its ids mean nothing")
@@ -364,9 +332,9 @@ class _Examination:
         if not judged.compatible:
             hint = f"bitnet explain-tokenizer {word(self.path)}"
             return self._report("failed", judged.verdict, hint)
-        self.tokenizer = tokenizer
+        self.judged = tokenizer
         finding = self._agreement(tokenizer, judged.verdict)
-        if self.proof is None or finding.failed or self._covers(tokenizer):
+        if self.proof is None or isinstance(finding, Finding) or self._covers(tokenizer):
             return finding
         text = f"{tokenizer.source} is not covered: nothing says what it is"
         return self._report("failed", text, HINT)
@@ -375,33 +343,43 @@ class _Examination:
         """True if *tokenizer* is of the model's own files, or of a pinned one."""
         source, model = Path(tokenizer.source), self._require_checkpoint().path
         is_embedded = tokenizer.source == f"embedded in {model.name}"
-        if model in (source, source.parent) or (is_embedded and self.explicit is None):
+        if model in (source, source.parent) or (is_embedded and self.tokenizer is None):
             return True
         pin = self.find_pin(source)
         return pin is not None and source.is_file() and digest_of(source) == pin.sha256
 
-    def _agreement(self, tokenizer: Tokenizer, verdict: str) -> Finding:
-        """*verdict*, and whether a tokenizer given by the user agrees with the model's own."""
+    def _agreement(self, tokenizer: Tokenizer, verdict: str) -> Finding | str:
+        """*verdict*, unless a tokenizer given by the user differs from the model's own."""
         gguf = self._require_checkpoint().gguf
-        if self.explicit is None or gguf is None:
-            return self._report("ok", verdict)
+        if self.tokenizer is None or gguf is None:
+            return verdict
         try:
             own = extract_tokenizer_from_gguf(gguf, pre=self.pre)
         except BitnetError:  # nothing to compare with: the given one is the only one
-            return self._report("ok", verdict)
+            return verdict
         agreement = measure_agreement(tokenizer.encode, own.encode)
         if agreement.first_difference is None:
-            return self._report("ok", f"{verdict}; {agreement}")
+            return f"{verdict}; {agreement}"
         text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
-        hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.explicit)}"
+        hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.tokenizer)}"
         return self._report("failed", text, hint)
 
-    def _require_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise _Skipped("a mock has none" if self.mock else "there is no tokenizer")
-        return self.tokenizer
+    @_check("vocabulary")
+    def _vocabulary(self) -> Finding | str:
+        odd = vocabulary_out_of_range(content_of(self._require_checkpoint()))
+        if odd is None:
+            self._require_tokenizer()  # without any tokenizer there is nothing to say
+            text = "the tokenizer is not part of the model; nothing is known of it"
+            return self._report("note", text)
+        return self._unusual(odd) if odd else "its parts agree, and with what is known of it"
 
-    def _template(self) -> Finding:
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.judged is None:
+            raise _Skipped("a mock has none" if self.mock else "there is no tokenizer")
+        return self.judged
+
+    @_check("template")
+    def _template(self) -> Finding | str:
         tokenizer = self._require_tokenizer()
         if tokenizer.chat_template is None:
             return self._report("note", "the model has no chat template: it continues text")
@@ -410,9 +388,10 @@ class _Examination:
             hint = "give another one: --chat-template FILE"
             return self._report("failed", f"it leaves the message out: {text!r}", hint)
         count = len(tokenizer.encode(text, add_special=False))
-        return self._report("ok", f"renders; one short message is {count} tokens")
+        return f"renders; one short message is {count} tokens"
 
-    def _stop_ids(self) -> Finding:
+    @_check("stop ids")
+    def _stop_ids(self) -> Finding | str:
         tokenizer = self._require_tokenizer()
         outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
         if outside:
@@ -421,26 +400,17 @@ class _Examination:
         if not tokenizer.stop_ids:
             text = "none is known: generation stops only at its limit"
             return self._report("warning", text, "stop at a text: --stop TEXT")
-        return self._report(
-            "ok",
-            ", ".join(
-                f"{id} {tokenizer.token_bytes(id).decode('utf-8', 'backslashreplace')}"
-                for id in sorted(tokenizer.stop_ids)
-            ),
+        return ", ".join(
+            f"{id} {tokenizer.token_bytes(id).decode('utf-8', 'backslashreplace')}"
+            for id in sorted(tokenizer.stop_ids)
         )
 
+    @_check("forward pass")
     def _forward(self) -> Finding:
         checkpoint = self._with_weights()
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
-        status, text, hint = forward_verdict(checkpoint, self.tokenizer, self.trace)
-        if status == "failed" and not hint:
-            hint = (
-                "fetch the model again, or compare it with another engine: "
-                f"bitnet crossval {word(self.path)}"
-            )
-        return self._report(status, text, hint)
-
-
-def _is_same(first: Path, second: Path) -> bool:
-    return second.exists() and first.samefile(second)
+        finding = forward_verdict(checkpoint, self.judged, self.trace)
+        command = f"bitnet crossval {word(self.path)}"
+        hint = f"fetch the model again, or compare it with another engine: {command}"
+        return replace(finding, hint=hint) if finding.failed and not finding.hint else finding

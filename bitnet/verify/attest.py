@@ -30,10 +30,10 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Unsupported, from_os_error
-from bitnet.base.files import write_text
+from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Unsupported
+from bitnet.base.files import read_bytes, write_text
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import part_number
 from bitnet.tokenizer.load import read_files
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.quants.weight import Weight
     from bitnet.tokenizer.tokenizer import Tokenizer
-    from bitnet.verify.content import Content, StoredTensor
+    from bitnet.verify.content import Content
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +57,6 @@ HINT = (
     "fetch it again; a change of yours: bitnet attest F --output FILE, "
     "then bitnet verify F --against FILE"
 )
-
-
-class Difference(NamedTuple):
-    """One deviation from an attestation."""
-
-    section: str  # ``tensors``, ``metadata``, ``tokenizer`` or ``template``
-    name: str  # of the tensor or key
-    text: str  # description with the name; for a list, with the token or merge
 
 
 @dataclass(frozen=True)
@@ -144,11 +137,7 @@ class Attestation:
     @classmethod
     def read(cls, path: Path) -> Attestation:
         """Attestation in the file *path*."""
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise from_os_error(error, path) from error
-        return cls.parse(text, path.name)
+        return cls.parse(read_bytes(path), path.name)
 
     @classmethod
     def parse(cls, text: bytes | str, label: str) -> Attestation:
@@ -165,21 +154,26 @@ class Attestation:
             attestation = _from_facts(facts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidFormat(f"{label} is not a complete attestation", hint=hint) from error
-        if attestation.sections != facts.get("sections") or attestation.digest != facts.get(
-            "digest"
-        ):
+        expected = facts.get("sections"), facts.get("digest")
+        if (attestation.sections, attestation.digest) != expected:
             raise InvalidFormat(f"{label} has been changed: its digests do not fit", hint=hint)
         return attestation
+
+
+def _encoding(weight: Weight) -> str:
+    """Name of its quantization type: I2_S of any processor is one."""
+    return weight.quant.name.removesuffix("_ARM")
 
 
 def digest_content(content: Content) -> tuple[dict[str, TensorDigest], dict[str, str]]:
     """Digests of all tensors and of all keys of *content*; several at a time."""
 
-    def of_tensor(entry: tuple[str, StoredTensor]) -> tuple[str, TensorDigest]:
-        name, tensor = entry
-        digest = hashlib.sha256(_canonical([name, tensor.encoding, list(tensor.shape)]))
-        digest.update(tensor.data)
-        return name, TensorDigest(tensor.shape, tensor.encoding, digest.hexdigest())
+    def of_tensor(entry: tuple[str, Weight]) -> tuple[str, TensorDigest]:
+        name, weight = entry
+        encoding = _encoding(weight)
+        digest = hashlib.sha256(_canonical([name, encoding, list(weight.shape)]))
+        digest.update(weight.data.data)
+        return name, TensorDigest(weight.shape, encoding, digest.hexdigest())
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         tensors = dict(pool.map(of_tensor, content.tensors.items()))
@@ -196,51 +190,37 @@ def beside(model: Path) -> Path:
     return model / "attestation.json" if model.is_dir() else Path(f"{model}.attestation.json")
 
 
-def differences(attestation: Attestation, content: Content) -> list[Difference]:
-    """Differences between *content* and *attestation*; empty if there are none."""
+def _differences(
+    attestation: Attestation, content: Content
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Texts about the tensors and about the keys of *content* that are not as attested, by name."""
     tensors, keys = digest_content(content)
-    return [
-        *_tensor_differences(attestation.tensors, tensors),
-        *_key_differences(attestation, keys, content),
-    ]
 
+    def about_tensor(was: TensorDigest | None, now: TensorDigest | None) -> str:
+        if was is None or now is None:
+            return "is missing" if now is None else "is not attested"
+        if now.shape != was.shape:
+            return f"has shape {now.shape}, attested is {was.shape}"
+        if now.encoding != was.encoding:
+            return f"is in {now.encoding}, attested is {was.encoding}"
+        return "has other bytes than attested"
 
-def _tensor_differences(
-    attested: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]
-) -> list[Difference]:
-    problems: list[tuple[str, str]] = []
-    for name, was in attested.items():
-        now = actual.get(name)
-        if now is None:
-            problems.append((name, "is missing"))
-        elif now.shape != was.shape:
-            problems.append((name, f"has shape {now.shape}, attested is {was.shape}"))
-        elif now.encoding != was.encoding:
-            problems.append((name, f"is in {now.encoding}, attested is {was.encoding}"))
-        elif now.sha256 != was.sha256:
-            problems.append((name, "has other bytes than attested"))
-    problems += [(name, "is not attested") for name in actual if name not in attested]
-    return [Difference("tensors", name, f"tensor {name} {text}") for name, text in problems]
+    def about_key(key: str) -> str:
+        if key not in keys or key not in attestation.keys:
+            return f"key {key} is {'not attested' if key in keys else 'missing'}"
+        if key in content.lists and key in attestation.lists:
+            return f"{key}: {attestation.lists[key].locate(content.lists[key])}"
+        now = repr(content.values.get(key, "another list"))
+        now = now if len(now) <= 60 else f"{now[:60]}..."
+        return f"key {key} is {now}, attested is another value"
 
-
-def _key_differences(
-    attestation: Attestation, actual: Mapping[str, str], content: Content
-) -> list[Difference]:
-    problems: list[tuple[str, str]] = []
-    for key, digest in attestation.keys.items():
-        if actual.get(key) == digest:
-            continue
-        if key not in actual:
-            problems.append((key, f"key {key} is missing"))
-        elif key in content.lists and key in attestation.lists:
-            problems.append((key, f"{key}: {attestation.lists[key].locate(content.lists[key])}"))
-        else:
-            now = _short(content.values.get(key, "another list"))
-            problems.append((key, f"key {key} is {now}, attested is another value"))
-    problems += [
-        (key, f"key {key} is not attested") for key in actual if key not in attestation.keys
-    ]
-    return [Difference(section_of(key), key, text) for key, text in problems]
+    old_tensors, old_keys = dict(attestation.tensors), dict(attestation.keys)
+    pairs = {name: (old_tensors.get(name), tensors.get(name)) for name in old_tensors | tensors}
+    return {
+        name: f"tensor {name} {about_tensor(was, now)}"
+        for name, (was, now) in pairs.items()
+        if was != now
+    }, {key: about_key(key) for key in old_keys | keys if old_keys.get(key) != keys.get(key)}
 
 
 def _from_facts(facts: Mapping[str, Any]) -> Attestation:
@@ -278,11 +258,6 @@ def _hexadecimal(digest: Any) -> str:
     return digest
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
 def _plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True)
 
@@ -306,8 +281,8 @@ class Recognition:
     attestation: Attestation  # of the model; its name is one such as ``smollm2-135m``
     # ``content`` (most of it is the model's) or ``name`` (only the file's name is)
     by: Literal["content", "name"]
-    # differing tensors, keys, tokens and merges; empty: it is the model
-    differences: tuple[Difference, ...]
+    # texts about tensors, keys, tokens and merges that differ; empty: it is the model
+    differences: tuple[str, ...]
 
     @property
     def text(self) -> str:
@@ -316,8 +291,7 @@ class Recognition:
         if not self.differences:
             return f"every byte of {name} (attestation {self.attestation.digest[:16]})"
         bears = "has most of the content" if self.by == "content" else "bears the name"
-        texts = [difference.text for difference in self.differences]
-        return f"it {bears} of {name} and is not it: {summarize(texts)}"
+        return f"it {bears} of {name} and is not it: {summarize(self.differences)}"
 
 
 def attest(
@@ -389,9 +363,10 @@ def unread_files(checkpoint: Checkpoint) -> list[str]:
     return [name for name in read_files(checkpoint).unread if name != own]
 
 
-def compare(attestation: Attestation, checkpoint: Checkpoint) -> list[Difference]:
-    """Differences between *checkpoint* and *attestation*; empty if there are none."""
-    return differences(attestation, content_of(checkpoint))
+def compare(attestation: Attestation, checkpoint: Checkpoint) -> list[str]:
+    """Texts about what in *checkpoint* is not as in *attestation*; empty if all is."""
+    tensors, keys = _differences(attestation, content_of(checkpoint))
+    return [*tensors.values(), *keys.values()]
 
 
 def recognise(checkpoint: Checkpoint) -> Recognition | None:
@@ -406,11 +381,14 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
         content = content or content_of(checkpoint)
         if not named and not _same_directory(attestation, content):
             continue
-        found = differences(attestation, content)
-        if not found or _same_content(attestation, found):
-            return Recognition(attestation, "content", tuple(found))
-        if named:
-            return Recognition(attestation, "name", tuple(found))
+        tensors, keys = _differences(attestation, content)
+        # Norms do not count: another conversion of the same model has the same ones.
+        matrices = [name for name, its in attestation.tensors.items() if len(its.shape) > 1]
+        same = sum(name not in tensors for name in matrices)
+        is_content = 2 * same > len(matrices) or not keys
+        if named or is_content:
+            texts = (*tensors.values(), *keys.values())
+            return Recognition(attestation, "content" if is_content else "name", texts)
     return None
 
 
@@ -441,19 +419,8 @@ def summarize(texts: Sequence[str]) -> str:
 def _same_directory(attestation: Attestation, content: Content) -> bool:
     """True if most tensors have an attested name, shape and type."""
     same = sum(
-        (was.shape, was.encoding) == (now.shape, now.encoding)
+        (was.shape, was.encoding) == (now.shape, _encoding(now))
         for name, was in attestation.tensors.items()
         if (now := content.tensors.get(name)) is not None
     )
     return 2 * same > max(len(attestation.tensors), len(content.tensors))
-
-
-def _same_content(attestation: Attestation, deviations: Sequence[Difference]) -> bool:
-    """True if most matrices, or all values and lists, are as attested.
-
-    Norms do not count: another conversion of the same model has the same ones.
-    """
-    other = {one.name for one in deviations if one.section == "tensors"}
-    matrices = [name for name, one in attestation.tensors.items() if len(one.shape) > 1]
-    same = sum(name not in other for name in matrices)
-    return 2 * same > len(matrices) or all(one.section == "tensors" for one in deviations)

@@ -13,9 +13,11 @@ import base64
 import hashlib
 import json
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError, from_os_error
+from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError
+from bitnet.base.files import read_bytes
 from bitnet.base.invocation import extra_command
 from bitnet.base.trust import SHA256, is_plain_text
 from bitnet.formats.inventory import parse_json
@@ -69,15 +71,18 @@ def sign(statement: dict[str, Any], key: Path) -> dict[str, Any]:
     """Sigstore bundle with *statement*, signed with the private elliptic-curve *key* (PEM)."""
     crypto = _crypto()
     try:
-        private = crypto.serialization.load_pem_private_key(_read(key), password=None)
+        private = crypto.serialization.load_pem_private_key(read_bytes(key), password=None)
         public = private.public_key()
         payload = json.dumps(statement, sort_keys=True).encode()
+        form = crypto.serialization
+        pem = public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
         signature = private.sign(_message_of(payload), _algorithm(crypto, public))
     except (ValueError, TypeError, AttributeError) as error:
         raise _not_a_key(key, "private") from error
+    hint = hashlib.sha256(pem).hexdigest()
     return {
         "mediaType": _BUNDLE,
-        "verificationMaterial": {"publicKey": {"hint": _hint(crypto, public)}, "tlogEntries": []},
+        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
         "dsseEnvelope": {
             "payload": base64.b64encode(payload).decode(),
             "payloadType": _PAYLOAD,
@@ -96,7 +101,7 @@ def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[
 
     *key* is the public key (PEM) of the signature.
     """
-    document = parse_json(_read(path), path, dict)
+    document = parse_json(read_bytes(path), path, dict)
     signed = "dsseEnvelope" in document
     if signed and key is None:
         raise UsageError(f"{path} is signed, and no key says by whom", hint="--key PUBLIC.pem")
@@ -139,7 +144,7 @@ def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:
     if envelope["payloadType"] != _PAYLOAD:
         raise ValueError("another kind of payload")
     try:
-        public = crypto.serialization.load_pem_public_key(_read(key))
+        public = crypto.serialization.load_pem_public_key(read_bytes(key))
         algorithm = _algorithm(crypto, public)
     except (ValueError, AttributeError) as error:
         raise _not_a_key(key, "public") from error
@@ -158,13 +163,7 @@ def _message_of(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
 
 
-def _hint(crypto: _Crypto, public: Any) -> str:
-    form = crypto.serialization
-    pem = public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(pem).hexdigest()
-
-
-def _algorithm(crypto: _Crypto, public: Any) -> Any:
+def _algorithm(crypto: Any, public: Any) -> Any:
     """Signature algorithm of an elliptic-curve key: the hash has the strength of the curve."""
     hashes = {256: crypto.hashes.SHA256, 384: crypto.hashes.SHA384, 521: crypto.hashes.SHA512}
     if public.curve.key_size not in hashes:
@@ -172,34 +171,21 @@ def _algorithm(crypto: _Crypto, public: Any) -> Any:
     return crypto.ec.ECDSA(hashes[public.curve.key_size]())
 
 
-class _Crypto:
+def _crypto() -> Any:
     """The parts of the package ``cryptography`` that signatures need."""
-
-    def __init__(self) -> None:
+    try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-
-        self.InvalidSignature = InvalidSignature
-        self.ec, self.hashes, self.serialization = ec, hashes, serialization
-
-
-def _crypto() -> _Crypto:
-    try:
-        return _Crypto()
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"signatures need the package {error.name}", hint=extra_command("signing")
         ) from None
+    return SimpleNamespace(
+        InvalidSignature=InvalidSignature, ec=ec, hashes=hashes, serialization=serialization
+    )
 
 
 def _not_a_key(key: Path, kind: str) -> UsageError:
     hint = "openssl ecparam -name prime256v1 -genkey -noout -out key.pem"
     return UsageError(f"{key} is not a {kind} elliptic-curve key without a password", hint=hint)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise from_os_error(error, path) from error

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.inventory import Inventory
+    from bitnet.quants.weight import Weight
 
 # Keys about layout, not content.
 _LAYOUT = frozenset({"general.alignment", "split.no", "split.count", "split.tensors.count"})
@@ -56,15 +57,6 @@ VOCAB = key_in("tokenizer.json", "model", "vocab")
 MERGES = key_in("tokenizer.json", "model", "merges")
 _IDS = key_in("tokenizer.json", "model", "vocab", "ids")
 MERGE_PAIRS = key_in("tokenizer.json", "model", "merges", "pairs")
-
-
-@dataclass(frozen=True, eq=False)
-class StoredTensor:
-    """One tensor as stored."""
-
-    shape: tuple[int, ...]  # rows first
-    encoding: str  # name of its quantization type: ``Q4_1``, ``BF16``
-    data: memoryview  # all of its bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +89,6 @@ class Items:
             for start, end in pairwise(self.starts)
         ]
 
-    def numbers(self) -> list[int]:
-        """All numbers."""
-        found: list[int] = np.frombuffer(self.raw, self.kind).tolist()
-        return found
-
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> Items:
         """A list of strings."""
@@ -121,7 +108,7 @@ class Items:
 class Content:
     """Content of a model, by name."""
 
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, Weight]
     values: Mapping[str, Any]
     lists: Mapping[str, Items]
 
@@ -140,10 +127,6 @@ def content_of(checkpoint: Checkpoint) -> Content:
             return _of_folder(read_files(checkpoint))
         except RecursionError:
             raise InvalidFormat(f"{checkpoint.path}: a JSON file nests too deeply") from None
-    tensors = {
-        name: StoredTensor(weight.shape, weight.quant.name.removesuffix("_ARM"), weight.data.data)
-        for name, weight in checkpoint.weights.items()
-    }
     values: dict[str, Any] = {}
     lists: dict[str, Items] = {}
     # All keys that the file has, also those that are ignored.
@@ -151,26 +134,19 @@ def content_of(checkpoint: Checkpoint) -> Content:
     for key, value in metadata.items():
         if key in _LAYOUT:
             continue
-        if isinstance(value, Array) and len(value):
-            lists[key] = _items(value)
-        elif isinstance(value, Array):
-            values[key] = [value.item_type]
-        else:
+        if not isinstance(value, Array):
             values[key] = value
-    return Content(tensors, values, lists)
-
-
-def _items(array: Array) -> Items:
-    if array.item_type == "string":
-        return Items("string", array.raw, array.starts)
-    return Items.of_numbers(array.item_type, array.raw)
+        elif not len(value):
+            values[key] = [value.item_type]
+        elif value.item_type == "string":
+            lists[key] = Items("string", value.raw, value.starts)
+        else:
+            lists[key] = Items.of_numbers(value.item_type, value.raw)
+    return Content(checkpoint.weights, values, lists)
 
 
 def _of_folder(files: Inventory) -> Content:
-    tensors = {
-        name: StoredTensor(tensor.shape, tensor.quant.name, tensor.data.data)
-        for name, tensor in safetensors.read_folder(files).items()
-    }
+    tensors = safetensors.read_folder(files)
     values: dict[str, Any] = {}
     lists: dict[str, Items] = {}
     for name in files.names:
@@ -196,7 +172,9 @@ def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]
     lists: dict[str, Items] = {}
     vocabulary, merges = model.get("vocab"), model.get("merges")
     rest = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
-    if isinstance(vocabulary, dict) and all(map(_is_id, vocabulary.values())):
+    if isinstance(vocabulary, dict) and all(
+        type(id) is int and 0 <= id < 1 << 63 for id in vocabulary.values()
+    ):
         by_id = sorted(vocabulary.items(), key=lambda entry: (entry[1], entry[0]))
         ids = np.array([id for _, id in by_id], dtype="<i8")
         lists[VOCAB] = Items.of_texts(text for text, _ in by_id)
@@ -210,10 +188,6 @@ def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]
     elif "merges" in model:
         rest["merges"] = merges
     return file | {"model": rest}, lists
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _is_pair(merge: Any) -> bool:

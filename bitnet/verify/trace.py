@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base import native
 from bitnet.base.errors import InferenceError
+from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
 from bitnet.kernels.native import NativeOps, select
 from bitnet.kernels.reference import ReferenceOps
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bitnet.base.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops
     from bitnet.tokenizer.tokenizer import Tokenizer
@@ -68,8 +70,6 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
     """
     if not checkpoint.weights:
         return {}
-    from bitnet.models.load import config_from
-
     config = config_from(checkpoint)
     ids = ids_for(tokenizer, config.vocab_size, min(POSITIONS, config.context_length))
     backends: dict[str, Ops] = {"reference": ReferenceOps()}
@@ -90,38 +90,18 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
     return trace
 
 
-def tokens_outside(trace: Mapping[str, Any], vocab_size: int) -> list[int]:
-    """Tokens in *trace* that a vocabulary of that size does not have."""
-    best = [id for name, rows in trace.items() if name != "ids" for id, _ in rows]
-    return [id for id in (*trace.get("ids", ()), *best) if not 0 <= id < vocab_size]
-
-
-def worst_difference(
-    trace: Mapping[str, Any], backend: str, logits: NDArray[np.floating]
-) -> tuple[float, float]:
-    """Largest difference of a log-probability from the recorded one, and the tolerance.
-
-    *trace* is from :func:`record` and has *backend*; *logits* are at each of its ids. Infinity if
-    positions are missing or a number is not finite.
-    """
-    recorded, rows = trace[backend], log_probabilities(logits)
-    if not recorded or len(recorded) != len(rows):
-        return np.inf, TOLERANCE[backend]
-    off = [abs(float(row[id]) - was) for (id, was), row in zip(recorded, rows, strict=True)]
-    worst = float(np.max(off))
-    return worst if np.isfinite(worst) else np.inf, TOLERANCE[backend]
-
-
 TOKENS = 48
 FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
 
-Verdict = tuple[Literal["ok", "warning", "failed"], str, str]
+
+def _finding(severity: Severity, text: str, hint: str = "") -> Finding:
+    return Finding(severity, "forward pass", text, hint)
 
 
 def forward_verdict(
     checkpoint: Checkpoint, tokenizer: Tokenizer | None, trace: Mapping[str, Any] | None = None
-) -> Verdict:
-    """Status, text and hint after running *checkpoint* once.
+) -> Finding:
+    """The finding about one pass of *checkpoint*, also beside the recorded one in *trace*.
 
     Without a tokenizer the first ids of the vocabulary are run, and the predictions are not judged;
     nor are those of an embedding model.
@@ -129,55 +109,69 @@ def forward_verdict(
     config = config_from(checkpoint)
     ids = ids_for(tokenizer, config.vocab_size, min(TOKENS, config.context_length))
     backend = "reference" if native.module() is None else "native"
-    recorded = trace is not None and backend in trace
-    prompts = [ids, trace["ids"]] if trace is not None and recorded else [ids]
-    if trace is not None and (outside := tokens_outside(trace, config.vocab_size)):
+    positions = {name: rows for name, rows in (trace or {}).items() if name != "ids"}
+    recorded = positions.get(backend)
+    best = [id for rows in positions.values() for id, _ in rows]
+    inputs = list((trace or {}).get("ids", ()))
+    outside = [id for id in (*inputs, *best) if not 0 <= id < config.vocab_size]
+    if outside:
         problem = f"the recorded pass has the token {outside[0]}, the model {config.vocab_size:,}"
-        return "failed", problem, "record it again: bitnet attest ORIGINAL --output FILE"
+        return _finding("failed", problem, "record it again: bitnet attest ORIGINAL --output FILE")
+    prompts = [ids] if recorded is None else [ids, inputs]
     logits = logits_of(checkpoint, prompts, select(threads=0))
     judge_text = config.writes and tokenizer is not None
-    status, text, hint = judge_logits(logits[0], ids, judge_text=judge_text)
-    if status == "failed" or trace is None:
-        return status, text, hint
-    if not recorded:
-        return status, f"{text}; the attestation records no pass of the {backend} backend", hint
-    worst, allowed = worst_difference(trace, backend, logits[1])
-    if not worst <= allowed:
-        problem = f"{worst:.2g} nats from the recorded pass, at most {allowed:g} expected"
-        return "failed", f"{text}; {problem}: this machine or this version computes wrong", ""
-    return status, f"{text}; {worst:.1g} nats from the recorded pass", hint
+    finding = judge_logits(logits[0], ids, judge_text=judge_text)
+    if finding.failed or trace is None:
+        return finding
+    text = f"{finding.text}; "
+    if recorded is None:
+        text += f"the attestation records no pass of the {backend} backend"
+        return _finding("ok", text)
+    worst, most = _worst_difference(recorded, logits[1]), TOLERANCE[backend]
+    if not worst <= most:
+        text += f"{worst:.2g} nats from the recorded pass, at most {most:g} expected"
+        return _finding("failed", f"{text}: this machine or this version computes wrong")
+    return _finding("ok", f"{text}{worst:.1g} nats from the recorded pass")
 
 
-def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bool) -> Verdict:
-    """Verdict on *logits* of shape ``(len(ids), vocab_size)``.
+def _worst_difference(recorded: Sequence[tuple[int, float]], logits: NDArray[np.floating]) -> float:
+    """Largest difference of a log-probability from the *recorded* one at its position.
+
+    Infinity if positions are missing or a number is not finite.
+    """
+    rows = log_probabilities(logits)
+    if not recorded or len(recorded) != len(rows):
+        return np.inf
+    off = [abs(float(row[id]) - was) for (id, was), row in zip(recorded, rows, strict=True)]
+    worst = float(np.max(off))
+    return worst if np.isfinite(worst) else np.inf
+
+
+def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bool) -> Finding:
+    """The finding about *logits* of shape ``(len(ids), vocab_size)``.
 
     *judge_text*: *ids* are a sentence in the model's own tokens, so its likelihood is meaningful.
     """
     rows = np.asarray(logits, dtype=np.float64)
     if not rows.size or len(rows) != len(ids):
-        return "failed", f"logits of shape {rows.shape} for {len(ids)} positions", ""
+        return _finding("failed", f"logits of shape {rows.shape} for {len(ids)} positions")
     bad = np.argwhere(~np.isfinite(rows))
     if len(bad):
         text = f"{len(bad):,} of {rows.size:,} logits are NaN or infinite, first at position"
-        return "failed", f"{text} {bad[0][0]}", ""
+        return _finding("failed", f"{text} {bad[0][0]}")
     spread = float((rows.max(axis=1) - rows.min(axis=1)).min())
     if not spread >= FLATTEST:
-        return "failed", f"the logits are flat: they differ by {spread:.1e} at most", ""
+        return _finding("failed", f"the logits are flat: they differ by {spread:.1e} at most")
     if len(rows) > 1 and float(np.abs(rows - rows[0]).max()) < FLATTEST:
-        return "failed", "the logits are the same whatever the model is given", ""
+        return _finding("failed", "the logits are the same whatever the model is given")
     text = f"{len(rows)} positions, finite logits"
     if not judge_text:
-        return "ok", text, ""
+        return _finding("ok", text)
     if len(ids) < 2:
-        return "failed", f"the tokenizer makes {len(ids)} tokens of an English sentence", ""
-    loss, guess = _loss(rows[:-1], ids[1:]), float(np.log(rows.shape[1]))
+        return _finding("failed", f"the tokenizer makes {len(ids)} tokens of an English sentence")
+    likelihoods = log_probabilities(rows[:-1])[np.arange(len(ids) - 1), ids[1:]]
+    loss, guess = -float(likelihoods.mean()), float(np.log(rows.shape[1]))
     text += f"; loss on an English sentence {loss:.2f}, by guessing {guess:.2f}"
     if not loss < guess:
-        return "failed", f"{text}: untrained, not English, damaged, or not its tokenizer", ""
-    return "ok", text, ""
-
-
-def _loss(rows: NDArray[np.float64], targets: list[int]) -> float:
-    """Mean negative log-likelihood of *targets* under *rows*, in nats."""
-    likelihoods = log_probabilities(rows)[np.arange(len(targets)), targets]
-    return -float(likelihoods.mean())
+        return _finding("failed", f"{text}: untrained, not English, damaged, or not its tokenizer")
+    return _finding("ok", text)

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.spec import TokenType
 from bitnet.verify.attest import attestations_by_name
 from bitnet.verify.content import MERGE_PAIRS, MERGES, VOCAB, key_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from bitnet.verify.content import Content, Items
 
@@ -45,8 +47,7 @@ class _Vocabulary:
 
 def vocabulary_out_of_range(content: Content) -> list[str] | None:
     """Anomalies of the tokenizer in *content*; ``None`` if there is no tokenizer."""
-    vocabulary = _vocabulary(content)
-    if vocabulary is None:
+    if (vocabulary := _vocabulary(content)) is None:
         return None
     near = [*_unlike_known(content, vocabulary), *_unlike_pinned(content)]
     order = [] if near else _out_of_order(vocabulary)
@@ -61,7 +62,7 @@ def _vocabulary(content: Content) -> _Vocabulary | None:
         return _Vocabulary(
             _texts(tokens),
             _texts(lists.get("tokenizer.ggml.merges")),
-            dict(enumerate(types.numbers()))
+            dict(enumerate(np.frombuffer(types.raw, types.kind).tolist()))
             if types is not None and types.kind != "string"
             else {},
             tuple(values[name] for name in named if name in values),
@@ -166,16 +167,11 @@ def _out_of_order(vocabulary: _Vocabulary) -> Iterator[str]:
     if 0 < len(back) <= FEW:
         names = ", ".join(f"{id} {vocabulary.tokens[id]!r}" for pair in back for id in pair)
         yield f"tokens are not in the order of their merges: {names}"
-    yield from _without_merge(vocabulary.tokens, vocabulary.types, set(made))
-
-
-def _without_merge(
-    tokens: Sequence[str], types: Mapping[int, int], made: set[str]
-) -> Iterator[str]:
+    types, merged = vocabulary.types, set(made)
     alone = [
         f"{id} {text!r}"
-        for id, text in enumerate(tokens)
-        if len(text) > 1 and text not in made and types.get(id, NORMAL) == NORMAL
+        for id, text in enumerate(vocabulary.tokens)
+        if len(text) > 1 and text not in merged and types.get(id, NORMAL) == NORMAL
     ]
     if 0 < len(alone) <= FEW:
         yield f"no merge makes the tokens {', '.join(alone)}"

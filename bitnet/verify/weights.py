@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,15 +90,17 @@ def weight_anomalies(weight: Weight) -> list[Finding]:
         return [_wrong(f"{weight.name}: it holds no numbers")]
     try:
         if name in _FLOATS:
-            anomalies = _float_anomalies(weight)
+            dtype, exponent = _FLOATS[name]
+            bits = weight.data.view(dtype)
+            # Exponent all ones: Inf or NaN. Without the sign: -0.0 is zero, too.
+            anomalies = _number_anomalies(weight, (bits & exponent) == exponent, bits << 1)
         elif name in _SCALES:
             anomalies = _block_anomalies(weight)
-        elif name == "I2_S":
-            anomalies = _i2_s_anomalies(weight)
         elif name.startswith(("IQ1_BN", "IQ2_BN", "I2_S", "PACKED")):
             anomalies = _ternary_anomalies(weight)
         else:
-            anomalies = _value_anomalies(weight, dequantize(weight))
+            values = dequantize(weight)
+            anomalies = _number_anomalies(weight, ~np.isfinite(values), values)
     except BitnetError as error:
         anomalies = [_wrong(f"{weight.name}: not examined: {error.message}")]
     return anomalies
@@ -108,8 +110,7 @@ def code_anomalies(counts: TernaryCounts) -> list[Finding]:
     """Anomalies in the counts of -1, 0 and +1 of a ternary tensor."""
     name, total = counts.name, counts.total
     if counts.invalid:
-        text = f"{name}: {counts.invalid:,} of {total:,} codes mean nothing"
-        return [_wrong(text)]
+        return [_wrong(f"{name}: {counts.invalid:,} of {total:,} codes mean nothing")]
     used = counts.minus + counts.plus + counts.double
     if not used:
         return [_wrong(f"{name}: all {total:,} weights are zero")]
@@ -122,14 +123,12 @@ def code_anomalies(counts: TernaryCounts) -> list[Finding]:
     return []
 
 
-def _float_anomalies(weight: Weight) -> list[Finding]:
-    dtype, exponent = _FLOATS[weight.quant.name]
-    bits = weight.data.view(dtype)
-    bad = int(np.count_nonzero((bits & exponent) == exponent))  # exponent all ones: Inf or NaN
-    if bad:
-        return [_wrong(f"{weight.name}: {bad:,} values are NaN or infinite")]
-    magnitude = bits << 1  # without the sign: -0.0 is zero, too
-    return _zero_rows(weight, magnitude.reshape(weight.shape).any(axis=-1))
+def _number_anomalies(
+    weight: Weight, bad: NDArray[np.bool_], numbers: NDArray[Any]
+) -> list[Finding]:
+    if count := int(np.count_nonzero(bad)):
+        return [_wrong(f"{weight.name}: {count:,} values are NaN or infinite")]
+    return _zero_rows(weight, numbers.reshape(weight.shape).any(axis=-1))
 
 
 def _block_anomalies(weight: Weight) -> list[Finding]:
@@ -171,35 +170,21 @@ def _scale_anomalies(weight: Weight, values: NDArray[np.float32], scale: _Scale)
     return anomalies
 
 
-def _i2_s_anomalies(weight: Weight) -> list[Finding]:
-    packed = weight.data[: int(np.prod(weight.shape)) // 4]
-    scales = weight.data[packed.size : packed.size + 4].view("<f4")
-    used = (packed.reshape(weight.shape[0], -1) != _ALL_ZERO_CODES).any(axis=1)
-    return _ternary_scale_anomalies(weight, scales) + _zero_rows(weight, used)
-
-
 def _ternary_anomalies(weight: Weight) -> list[Finding]:
-    ternary = unpack_ternary(weight)
-    found = _ternary_scale_anomalies(weight, np.asarray(ternary.scales).reshape(-1))
-    return found + _zero_rows(weight, (ternary.codes != 0).any(axis=1))
-
-
-def _ternary_scale_anomalies(weight: Weight, scales: NDArray[np.float32]) -> list[Finding]:
-    """Anomalies of a ternary scale, a mean of absolute weights: finite and positive."""
-    if not scales.size:
-        return [_wrong(f"{weight.name}: it has no scale")]
+    """Anomalies of codes, and of scales: means of absolute weights are finite and positive."""
+    if weight.quant.name == "I2_S":  # without unpacking it
+        packed = weight.data[: int(np.prod(weight.shape)) // 4]
+        scales = weight.data[packed.size : packed.size + 4].view("<f4")
+        used = (packed.reshape(weight.shape[0], -1) != _ALL_ZERO_CODES).any(axis=1)
+    else:
+        ternary = unpack_ternary(weight)
+        scales, used = np.asarray(ternary.scales).reshape(-1), (ternary.codes != 0).any(axis=1)
+    anomalies = [] if scales.size else [_wrong(f"{weight.name}: it has no scale")]
     wrong = scales[~(np.isfinite(scales) & (scales > 0))]
-    if not wrong.size:
-        return []
-    text = f"{weight.name}: a scale is {float(wrong[0]):g}, expected a finite number above 0"
-    return [_wrong(text)]
-
-
-def _value_anomalies(weight: Weight, values: NDArray[np.float32]) -> list[Finding]:
-    bad = int(np.count_nonzero(~np.isfinite(values)))
-    if bad:
-        return [_wrong(f"{weight.name}: {bad:,} values are NaN or infinite")]
-    return _zero_rows(weight, values.any(axis=-1))
+    if wrong.size:
+        text = f"{weight.name}: a scale is {float(wrong[0]):g}, expected a finite number above 0"
+        anomalies.append(_wrong(text))
+    return anomalies + _zero_rows(weight, used)
 
 
 def _zero_rows(weight: Weight, used: NDArray[np.bool_] | np.bool_) -> list[Finding]:
@@ -225,32 +210,29 @@ SAMPLE = 1 << 19  # weights of a tensor that are decoded, in whole rows
 CHUNK = 256
 KEY = 16  # bytes of a row or chunk that are sorted first
 # From config.json of released models, by prefix of the architecture's name.
-THETAS: dict[str, frozenset[float]] = {
-    "llama": frozenset({1e4, 1e5, 1.3e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7}),
-    "bitnet": frozenset({1e4, 5e5}),
-    "gemma": frozenset({1e4, 1e6}),
-    "phi3": frozenset({1e4, 2.5e5}),
-    "qwen": frozenset({1e4, 1e6, 5e6, 1e7}),
-}
-EPSILONS: dict[str, frozenset[float]] = {
-    "llama": frozenset({1e-5, 1e-6}),
-    "bitnet": frozenset({1e-5, 1e-6}),
-    "gemma": frozenset({1e-6}),
-    "phi3": frozenset({1e-5}),
-    "qwen": frozenset({1e-5, 1e-6}),
+RELEASED: dict[str, dict[str, frozenset[float]]] = {
+    "rope.freq_base": {
+        "llama": frozenset({1e4, 1e5, 1.3e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7}),
+        "bitnet": frozenset({1e4, 5e5}),
+        "gemma": frozenset({1e4, 1e6}),
+        "phi3": frozenset({1e4, 2.5e5}),
+        "qwen": frozenset({1e4, 1e6, 5e6, 1e7}),
+    },
+    "attention.layer_norm_rms_epsilon": {
+        "llama": frozenset({1e-5, 1e-6}),
+        "bitnet": frozenset({1e-5, 1e-6}),
+        "gemma": frozenset({1e-6}),
+        "phi3": frozenset({1e-5}),
+        "qwen": frozenset({1e-5, 1e-6}),
+    },
 }
 
 
 def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
     """Settings that differ from all released models of the family."""
-    for key, by_family in (
-        ("rope.freq_base", THETAS),
-        ("attention.layer_norm_rms_epsilon", EPSILONS),
-    ):
-        family = next(
-            (name for name in by_family if checkpoint.architecture.startswith(name)), None
-        )
-        value = checkpoint.value(key, None)
+    for key, by_family in RELEASED.items():
+        families = (name for name in by_family if checkpoint.architecture.startswith(name))
+        family, value = next(families, None), checkpoint.value(key, None)
         if family is None or value is None:
             continue
         number = float(value) if isinstance(value, int | float) else math.nan

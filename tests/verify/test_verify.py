@@ -240,13 +240,13 @@ def test_a_vocabulary_only_file_has_its_tokenizer_checked(tmp_path):
 
 def test_logits_that_do_not_depend_on_the_input_fail():
     rows = np.tile(np.linspace(-5, 5, 16), (3, 1))
-    status, text, _ = judge_logits(rows, [1, 2, 3], judge_text=True)
-    assert (status, "whatever the model is given" in text) == ("failed", True)
+    finding = judge_logits(rows, [1, 2, 3], judge_text=True)
+    assert (finding.severity, "whatever the model is given" in finding.text) == ("failed", True)
 
 
 def test_the_loss_is_the_mean_of_the_negative_log_likelihoods():
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1 / 3, 1 / 3, 1 / 3 + 0.1]]))
-    _, text, _ = judge_logits(rows, [2, 0, 1], judge_text=True)
+    text = judge_logits(rows, [2, 0, 1], judge_text=True).text
     expected = -(np.log(0.5) + np.log(0.8)) / 2
     assert f"{expected:.2f}, by guessing {np.log(3):.2f}" in text
 
