@@ -28,8 +28,9 @@ from safetensors.numpy import save_file
 import bitnet
 from bitnet.base import native
 from bitnet.base.errors import BitnetError
-from bitnet.convert import ConversionRequest, convert
-from bitnet.crossval.compare import compare
+from bitnet.convert.options import ConvertOptions
+from bitnet.convert.run import plan_conversion
+from bitnet.crossval.evidence import compare
 from bitnet.crossval.references import BitnetCpp, Float64, IkLlamaCpp, LlamaCpp, Transformers
 from bitnet.crossval.run import PROMPTS, our_trace
 from bitnet.crossval.trace import Prompt, Question
@@ -158,13 +159,13 @@ def answers(checkpoint, question, work):
     found["bitnet.cpp, I2_S"] = theirs(BitnetCpp(), checkpoint, question)
     wide = open_checkpoint(widened(checkpoint, work / "wide.gguf"))
     found["bitnet.cpp, I2_S, widened"] = theirs(BitnetCpp(), wide, question)
-    convert(wide.path, work / "iq2_bn.gguf", ConversionRequest("IQ2_BN"))
+    plan_conversion(wide.path, ConvertOptions("IQ2_BN")).write(work / "iq2_bn.gguf")
     packed = open_checkpoint(work / "iq2_bn.gguf")
     found["ik_llama.cpp, IQ2_BN, widened"] = theirs(IkLlamaCpp(), packed, question)
     found["ik_llama.cpp, F16 (activations not rounded)"] = theirs(
         IkLlamaCpp(), checkpoint, question
     )
-    convert(checkpoint.path, work / "tq2_0.gguf", ConversionRequest("TQ2_0"))
+    plan_conversion(checkpoint.path, ConvertOptions("TQ2_0")).write(work / "tq2_0.gguf")
     scaled = open_checkpoint(work / "tq2_0.gguf")
     found["llama.cpp, TQ2_0"] = theirs(LlamaCpp(), scaled, question)
     return found, best

@@ -12,7 +12,13 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.base import settings
-from bitnet.base.errors import BitnetError, ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.base.errors import (
+    BitnetError,
+    ReferenceUnavailable,
+    UsageError,
+    VerificationFailed,
+    from_os_error,
+)
 from bitnet.base.files import check_writable, write_text
 from bitnet.base.findings import render
 from bitnet.base.invocation import word
@@ -145,8 +151,14 @@ def _show(evidence, requested, output):
     if requested.report_dir:
         for path in report.write(evidence, Path(requested.report_dir)):
             logger.info("wrote %s", path)
-    if summary := settings.step_summary():
-        report.append_summary(evidence, summary)
+    summary = settings.step_summary()
+    if summary is None:
+        return
+    try:
+        with summary.open("a", encoding="utf-8", newline="\n") as out:
+            out.write(report.as_markdown(evidence) + "\n")
+    except OSError as error:
+        raise from_os_error(error, summary) from error
 
 
 def _end(evidence, requested, name, *, quiet):

@@ -11,9 +11,8 @@ question --> reference engine --> trace --+
     references.py          the engines, by name; the float64 pass, which measures both sides
     reference_process.py   the program that runs one of them, in its own process
     llama_api.py           the C API of llama.cpp, for that program
-    compare.py             traces into rows, and tokenizers text by text; pure functions
     operations.py          every operation, computed again from the engine's own inputs; routers
-    evidence.py            all results, as one record; the compute path, as the backend counted it
+    evidence.py            traces into rows, tokenizers text by text, and all results as one record
     judge.py               the verdict, from that record alone, and its thresholds
     run.py                 the prompts for both sides, our answers, faults of answers; all in order
     report.py              report.json, report.md and, by report.html.j2, report.html; checks of one

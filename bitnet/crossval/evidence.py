@@ -1,30 +1,305 @@
-"""All results of a cross-validation as one record, from which the verdict is derived.
+"""Two traces compared, and all results of a cross-validation as one record.
 
-``report.json`` is this record; :mod:`bitnet.crossval.judge` reads nothing else, so anyone with the
+*theirs* is the reference, *ours* is under test. KL divergences are in nats and never exceed the
+full ones: tokens that were not stored count as one event, and a token that one side did not store
+as no more likely than the last one it did.
+
+``report.json`` is the record; :mod:`bitnet.crossval.judge` reads nothing else, so anyone with the
 file can derive the verdict again.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import sys
+import unicodedata
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from bitnet.base.findings import Finding
-from bitnet.crossval.compare import Row, TokenizerParity
 from bitnet.crossval.operations import Operation
 from bitnet.crossval.trace import EngineFacts, Prompt
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.transformer import Model
+from bitnet.tokenizer.comparison import probe_texts
+from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from bitnet.crossval.trace import Position, Reference, Trace
     from bitnet.tokenizer import Tokenizer
 
-SCHEMA_VERSION = 7  # of a report
+SCHEMA_VERSION = 8  # of a report
+_TINY = 1e-12  # smallest remaining probability; anything below is rounding
+_ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
+_ROUNDING = 1e-7  # of a remaining probability, from writing down logits
+
+
+@dataclass(frozen=True)
+class Row:
+    """One position, teacher-forced: both engines were given the same tokens.
+
+    In a continuation, it is the first step where the engines part, or the last one, and holds
+    tokens and the gap alone. A field is ``None`` if one of them has no finite logits there, which
+    never passes.
+    """
+
+    prompt: int  # index of the prompt
+    position: int  # index of the last token given, or of the step
+    ours: int | None  # our likeliest next token
+    theirs: int | None  # the reference's
+    gap: float | None  # logit difference between the reference's best and second token
+    kl: float | None = None  # from the reference to ours
+    # upper bound of our ``-log p`` of the actual next token; None at the end
+    nll: float | None = None
+    theirs_nll: float | None = None  # the reference's
+    # likeliest next token of the float64 pass, ``None`` without such a pass
+    exact: int | None = None
+    exact_nll: float | None = None  # its ``-log p`` of the actual next token
+    ours_kl: float | None = None  # from the float64 pass to ours
+    # slope of our log-probabilities over those of the float64 pass, 1 without scaling; ``None`` if
+    # all tokens of the float64 pass are equal
+    ours_scale: float | None = None
+    theirs_kl: float | None = None  # from the float64 pass to the reference
+    theirs_scale: float | None = None  # slope of its log-probabilities
+    # KL from a recorded float64 pass to today's; None without a recorded one
+    drift: float | None = None
+    # ``ours`` and ``theirs``, the engines that choose other experts than the float64 pass there, in
+    # a near-tie
+    rerouted: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """True if both have the same likeliest token."""
+        return self.ours is not None and self.ours == self.theirs
+
+
+def divergence(p: Position | None, q: Position | None) -> float | None:
+    """KL from *p* to *q*, at least 0; the module describes the sum. None without finite logits."""
+    if p is None or q is None or not (p.is_finite and q.is_finite):
+        return None
+    mine, other = p.log_probabilities(), q.log_probabilities()
+    floor = min(other.values())
+    common = {token: log_p for token, log_p in mine.items() if token in other}
+    return max(_sum(common, other, floor), _sum(mine, other, floor), 0.0)
+
+
+def _sum(mine: Mapping[int, float], theirs: Mapping[int, float], floor: float) -> float:
+    """The divergence over the tokens of *mine*, with all others as one event.
+
+    A token that *theirs* lacks is there at most as likely as *floor*.
+    """
+    total, mass, other_mass = 0.0, 0.0, 0.0
+    for token, log_p in mine.items():
+        log_q = theirs.get(token)
+        mass += math.exp(log_p)
+        other_mass += 0.0 if log_q is None else math.exp(log_q)
+        total += math.exp(log_p) * (log_p - (floor if log_q is None else log_q))
+    rest, rest_other = max(1 - mass, 0.0), max(1 - other_mass, _TINY)
+    if rest > _ROUNDING:
+        total += rest * math.log(rest / rest_other)
+    return total
+
+
+def compare(
+    ours: Trace, theirs: Trace, *, exact: Trace | None = None, today: Trace | None = None
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """*ours* beside *theirs*: a row for each position, and one for each continuation.
+
+    Prompts are paired by index and only if their tokens are equal; unpaired ones have no row, and
+    :mod:`bitnet.crossval.run` has found them. *exact* is the float64 pass over the same
+    prompts, *today* another one where it was recorded.
+    """
+    rows: list[Row] = []
+    continuations: list[Row] = []
+    pairs = zip(ours.prompts, theirs.prompts, strict=False)
+    for number, (answer, reply) in enumerate(pairs):
+        if (answer.ids, answer.first) != (reply.ids, reply.first):
+            continue
+        truths, todays = (
+            trace.prompts[number].positions if trace and number < len(trace.prompts) else ()
+            for trace in (exact, today)
+        )
+        following: list[int | None] = [*answer.ids[answer.first + 1 :], None]
+        for at, (p, q) in enumerate(zip(answer.positions, reply.positions, strict=False)):
+            right, now = (its[at] if at < len(its) else None for its in (truths, todays))
+            place = number, answer.first + at
+            rows.append(_compare_position(place, p, q, right, now, following[at]))
+        steps = list(zip(answer.greedy, reply.greedy, strict=False))
+        if steps:
+            parted = (at for at, (best, other) in enumerate(steps) if best != other)
+            at = next(parted, len(steps) - 1)
+            continuations.append(Row(number, at, *steps[at], reply.top2_gaps[at]))
+    return tuple(rows), tuple(continuations)
+
+
+def _compare_position(
+    place: tuple[int, int],
+    ours: Position,
+    theirs: Position,
+    exact: Position | None,
+    today: Position | None,
+    following: int | None,
+) -> Row:
+    best = [it.ids[0] if it is not None and it.is_finite else None for it in (ours, theirs, exact)]
+    ours_kl, ours_scale = nearness(exact, ours)
+    theirs_kl, theirs_scale = nearness(exact, theirs)
+    return Row(
+        *place,
+        *(best[0], best[1]),
+        gap=None if None in best[:2] else theirs.gap,
+        kl=divergence(theirs, ours),
+        nll=_nll(ours, following),
+        theirs_nll=_nll(theirs, following),
+        exact=best[2],
+        exact_nll=_nll(exact, following),
+        ours_kl=ours_kl,
+        ours_scale=ours_scale,
+        theirs_kl=theirs_kl,
+        theirs_scale=theirs_scale,
+        drift=divergence(exact, today),
+    )
+
+
+def nearness(exact: Position | None, engine: Position) -> tuple[float | None, float | None]:
+    """KL from *exact* to *engine*, and the slope of its log-probabilities over the exact ones.
+
+    Both are None without finite logits, the slope also where the exact ones are equal.
+    """
+    if exact is None or not (exact.is_finite and engine.is_finite):
+        return None, None
+    right, theirs = exact.log_probabilities(), engine.log_probabilities()
+    common = [token for token in exact.ids if token in theirs]
+    x = np.array([right[token] for token in common])
+    y = np.array([theirs[token] for token in common])
+    scale: float | None = None
+    if len(common) > 2 and float(np.std(x)) > _ALIKE:
+        x = x - x.mean()
+        scale = float(x @ (y - y.mean()) / (x @ x))
+    return divergence(exact, engine), scale
+
+
+def _nll(position: Position | None, following: int | None) -> float | None:
+    """``-log p`` of *following*; a token that is not stored counts as the last stored one."""
+    if following is None or position is None or not position.is_finite:
+        return None
+    known = position.log_probabilities()
+    return max(-known.get(following, min(known.values())), 0.0)
+
+
+_LOOKS_SPECIAL = re.compile(r"</?s>|<\|?\w+\|?>")
+_CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)| \u2047 ")
+
+
+@dataclass(frozen=True)
+class TokenizerParity:
+    """Two tokenizers compared on the same texts, and on the ids that both gave for them.
+
+    Four things that engines do differently on purpose are compared and counted apart, but not
+    judged:
+
+    - U+2581 stands for a space inside SentencePiece vocabularies, and engines split a literal one
+      differently;
+    - a text that spells BOS itself may get another BOS, or not;
+    - decomposed characters, if our tokenizer composes them as the model's own does (NFC; Qwen2's):
+      the C++ engines do not;
+    - text that looks like a special token but is an ordinary one in the vocabulary (Qwen2's
+      ``</s>``): the C++ engines make it special.
+
+    Where both give the same ids, their decoded texts are compared too, except for three kinds: the
+    C++ engines remove a space before some punctuation, join WordPiece in their own way, and spell
+    the unknown token by its name, for which SentencePiece has U+2047.
+    """
+
+    total: int  # texts that are judged
+    equal: int  # of these, texts with equal ids
+    apart: int = 0  # texts that are compared but not judged
+    apart_equal: int = 0  # of these, texts with equal ids
+    text: str | None = None  # the first judged text with different ids, ``None`` if there is none
+    ours: tuple[int, ...] = ()  # our ids of it
+    theirs: tuple[int, ...] = ()  # the reference's
+    decoded: int = 0  # lists of ids that were decoded and are judged; 0: the reference decoded none
+    decoded_equal: int = 0  # of these, lists with equal texts
+    ids: tuple[int, ...] = ()  # the first of them with different texts, empty if there is none
+
+
+def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+    """Texts to tokenize, each with true if special tokens are added.
+
+    A recording brings its own texts; our own code is not asked.
+    """
+    recorded = reference.recording
+    if recorded is not None:
+        return tuple((one.prompt, True) for one in recorded.prompts)
+    if not reference.independent:
+        return ()
+    probes = tuple((text, special) for special in (False, True) for text in probe_texts())
+    return (*((text, True) for text in texts), *probes)
+
+
+def tokenizer_parity(
+    tokenizer: Tokenizer, theirs: Trace, texts: Sequence[tuple[str, bool]]
+) -> TokenizerParity | None:
+    """*tokenizer* compared with the reference's on *texts*, ``None`` if the reference has none.
+
+    Texts that the reference left out count as read differently.
+    """
+    if theirs.tokenized is None or not texts:
+        return None
+    decoded = theirs.decoded or (None,) * len(texts)
+    if not len(theirs.tokenized) == len(decoded) == len(texts):
+        return TokenizerParity(len(texts), 0)
+    judged, apart, same_text = [], [], []
+    for (text, special), reply, their_text in zip(texts, theirs.tokenized, decoded, strict=True):
+        ids = tuple(tokenizer.encode(text, add_special=special))
+        if _is_apart(tokenizer, text, special):
+            apart.append(ids == reply)
+            continue
+        judged.append((text, ids, reply))
+        if their_text is None or ids != reply or tokenizer.model == "wordpiece":
+            continue
+        own = tokenizer.decode(list(ids))
+        if not _CLEANED_UP.search(own):
+            same_text.append((ids, own == their_text))
+    different = [it for it in judged if it[1] != it[2]]
+    first = different[0] if different else (None, (), ())
+    wrong = [ids for ids, is_same in same_text if not is_same]
+    return TokenizerParity(
+        total=len(judged),
+        equal=len(judged) - len(different),
+        apart=len(apart),
+        apart_equal=sum(apart),
+        text=first[0],
+        ours=first[1],
+        theirs=first[2],
+        decoded=len(same_text),
+        decoded_equal=len(same_text) - len(wrong),
+        ids=wrong[0] if wrong else (),
+    )
+
+
+def _is_apart(tokenizer: Tokenizer, text: str, special: bool) -> bool:
+    """True if correct engines read *text* differently."""
+    if SPACE_SYMBOL in text:
+        return True
+    composed = unicodedata.normalize("NFC", text)
+    if composed != text:
+        ids = [tokenizer.encode(one, add_special=False) for one in (text, composed)]
+        if ids[0] == ids[1]:
+            return True
+    for name in _LOOKS_SPECIAL.findall(text):
+        id = tokenizer.id_of(name)
+        if id is not None and tokenizer.encode(name, add_special=False) != [id]:
+            return True
+    plain = tokenizer.encode(text, add_special=False) if special else []
+    return bool(plain) and plain[0] == tokenizer.bos_id
+
 
 # real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
 # none: nothing was counted.

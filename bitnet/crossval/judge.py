@@ -29,11 +29,10 @@ from bitnet.crossval.evidence import mean
 from bitnet.crossval.operations import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from bitnet.base.findings import Status
-    from bitnet.crossval.compare import Row
-    from bitnet.crossval.evidence import Evidence
+    from bitnet.crossval.evidence import Evidence, Row
     from bitnet.crossval.trace import Arithmetic
 
 # Largest accepted mean KL from the float64 pass: the largest measured value, rounded up (llama.cpp
@@ -70,7 +69,6 @@ SAME_FLOAT64 = 1e-8
 # nats understands the model better than this package does.
 CLEARLY_BETTER = 0.5
 
-
 # Largest share of positions that may be left out because engines choose other experts there: where
 # more do, all are judged.
 MOST_REROUTED = 0.5
@@ -82,18 +80,14 @@ def near_tie(evidence: Evidence) -> float:
 
 
 def kl_of_reference(theirs: Arithmetic) -> float:
-    """Largest accepted mean KL from the float64 pass to a reference with such arithmetic.
-
-    It is held to what its arithmetic measured elsewhere; :data:`WORST` times as much at a position.
-    """
+    """Largest accepted mean KL from the float64 pass to a reference with such arithmetic."""
     return ALLOWANCE * NOISE[theirs]
 
 
 def kl_of_ours(ours: Arithmetic, theirs: Arithmetic, theirs_kl: float | None) -> float:
     """Largest accepted mean KL from the float64 pass to ours.
 
-    What the model makes of an arithmetic is the distance of a reference with the same one from the
-    float64 pass, *theirs_kl*, to which we are held; it is None if it was not measured.
+    We are held to the distance of a reference with the same arithmetic, *theirs_kl*, if measured.
     """
     most = ALLOWANCE * NOISE[ours]
     if ours != theirs or theirs_kl is None:
@@ -104,10 +98,7 @@ def kl_of_ours(ours: Arithmetic, theirs: Arithmetic, theirs_kl: float | None) ->
 def kl_between(
     ours: Arithmetic, theirs: Arithmetic, ours_kl: float | None, theirs_kl: float | None
 ) -> float:
-    """Largest accepted mean KL from the reference to ours.
-
-    *ours_kl* and *theirs_kl* are those from the float64 pass, None if not measured.
-    """
+    """Largest accepted mean KL from the reference to ours; the others are from the float64 pass."""
     most = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
     if ours_kl is None or theirs_kl is None:
         return most
@@ -117,20 +108,15 @@ def kl_between(
 
 
 # same: both prefer one token. tie: the reference barely prefers its own, or one of them chose other
-# experts in a near-tie. excused: it does, but the
-# float64 pass agrees with us. wrong: anything else.
+# experts in a near-tie. excused: the float64 pass agrees with us. wrong: anything else.
 Kind = Literal["same", "tie", "excused", "wrong"]
-
-_UNJUDGED = "the reference may not judge"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Result of a comparison."""
 
-    # ``passed`` only if every planned check did; ``not run`` if one could not be made and none
-    # failed
-    status: Status
+    status: Status  # ``passed`` only if every planned check did
     findings: tuple[Finding, ...]  # one per planned check
     # positions and continuations where the reference was sure of another token, but the float64
     # pass agrees with us
@@ -159,36 +145,42 @@ class Verdict:
         return next((one.hint for one in self.findings if one.hint), "")
 
 
-def checks_of(evidence: Evidence) -> tuple[str, ...]:
-    """Names of the planned checks, in display order."""
+def checks_of(evidence: Evidence) -> dict[str, Callable[[Evidence], Finding]]:
+    """The planned checks by name, in display order."""
     plan, model, runs = evidence.plan, evidence.model, not evidence.plan.tokenizer_only
-    checks = {
-        "model": bool(model.problem or model.original or plan.recorded_sha256),
-        "answers": True,
-        "tokenizer": plan.texts > 0 or plan.tokenizer_only,
-        "compute path": runs,
-        "reference": runs and plan.float64 and plan.independent,
-        "logits": runs,
-        "top-1": runs,
-        "float64": runs and plan.float64,
-        "operations": runs and plan.live,
-        "greedy": runs and plan.greedy > 0,
+    is_known = bool(model.problem or model.original or plan.recorded_sha256)
+    checks: dict[str, tuple[bool, Callable[[Evidence], Finding]]] = {
+        "model": (is_known, _model),
+        "answers": (True, _answers),
+        "tokenizer": (plan.texts > 0 or plan.tokenizer_only, _tokenizer),
+        "compute path": (runs, _compute_path),
+        "reference": (runs and plan.float64 and plan.independent, _reference),
+        "logits": (runs, _logits),
+        "top-1": (runs, _top1),
+        "float64": (runs and plan.float64, _exact),
+        "operations": (runs and plan.live, _operations),
+        "greedy": (runs and plan.greedy > 0, _greedy),
     }
-    return tuple(name for name, is_needed in checks.items() if is_needed)
+    return {name: check for name, (is_needed, check) in checks.items() if is_needed}
 
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict that follows from *evidence*."""
-    names = checks_of(evidence)
+    checks = checks_of(evidence)
     evidence = replace(evidence, rows=rows_to_judge(evidence))
-    if evidence.no_answer is not None:
-        findings = tuple(_findings_without_answer(evidence, evidence.no_answer, names))
-        return Verdict(status_of(findings), findings)
-    by_name = {name: _CHECKS[name](evidence) for name in names}
-    rejected = "reference" in names and by_name["reference"].severity == "skipped"
+    if (why := evidence.no_answer) is not None:
+        text, hint = ("the reference did not answer", "") if why.failed else (why.text, why.hint)
+        by_name = {"reference": why}
+        by_name |= {it: Finding("skipped", it, text, hint) for it in checks if it != "reference"}
+        if evidence.model.problem or evidence.model.original:
+            by_name["model"] = _model(evidence)
+        return Verdict(status_of(by_name.values()), tuple(by_name.values()))
+    by_name = {name: check(evidence) for name, check in checks.items()}
+    rejected = "reference" in checks and by_name["reference"].severity == "skipped"
     if rejected:
-        unjudged = (name for name in ("logits", "top-1", "greedy") if name in names)
-        by_name |= {name: Finding("skipped", name, _UNJUDGED) for name in unjudged}
+        text = "the reference may not judge"
+        unjudged = [name for name in ("logits", "top-1", "greedy") if name in checks]
+        by_name |= {name: Finding("skipped", name, text) for name in unjudged}
     findings = tuple(by_name.values())
     kinds = [kind_of(row, near_tie(evidence)) for row in (*evidence.rows, *evidence.greedy)]
     return Verdict(status_of(findings), findings, kinds.count("excused"), rejected)
@@ -208,20 +200,6 @@ def _select(rows: Sequence[Row], *engines: str) -> tuple[list[Row], str]:
     left_out = len(rows) - len(kept)
     text = f"; without {left_out} positions where a near-tie decides among experts"
     return kept, text if left_out else ""
-
-
-def _findings_without_answer(
-    evidence: Evidence, why: Finding, names: Sequence[str]
-) -> Iterator[Finding]:
-    """Findings for all planned checks if the reference did not answer."""
-    yield why
-    for name in names:
-        if name == "model" and (evidence.model.problem or evidence.model.original):
-            yield _model(evidence)
-        elif name != "reference" and why.failed:
-            yield Finding("skipped", name, "the reference did not answer")
-        elif name != "reference":
-            yield Finding("skipped", name, why.text, why.hint)
 
 
 def kind_of(row: Row, tie: float) -> Kind:
@@ -365,9 +343,8 @@ def _reference(evidence: Evidence) -> Finding:
 def _logits(evidence: Evidence) -> Finding:
     ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
     rows, left_out = _select(evidence.rows, "ours", "theirs")
-    most = kl_between(
-        ours, theirs, mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
-    )
+    ours_kl, theirs_kl = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
+    most = kl_between(ours, theirs, ours_kl, theirs_kl)
     near, text = _distance([row.kl for row in rows], most)
     return Finding.from_check("logits", near, text + left_out)
 
@@ -389,7 +366,7 @@ def _agreement(rows: Sequence[Row], tie: float) -> tuple[bool, str]:
     return bool(rows) and "wrong" not in kinds, text
 
 
-def _order(evidence: Evidence) -> Finding:
+def _top1(evidence: Evidence) -> Finding:
     return Finding.from_check("top-1", *_agreement(evidence.rows, near_tie(evidence)))
 
 
@@ -431,17 +408,3 @@ def _operations(evidence: Evidence) -> Finding:
     right = all(is_right for is_right, _ in results)
     text = "; ".join(text for is_right, text in results if right or not is_right)
     return Finding.from_check("operations", right, text)
-
-
-_CHECKS: dict[str, Callable[[Evidence], Finding]] = {
-    "model": _model,
-    "answers": _answers,
-    "tokenizer": _tokenizer,
-    "compute path": _compute_path,
-    "reference": _reference,
-    "logits": _logits,
-    "top-1": _order,
-    "float64": _exact,
-    "operations": _operations,
-    "greedy": _greedy,
-}

@@ -72,17 +72,10 @@ class Llama:
         batch: int = 0,
         half_cache: bool = True,
     ) -> None:
-        """Load the model at *path*.
+        """Load the GGUF file *path* with *library*, a ``ctypes.CDLL`` of the C API.
 
-        Args:
-            library: a ``ctypes.CDLL`` that exports the C API; *path* is what it shall load.
-            path: GGUF file.
-            file: of the library that computes.
-            threads: compute threads.
-            weights: read them, too; otherwise it can only tokenize.
-            tokenize_with_model: the fork's ``llama_tokenize`` takes the model, not its vocabulary.
-            batch: positions it computes at a time; 0: all.
-            half_cache: keys and values are stored as float16, which is its default; or as float32.
+        Without *weights* it can only tokenize; some forks *tokenize_with_model*, others with its
+        vocabulary. With *half_cache* keys and values are stored as float16, else as float32.
         """
         self._c = library
         self.library = file  # file of the library that computes
@@ -155,6 +148,7 @@ class Llama:
             del callback  # until here, because the context calls it
 
     def _context_params(self, size: int, watch: Callable[..., None] | None) -> tuple[_Params, Any]:
+        """Parameters of a context, and the callback in them, which must live as long as it."""
         params = self._c.llama_context_default_params()
         raw = bytes(params.raw)
         sizes, rope = raw.find(_SIZES), max(map(raw.find, _ROPES))
@@ -170,9 +164,22 @@ class Llama:
             struct.pack_into("<i", params.raw, rope - 4, 0)
         if not self._half_cache:
             struct.pack_into("<2i", params.raw, after + 16, _F32, _F32)
-        callback = None
+
+        def on_tensor(tensor: int, asks: bool, _user: Any) -> bool:
+            # ggml_tensor: type and buffer, then the four sizes, innermost first.
+            kind = int(ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0])
+            if watch is None or kind != 0 or asks:
+                return kind == 0
+            its = ctypes.cast(tensor + 16, ctypes.POINTER(ctypes.c_int64))[0:4]
+            if self._c.ggml_nbytes(tensor) == 4 * int(np.prod(its)):
+                values = np.empty(its[::-1], dtype=np.float32)
+                pointer = values.ctypes.data_as(ctypes.c_void_p)
+                self._c.ggml_backend_tensor_get(tensor, pointer, 0, values.nbytes)
+                watch(self._c.ggml_get_name(tensor).decode("utf-8", "replace"), values)
+            return True
+
+        callback = _Callback(on_tensor)
         if watch is not None:
-            callback = _Callback(_watcher(self._c, watch))
             address = ctypes.cast(callback, ctypes.c_void_p).value
             struct.pack_into("<Q", params.raw, after, address)
         return params, callback
@@ -219,23 +226,6 @@ def _set_vocab_only(params: _Params) -> None:
             params.raw[at] = 1
             return
     raise EngineFailed("the engine's parameters are laid out in an unknown way")
-
-
-def _watcher(library: Any, watch: Callable[..., None]) -> Callable[[int, bool, Any], bool]:
-    def on_tensor(tensor: int, asks: bool, _user: Any) -> bool:
-        # ggml_tensor: type and buffer, then the four sizes, innermost first.
-        kind = int(ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0])
-        if kind != 0 or asks:
-            return kind == 0
-        sizes = ctypes.cast(tensor + 16, ctypes.POINTER(ctypes.c_int64))[0:4]
-        if library.ggml_nbytes(tensor) == 4 * int(np.prod(sizes)):
-            values = np.empty(sizes[::-1], dtype=np.float32)
-            pointer = values.ctypes.data_as(ctypes.c_void_p)
-            library.ggml_backend_tensor_get(tensor, pointer, 0, values.nbytes)
-            watch(library.ggml_get_name(tensor).decode("utf-8", "replace"), values)
-        return True
-
-    return on_tensor
 
 
 # Names of 2024, when functions took the model for its vocabulary.

@@ -16,27 +16,26 @@ change of the router's logits explains the first choice that differs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from bitnet.kernels import instructions, mixer_instructions
+from bitnet.kernels import instructions
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.mixer_instructions import Route
+from bitnet.kernels.mixer_instructions import Enumerate, ExpertLinear, Route
+from bitnet.kernels.program import Register
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from bitnet.crossval.compare import Row
-    from bitnet.crossval.trace import Arithmetic, Question, Reference
+    from bitnet.crossval.trace import Arithmetic
     from bitnet.families.blocks import KeysValues
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.program import Register
     from bitnet.models.transformer import Model
 
     Routers = Mapping[str, NDArray[np.floating]]
@@ -60,6 +59,7 @@ BOUNDS: dict[Kind, float] = {
     "int8 product": 0.16,  # activations of 8 bits: 0.12, through a norm that follows
 }
 _HALF = ("F16", "BF16")
+_CACHED = ("Kcur", "Vcur")
 
 # Largest accepted gain of a product: rounding scatters results and does not stretch them. The
 # largest measured one is 4.9e-3, through a norm that follows.
@@ -112,7 +112,7 @@ def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any
         before = {
             name: np.array(values)
             for name, values in model.trace(ids[:stop], cache, head=False)
-            if _is_cached(name)
+            if name.startswith(_CACHED)
         }
     last = ((name, np.array(values)) for name, values in model.trace(ids[stop:], cache))
     return {
@@ -154,27 +154,16 @@ def check_operations(
     trace = exact.trace(ids[stop:], cache)
     name, value = next(trace)
     while True:
-        rows = _rows_like(value, theirs.get(name))
-        if rows is not None:
-            steps.append(Operation(name, kinds[name], _error(rows, value), _gain(rows, value)))
-            if _is_cached(name):
+        rows = theirs.get(name, np.empty(0))[-len(value) :]
+        if rows.size == value.size:
+            rows = np.asarray(rows, dtype=np.float64).reshape(value.shape)
+            steps.append(Operation(name, kinds[name], *_distance(rows, value)))
+            if name.startswith(_CACHED):
                 rows = _round_to_cache(rows, half_cache)
         try:
-            name, value = trace.send(rows)
+            name, value = trace.send(rows if rows.size == value.size else None)
         except StopIteration:
             return tuple(steps)
-
-
-def _is_cached(name: str) -> bool:
-    return name.startswith(("Kcur", "Vcur"))
-
-
-def _rows_like(value: NDArray[Any], theirs: NDArray[Any] | None) -> NDArray[np.float64] | None:
-    """The last rows of *theirs* in the shape of *value*, None if it has none of that size."""
-    last = None if theirs is None else theirs[-len(value) :]
-    if last is None or last.size != value.size:
-        return None
-    return np.asarray(last, dtype=np.float64).reshape(value.shape)
 
 
 def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues, str]]:
@@ -193,17 +182,25 @@ def _round_to_cache(values: NDArray[Any], half: bool) -> NDArray[np.float64]:
     return (values.astype(np.float16) if half else values).astype(np.float64)
 
 
-def _error(theirs: NDArray[np.float64], ours: NDArray[Any]) -> float:
-    """Relative error of the worst row; NaN if a value is not a number."""
+def _distance(theirs: NDArray[np.float64], ours: NDArray[Any]) -> tuple[float, float]:
+    """Relative error of the worst row, NaN if a value is not a number; and the gain."""
     errors = np.linalg.norm(theirs - ours, axis=1)
     sizes = np.linalg.norm(ours, axis=1)
     relative = np.where(errors == 0, 0.0, errors / np.maximum(sizes, np.finfo(np.float64).tiny))
-    return float(relative.max())
-
-
-def _gain(theirs: NDArray[np.float64], ours: NDArray[Any]) -> float:
     squares = float((ours * ours).sum())
-    return float((theirs * ours).sum()) / squares - 1 if squares else 0.0
+    gain = float((theirs * ours).sum()) / squares - 1 if squares else 0.0
+    return float(relative.max()), gain
+
+
+# Fields of instructions with the registers whose rounding a result has.
+_READ = ("x", "y", "q", "k", "v", "gate", "up", "logits", "parts", "alpha", "beta")
+
+
+def _registers(step: object, *fields: str) -> list[Register]:
+    """Registers in *fields* of an instruction, of which each has one, several or none."""
+    values = [getattr(step, name, None) for name in fields]
+    each = [value if type(value) is tuple else (value,) for value in values]
+    return [it for some in each for it in some if isinstance(it, Register)]
 
 
 def _kinds(
@@ -217,9 +214,6 @@ def _kinds(
     kinds: dict[Register, Kind] = {}
     mark_kinds: dict[str, Kind] = {}
 
-    def most(names: Iterator[Kind]) -> Kind:
-        return max(names, key=lambda kind: BOUNDS[kind])
-
     def product(weight: str) -> Kind:
         stored = checkpoint.weights.get(weight, checkpoint.weights["token_embd.weight"])
         if stored.quant.name in _HALF:
@@ -227,51 +221,28 @@ def _kinds(
         is_rounded = arithmetic == "int8" and stored.quant.name != "F32"
         return "int8 product" if is_rounded else "product"
 
-    def kind_of(step: Any) -> Kind:
-        match step:
-            case instructions.Linear() | mixer_instructions.ExpertLinear():
-                return most(iter((kinds[step.x], *map(product, step.weights))))
-            case instructions.Attend():
-                read = (it for it in (step.q, step.k, step.v) if it is not None)
-                return most(iter((attention, *(kinds[it] for it in read))))
-            case instructions.Gate():
-                return most(iter(("gate", kinds[step.gate], kinds[step.up])))
-            case instructions.Add():
-                return most(iter((kinds[step.x], kinds[step.y])))
-            case mixer_instructions.Route():
-                return most(iter(("gate", kinds[step.logits])))
-            case mixer_instructions.DeltaRule():
-                return most(kinds[it] for it in (step.q, step.k, step.v, step.alpha, step.beta))
-            case instructions.Embed():
-                return "sum"
-            case instructions.Join():
-                return most(kinds[it] for it in step.parts)
-            case _:
-                return kinds[step.x]
-
     for step in exact.program.instructions:
-        match step:
-            case instructions.Mark():
-                mark_kinds[step.name] = kinds[step.register]
-                if step.name in theirs:
-                    kinds[step.register] = "sum"
-            case instructions.Select():
-                pass
-            case mixer_instructions.Enumerate():
-                kinds[step.experts] = "sum"
-            case mixer_instructions.Route():
-                kinds |= dict.fromkeys((step.experts, step.weights), kind_of(step))
-            case instructions.Linear() | instructions.Split() | mixer_instructions.ExpertLinear():
-                kinds |= dict.fromkeys(step.outs, kind_of(step))
-            case (
-                instructions.Rotate()
-                | instructions.Temper()
-                | instructions.Scale()
-                | instructions.Add()
-            ):
-                kinds[step.x] = kind_of(step)
-            case _:
-                kinds[step.out] = kind_of(step)  # type: ignore[attr-defined]
+        if isinstance(step, instructions.Mark):
+            mark_kinds[step.name] = kinds[step.register]
+            if step.name in theirs:
+                kinds[step.register] = "sum"
+            continue
+        rounds: list[Kind] = [kinds[it] for it in _registers(step, *_READ)]
+        if isinstance(step, (instructions.Linear, ExpertLinear)):
+            rounds += map(product, step.weights)
+        elif isinstance(step, instructions.Attend):
+            rounds.append(attention)
+        elif isinstance(step, (instructions.Gate, Route)):
+            rounds.append("gate")
+        changed = _registers(step, "out", "outs")
+        if isinstance(step, Route):
+            changed = [step.experts, step.weights]
+        elif isinstance(step, Enumerate):
+            changed = [step.experts]
+        elif not changed:
+            changed = _registers(step, "x")
+        worst: Kind = max(rounds, key=lambda kind: BOUNDS[kind], default="sum")
+        kinds |= dict.fromkeys(changed, worst)
     return mark_kinds | {"result_output": product("output.weight")}
 
 
@@ -319,35 +290,6 @@ def find_reroutes(exact: Model, right: Routers, engine: Routers) -> NDArray[np.b
         reroutes |= differs & (_choose(exact, route, pushed) == chosen).all(axis=1)
         is_open &= ~differs
     return reroutes
-
-
-def mark_reroutes(
-    rows: Sequence[Row], question: Question, ours: Model, exact: Model, reference: Reference
-) -> tuple[Row, ...]:
-    """*rows* with the engines that choose other experts there in a near-tie, where that is known.
-
-    *exact* is the float64 pass of *ours*. The *reference* is asked for the logits of its
-    routers.
-    """
-    flags: dict[tuple[int, str], NDArray[np.bool_]] = {}
-    theirs = reference.routers(question) if reference.independent else None
-    for number, prompt in enumerate(question.prompts):
-        if not prompt.ids or prompt.error:
-            continue
-        exact_logits = routers(exact, prompt.ids, dtype=np.float64)
-        flags[number, "ours"] = find_reroutes(exact, exact_logits, routers(ours, prompt.ids))
-        if theirs is not None:
-            flags[number, "theirs"] = find_reroutes(exact, exact_logits, theirs[number])
-
-    def engines(row: Row) -> tuple[str, ...]:
-        sides = ("ours", "theirs")
-        return tuple(it for it in sides if _at(flags.get((row.prompt, it)), row.position))
-
-    return tuple(replace(row, rerouted=engines(row)) for row in rows)
-
-
-def _at(its_flags: NDArray[np.bool_] | None, position: int) -> bool:
-    return its_flags is not None and position < len(its_flags) and bool(its_flags[position])
 
 
 def _routes(model: Model) -> Iterator[tuple[str, Route]]:

@@ -60,12 +60,12 @@ class CrossvalOptions:
             raise UsageError("--recording is a reference by itself", hint="leave --against out")
         if self.recording and self.prompts:
             raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
-        for name, value in (("--record", self.record), ("--require-real", self.require_real)):
-            if self.tokenizer_only and value:
-                raise UsageError(
-                    f"{name} needs the weights, and --tokenizer-only does not read them",
-                    hint="leave one of them out",
-                )
+        weights = "--record" if self.record else "--require-real" if self.require_real else ""
+        if self.tokenizer_only and weights:
+            raise UsageError(
+                f"{weights} needs the weights, and --tokenizer-only does not read them",
+                hint="leave one of them out",
+            )
         if self.replay and not self.check:
             raise UsageError("--replay needs a report", hint="name it: --check report.json")
         if self.max_positions < 1:

@@ -6,8 +6,9 @@ A separate process, because a foreign engine may crash, print, keep threads or b
 OpenMP. The request names ``engine``, ``model``, ``prompts`` (text, ids, first compared position and
 steps of the continuation of each), ``texts`` to tokenize (each with whether special tokens are
 added), ``threads``, its ``arithmetic``, the ``library`` of an engine that is not a Python package,
-and, to dump intermediates of a pass, ``tensors`` (a folder), or of routers in all, ``routers``. The
-answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
+and, to dump intermediates of the prompts instead of running them, a file ``tensors`` and the
+beginnings ``whole`` of the names of those that are dumped for every id; of others the last rows are
+dumped, if ``last``. The answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import re
 import sys
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +35,6 @@ from bitnet.crossval.trace import (
     EngineFacts,
     EngineFailed,
     Prompt,
-    PromptTrace,
     Trace,
     prompt_trace,
 )
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Package of the engine, and its module.
-DISTRIBUTIONS = {
-    "llama.cpp": ("xllamacpp", "xllamacpp"),
-    "ik_llama.cpp": ("ik-llama-cpp-python", "ik_llama_cpp"),
-    "transformers": ("transformers", "transformers"),
+# Package of the engine.
+_DISTRIBUTIONS = {
+    "llama.cpp": "xllamacpp",
+    "ik_llama.cpp": "ik-llama-cpp-python",
+    "transformers": "transformers",
 }
 
 
@@ -61,94 +62,70 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         make = partial(make, library=request["library"])
     engine = make(request["model"], request["threads"], bool(request["prompts"]))
     digest = sha256_of(engine.library)
+    version = f"build {digest[:12]}"  # of a user's own
+    if distribution := _DISTRIBUTIONS.get(name):
+        version = f"{distribution} {importlib.metadata.version(distribution)}"
     prompts = [Prompt(text, tuple(ids), *rest) for text, ids, *rest in request["prompts"]]
-    if request.get("tensors"):
-        _dump(engine, prompts.pop().ids, Path(request["tensors"]))
-    if request.get("routers"):
-        _dump_routers(engine, prompts, Path(request["routers"]))
+    if "tensors" in request:
+        whole = tuple(request["whole"])
+        _dump(engine, prompts, Path(request["tensors"]), whole, last=request["last"])
         prompts = []
     tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
     encoded = [tuple(ids) for ids in tokenized if ids is not None]
-    facts = EngineFacts(
-        name, _version(name, digest), request["arithmetic"], engine.library.name, digest
-    )
+    facts = EngineFacts(name, version, request["arithmetic"], engine.library.name, digest)
+    answers = []
+    for prompt in prompts:
+        with engine.context(len(prompt.ids) + prompt.steps + 1) as forward:
+            answers.append(prompt_trace(forward, prompt))
     trace = Trace(
         facts,
-        tuple(_prompt(engine, prompt) for prompt in prompts),
+        tuple(answers),
         tuple(encoded) if encoded else None,
         tuple(map(engine.detokenize, encoded)) if encoded else None,
     )
     return trace.as_json()
 
 
-def _version(name: str, digest: str) -> str:
-    """Version of the engine's package; a note for a user's own build."""
-    if name not in DISTRIBUTIONS:
-        return f"build {digest[:12]}"
-    distribution, _ = DISTRIBUTIONS[name]
-    return f"{distribution} {importlib.metadata.version(distribution)}"
-
-
-def _prompt(engine: Any, prompt: Prompt) -> PromptTrace:
-    if not prompt.ids:
-        return PromptTrace(prompt.text, ())
-    with engine.context(len(prompt.ids) + prompt.steps + 1) as forward:
-        return prompt_trace(forward, prompt)
-
-
 #: Endings of names of later states of queries, keys and values.
 _LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
 
 
-def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
-    """Write keys and values of *ids*, and all else of the last ``ROWS``, to ``tensors.npz``."""
+def _dump(
+    engine: Any, prompts: Sequence[Prompt], file: Path, whole: tuple[str, ...], *, last: bool
+) -> None:
+    """Write tensors of *prompts*, called by number and name, to the NumPy archive *file*.
+
+    Those whose names begin with one of *whole* have a row for each id, others for the *last* ids.
+    """
     if not isinstance(engine, Llama):
         raise EngineFailed("this engine gives no intermediates")
+    parts: dict[str, list[NDArray[np.float32]]] = {}
     seen: dict[str, NDArray[np.float32]] = {}
+    wanted: list[str] = []  # beginnings of names
 
     def watch(name: str, values: NDArray[np.float32]) -> None:
         # A name with a space is a view; a repeated name is a later state: queries after RoPE,
         # which have a name of their own in some families.
-        if " " not in name and not name.startswith(("kq-", "kq_")):
+        is_state = " " not in name and not name.startswith(("kq-", "kq_"))
+        if is_state and name.startswith(tuple(wanted)):
             seen[_LATER.sub("-", name)] = values
 
-    stop, size = max(len(ids) - ROWS, 0), engine.batch or len(ids)
-    chunks = [ids[at : min(at + size, stop)] for at in range(0, stop, size)]
-    parts: dict[str, list[NDArray[np.float32]]] = {}
-    with engine.context(len(ids), watch=watch) as forward:
-        for chunk in chunks:
-            forward(chunk, all_positions=False)
-            for name, values in seen.items():
-                if name.startswith(("Kcur", "Vcur")):
-                    parts.setdefault(name, []).append(values.reshape(len(chunk), -1))
-            seen.clear()
-        forward(ids[stop:])
-    rows = len(ids) - stop
-    for name, values in seen.items():
-        if not values.size % rows:
-            parts.setdefault(name, []).append(values.reshape(rows, -1))
-    tensors = {name: np.concatenate(values) for name, values in parts.items()}
-    np.savez(folder / "tensors.npz", **tensors)  # type: ignore[arg-type]
-
-
-def _dump_routers(engine: Any, prompts: Sequence[Prompt], folder: Path) -> None:
-    """Write logits of the routers, for every id of *prompts*, to ``routers.npz``."""
-    if not isinstance(engine, Llama):
-        raise EngineFailed("this engine gives no intermediates")
-    parts: dict[str, list[NDArray[np.float32]]] = {}
-    for number, prompt in enumerate(prompts):
-
-        def watch(name: str, values: NDArray[np.float32], number: int = number) -> None:
-            if name.startswith("ffn_moe_logits") and " " not in name:
-                rows = values.reshape(-1, values.shape[-1])
-                parts.setdefault(f"{number} {name}", []).append(rows)
-
-        size = engine.batch or len(prompt.ids)
-        with engine.context(max(len(prompt.ids), 1), watch=watch) as forward:
-            for at in range(0, len(prompt.ids), max(size, 1)):
-                forward(prompt.ids[at : at + size])
+    for number, ids in enumerate(prompt.ids for prompt in prompts):
+        stop = max(len(ids) - ROWS, 0) if last else len(ids)
+        cuts = [*range(0, stop, engine.batch or len(ids) or 1), stop, len(ids)]
+        with engine.context(max(len(ids), 1), watch=watch) as forward:
+            for start, end in pairwise(cuts):
+                is_last = last and start == stop
+                wanted[:] = ("",) if is_last else whole
+                seen.clear()
+                if start < end:
+                    forward(ids[start:end], all_positions=is_last or not last)
+                for name, values in seen.items():
+                    if not values.size % (end - start):
+                        rows = values.reshape(end - start, -1)
+                        parts.setdefault(f"{number} {name}", []).append(rows)
     arrays = {name: np.concatenate(rows) for name, rows in parts.items()}
-    np.savez(folder / "routers.npz", **arrays)  # type: ignore[arg-type]
+    np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 class _TransformersEngine:

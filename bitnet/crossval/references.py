@@ -19,6 +19,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,12 +27,12 @@ import numpy as np
 
 from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
+from bitnet.base.files import read_json
 from bitnet.base.invocation import extra_command, isolate
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
 from bitnet.crossval.trace import (
     EngineFacts,
     EngineFailed,
-    PromptTrace,
     Question,
     Recorded,
     Reference,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.crossval.trace import Arithmetic, Prompt
+    from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_codes import Array
     from bitnet.models.transformer import Model
@@ -76,7 +77,6 @@ class Float64(Reference):
     _model: Model | None = None
 
     def reads(self, _checkpoint: Checkpoint) -> bool:
-        """True: it reads whatever this package reads."""
         return True
 
     def model(self, checkpoint: Checkpoint) -> Model:
@@ -93,17 +93,11 @@ class Float64(Reference):
         answers = []
         for number, prompt in enumerate(question.prompts, 1):
             question.notify(f"float64 pass: prompt {number} of {len(question.prompts)}")
-            answers.append(self._answer(question.checkpoint, prompt))
+            model = self.model(question.checkpoint)
+            cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
+            cache.reach = len(prompt.ids)
+            answers.append(prompt_trace(partial(model.forward, cache=cache), prompt, count=KEPT))
         return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))
-
-    def _answer(self, checkpoint: Checkpoint, prompt: Prompt) -> PromptTrace:
-        if not prompt.ids:
-            return PromptTrace(prompt.text, ())
-        model = self.model(checkpoint)
-        cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
-        cache.reach = len(prompt.ids)
-        forward = partial(model.forward, cache=cache)
-        return prompt_trace(forward, prompt, count=KEPT)
 
 
 class _Unpacking(ReferenceOps):
@@ -145,21 +139,15 @@ def bitnet_cpp_library() -> Path | None:
     if setting is None:
         return None
     folder = expand_home(setting).absolute()
-    if not folder.is_dir():
-        raise UsageError(
-            f"BITNET_CPP_DIR={setting}: there is no such folder",
-            hint="name the folder where bitnet.cpp was built",
-        )
-    for root in (folder, folder / "build"):
-        for place in _PLACES:
-            for name in _LIBRARIES:
-                if (root / place / name).is_file():
-                    return root / place / name
-    raise UsageError(
-        f"BITNET_CPP_DIR={setting}: there is no {_LIBRARIES[0]} in it, so nothing was built there, "
-        "or without -DBUILD_SHARED_LIBS=ON",
-        hint="name the folder where bitnet.cpp was built",
-    )
+    for root, place, name in product((folder, folder / "build"), _PLACES, _LIBRARIES):
+        if (root / place / name).is_file():
+            return root / place / name
+    problem = "there is no such folder"
+    if folder.is_dir():
+        problem = f"there is no {_LIBRARIES[0]} in it, so nothing was built there, or without "
+        problem += "-DBUILD_SHARED_LIBS=ON"
+    hint = "name the folder where bitnet.cpp was built"
+    raise UsageError(f"BITNET_CPP_DIR={setting}: {problem}", hint=hint)
 
 
 LIMIT_S = 3600.0
@@ -200,7 +188,7 @@ class _InProcess(Reference):
 
     def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
         if not self.is_installed():
-            raise self._missing(f"there is no Python package {self.package}")
+            raise self._missing()
         request = {
             "engine": self.name,
             "model": str(model.absolute()),
@@ -217,22 +205,20 @@ class _InProcess(Reference):
         if done.returncode or not target.exists():
             raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)
         try:
-            answer = json.loads(target.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            problem = f"the answer of {self.name} is not JSON: {error}"
-            raise EngineFailed(problem, hint=_OTHER) from error
-        if not isinstance(answer, dict):
-            raise EngineFailed(f"the answer of {self.name} is not a JSON object", hint=_OTHER)
+            answer = read_json(target, hint=_OTHER)
+        except InvalidFormat as error:
+            raise EngineFailed(f"{self.name}: {error.message}", hint=_OTHER) from error
         if "error" in answer:
             name = question.checkpoint.path.name
             raise EngineFailed(f"{self.name} cannot run {name}: {answer['error']}", hint=_OTHER)
         return answer
 
-    def _missing(self, reason: str) -> ReferenceUnavailable:
-        command = extra_command(self.extra)
+    def _missing(self, reason: str = "", remedy: str = "") -> ReferenceUnavailable:
+        reason = reason or f"there is no Python package {self.package}"
+        remedy = remedy or extra_command(self.extra)
         return ReferenceUnavailable(
             f"the reference {self.name} is not installed: {reason}",
-            hint=f"{command}, or accept that nothing is compared: --allow-missing",
+            hint=f"{remedy}, or accept that nothing is compared: --allow-missing",
         )
 
 
@@ -252,30 +238,27 @@ class LlamaCpp(_InProcess):
         its_own = not checkpoint.architecture.startswith("bitnet")
         return its_own and super().reads(checkpoint)
 
-    def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
-        import numpy as np
-
+    def _tensors(self, question: Question, **wanted: Any) -> dict[str, NDArray[Any]]:
+        """Tensors of passes over the prompts, by number of the prompt and name."""
         with tempfile.TemporaryDirectory() as name, self._file(question, Path(name)) as model:
-            self._ask(question, model, Path(name), tensors=name)
-            with np.load(Path(name) / "tensors.npz") as arrays:
-                found = {key: arrays[key] for key in arrays.files}
+            file = Path(name) / "tensors.npz"
+            self._ask(question, model, Path(name), tensors=str(file), **wanted)
+            with np.load(file) as arrays:
+                return {key: arrays[key] for key in arrays.files}
+
+    def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
+        arrays = self._tensors(question, whole=["Kcur", "Vcur"], last=True)
         names = _NAMES | self.names
         if any(name.endswith("post_ffw_norm.weight") for name in question.checkpoint.weights):
             names = names | _POST_NORMS
-        return _rename(found, names)
+        return _rename({key.partition(" ")[2]: it for key, it in arrays.items()}, names)
 
     def routers(self, question: Question) -> Sequence[Mapping[str, NDArray[Any]]] | None:
-        import numpy as np
-
-        alone = replace(question, texts=())
-        with tempfile.TemporaryDirectory() as name, self._file(alone, Path(name)) as model:
-            self._ask(alone, model, Path(name), routers=name)
-            with np.load(Path(name) / "routers.npz") as arrays:
-                found = {key: arrays[key] for key in arrays.files}
+        asked = replace(question, texts=())
+        arrays = self._tensors(asked, whole=["ffn_moe_logits"], last=False)
         logits: list[dict[str, NDArray[Any]]] = [{} for _ in question.prompts]
-        for key in sorted(found):  # with a bias comes after the same without
-            number, layer = key.split(" ")[0], key.rpartition("-")[2]
-            logits[int(number)][layer] = found[key]
+        for key in sorted(arrays):  # with a bias comes after the same without
+            logits[int(key.partition(" ")[0])][key.rpartition("-")[2]] = arrays[key]
         return logits
 
 
@@ -312,8 +295,10 @@ class IkLlamaCpp(LlamaCpp):
             return
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.origin is None:
-            raise self._missing(f"there is no Python package {self.package}")
-        kind = "iq2_bn" if _shortest_row(question.checkpoint) >= SHORTEST_ROW else "f16"
+            raise self._missing()
+        weights = question.checkpoint.weights.values()
+        shortest = min(it.shape[-1] for it in weights if it.quant.name == "I2_S")
+        kind = "iq2_bn" if shortest >= SHORTEST_ROW else "f16"
         converted = folder / f"{kind}.gguf"
         program = str(Path(spec.origin).parent / "bin" / "llama-quantize")
         head = ["--token-embedding-type", "f16", "--output-tensor-type", "f16"]
@@ -339,11 +324,8 @@ class BitnetCpp(LlamaCpp):
     def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
         library = bitnet_cpp_library()
         if library is None:
-            raise ReferenceUnavailable(
-                f"the reference {self.name} is not installed: BITNET_CPP_DIR is not set",
-                hint="build bitnet.cpp, and name its folder in BITNET_CPP_DIR; docs/how-to/"
-                "bitnet-cpp.md says how, or accept that nothing is compared: --allow-missing",
-            )
+            remedy = "build bitnet.cpp, and name its folder in BITNET_CPP_DIR; docs/how-to/"
+            raise self._missing("BITNET_CPP_DIR is not set", f"{remedy}bitnet-cpp.md says how")
         # Built with clang it has no OpenMP, and its own threads wait for each other by spinning.
         alone = replace(question, threads=1)
         return super()._ask(alone, model, folder, library=str(library), **more)
@@ -422,12 +404,6 @@ def _rename(
         if ours:
             by_our_name[f"{ours}{dash}{layer}"] = arrays[name]
     return by_our_name
-
-
-def _shortest_row(checkpoint: Checkpoint) -> int:
-    """Number of columns of the narrowest I2_S matrix."""
-    weights = checkpoint.weights.values()
-    return min(weight.shape[-1] for weight in weights if weight.quant.name == "I2_S")
 
 
 def _is_i2_s(checkpoint: Checkpoint) -> bool:

@@ -14,99 +14,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import fields, is_dataclass
 from importlib.resources import files
 from statistics import median
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, from_os_error
-from bitnet.base.files import write_text
+from bitnet.base.errors import InvalidFormat
+from bitnet.base.files import read_json, write_text
 from bitnet.base.findings import Finding
 from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence, mean
 from bitnet.crossval.judge import judge, kind_of, near_tie, rows_to_judge
 from bitnet.crossval.operations import describe
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
+from bitnet.crossval.trace import from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from bitnet.crossval.compare import Row
-
-_DIGITS = 6  # significant digits of a measured number
-_MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
-
-Record = TypeVar("Record")
-
-
-def to_json(value: Any) -> Any:
-    """*value* as JSON values, with six significant digits."""
-    if is_dataclass(value):
-        return {one.name: to_json(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, dict):
-        return {key: to_json(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json(one) for one in value]
-    if isinstance(value, float):
-        return None if math.isnan(value) else float(f"{min(max(value, -_MOST), _MOST):.{_DIGITS}g}")
-    return value
-
-
-def round_numbers(record: Record) -> Record:
-    """*record* with its numbers as a file has them."""
-    return from_json(type(record), to_json(record))
-
-
-def from_json(kind: type[Record], values: Any, where: str = "the report") -> Record:
-    """A *kind* from JSON *values*; *where* is their name in messages."""
-    found: Record = _read(kind, values, where)
-    return found
-
-
-def _read(kind: Any, values: Any, where: str) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
-        return _record(kind, values, where)
-    if origin in (Union, UnionType):
-        (inner,) = [entry for entry in arguments if entry is not NoneType]
-        return None if values is None else _read(inner, values, where)
-    if origin is Literal:
-        return _expect(values in arguments and isinstance(values, str), values, where, arguments)
-    if origin is tuple:
-        _expect(isinstance(values, list), values, where, "a list")
-        return tuple(
-            _read(arguments[0], entry, f"{where}[{at}]") for at, entry in enumerate(values)
-        )
-    if origin is dict:
-        _expect(isinstance(values, dict), values, where, "an object")
-        return {key: _read(arguments[1], entry, f"{where}.{key}") for key, entry in values.items()}
-    if kind is float:
-        is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
-        _expect(is_number and math.isfinite(values), values, where, "a finite number")
-        return float(values)
-    return _expect(type(values) is kind, values, where, kind.__name__)
-
-
-def _record(kind: Any, values: Any, where: str) -> Any:
-    _expect(isinstance(values, dict), values, where, "an object")
-    hints = get_type_hints(kind)
-    names = {one.name for one in fields(kind)}
-    wrong = sorted(names ^ set(values))
-    if wrong:
-        what = "has an unknown field" if wrong[0] in values else "lacks the field"
-        raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint="write the report again")
-    return kind(**{name: _read(hints[name], values[name], f"{where}.{name}") for name in names})
-
-
-def _expect(right: bool, value: Any, where: str, expected: object) -> Any:
-    if not right:
-        raise InvalidFormat(
-            f"{where} is {str(value)[:60]!r}, expected {expected}", hint="write the report again"
-        )
-    return value
-
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
 DERIVED = ("verdict", "summary", "evidence_sha256")  # follow from the evidence
@@ -119,25 +43,10 @@ _KLD = (
 
 def as_json(evidence: Evidence) -> dict[str, Any]:
     """The report on *evidence* as JSON values."""
-    verdict = judge(evidence)
-    findings = [
-        {
-            "check": finding.subject,
-            "outcome": _OUTCOMES[finding.severity],
-            "said": finding.text,
-            "hint": finding.hint,
-        }
-        for finding in verdict.findings
-    ]
     facts: dict[str, Any] = to_json(evidence)
+    verdict = judge(evidence)
     return {
-        "verdict": {
-            "status": verdict.status,
-            "reference_rejected": verdict.reference_rejected,
-            "excused": verdict.excused,
-            "reasons": verdict.reasons,
-            "findings": findings,
-        },
+        "verdict": to_json(verdict) | {"reasons": verdict.reasons},
         "summary": to_json(_summary(evidence)),
         "evidence_sha256": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
         **facts,
@@ -146,15 +55,8 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
 
 def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
     """The evidence in the report *path*, and the derived values stored in it."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidFormat(
-            f"{path.name} is not JSON: {error}", hint="name a report.json"
-        ) from error
-    if not isinstance(values, dict) or not set(DERIVED) <= set(values):
+    values = read_json(path, hint="name a report.json")
+    if not set(DERIVED) <= set(values):
         raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")
     claimed = {name: values.pop(name) for name in DERIVED}
     return from_json(Evidence, values, path.name), claimed
@@ -172,24 +74,15 @@ def write(evidence: Evidence, folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def append_summary(evidence: Evidence, path: Path) -> None:
-    """Append the report as text to the file *path*, which a CI job shows."""
-    try:
-        with path.open("a", encoding="utf-8", newline="\n") as out:
-            out.write(as_markdown(evidence) + "\n")
-    except OSError as error:
-        raise from_os_error(error, path) from error
-
-
 def as_markdown(evidence: Evidence) -> str:
     """The report as Markdown; its last line names checks that were not run."""
     verdict = judge(evidence)
-    marks = {"ok": "passed", "failed": "**failed**", "skipped": "**not run**"}
     lines = [f"# Cross-validation: {verdict.status}", "", _plain(_title(evidence)), ""]
     lines += ["| check | | |", "|---|---|---|"]
     for one in verdict.findings:
         hint = f" ({one.hint})" if one.hint and one.severity != "ok" else ""
-        lines.append(f"| {one.subject} | {marks[one.severity]} | {_cell(one.text + hint)} |")
+        mark = "passed" if one.severity == "ok" else f"**{_OUTCOMES[one.severity]}**"
+        lines.append(f"| {one.subject} | {mark} | {_cell(one.text + hint)} |")
     if evidence.rows:
         lines += ["", "| metric | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in _metrics(evidence)]
@@ -279,12 +172,15 @@ def _metrics(evidence: Evidence) -> list[tuple[str, str]]:
     summary = _summary(evidence)
     if not summary:
         return []
+    names = {
+        "Mean": "mean_kld",
+        "Maximum": "maximum_kld",
+        "99.0%": "kld_99",
+        "Median": "median_kld",
+    }
     counts = (summary[name] for name in ("near_ties", "excused", "wrong"))
     rows = [
-        ("Mean KLD", _number(summary["mean_kld"])),
-        ("Maximum KLD", _number(summary["maximum_kld"])),
-        ("99.0% KLD", _number(summary["kld_99"])),
-        ("Median KLD", _number(summary["median_kld"])),
+        *((f"{name} KLD", _number(summary[key])) for name, key in names.items()),
         ("RMS Δp", _number(summary["rms_dp"], ".3%")),
         ("Same top p", _number(summary["same_top"], ".3%")),
         ("positions (prompts)", f"{summary['positions']} ({summary['prompts']})"),
@@ -297,21 +193,19 @@ def _metrics(evidence: Evidence) -> list[tuple[str, str]]:
     return rows
 
 
-def _worst(evidence: Evidence) -> list[tuple[str, ...]]:
+def _worst(evidence: Evidence) -> Iterator[tuple[str, ...]]:
     """The positions that differ most, as text; first those without numbers."""
     worst = sorted(evidence.rows, key=lambda row: (row.kl is not None, -(row.kl or 0.0)))
-    return [_cells(evidence, row) for row in worst[:_WORST]]
-
-
-def _cells(evidence: Evidence, row: Row) -> tuple[str, ...]:
-    tokens = evidence.prompts[row.prompt].tokens if row.prompt < len(evidence.prompts) else ()
-    token = _show_blanks(tokens[row.position]) if row.position < len(tokens) else "?"
-    best = (
-        "no numbers" if id is None else f"{_show_blanks(evidence.spellings.get(str(id), ''))} {id}"
-        for id in (row.ours, row.theirs)
-    )
-    where = f"prompt {row.prompt}, position {row.position}"
-    return where, token, _number(row.kl), _number(row.gap, ".2f"), *best
+    for row in worst[:_WORST]:
+        tokens = evidence.prompts[row.prompt].tokens if row.prompt < len(evidence.prompts) else ()
+        token = _show_blanks(tokens[row.position]) if row.position < len(tokens) else "?"
+        texts = (evidence.spellings.get(str(id), "") for id in (row.ours, row.theirs))
+        best = (
+            "no numbers" if id is None else f"{_show_blanks(text)} {id}"
+            for id, text in zip((row.ours, row.theirs), texts, strict=True)
+        )
+        where = f"prompt {row.prompt}, position {row.position}"
+        yield where, token, _number(row.kl), _number(row.gap, ".2f"), *best
 
 
 def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
@@ -425,28 +319,18 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
 
 def _differences(reported: Any, computed: Any, place: str) -> Iterator[str]:
     """Places where *reported*, the report, and *computed* differ, with both values."""
-    if (
-        isinstance(reported, dict)
-        and isinstance(computed, dict)
-        and reported.keys() == computed.keys()
-    ):
+    kind = type(reported) if type(reported) is type(computed) else None
+    if kind is dict and reported.keys() == computed.keys():
         for key in reported:
-            yield from _differences(
-                reported[key], computed[key], f"{place}.{key}" if place else key
-            )
-    elif (
-        isinstance(reported, list) and isinstance(computed, list) and len(reported) == len(computed)
-    ):
+            yield from _differences(reported[key], computed[key], f"{place}.{key}".lstrip("."))
+    elif kind is list and len(reported) == len(computed):
         for number, pair in enumerate(zip(reported, computed, strict=True)):
             yield from _differences(*pair, f"{place}[{number}]")
-    elif isinstance(reported, float) and isinstance(computed, float):
-        if not math.isclose(reported, computed, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
-            yield f"{place} is {computed:g}, the report says {reported:g}"
-    elif type(reported) is not type(computed) or reported != computed:
-        yield f"{place} is {_short(computed)}, the report says {_short(reported)}"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (list, dict)):
-        return f"{len(value)} entries"
-    return str(value)[:60] or "empty"
+    elif kind is float and math.isclose(reported, computed, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+        return
+    elif kind is None or reported != computed:
+        both = (
+            f"{len(it)} entries" if isinstance(it, (list, dict)) else str(it)[:60] or "empty"
+            for it in (computed, reported)
+        )
+        yield f"{place} is {', the report says '.join(both)}"

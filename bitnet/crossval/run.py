@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import platform
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bitnet import __version__
 from bitnet.base import native
@@ -21,25 +23,27 @@ from bitnet.base.errors import BitnetError, ReferenceUnavailable
 from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding
 from bitnet.base.machine import thread_count
-from bitnet.crossval.compare import compare, texts_for, tokenizer_parity
 from bitnet.crossval.evidence import (
     SCHEMA_VERSION,
     Evidence,
     Plan,
     TestedModel,
+    compare,
     compute_path,
     kernels_since,
     read_counters,
+    texts_for,
+    tokenizer_parity,
 )
 from bitnet.crossval.judge import near_tie
 from bitnet.crossval.operations import (
     check_operations,
+    find_reroutes,
     has_routers,
-    mark_reroutes,
     our_intermediates,
+    routers,
 )
 from bitnet.crossval.references import Float64
-from bitnet.crossval.report import round_numbers
 from bitnet.crossval.trace import (
     EngineFacts,
     EngineFailed,
@@ -47,9 +51,11 @@ from bitnet.crossval.trace import (
     PromptTrace,
     Question,
     Trace,
+    from_json,
     positions_from,
     prompt_trace,
     spread,
+    to_json,
 )
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
@@ -61,7 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from bitnet.base.findings import Severity
-    from bitnet.crossval.compare import Row
+    from bitnet.crossval.evidence import Row
     from bitnet.crossval.operations import Operation
     from bitnet.crossval.options import CrossvalOptions
     from bitnet.crossval.trace import Arithmetic, Position, Reference
@@ -92,10 +98,7 @@ PROMPTS = (
 
 
 def prompts_for(
-    model: LanguageModel,
-    recording: Trace | None,
-    texts: Sequence[str],
-    options: CrossvalOptions,
+    model: LanguageModel, recording: Trace | None, texts: Sequence[str], options: CrossvalOptions
 ) -> tuple[Prompt, ...]:
     """The prompts, cut to ``--max-positions`` in all; a *recording* brings its own."""
     if recording is None:
@@ -109,16 +112,13 @@ def prompts_for(
     shares = spread([len(it.ids) - it.first for it in whole], options.max_positions)
     prompts = []
     for prompt, share in zip(whole, shares, strict=True):
-        count = len(prompt.ids)
-        if not count:
+        ids = prompt.ids[: prompt.first + share]
+        if not prompt.ids:
             prompts.append(replace(prompt, steps=0))
         elif share and recording is None and prompt.first:
-            prompts.append(replace(prompt, first=count - share))
-        elif share and recording is None:
-            prompts.append(replace(prompt, ids=prompt.ids[:share]))
-        elif share:
-            is_whole = share == count - prompt.first
-            ids, steps = prompt.ids[: prompt.first + share], prompt.steps if is_whole else 0
+            prompts.append(replace(prompt, first=len(prompt.ids) - share))
+        elif share:  # what was recorded after a prompt is not a continuation of its beginning
+            steps = prompt.steps if recording is None or ids == prompt.ids else 0
             prompts.append(replace(prompt, ids=ids, steps=steps))
     return tuple(
         replace(it, tokens=tuple(model.tokenizer.decode([id]) for id in it.ids)) for it in prompts
@@ -249,13 +249,13 @@ def cross_validate(
     question = Question(checkpoint, prompts, to_tokenize, thread_count(), notify)
     evidence = _plan(model, tokenizer, reference, question, options, facts, texts)
     if model is None and not to_tokenize:
-        return round_numbers(replace(evidence, faults={"reference": ()})), None
+        return _as_in_a_file(replace(evidence, faults={"reference": ()})), None
     try:
         theirs = reference.trace(question)
     except (ReferenceUnavailable, EngineFailed) as error:
         severity: Severity = "skipped" if isinstance(error, ReferenceUnavailable) else "failed"
         no_answer = Finding(severity, "reference", error.message, error.hint)
-        return round_numbers(replace(evidence, no_answer=no_answer)), None
+        return _as_in_a_file(replace(evidence, no_answer=no_answer)), None
     # A reference without a tokenizer was not asked for ids: that check is not run.
     count = 0 if theirs.tokenized is None else len(to_tokenize)
     size = tokenizer.vocab_size if model is None else model.config.vocab_size
@@ -266,11 +266,16 @@ def cross_validate(
         tokenizer_parity=tokenizer_parity(tokenizer, theirs, to_tokenize),
     )
     if model is None:
-        return round_numbers(evidence), theirs
-    evidence, exact = _run_model(model, evidence, reference, question, theirs)
+        return _as_in_a_file(evidence), theirs
+    evidence, exact = _Comparison(model, reference, question).run(evidence, theirs)
     trace = replace(theirs, exact=exact)
     live = reference.recording is None
-    return round_numbers(evidence), replace(trace, model_sha256=facts.sha256) if live else trace
+    return _as_in_a_file(evidence), replace(trace, model_sha256=facts.sha256) if live else trace
+
+
+def _as_in_a_file(evidence: Evidence) -> Evidence:
+    """*evidence* with its numbers as a report has them."""
+    return from_json(Evidence, to_json(evidence))
 
 
 def _plan(
@@ -283,7 +288,11 @@ def _plan(
     texts: Sequence[str],
 ) -> Evidence:
     """The plan, and facts known before the comparison."""
-    recording = reference.recording
+    recording, backend = reference.recording, "none"
+    if model is not None:  # with the form of its keys and values if it is not the default
+        kind = model.config.kv_type
+        backend = model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"
+    source = tokenizer.source.replace("\\", "/")  # shown without folders of the machine
     module = getattr(native.module(), "__file__", None)
     ours = EngineFacts("bitnet", __version__)
     if module:
@@ -312,157 +321,134 @@ def _plan(
         },
         model=replace(
             facts,
-            tokenizer=_without_folders(tokenizer.source),
+            tokenizer=" ".join(word.rpartition("/")[2] for word in source.split(" ")),
             tokenizer_sha256=tokenizer.fingerprint,
             vocab_size=tokenizer.vocab_size,
             layers=0 if model is None else model.config.n_layers,
         ),
         ours=ours,
-        backend="none" if model is None else _backend(model),
+        backend=backend,
         reference=EngineFacts(reference.name),
         prompts=question.prompts,
     )
 
 
-def _backend(model: LanguageModel) -> str:
-    """Compute backend of *model*, with the form of its keys and values if it is not the default."""
-    kind = model.config.kv_type
-    return model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"
+@dataclass
+class _Comparison:
+    """A *model* that runs beside a *reference*, on the prompts of a *question*."""
 
+    model: LanguageModel
+    reference: Reference
+    question: Question
 
-def _without_folders(source: str) -> str:
-    """*source* without folders of the machine."""
-    words = source.replace("\\", "/").split(" ")
-    return " ".join(word.rpartition("/")[2] if "/" in word else word for word in words)
+    def run(self, evidence: Evidence, theirs: Trace) -> tuple[Evidence, Trace | None]:
+        """*evidence* with all traces compared, and the float64 pass.
 
+        A recording brings its own pass: today's would run the very file in question, and is only
+        compared with the recorded one.
+        """
+        model, reference, question = self.model, self.reference, self.question
+        self.graph, self.exact = model.engine.model, Float64()
+        question.notify("running the model")
+        live, size = evidence.plan.live, model.config.vocab_size
+        before = read_counters(self.graph)
+        ours = our_trace(model, question)
+        kernels = kernels_since(self.graph, before)
+        our_engine = replace(evidence.ours, arithmetic=ours.engine.arithmetic)
+        evidence = replace(evidence, ours=our_engine)
+        alone = replace(question, prompts=tuple(replace(it, steps=0) for it in question.prompts))
+        exact, today = theirs.exact, None
+        if isinstance(reference, Float64):
+            exact, alone, self.exact = theirs, question, reference
+        elif live:
+            exact = self.exact.trace(alone)
+        elif exact is not None:
+            today = self.exact.trace(alone)
+        faults = evidence.faults | {"ours": faults_of(ours, question.prompts, vocabulary=size)}
+        if exact is not None:
+            faults["float64"] = faults_of(exact, alone.prompts, vocabulary=size)
+        rows, greedy = compare(ours, theirs, exact=exact, today=today)
+        operations: dict[str, tuple[Operation, ...]] = {}
+        if live and question.prompts:
+            rows = self._mark(rows, question)
+            tie = near_tie(evidence)
+            greedy = tuple(self._arbitrate(row, ours.prompts[row.prompt], tie) for row in greedy)
+            operations, fault = self._operations(ours)
+            faults["ours"] += (fault,) if fault else ()
+        best = {token for row in rows for token in (row.ours, row.theirs, row.exact)} - {None}
+        return replace(
+            evidence,
+            compute_path=compute_path(self.graph, model.tokenizer, kernels),
+            kernels=kernels,
+            faults=faults,
+            rows=rows,
+            greedy=greedy,
+            operations=operations,
+            spellings={str(token): model.tokenizer.decode([token]) for token in sorted(best)},
+        ), exact
 
-def _run_model(
-    model: LanguageModel,
-    evidence: Evidence,
-    reference: Reference,
-    question: Question,
-    theirs: Trace,
-) -> tuple[Evidence, Trace | None]:
-    """*evidence* with all traces compared, and the float64 pass.
+    def _mark(self, rows: tuple[Row, ...], question: Question) -> tuple[Row, ...]:
+        """*rows* with the engines that choose other experts there in a near-tie, where it is known.
 
-    A recording brings its own pass: today's would run the very file in question, and is only
-    compared with the recorded one.
-    """
-    question.notify("running the model")
-    graph, live, size = model.engine.model, evidence.plan.live, model.config.vocab_size
-    before = read_counters(graph)
-    ours = our_trace(model, question)
-    kernels = kernels_since(graph, before)
-    float64 = reference if isinstance(reference, Float64) else Float64()
-    alone = replace(question, prompts=tuple(replace(it, steps=0) for it in question.prompts))
-    exact, today = theirs.exact, None
-    if not reference.independent:
-        exact, alone = theirs, question
-    elif live:
-        exact = float64.trace(alone)
-    elif exact is not None:
-        today = float64.trace(alone)
-    faults = evidence.faults | {"ours": faults_of(ours, question.prompts, vocabulary=size)}
-    if exact is not None:
-        faults["float64"] = faults_of(exact, alone.prompts, vocabulary=size)
-    rows, greedy = compare(ours, theirs, exact=exact, today=today)
-    if live and question.prompts and has_routers(graph):
+        The reference is asked for the logits of its routers.
+        """
+        if not has_routers(self.graph):
+            return rows
         question.notify("comparing choices of experts")
-        right = float64.model(question.checkpoint)
-        rows = mark_reroutes(rows, question, graph, right, reference)
-    evidence = replace(
-        evidence,
-        ours=replace(evidence.ours, arithmetic=ours.engine.arithmetic),
-        compute_path=compute_path(graph, model.tokenizer, kernels),
-        kernels=kernels,
-        faults=faults,
-        rows=rows,
-        greedy=greedy,
-        spellings=_spellings(model.tokenizer, rows),
-    )
-    if live and question.prompts:
-        greedy = _arbitrate(evidence, ours, model, float64, reference, question)
-        question.notify("comparing operations")
-        operations, fault = _operations(model, reference, float64, question, ours)
-        if fault:
-            faults["ours"] += (fault,)
-        evidence = replace(evidence, greedy=greedy, operations=operations)
-    return evidence, exact
+        exact, flags = self.exact.model(question.checkpoint), {}
+        theirs = self.reference.routers(question) if self.reference.independent else None
+        for number, prompt in enumerate(question.prompts):
+            if not prompt.ids or prompt.error:
+                continue
+            right = routers(exact, prompt.ids, dtype=np.float64)
+            flags[number, "ours"] = find_reroutes(exact, right, routers(self.graph, prompt.ids))
+            if theirs is not None:
+                flags[number, "theirs"] = find_reroutes(exact, right, theirs[number])
 
+        def engines(row: Row) -> tuple[str, ...]:
+            each = ((it, flags.get((row.prompt, it), ())) for it in ("ours", "theirs"))
+            return tuple(it for it, its in each if row.position < len(its) and its[row.position])
 
-def _spellings(tokenizer: Tokenizer, rows: Sequence[Row]) -> dict[str, str]:
-    """Text of the tokens that an engine preferred, by id."""
-    best = {token for row in rows for token in (row.ours, row.theirs, row.exact)}
-    known = sorted(token for token in best if token is not None)
-    return {str(token): tokenizer.decode([token]) for token in known}
+        return tuple(replace(row, rerouted=engines(row)) for row in rows)
 
+    def _arbitrate(self, row: Row, answer: PromptTrace, tie: float) -> Row:
+        """A continuation, with the float64 pass asked where it parts for good."""
+        if row.agrees or row.gap is None or row.gap < tie:
+            return row
+        ids = (*answer.ids, *answer.greedy[: row.position])
+        alone = replace(self.question, prompts=(Prompt(answer.prompt, ids, len(ids) - 1),))
+        (truth,) = self.exact.trace(alone).prompts
+        (last,) = self._mark((replace(row, prompt=0, position=len(ids) - 1),), alone)
+        return replace(row, exact=truth.positions[-1].ids[0], rerouted=last.rerouted)
 
-def _arbitrate(
-    evidence: Evidence,
-    ours: Trace,
-    model: LanguageModel,
-    float64: Float64,
-    reference: Reference,
-    question: Question,
-) -> tuple[Row, ...]:
-    """The continuations, with the float64 pass asked where they part for good."""
-    rows = []
-    for row in evidence.greedy:
-        if not row.agrees and row.gap is not None and row.gap >= near_tie(evidence):
-            answer = ours.prompts[row.prompt]
-            ids = (*answer.ids, *answer.greedy[: row.position])
-            prompt = Prompt(answer.prompt, ids, len(ids) - 1)
-            alone = replace(question, prompts=(prompt,))
-            (truth,) = float64.trace(alone).prompts
-            row = replace(row, exact=truth.positions[-1].ids[0])
-            if has_routers(model.engine.model):
-                last = replace(row, prompt=0, position=len(ids) - 1)
-                exact = float64.model(question.checkpoint)
-                (last,) = mark_reroutes((last,), alone, model.engine.model, exact, reference)
-                row = replace(row, rerouted=last.rerouted)
-        rows.append(row)
-    return tuple(rows)
+    def _operations(self, ours: Trace) -> tuple[dict[str, tuple[Operation, ...]], str]:
+        """Operations of ours, and of a reference with intermediates, on the longest prompt.
 
-
-def _operations(
-    model: LanguageModel,
-    reference: Reference,
-    float64: Float64,
-    question: Question,
-    ours: Trace,
-) -> tuple[dict[str, tuple[Operation, ...]], str]:
-    """Operations of ours, and of a reference with intermediates, on the longest prompt.
-
-    By engine, with the fault of our intermediates, empty if they are right.
-    """
-    checkpoint, graph = question.checkpoint, model.engine.model
-    exact = float64.model(checkpoint)
-    longest = max(ours.prompts, key=lambda answer: len(answer.ids))
-    ids = longest.ids
-    if not ids or longest.error:
-        return {}, ""
-    traced = our_intermediates(graph, ids)
-    logits = positions_from(traced["result_output"])
-    count = min(len(logits), len(longest.positions))
-    # Products of NumPy depend on the number of their rows in the last bits; compiled ones do not.
-    same = isinstance(graph.ops, ReferenceOps) or (
-        logits[len(logits) - count :] == list(longest.positions[-count:])
-    )
-    fault = "" if same and count else "other logits with intermediates than without them"
-    arithmetic = ours.engine.arithmetic
-    operations = {
-        "bitnet": check_operations(
-            exact, checkpoint, ids, traced, arithmetic=arithmetic, half_cache=False
+        By engine, with the fault of our intermediates, empty if they are right.
+        """
+        self.question.notify("comparing operations")
+        checkpoint, reference = self.question.checkpoint, self.reference
+        longest = max(ours.prompts, key=lambda answer: len(answer.ids))
+        ids = longest.ids
+        if not ids or longest.error:
+            return {}, ""
+        traced = our_intermediates(self.graph, ids)
+        logits = positions_from(traced["result_output"])
+        count = min(len(logits), len(longest.positions))
+        # The last bits of NumPy's products depend on the number of rows.
+        same = isinstance(self.graph.ops, ReferenceOps) or (
+            logits[len(logits) - count :] == list(longest.positions[-count:])
         )
-    }
-    alone = replace(question, prompts=(Prompt(longest.prompt, ids),), texts=())
-    theirs = reference.intermediates(alone)
-    if theirs is not None:
-        arithmetic = reference.arithmetic(checkpoint)
-        operations[reference.name] = check_operations(
-            exact, checkpoint, ids, theirs, arithmetic=arithmetic, half_cache=True
-        )
-    return operations, fault
+        fault = "" if same and count else "other logits with intermediates than without them"
+        check = partial(check_operations, self.exact.model(checkpoint), checkpoint, ids)
+        arithmetic = ours.engine.arithmetic
+        operations = {"bitnet": check(traced, arithmetic=arithmetic, half_cache=False)}
+        prompts = (Prompt(longest.prompt, ids),)
+        theirs = reference.intermediates(replace(self.question, prompts=prompts, texts=()))
+        if theirs is not None:
+            arithmetic = reference.arithmetic(checkpoint)
+            operations[reference.name] = check(theirs, arithmetic=arithmetic, half_cache=True)
+        return operations, fault
 
 
 def recordable(trace: Trace, tokenizer: Tokenizer) -> Trace:

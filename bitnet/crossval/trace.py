@@ -1,24 +1,26 @@
 """Traces: an engine's answers to some prompts, in a compact form; and the engines that are asked.
 
 For every position the best tokens with their logits are stored, and the log-sum-exp over the whole
-vocabulary, so ``logit - lse`` is an exact log-probability. The JSON schema is that of the recorded
-goldens: ``prompts[]`` with ``prompt``, ``ids``, ``positions[]`` (``ids``, ``logits``, ``lse``),
-``greedy`` and ``top2_gaps``. A position whose logits were not finite is ``null``, and a prompt that
-could not be run has an ``error``: missing answers are recorded as missing.
+vocabulary, so ``logit - lse`` is an exact log-probability. In JSON a record has the names of its
+fields; the goldens of other programs have ``prompts[]`` with ``prompt``, ``ids``, ``positions[]``
+(``ids``, ``logits``, ``lse``), ``greedy`` and ``top2_gaps``. A position whose logits were not
+finite has no tokens, and a prompt that could not be run has an ``error``: missing answers are
+recorded as missing.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from bitnet.base.errors import InvalidFormat, VerificationFailed, from_os_error
+from bitnet.base.errors import InvalidFormat, VerificationFailed
+from bitnet.base.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
 
 KEPT = 64  # best tokens stored per position
-FORMAT = 1
-_DIGITS = 8  # behind the point: float32 has no more
+_DIGITS = 10  # significant ones of a logit: float32 has no more
 _CERTAIN = 1.001  # tolerance for the sum of rounded probabilities
+_MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
+_RECORD = "record one: bitnet crossval MODEL --record FILE"
+
+Record = TypeVar("Record")
 
 # int8: activations are rounded to 8 bit. float: keys and values to 16. float32: nothing is.
 Arithmetic = Literal["int8", "float", "float32"]
@@ -48,7 +53,7 @@ class Position:
     @property
     def is_finite(self) -> bool:
         """True if the logits were finite."""
-        return bool(self.ids) and math.isfinite(self.lse)
+        return bool(self.ids)
 
     @property
     def gap(self) -> float:
@@ -111,51 +116,25 @@ class Trace:
     model_sha256: str = ""  # in a recording, of the file it ran
     exact: Trace | None = None  # in a recording, the float64 pass over the same prompts
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Any:
         """The trace as JSON values."""
-        return {
-            "format": FORMAT,
-            "engine": self.engine.name,
-            "version": self.engine.version,
-            "arithmetic": self.engine.arithmetic,
-            "model_sha256": self.model_sha256,
-            "library": self.engine.library,
-            "library_sha256": self.engine.library_sha256,
-            "prompts": [_prompt_as_json(one) for one in self.prompts],
-            **({} if self.tokenized is None else {"tokenized": list(map(list, self.tokenized))}),
-            **({} if self.decoded is None else {"decoded": list(self.decoded)}),
-            **({} if self.exact is None else {"exact": self.exact.as_json()}),
-        }
+        return to_json(self, _DIGITS)
 
 
-def _prompt_as_json(answer: PromptTrace) -> dict[str, Any]:
-    return {
-        "prompt": answer.prompt,
-        "ids": list(answer.ids),
-        "first": answer.first,
-        "error": answer.error,
-        "positions": [
-            {
-                "lse": round(at.lse, _DIGITS),
-                "ids": list(at.ids),
-                "logits": [round(logit, _DIGITS) for logit in at.logits],
-            }
-            if at.is_finite
-            else None
-            for at in answer.positions
-        ],
-        "greedy": list(answer.greedy),
-        "top2_gaps": [round(gap, _DIGITS) for gap in answer.top2_gaps],
-    }
-
-
-_NO_NUMBERS = Position((), (), math.nan)
-
-
-def positions_from(logits: NDArray[np.floating[Any]], *, kept: int = KEPT) -> list[Position]:
+def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> list[Position]:
     """Rows of *logits*, ``(T, vocabulary)``, as positions; they may contain NaN or infinities."""
-    rows = np.asarray(logits, dtype=np.float64)
-    return [_position_from(row, kept) if np.isfinite(row).all() else _NO_NUMBERS for row in rows]
+    positions: list[Position] = []
+    for row in np.asarray(logits, dtype=np.float64):
+        if not np.isfinite(row).all():
+            positions.append(Position((), (), 0.0))
+            continue
+        highest = row.max()
+        lse = highest + np.log(np.exp(row - highest).sum())
+        some = np.argpartition(-row, min(count, len(row)) - 1)[:count]
+        # Equal logits: the lower id first, as in argmax.
+        best = some[np.lexsort((some, -row[some]))]
+        positions.append(Position(tuple(map(int, best)), tuple(map(float, row[best])), float(lse)))
+    return positions
 
 
 def prompt_trace(
@@ -167,10 +146,12 @@ def prompt_trace(
     ``all_positions=False`` only those of the last are needed. A continuation ends early where a
     logit is not finite.
     """
+    if not prompt.ids:
+        return PromptTrace(prompt.text, ())
     if prompt.first:
         forward(prompt.ids[: prompt.first], all_positions=False)
     logits = forward(prompt.ids[prompt.first :], all_positions=True)
-    positions = positions_from(logits, kept=count)
+    positions = positions_from(logits, count=count)
     greedy, gaps = [], []
     last = positions[-1]
     for _ in range(prompt.steps):
@@ -178,94 +159,95 @@ def prompt_trace(
             break
         greedy.append(last.ids[0])
         gaps.append(last.gap)
-        (last,) = positions_from(forward([last.ids[0]], all_positions=True), kept=2)
+        (last,) = positions_from(forward([last.ids[0]], all_positions=True), count=2)
     text, first = prompt.text, prompt.first
     return PromptTrace(text, prompt.ids, tuple(positions), tuple(greedy), tuple(gaps), first=first)
-
-
-def _position_from(row: NDArray[np.float64], kept: int) -> Position:
-    highest = row.max()
-    lse = highest + np.log(np.exp(row - highest).sum())
-    some = np.argpartition(-row, min(kept, len(row)) - 1)[:kept]
-    # Equal logits: the lower id first, as in argmax.
-    best = some[np.lexsort((some, -row[some]))]
-    return Position(tuple(map(int, best)), tuple(map(float, row[best])), float(lse))
 
 
 def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
     """The trace in JSON *values*; *name* is their source, for messages."""
     try:
-        tokenized, decoded = values.get("tokenized"), values.get("decoded")
-        engine = EngineFacts(
-            str(values["engine"]),
-            str(values.get("version", "")),
-            _arithmetic(values.get("arithmetic")),
-            str(values.get("library", "")),
-            str(values.get("library_sha256", "")),
-        )
-        return Trace(
-            engine,
-            tuple(_prompt(one) for one in values["prompts"]),
-            None if tokenized is None else tuple(tuple(map(int, ids)) for ids in tokenized),
-            None if decoded is None else tuple(map(str, decoded)),
-            str(values.get("model_sha256", "")),
-            None if values.get("exact") is None else trace_from(values["exact"], name=name),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidFormat(
-            f"{name} is not a recorded trace: {type(error).__name__}: {error}",
-            hint="record one: bitnet crossval MODEL --record FILE",
-        ) from error
+        engine, prompts = values["engine"], values["prompts"]
+        engine = engine if isinstance(engine, dict) else {"name": engine}
+        whole = {**values, "engine": engine, "prompts": prompts}
+        trace = from_json(Trace, whole, name, partial=True)
+        for answer in (*trace.prompts, *(trace.exact.prompts if trace.exact else ())):
+            _check_answer(answer)
+    except (KeyError, TypeError, ValueError, InvalidFormat) as error:
+        text = f"{name} is not a recorded trace: {type(error).__name__}: {error}"
+        raise InvalidFormat(text, hint=_RECORD) from error
+    return trace
 
 
-def _arithmetic(name: object) -> Arithmetic:
-    """The arithmetic *name*; that of recordings without one is int8."""
-    return "float" if name == "float" else "float32" if name == "float32" else "int8"
+def _check_answer(answer: PromptTrace) -> None:
+    count, gaps = len(answer.positions), len(answer.top2_gaps)
+    if count > len(answer.ids) or gaps != len(answer.greedy):
+        raise ValueError(f"{len(answer.ids)} ids, {count} positions, {gaps} gaps")
+    for at in answer.positions:
+        if len(at.ids) != len(at.logits) or len(set(at.ids)) != len(at.ids):
+            raise ValueError(f"{len(set(at.ids))} ids with {len(at.logits)} logits")
+        if list(at.logits) != sorted(at.logits, reverse=True):
+            raise ValueError("the logits of a position are not in order, best first")
+        if math.fsum(math.exp(min(logit - at.lse, 1.0)) for logit in at.logits) > _CERTAIN:
+            raise ValueError("the probabilities of a position add up to more than 1")
 
 
-def _prompt(values: Mapping[str, Any]) -> PromptTrace:
-    ids = tuple(map(int, values["ids"]))
-    positions = tuple(map(_position, values["positions"]))
-    greedy = tuple(map(int, values.get("greedy", ())))
-    gaps = tuple(map(float, values.get("top2_gaps", ())))
-    if len(positions) > len(ids) or len(gaps) != len(greedy):
-        raise ValueError(f"{len(ids)} ids, {len(positions)} positions, {len(gaps)} gaps")
-    error, first = str(values.get("error", "")), int(values.get("first", 0))
-    return PromptTrace(str(values["prompt"]), ids, positions, greedy, gaps, error, first)
+def to_json(value: Any, digits: int = 6) -> Any:
+    """*value* as JSON values, with so many significant digits."""
+    if is_dataclass(value):
+        return {it.name: to_json(getattr(value, it.name), digits) for it in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_json(it, digits) for key, it in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(it, digits) for it in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{min(max(value, -_MOST), _MOST):.{digits}g}")
+    return value
 
 
-def _position(values: Mapping[str, Any] | None) -> Position:
-    if values is None:
-        return _NO_NUMBERS
-    ids, logits = tuple(map(int, values["ids"])), tuple(map(float, values["logits"]))
-    lse = float(values["lse"])
-    if not ids or len(ids) != len(logits) or len(set(ids)) != len(ids):
-        raise ValueError(f"{len(set(ids))} ids with {len(logits)} logits, expected as many")
-    if not all(map(math.isfinite, (*logits, lse))):
-        return _NO_NUMBERS
-    if list(logits) != sorted(logits, reverse=True):
-        raise ValueError("the logits of a position are not in order, best first")
-    if math.fsum(math.exp(min(logit - lse, 1.0)) for logit in logits) > _CERTAIN:
-        raise ValueError("the probabilities of a position add up to more than 1")
-    return Position(ids, logits, lse)
+def from_json(
+    kind: type[Record], values: Any, where: str = "the report", *, partial: bool = False
+) -> Record:
+    """A *kind* from JSON *values*, which messages call *where*.
 
+    In *partial* values, what is missing has its default, and what is unknown is ignored.
+    """
 
-def read_trace(path: Path) -> Trace:
-    """Read the recorded trace in *path*."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    except ValueError as error:
-        raise InvalidFormat(
-            f"{path.name} is not JSON: {error}",
-            hint="record one: bitnet crossval MODEL --record FILE",
-        ) from error
-    if not isinstance(values, dict):
-        raise InvalidFormat(
-            f"{path.name} does not hold a JSON object", hint="choose a recorded trace"
-        )
-    return trace_from(values, name=path.name)
+    def expect(right: bool, value: Any, where: str, expected: object) -> Any:
+        if not right:
+            text = f"{where} is {str(value)[:60]!r}, expected {expected}"
+            raise InvalidFormat(text, hint="write the report again")
+        return value
+
+    def read(kind: Any, values: Any, where: str) -> Any:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if is_dataclass(kind):
+            names = get_type_hints(kind)
+            expect(type(values) is dict, values, where, "an object")
+            wrong = sorted(names.keys() ^ values.keys())
+            if wrong and not partial:
+                what = "has an unknown field" if wrong[0] in values else "lacks the field"
+                raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint="write the report again")
+            some = names.keys() & values.keys()
+            return kind(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
+        if origin in (Union, UnionType):
+            (inner,) = [it for it in arguments if it is not NoneType]
+            return None if values is None else read(inner, values, where)
+        if origin is Literal:
+            return expect(values in arguments and type(values) is str, values, where, arguments)
+        if origin is tuple:
+            expect(type(values) is list, values, where, "a list")
+            return tuple(read(arguments[0], it, f"{where}[{at}]") for at, it in enumerate(values))
+        if origin is dict:
+            expect(type(values) is dict, values, where, "an object")
+            return {key: read(arguments[1], it, f"{where}.{key}") for key, it in values.items()}
+        if kind is float:
+            is_number = type(values) in (int, float) and math.isfinite(values)
+            return float(expect(is_number, values, where, "a finite number"))
+        return expect(type(values) is kind, values, where, kind.__name__)
+
+    result: Record = read(kind, values, where)
+    return result
 
 
 def spread(lengths: Sequence[int], limit: int) -> list[int]:
@@ -304,17 +286,11 @@ class EngineFailed(VerificationFailed):
 
 
 class Reference(ABC):
-    """A reference engine.
+    """A reference engine."""
 
-    Attributes:
-        name: on the command line.
-        independent: it is not this project's code, so the float64 pass can judge it.
-        recording: its answers, where they were recorded; otherwise it runs the file here and now.
-    """
-
-    name: str
-    independent = True
-    recording: Trace | None = None
+    name: str  # on the command line
+    independent = True  # it is not this project's code, so the float64 pass can judge it
+    recording: Trace | None = None  # where its answers were recorded; else it runs the file now
 
     def reads(self, checkpoint: Checkpoint) -> bool:
         """True if it supports such a model."""
@@ -352,7 +328,7 @@ class Recorded(Reference):
     recording: Trace
 
     def __init__(self, path: Path) -> None:
-        self.recording = read_trace(path)
+        self.recording = trace_from(read_json(path, hint=_RECORD), name=path.name)
 
     def trace(self, question: Question) -> Trace:
         """The recorded answers to *question*, limited to its prompts and steps."""
@@ -370,26 +346,25 @@ class Recorded(Reference):
 
 
 def _select(recording: Trace, prompts: tuple[Prompt, ...]) -> tuple[PromptTrace, ...]:
-    """The answers of *recording* to *prompts*."""
+    """The answers of *recording* to *prompts*, limited to their ids, positions and steps."""
     left = list(recording.prompts)
     answers = []
     for prompt in prompts:
-        count = len(prompt.ids)
+        count, steps = len(prompt.ids), slice(prompt.steps)
         while left and (left[0].prompt != prompt.text or left[0].ids[:count] != prompt.ids):
             del left[0]
-        if left:
-            answers.append(_cut(left.pop(0), prompt))
+        if not left:
+            break
+        answer = left.pop(0)
+        first = max(prompt.first, answer.first)
+        answers.append(
+            replace(
+                answer,
+                ids=answer.ids[:count],
+                positions=answer.positions[first - answer.first : count - answer.first],
+                greedy=answer.greedy[steps],
+                top2_gaps=answer.top2_gaps[steps],
+                first=first,
+            )
+        )
     return tuple(answers)
-
-
-def _cut(answer: PromptTrace, prompt: Prompt) -> PromptTrace:
-    """*answer* for the ids of *prompt* alone, its positions from its first on, and its steps."""
-    skipped, count = max(prompt.first - answer.first, 0), len(prompt.ids)
-    return replace(
-        answer,
-        ids=answer.ids[:count],
-        positions=answer.positions[skipped : count - answer.first],
-        greedy=answer.greedy[: prompt.steps],
-        top2_gaps=answer.top2_gaps[: prompt.steps],
-        first=max(prompt.first, answer.first),
-    )

@@ -77,8 +77,8 @@ def test_it_agrees_with_llama_cpp(run, tmp_path, monkeypatch):
     assert report["summary"]["positions"] == sum(len(p["ids"]) for p in report["prompts"]) > 10
     assert report["reference"]["version"].startswith("xllamacpp ")
     assert report["tokenizer_parity"]["total"] > 400
-    outcomes = {one["check"]: one["outcome"] for one in report["verdict"]["findings"]}
-    assert outcomes["operations"] == "passed"
+    outcomes = {one["subject"]: one["severity"] for one in report["verdict"]["findings"]}
+    assert outcomes["operations"] == "ok"
     assert [*report["operations"]] == ["bitnet", "llama.cpp"]
     assert (folder / "report.md").read_text() == done.out
     page = (folder / "report.html").read_text()
@@ -160,7 +160,7 @@ def test_a_recording_is_a_reference(run, tmp_path):
     assert report["plan"]["against"] == "recorded"
     assert report["summary"]["positions"] == 9
     assert {"tokenizer", "model", "logits"} < {
-        one["check"] for one in report["verdict"]["findings"]
+        one["subject"] for one in report["verdict"]["findings"]
     }
 
 

@@ -18,9 +18,9 @@ from bitnet.crossval.report import (
     as_markdown,
     check_report,
     compare_again,
-    from_json,
     read_report,
 )
+from bitnet.crossval.trace import from_json
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_the_reports_of_this_project_hold(path, bitnet):
     assert done.code == 0, done.err
     assert "the report holds; its verdict is: passed" in done.out
     assert report["compute_path"] == "real"
-    assert {"operations", "greedy"} <= {one["check"] for one in report["verdict"]["findings"]}
+    assert {"operations", "greedy"} <= {one["subject"] for one in report["verdict"]["findings"]}
     record = read_report(path)[0]
     assert path.with_suffix(".md").read_text() == as_markdown(record)
     assert path.with_suffix(".html").read_text() == as_html(record)

@@ -41,7 +41,7 @@ def recording(bitnet, tmp_path, monkeypatch):
         done = bitnet("crossval", "--model", bad, "--recording", file, "--greedy", 6, "--json")
         report = json.loads(done.out)
         failed = {
-            one["check"] for one in report["verdict"]["findings"] if one["outcome"] == "failed"
+            one["subject"] for one in report["verdict"]["findings"] if one["severity"] == "failed"
         }
         assert done.code == (15 if failed else 0)
         assert report["verdict"]["status"] == ("failed" if failed else "passed")
@@ -124,8 +124,8 @@ def test_a_tokenizer_from_elsewhere_is_seen_by_llama_cpp(bitnet, tmp_path, monke
     done = bitnet("crossval", "--model", good, "--tokenizer", bad, "--tokenizer-only", "--json")
     report = json.loads(done.out)
     assert done.code == 15
-    outcomes = {one["check"]: one["outcome"] for one in report["verdict"]["findings"]}
-    assert outcomes == {"answers": "passed", "tokenizer": "failed"}
+    outcomes = {one["subject"]: one["severity"] for one in report["verdict"]["findings"]}
+    assert outcomes == {"answers": "ok", "tokenizer": "failed"}
     parity = report["tokenizer_parity"]
     assert parity["text"].startswith("The capital")
     assert parity["ours"] != parity["theirs"]

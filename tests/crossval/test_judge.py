@@ -6,7 +6,7 @@ import pytest
 from crossval_evidence import PARTED, PASSED, ROW, STEPS, evidence
 
 from bitnet.base.findings import Finding
-from bitnet.crossval.compare import TokenizerParity
+from bitnet.crossval.evidence import TokenizerParity
 from bitnet.crossval.judge import checks_of, judge
 
 
@@ -24,7 +24,7 @@ def failed(found):
 def test_equal_engines_pass_and_every_planned_check_is_shown():
     verdict = judge(PASSED)
     assert (verdict.status, verdict.reasons) == ("passed", [])
-    assert tuple(one.subject for one in verdict.findings) == checks_of(PASSED)
+    assert [one.subject for one in verdict.findings] == list(checks_of(PASSED))
     assert len(checks_of(PASSED)) == 9
 
 

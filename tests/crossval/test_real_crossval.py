@@ -44,7 +44,7 @@ def check(bitnet, tmp_path, test_models, monkeypatch):
         done = bitnet("crossval", "--model", path, *prompts, "--json", *words)
         report = json.loads(done.out)
         failed = {
-            one["check"] for one in report["verdict"]["findings"] if one["outcome"] == "failed"
+            one["subject"] for one in report["verdict"]["findings"] if one["severity"] == "failed"
         }
         return done.code, report, failed
 

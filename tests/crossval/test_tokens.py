@@ -8,7 +8,7 @@ import pytest
 from builders import vocabulary, write_gguf
 from tiny_models import KEYS, TOKENS, VOCAB
 
-from bitnet.crossval.compare import texts_for, tokenizer_parity
+from bitnet.crossval.evidence import texts_for, tokenizer_parity
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp

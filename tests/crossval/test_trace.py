@@ -10,9 +10,9 @@ from bitnet.crossval.trace import (
     EngineFacts,
     Position,
     PromptTrace,
+    Recorded,
     Trace,
     positions_from,
-    read_trace,
     spread,
     trace_from,
 )
@@ -33,12 +33,12 @@ GOOD = {
 
 def test_the_best_tokens_are_kept_best_first_and_the_sum_over_all():
     logits = np.array([[0.0, 3.0, 1.0, 3.0, 2.0]])
-    (found,) = positions_from(logits, kept=3)
+    (found,) = positions_from(logits, count=3)
     assert found.ids == (1, 3, 4)  # of equal ones the lower id first, as argmax
     assert found.logits == (3.0, 3.0, 2.0)
     assert found.lse == pytest.approx(np.log(np.exp(logits).sum()))
     assert found.gap == 0
-    assert positions_from(logits, kept=99)[0].ids == (1, 3, 4, 2, 0)
+    assert positions_from(logits, count=99)[0].ids == (1, 3, 4, 2, 0)
 
 
 def test_a_trace_survives_its_file(tmp_path):
@@ -47,7 +47,7 @@ def test_a_trace_survives_its_file(tmp_path):
     trace = Trace(EngineFacts("x", "1", "float"), (prompt,), ((1, 2), ()))
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(trace.as_json()))
-    found = read_trace(file)
+    found = Recorded(file).recording
     assert found.prompts[0].positions[0].lse == pytest.approx(position.lse, abs=1e-5)
     (known,) = {(one.ids, one.logits) for one in found.prompts[0].positions}
     assert known == (position.ids, position.logits)
@@ -56,7 +56,7 @@ def test_a_trace_survives_its_file(tmp_path):
 
 
 def test_recorded_goldens_of_another_engine_are_read(test_data):
-    found = read_trace(test_data / "goldens" / "smollm2.json")
+    found = Recorded(test_data / "goldens" / "smollm2.json").recording
     assert found.engine.arithmetic == "int8"
     assert len(found.prompts) > 3
     assert all(len(at.ids) == 20 for one in found.prompts for at in one.positions)
@@ -83,7 +83,10 @@ def damaged(**changes):
         damaged(positions=[{"lse": 1.0, "ids": [1, 2], "logits": [1.0, 2.0]}]),
         damaged(positions=[{"lse": 0.0, "ids": [1], "logits": [1.0]}]),
         damaged(positions=[{"lse": 2.0, "ids": [1, 1], "logits": [1.0, 0.5]}]),
+        damaged(positions=[{"lse": float("nan"), "ids": [1], "logits": [1.0]}]),
+        damaged(positions=[None]),
         damaged(positions=GOOD["prompts"][0]["positions"] * 3),
+        GOOD | {"engine": {"name": "e", "arithmetic": "int3"}},
     ],
 )
 def test_what_is_not_a_trace_is_refused(values):
@@ -97,14 +100,14 @@ def test_what_is_not_a_json_object_is_refused(tmp_path, text):
     file = tmp_path / "trace.json"
     file.write_text(text)
     with pytest.raises(InvalidFormat):
-        read_trace(file)
+        Recorded(file)
     with pytest.raises(NotFound):
-        read_trace(tmp_path / "none.json")
+        Recorded(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("bad", [None, {"lse": float("nan"), "ids": [1], "logits": [1.0]}])
-def test_a_position_without_numbers_is_kept_as_that(bad):
-    found = trace_from(damaged(positions=[GOOD["prompts"][0]["positions"][0], bad]), name="x")
+def test_a_position_without_numbers_is_kept_as_that():
+    positions = positions_from(np.array([[0.0, 1.0], [np.nan, 1.0]]))
+    found = Trace(EngineFacts("x"), (PromptTrace("p", (1, 2), tuple(positions)),))
     assert [at.is_finite for at in found.prompts[0].positions] == [True, False]
     again = trace_from(json.loads(json.dumps(found.as_json(), allow_nan=False)), name="x")
     assert [at.is_finite for at in again.prompts[0].positions] == [True, False]

@@ -36,7 +36,7 @@ def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_pa
     assert report["summary"]["positions"] == 20
     assert report["summary"]["exact_to_reference"] < 1e-5
     assert report["tokenizer_parity"]["total"] > 800
-    assert {one["check"] for one in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
+    assert {one["subject"] for one in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
     assert [*report["operations"]] == ["bitnet"]
 
     damaged = bytearray((folder / "model.safetensors").read_bytes())
@@ -49,7 +49,7 @@ def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_pa
     done = bitnet("crossval", "--model", folder, "--recording", golden, "--json")
     assert done.code == 15
     findings = json.loads(done.out)["verdict"]["findings"]
-    failed = {one["check"] for one in findings if one["outcome"] == "failed"}
+    failed = {one["subject"] for one in findings if one["severity"] == "failed"}
     assert {"model", "logits"} <= failed
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from bitnet.crossval.compare import Row, TokenizerParity, compare
-from bitnet.crossval.evidence import Evidence, Plan, TestedModel
+from bitnet.crossval.evidence import Evidence, Plan, Row, TestedModel, TokenizerParity, compare
 from bitnet.crossval.judge import judge
 from bitnet.crossval.operations import Operation
 from bitnet.crossval.references import Float64
@@ -27,7 +26,7 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
     rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
     count = len(rows)
     made = Evidence(
-        schema_version=7,
+        schema_version=8,
         created="2026-01-01T00:00:00+00:00",
         plan=Plan("llama.cpp", True, True, True, ("p",), 256, 8 if greedy else 0, 3),
         machine={"system": "Linux", "processor": "x86_64"},

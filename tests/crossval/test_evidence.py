@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.crossval.compare import Row, compare, divergence, nearness
+from bitnet.crossval.evidence import Row, compare, divergence, nearness
 from bitnet.crossval.trace import EngineFacts, Position, PromptTrace, Trace, positions_from
 
 
@@ -49,7 +49,7 @@ def test_it_is_never_more_than_the_full_divergence(seed, kept_p, kept_q):
     logits = rng.normal(size=(2, 50)) * 3
     log_p, log_q = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     full = float((np.exp(log_p) * (log_p - log_q)).sum())
-    (p,), (q,) = positions_from(logits[:1], kept=kept_p), positions_from(logits[1:], kept=kept_q)
+    (p,), (q,) = positions_from(logits[:1], count=kept_p), positions_from(logits[1:], count=kept_q)
     assert 0 <= divergence(p, q) <= full + 1e-9
     (p,), (q,) = positions_from(logits[:1]), positions_from(logits[1:])
     assert divergence(p, q) == pytest.approx(full)
