@@ -117,12 +117,12 @@ def read(note: str) -> Rule:
 
 def reads(names: str) -> dict[str, Rule]:
     """Rules for the keys *names*, separated by blanks, with the notes below."""
-    return {
-        name: Rule(f"`{BECOMES[name]}`", is_read=True, gguf=BECOMES[name])
-        if name in BECOMES
-        else read(MEANINGS.get(name, ""))
-        for name in names.split()
-    }
+    rules = {}
+    for name in names.split():
+        gguf = BECOMES.get(name, "")
+        note = MEANINGS.get(name) or (f"`{gguf}`" if gguf else "")
+        rules[name] = Rule(note, is_read=True, gguf=gguf)
+    return rules
 
 
 def neutral(*values: Any, note: str = "") -> Rule:
@@ -304,7 +304,7 @@ BECOMES = {
     "v_head_dim": "attention.value_length_mla",
 }
 #: What the names of other keys that some families read do not say.
-MEANINGS = {key: rule.note for key, rule in COMMON.items()} | {
+MEANINGS = {key: rule.note for key, rule in COMMON.items() if rule.is_read} | {
     "attention.key_length_mla": "width of a key, rotary dimensions included",
     "attention.key_length_swa": "width of a head of layers with a window",
     "attention.layer_norm_epsilon": "epsilon of every norm",
@@ -320,11 +320,13 @@ MEANINGS = {key: rule.note for key, rule in COMMON.items()} | {
     "block_multiple_of": "what they are rounded up to a multiple of",
     "dim_model_base": "logits are divided by the width over it",
     "embedding_length_per_layer_input": "width of what a token adds in each layer",
+    "expert_count": "experts of a layer",
     "expert_feed_forward_length": "width inside an expert",
     "expert_gating_func": "1: softmax, 2: sigmoid of the router's logits",
     "expert_group_used_count": "groups of a token",
     "expert_shared_count": "networks beside the experts, which are one wider network",
     "expert_shared_feed_forward_length": "width of the network, or of each, beside the experts",
+    "expert_used_count": "experts of a token",
     "final_logit_softcapping": "soft cap on logits; Gemma 2: 30 when absent, never 0",
     "full_attention_interval": "one layer in this many has attention",
     "hybrid_override_pattern": "a letter for each layer, without `layers_block_type`",
