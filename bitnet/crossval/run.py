@@ -375,7 +375,8 @@ class _Comparison:
             greedy = tuple(self._arbitrate(row, ours.prompts[row.prompt], tie) for row in greedy)
             operations, fault = self._operations(ours)
             faults["ours"] += (fault,) if fault else ()
-        best = {token for row in rows for token in (row.ours, row.theirs, row.exact)} - {None}
+        tokens = (token for row in rows for token in (row.ours, row.theirs, row.exact))
+        best = sorted({token for token in tokens if token is not None})
         return replace(
             evidence,
             compute_path=compute_path(self.graph, model.tokenizer, kernels),
@@ -384,7 +385,7 @@ class _Comparison:
             rows=rows,
             greedy=greedy,
             operations=operations,
-            spellings={str(token): model.tokenizer.decode([token]) for token in sorted(best)},
+            spellings={str(token): model.tokenizer.decode([token]) for token in best},
         ), exact
 
     def _mark(self, rows: tuple[Row, ...], question: Question) -> tuple[Row, ...]:

@@ -15,7 +15,17 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
@@ -116,9 +126,9 @@ class Trace:
     model_sha256: str = ""  # in a recording, of the file it ran
     exact: Trace | None = None  # in a recording, the float64 pass over the same prompts
 
-    def as_json(self) -> Any:
+    def as_json(self) -> dict[str, Any]:
         """The trace as JSON values."""
-        return to_json(self, _DIGITS)
+        return cast("dict[str, Any]", to_json(self, _DIGITS))
 
 
 def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> list[Position]:
@@ -228,8 +238,8 @@ def from_json(
             if wrong and not partial:
                 what = "has an unknown field" if wrong[0] in values else "lacks the field"
                 raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint="write the report again")
-            some = names.keys() & values.keys()
-            return kind(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
+            some, make = names.keys() & values.keys(), cast("Any", kind)
+            return make(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
         if origin in (Union, UnionType):
             (inner,) = [it for it in arguments if it is not NoneType]
             return None if values is None else read(inner, values, where)

@@ -124,7 +124,7 @@ class _Examination:
     """The checks of one model, and what they found."""
 
     path: Path
-    tokenizer: str | os.PathLike[str] | None = None  # checked instead of the model's own
+    tokenizer: str | Path | None = None  # checked instead of the model's own
     pre: str | None = None  # name of the pre-tokenizer
     # a missing tokenizer is a warning, unless BITNET_STRICT_TOKENIZERS=1
     allow_mock: bool = False
