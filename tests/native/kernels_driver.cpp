@@ -31,7 +31,7 @@ template <class T>
 struct Buffer {
     std::unique_ptr<T[]> items;
     explicit Buffer(int64_t n) : items(new T[size_t(n)]()) {}
-    T* get() { return items.get(); }
+    T* get() const { return items.get(); }
 };
 
 Buffer<float> wave(int64_t n) {
