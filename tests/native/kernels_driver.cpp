@@ -573,8 +573,8 @@ constexpr struct {
     {"avx_vnni", 0xd6bd94f5daad3807},
     {"avx512_vnni", 0xd6bd94f5daad3807},
     {"amx", 0xd6bd94f5daad3807},
-    {"neon_dotprod", 0x7c0ac782a08b4d2d},
-    {"neon_i8mm", 0x7c0ac782a08b4d2d},
+    {"neon_dotprod", 0x11a15fce183a254b},
+    {"neon_i8mm", 0x11a15fce183a254b},
 };
 
 bool is_recorded(uint64_t found) {
