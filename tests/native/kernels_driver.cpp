@@ -290,7 +290,7 @@ void run_graph(Results& results, int64_t tokens) {
                             const std::vector<bitnet::FloatArray>& biases) {
         graph.add("Linear", fields({{"x", input}}).ints("outs", outs).weights("weights", weights).floats("biases", biases));
     };
-    const auto norm_of = [&](int64_t to, int64_t from, const Buffer<float>& weight, int64_t size, int64_t parts) {
+    const auto norm_of = [&](int64_t to, int64_t from, Buffer<float>& weight, int64_t size, int64_t parts) {
         graph.add("Norm", fields({{"out", to}, {"x", from}, {"parts", parts}}).floats("weight", {{weight.get(), size}}).real("eps", 1e-5));
     };
     graph.add("Embed", fields({{"out", x}}).weights("table", {matrix(table, kVocabulary, kDim)}).real("scale", 2.0));

@@ -1,27 +1,11 @@
 #include "graph/graph.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <numeric>
 
-#include "ops/ops.hpp"
 #include "system/split.hpp"
 
 namespace bitnet {
-using detail::active;
-
-namespace {
-
-constexpr int64_t kLargest = 1 << 24, kLargestState = int64_t(1) << 40;
-
-// Widths and counts whose products stay far from the end of an int64_t.
-int64_t checked(int64_t count) {
-    require(count > 0 && count <= kLargest, "a width or a number of heads or layers is out of range");
-    return count;
-}
-
-}  // namespace
 
 int Graph::add_register(int64_t width, int64_t place) {
     require(place >= 0 && place <= int64_t(registers_.size()), "places in memory are numbered in order");
@@ -56,7 +40,7 @@ int64_t Graph::add_context(std::vector<Frequencies> rotations) {
 }
 
 void Graph::set_state(int64_t size) {
-    require(size >= 0 && size <= kLargestState, "a state of an impossible size");
+    require(size >= 0 && size <= int64_t(1) << 40, "a state of an impossible size");
     state_size_ = size;
 }
 

@@ -58,6 +58,12 @@ public:
     float real(const char* field) const { return float(number(field)); }
 };
 
+// Widths and counts whose products stay far from the end of an int64_t.
+inline int64_t checked(int64_t count) {
+    require(count > 0 && count <= 1 << 24, "a width or a number of heads or layers is out of range");
+    return count;
+}
+
 // Programs are checked as they are built: std::invalid_argument for operands that do not fit together.
 class Graph {
 public:

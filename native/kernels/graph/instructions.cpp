@@ -408,10 +408,7 @@ void Graph::products(int x, int experts, const std::vector<int>& outs, const std
     add_whole([=] {
         pass_->expert_jobs.clear();
         for (size_t i = 0; i < outs.size(); ++i) pass_->expert_jobs.push_back({matrices[i].data(), biases[i], at(outs[i], 0)});
-        ExpertInput input;
-        input.x = at(x, 0), input.experts = at(experts, 0);
-        input.tokens = pass_->rows, input.used = used, input.count = int64_t(matrices[0].size());
-        input.cols = cols, input.apart = apart;
+        const ExpertInput input{at(x, 0), at(experts, 0), pass_->rows, used, int64_t(matrices[0].size()), cols, apart};
         expert_products(pass_->expert_jobs, input, pass_->activations, forms, pass_->expert_room);
     });
 }
