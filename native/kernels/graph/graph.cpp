@@ -18,9 +18,9 @@ int Graph::add_register(int64_t width, int64_t place) {
     return int(registers_.size()) - 1;
 }
 
-int64_t Graph::width(int64_t r) const {
+int Graph::known(int64_t r) const {
     require(r >= 0 && r < int64_t(registers_.size()), "no such register");
-    return registers_[size_t(r)].width;
+    return int(r);
 }
 
 int64_t Graph::add_table(const Table& table) {
@@ -58,16 +58,10 @@ void Graph::add(std::string_view instruction, const Operands& its) {
     (this->*found->second)(its);
 }
 
-int Graph::reg(const Operands& its, const char* field) const {
-    const int64_t r = its.integer(field);
-    width(r);
-    return int(r);
-}
-
 std::vector<int> Graph::regs(const Operands& its, const char* field) const {
-    const std::vector<int64_t> all = its.integers(field);
-    for (const int64_t r : all) width(r);
-    return {all.begin(), all.end()};
+    std::vector<int> all;
+    for (const int64_t r : its.integers(field)) all.push_back(known(r));
+    return all;
 }
 
 // Registers that are, in each of equal groups, the pieces of a whole one.
@@ -185,7 +179,7 @@ void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>
     for (int64_t i = 0; i < count && taken_ == 0; ++i)
         require(tokens[i] >= 0 && tokens[i] < vocabulary_, "a token is outside of the vocabulary");
     require(selected_ || outputs == count, "nothing selects the rows of the outputs, so all are");
-    require(size == outputs * width(result), "out has another size than the output rows");
+    require(size == outputs * width(known(result)), "out has another size than the output rows");
     pass_ = &pass;
     wake_threads();
     start(tokens, segments);

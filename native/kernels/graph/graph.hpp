@@ -69,7 +69,7 @@ class Graph {
 public:
     // Number of a register of *width*. Those of one place share its memory: one of them is in use at a time.
     int add_register(int64_t width, int64_t place);
-    int64_t width(int64_t r) const;
+    int64_t width(int r) const { return registers_[size_t(r)].width; }
 
     // A table of pages, with keys and values of heads of one shape that see as far, of so many layers.
     struct Table {
@@ -137,7 +137,8 @@ private:
     Builder embed, take, norm, center, linear, split, join, transpose, rotate, temper, attend, convolve, delta_rule,
         selective_scan, gate, route, enumerate, expert_linear, combine, hadamard, add_to, scale, select;
 
-    int reg(const Operands& its, const char* field) const;
+    int known(int64_t r) const;
+    int reg(const Operands& its, const char* field) const { return known(its.integer(field)); }
     std::vector<int> regs(const Operands& its, const char* field) const;
     std::vector<int> groups(const Operands& its, const char* parts, const char* whole) const;
     std::vector<const float*> biases(const Operands& its, const std::vector<int64_t>& sizes) const;
