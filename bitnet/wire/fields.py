@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import (
     EVERYTHING,
-    MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_STOPS,
     Request,
@@ -74,7 +73,7 @@ OBJECTS: Schema = {"type": "array", "items": OBJECT}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 STOPS: Schema = {"type": "array", "items": TEXT, "maxItems": MAX_STOPS}
-LOGPROBS: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
+TOP_LOGPROBS: Schema = {"type": "integer", "minimum": 0, "maximum": 20}  # as OpenAI has it
 #: Texts in the four forms of OpenAI.
 INPUTS: Schema = {
     "anyOf": [

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.request import MAX_MESSAGES, Request
+from bitnet.runtime.request import Request
 from bitnet.runtime.vectors import check_vectors
 from bitnet.wire.fields import (
     DIALECTS,
@@ -24,6 +24,7 @@ from bitnet.wire.fields import (
     OBJECTS,
     TEXT,
     TEXTS,
+    TOP_LOGPROBS,
     WHOLE,
     Form,
     optional,
@@ -68,7 +69,7 @@ _ASKED = {
     "stream": FLAG | {"description": "true by default"},
     "think": FLAG | {"description": "whether the model reasons first; by default as it does"},
     "logprobs": FLAG,
-    "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+    "top_logprobs": TOP_LOGPROBS,
     "keep_alive": optional(NUMBER, TEXT),
 }
 SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
@@ -277,7 +278,7 @@ def error_reply(message: str, *_: object) -> dict[str, str]:
 
 CHAT = Form(
     "OllamaChat",
-    {**_ASKED, "messages": MESSAGES | {"minItems": 0, "maxItems": MAX_MESSAGES}, "tools": OBJECTS},
+    {**_ASKED, "messages": MESSAGES | {"minItems": 0}, "tools": OBJECTS},
     required=("model",),
     dialect="ollama",
     tag="Ollama",

@@ -18,12 +18,12 @@ from bitnet.runtime.vectors import check_vectors, round_vectors
 from bitnet.wire.fields import (
     FLAG,
     INPUTS,
-    LOGPROBS,
     MESSAGES,
     NULL,
     OBJECT,
     TEXT,
     TEXTS,
+    TOP_LOGPROBS,
     Form,
     Schema,
     optional,
@@ -70,7 +70,6 @@ ANSWER: dict[str, Schema] = {
 }
 UNSERVED = ("grammar", "guided_grammar", "reasoning_effort")
 _CHOICES: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES}
-_TOP: Schema = LOGPROBS | {"maximum": 20}
 _STREAMED: dict[str, Schema] = {
     "n": _CHOICES,
     "stream": FLAG,
@@ -442,7 +441,7 @@ CHAT = Form(
         "messages": MESSAGES,
         "max_completion_tokens": schemas_by_name("openai", "max_tokens")["max_tokens"],
         "logprobs": FLAG,
-        "top_logprobs": _TOP,
+        "top_logprobs": TOP_LOGPROBS,
         "modalities": {"type": "array", "items": {"type": "string", "enum": ["text"]}},
         "response_format": OBJECT,
         "chat_template_kwargs": OBJECT,
@@ -461,7 +460,8 @@ CHAT = Form(
 )  # fmt: skip
 COMPLETION = Form(
     "CompletionRequest",
-    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": _TOP, "echo": FLAG, "best_of": _CHOICES},
+    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": TOP_LOGPROBS, "echo": FLAG}
+    | {"best_of": _CHOICES},
     required=("prompt",),
     idle=IDLE,
     unserved=(*UNSERVED, "suffix"),

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
-from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, optional, random, schemas_by_name
+from bitnet.wire.fields import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    TEXTS,
+    TOP_LOGPROBS,
+    Form,
+    optional,
+    random,
+    schemas_by_name,
+)
 from bitnet.wire.openai import IDLE, schema_of, with_top
 from bitnet.wire.openai import error_reply as error_reply
 
@@ -304,7 +314,7 @@ RESPONSE = Form(
         **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
         **schemas_by_name("responses", "tools", "tool_choice", "parallel_tool_calls"),
         "text": OBJECT | {"description": "format: text or a JSON schema"},
-        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "top_logprobs": TOP_LOGPROBS,
         "include": TEXTS | {"description": f"only {INCLUDED}"},
         "truncation": {"type": "string", "enum": ["disabled"]},
         "stream": FLAG,
