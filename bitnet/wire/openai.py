@@ -410,15 +410,15 @@ def vectors_of(body: Body, answers: Sequence[Answer]) -> list[NDArray[Any]]:
 
 def embeddings_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
     """The reply of ``/v1/embeddings``."""
-    is_base64 = body["encoding_format"] == "base64"
+    rows = vectors_of(body, answers)
+    if body["encoding_format"] == "base64":
+        raw = [row.astype(row.dtype.newbyteorder("<")).tobytes() for row in rows]
+        vectors: list[Any] = [base64.b64encode(each).decode() for each in raw]
+    else:
+        vectors = [row.tolist() for row in rows]
     data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": base64.b64encode(little.tobytes()).decode() if is_base64 else row.tolist(),
-        }
-        for index, row in enumerate(vectors_of(body, answers))
-        for little in [row.astype(row.dtype.newbyteorder("<"))]
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
     ]
     tokens = sum(answer.prompt_tokens for answer in answers)
     counts = {"prompt_tokens": tokens, "total_tokens": tokens}
