@@ -71,8 +71,8 @@ class Context:
         from bitnet.hub.project import Project
 
         limits = Limits(rate=self.fetch.rate, connections=self.fetch.at_once)
-        parts = folder, self.cache.root, self.fetch, self.output.progress
-        return Project(*parts, **options, limits=limits, pick=ask)
+        project = Project(folder, self.cache.root, self.fetch, limits=limits, pick=ask)
+        return replace(project, progress=self.output.progress, **options)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
         """The file or folder that MODEL means, everywhere; see :mod:`bitnet.hub.ref`.

@@ -107,8 +107,8 @@ class Program(InvokeProgram):
         text = harmless(f"Error: {as_started(message)}{shown}")
         terminal.print_if_possible("\n".join(wrap_lines([text], sys.stderr)), sys.stderr)
         if "--json" in self.argv:
-            facts = {"type": type(error).__name__, "message": message, "hint": hint}
-            facts["exit_code"] = error.exit_code
+            kind, code = type(error).__name__, error.exit_code
+            facts = {"type": kind, "message": message, "hint": hint, "exit_code": code}
             terminal.print_if_possible(terminal.as_json({"error": facts}), sys.stdout)
         return error.exit_code
 

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _MODELS = ("bpe", "spm", "unigram", "wordpiece", "wordlevel")
 _NO_ID = 0xFFFFFFFF
-_NORMAL, _CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
+NORMAL, _, CONTROL, USER_DEFINED, *_ = map(int, TokenType)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
@@ -67,7 +67,7 @@ class NotNative(Exception):
 
 def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> dict[str, bytes]:
     """Spellings and flags of all tokens, the ids of single bytes, and the added tokens."""
-    kinds = spec.token_types or [_NORMAL] * len(spec.tokens)
+    kinds = spec.token_types or [NORMAL] * len(spec.tokens)
     bits = [(name, bit) for bit, name in enumerate(ADDED_FLAGS)]
     added = [
         (token.id, sum(getattr(token, name) << bit for name, bit in bits), token.text)
@@ -134,13 +134,13 @@ def is_spelled(spec: TokenizerSpec) -> bool:
 
 def is_verbatim(kind: int, *, added: bool) -> bool:
     """True if a token's text is its spelling: control tokens, and added tokens except pieces."""
-    return kind == _CONTROL or (added and kind != TokenType.USER_DEFINED)
+    return kind == CONTROL or (added and kind != USER_DEFINED)
 
 
 def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     """Facts that a :class:`Tokenizer` needs besides its engine, as JSON values."""
     prefix, suffix = spec.affixes
-    special = {id for id, kind in enumerate(spec.token_types) if kind == _CONTROL}
+    special = {id for id, kind in enumerate(spec.token_types) if kind == CONTROL}
     special |= {token.id for token in spec.added if token.special}
     if spec.is_sentencepiece and spec.unknown_id is not None:
         special.discard(spec.unknown_id)  # it stands for a part of the text
@@ -165,11 +165,7 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 def _key(fingerprint: str) -> bytes:
-    try:
-        key = bytes.fromhex(fingerprint)
-    except ValueError:
-        key = b""
-    return key if len(key) == 32 else hashlib.sha256(fingerprint.encode()).digest()
+    return hashlib.sha256(fingerprint.encode()).digest()
 
 
 def compile_spec(spec: TokenizerSpec) -> bytes:

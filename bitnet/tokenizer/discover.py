@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, TokenizerNotFound, VocabMismatch
@@ -74,15 +74,6 @@ class TokenizerStrategy:
         """Bytes instead of tokens, only if explicitly allowed."""
 
         _text = "MOCK tokenizer: the ids mean nothing to the model"
-
-
-Strategy: TypeAlias = (
-    TokenizerStrategy.Exact
-    | TokenizerStrategy.Discovered
-    | TokenizerStrategy.NeedsDownload
-    | TokenizerStrategy.EmbeddedGguf
-    | TokenizerStrategy.Mock
-)
 
 
 @dataclass(frozen=True)
@@ -225,9 +216,9 @@ def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
         if name not in ("tekken.json", "vocab.json") or (folder / name).exists():
             yield "sibling", folder / name
     yield "parent", folder.absolute().parent / "tokenizer.json"
-    info = download_info(model)
-    for name in info.files if info else ():
-        yield "cache", settings.cache_dir() / "tokenizers" / info.cache_key / name
+    if info := download_info(model):
+        for name in info.files:
+            yield "cache", settings.cache_dir() / "tokenizers" / info.cache_key / name
     cache = settings.hf_hub_cache() or settings.expand_home(settings.hf_home()) / "hub"
     snapshots = cache / f"models--{model.repository.replace('/', '--')}" / "snapshots"
     for name in ("tekken.json", "tokenizer.json") if model.repository else ():
@@ -317,8 +308,8 @@ class TokenizerDiscovery:
         """Number of ids the tokenizer must have."""
         return self.model.vocab_size
 
-    def discover_tokenizer_strategy(self) -> Strategy:
-        """The way in which the model gets its tokenizer."""
+    def discover_tokenizer_strategy(self) -> _Variant:
+        """The way in which the model gets its tokenizer, one of :class:`TokenizerStrategy`."""
         outcome = search(self.model)
         if outcome.tokenizer is not None:
             if outcome.place == "embedded":

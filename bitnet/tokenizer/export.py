@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import BitnetError, Unsupported, UsageError, VocabMismatch, from_os_error
 from bitnet.tokenizer.comparison import as_sentencepiece, probe_texts, significant
 from bitnet.tokenizer.from_gguf import spec_from_metadata
-from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from bitnet.tokenizer.library import load_library, open_engine, tokenizer_json
-from bitnet.tokenizer.spec import BYTE_NAMES
+from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
@@ -151,23 +150,23 @@ def pre_name(spec: TokenizerSpec) -> str:
 def _vocabulary(spec: TokenizerSpec, rows: int) -> dict[str, Any]:
     """Texts and types of all ids, padded to *rows*."""
     padding = range(spec.vocab_size, rows)
-    kinds = [int(kind) for kind in spec.token_types] or _types(spec)
+    kinds = [*map(int, spec.token_types or _types(spec))][: spec.vocab_size]
     return {
         f"{_GGML}tokens": [*spec.tokens, *(f"[PAD{id}]" for id in padding)],
-        f"{_GGML}token_type": [*kinds[: spec.vocab_size], *(UNUSED for _ in padding)],
+        f"{_GGML}token_type": kinds + [int(TokenType.UNUSED)] * len(padding),
     }
 
 
-def _types(spec: TokenizerSpec) -> list[int]:
-    kinds = [NORMAL] * spec.vocab_size
+def _types(spec: TokenizerSpec) -> list[TokenType]:
+    kinds = [TokenType.NORMAL] * spec.vocab_size
     for token in spec.added:
-        kinds[token.id] = CONTROL if token.special else USER_DEFINED
+        kinds[token.id] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
     if spec.byte_fallback:
         for id, text in enumerate(spec.tokens):
             if text in BYTE_NAMES:
-                kinds[id] = BYTE
+                kinds[id] = TokenType.BYTE
     if spec.unknown_id is not None and spec.model != "bpe":
-        kinds[spec.unknown_id] = UNKNOWN
+        kinds[spec.unknown_id] = TokenType.UNKNOWN
     return kinds
 
 

@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Originals take precedence over conversions.
 TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
-_UNKNOWN, _CONTROL = TokenType.UNKNOWN, TokenType.CONTROL
-_USER_DEFINED = TokenType.USER_DEFINED
+_, UNKNOWN, CONTROL, USER_DEFINED, *_ = TokenType
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
@@ -108,13 +107,13 @@ def _sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     more = {token.id: token for token in side.added}
     for id in range(len(tokens), max(more, default=-1) + 1):
         tokens.append(more[id].text if id in more else "")
-        types.append(_CONTROL)
+        types.append(CONTROL)
         scores.append(0.0)
     bpe = model.kind == 2
     # A Unigram model prefers its user-defined pieces but does not split at them.
-    cut = (_UNKNOWN, _CONTROL, _USER_DEFINED) if bpe else (_UNKNOWN, _CONTROL)
+    cut = (UNKNOWN, CONTROL, USER_DEFINED) if bpe else (UNKNOWN, CONTROL)
     added = {
-        id: AddedToken(id, piece, special=kind != _USER_DEFINED, normalized=kind == _USER_DEFINED)
+        id: AddedToken(id, piece, special=kind != USER_DEFINED, normalized=kind == USER_DEFINED)
         for id, (piece, kind) in enumerate(zip(model.pieces, model.types, strict=True))
         if kind in cut
     }

@@ -24,7 +24,15 @@ from bitnet.tokenizer.compiled import NativeEngine, NotNative, is_verbatim, meta
 from bitnet.tokenizer.limits import SPACES, check_spec, damage_error, over_budget
 from bitnet.tokenizer.merges import merges_by_score
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of, check_charsmap, write_model
-from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType, byte_spelling, spell_bytes
+from bitnet.tokenizer.spec import (
+    BYTE_NAMES,
+    PLAIN_DECODING,
+    SPACE_SYMBOL,
+    Step,
+    TokenType,
+    byte_spelling,
+    spell_bytes,
+)
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-    from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+    from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
 
 def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
@@ -128,14 +136,8 @@ def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:
         return {"type": "ByteLevel", **dict.fromkeys(flags, True)}
     if spec.model == "wordpiece":
         return {"type": "WordPiece", "prefix": spec.continuing_prefix, "cleanup": True}
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE_SYMBOL}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if spec.add_space_prefix:
-        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return {"type": "Sequence", "decoders": steps}
+    strip = Step("Strip", {"content": " ", "start": 1, "stop": 0})
+    return _sequence(_steps([*PLAIN_DECODING, *[strip] * spec.add_space_prefix]), "decoders")
 
 
 def _model(spec: TokenizerSpec) -> dict[str, Any]:
@@ -156,17 +158,13 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
     if spec.model == "wordlevel":
         return {"type": "WordLevel", "unk_token": unknown or "", "vocab": vocabulary}
     if spec.model == "unigram":
-        return {
-            "type": "Unigram",
-            "unk_id": spec.unknown_id,
-            "vocab": [[text, float(s)] for text, s in zip(tokens, spec.scores, strict=True)],
-            "byte_fallback": spec.byte_fallback,
-        }
-    merges = (
-        merges_by_score(tokens, spec.scores)
-        if spec.model == "spm"
-        else [[tokens[left], tokens[right]] for left, right in spec.merges]
-    )
+        scored = [[text, float(score)] for text, score in zip(tokens, spec.scores, strict=True)]
+        flags = {"unk_id": spec.unknown_id, "byte_fallback": spec.byte_fallback}
+        return {"type": "Unigram", "vocab": scored, **flags}
+    if spec.model == "spm":
+        merges = merges_by_score(tokens, spec.scores)
+    else:
+        merges = [[tokens[left], tokens[right]] for left, right in spec.merges]
     return {
         "type": "BPE",
         "dropout": None,

@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,6 @@ from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import BinaryIO
 
     from bitnet.formats.checkpoint import Checkpoint
@@ -78,20 +77,13 @@ def load_tokenizer(
     found = Tokenizer.from_cache(key, source=str(path)) if key else None
     if found is not None:
         return found
-    with _pause_collection():
+    collects = gc.isenabled()
+    gc.disable()  # a vocabulary is a million objects without cycles
+    try:
         spec = load_spec(path, pre=pre, files=files)
         return Tokenizer.from_spec(replace(spec, fingerprint=key) if key else spec)
-
-
-@contextmanager
-def _pause_collection() -> Iterator[None]:
-    """Disable cycle collection: a vocabulary is a million objects without cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if was_on:
+        if collects:
             gc.enable()
 
 
@@ -145,14 +137,21 @@ def extract_tokenizer_from_gguf(
     return Tokenizer.from_spec(_spec_in_gguf(model, pre))
 
 
-def extract_tokens(path: str | os.PathLike[str]) -> list[str]:
-    """The token texts embedded in a GGUF file, by id."""
-    return _strings_in_gguf(path, "tokenizer.ggml.tokens")
+def extract_tokens(path: str | os.PathLike[str], key: str = "tokenizer.ggml.tokens") -> list[str]:
+    """The token texts embedded in a GGUF file, by id, or the array of strings *key*."""
+    with GGUF.open(path) as gguf:
+        if key not in gguf.metadata:
+            raise TokenizerNotFound(
+                f"Missing {key}: {gguf.path} does not embed it",
+                hint=f"bitnet inspect-gguf {word(gguf.path)}",
+            )
+        strings: list[str] = gguf.metadata[key].strings()
+        return strings
 
 
 def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     """The merges embedded in a GGUF file, in order of priority; split at the first space only."""
-    return [split_merge(line) for line in _strings_in_gguf(path, "tokenizer.ggml.merges")]
+    return [split_merge(line) for line in extract_tokens(path, "tokenizer.ggml.merges")]
 
 
 def extract_scores(path: str | os.PathLike[str]) -> list[float]:
@@ -170,17 +169,16 @@ def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:
 
 def mock_tokenizer() -> Tokenizer:
     """A tokenizer whose ids are UTF-8 bytes: for drills only; no model was trained with it."""
-    return Tokenizer.from_spec(
-        TokenizerSpec(
-            model="spm",
-            tokens=list(BYTE_NAMES),
-            scores=[0.0] * 256,
-            token_types=[6] * 256,
-            byte_fallback=True,
-            source="MOCK (bytes; means nothing to any model)",
-            fingerprint="mock",
-        )
+    spec = TokenizerSpec(
+        model="spm",
+        tokens=list(BYTE_NAMES),
+        scores=[0.0] * 256,
+        token_types=[6] * 256,
+        byte_fallback=True,
+        source="MOCK (bytes; means nothing to any model)",
+        fingerprint="mock",
     )
+    return Tokenizer.from_spec(spec)
 
 
 def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
@@ -242,14 +240,3 @@ def _spec_in_gguf(model: str | os.PathLike[str] | GGUF, pre: str | None) -> Toke
     spec = spec_from_gguf(gguf, pre=pre)
     logger.info("Extracted tokenizer from GGUF (%d tokens)", spec.vocab_size)
     return spec
-
-
-def _strings_in_gguf(path: str | os.PathLike[str], key: str) -> list[str]:
-    with GGUF.open(path) as gguf:
-        if key not in gguf.metadata:
-            raise TokenizerNotFound(
-                f"Missing {key}: {gguf.path} does not embed it",
-                hint=f"bitnet inspect-gguf {word(gguf.path)}",
-            )
-        strings: list[str] = gguf.metadata[key].strings()
-        return strings

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitnet.base.errors import InvalidFormat
-from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond
+from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond, damage_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
@@ -16,42 +16,30 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """A sequence whose elements are made when asked for; a compiled tokenizer needs none.
+    """A sequence that *load* creates when it is asked for; a compiled tokenizer needs none.
 
-    Args:
-        length: number of elements; ``None`` if it is known only when they are.
-        load: creates them; called at most once.
-        raw: source of the elements, for callers that do not need them.
+    Its *length* is ``None`` if it is known only then; *raw* is the source of the elements, for
+    callers that do not need them.
     """
 
     def __init__(
         self, length: int | None, load: Callable[[], list[T]], *, raw: list[Any] | None = None
     ) -> None:
         self.raw = raw
-        self._length = length
-        self._load: Callable[[], list[T]] | None = load
-        self._items: list[T] = []
+        self._length, self._load = length, load
 
-    def _all(self) -> list[T]:
-        if self._load is not None:
-            self._items = self._load()
-            self._load = None
-        return self._items
+    @cached_property
+    def _items(self) -> list[T]:
+        return self._load()
 
     def __len__(self) -> int:
-        return len(self._all()) if self._length is None else self._length
+        return len(self._items) if self._length is None else self._length
 
-    @overload
-    def __getitem__(self, at: int) -> T: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[T]: ...
-
-    def __getitem__(self, at: int | slice) -> T | list[T]:
-        return self._all()[at]
+    def __getitem__(self, at: Any) -> Any:
+        return self._items[at]
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._all())
+        return iter(self._items)
 
 
 def parse_merges(
@@ -65,7 +53,7 @@ def split_merge(line: str) -> tuple[str, str]:
     """Both halves, split at the first space behind the first character: they may have some."""
     at = line.find(" ", 1)
     if at < 0:
-        raise InvalidFormat(f"merge {line!r} has no space between its halves")
+        raise damage_error(f"merge {line!r} has no space between its halves")
     return line[:at], line[at + 1 :]
 
 
@@ -80,9 +68,10 @@ def pair_merges(
             merges.append((ids[left], ids[right]))
             ids[left + right.removeprefix(prefix)]  # their concatenation must be a token, too
     except KeyError as error:
-        raise InvalidFormat(
-            f"a merge needs the token {error.args[0]!r}, which is not in the vocabulary",
-            hint="the vocabulary and the merges do not belong together; fetch the file again",
+        token = error.args[0]
+        raise damage_error(
+            f"a merge needs the token {token!r}, which is not in the vocabulary: the two do not"
+            " belong together"
         ) from None
     return merges
 
@@ -107,10 +96,8 @@ def merges_from_ranks(
     """Merges with which a BPE gives tiktoken's results for the same ranks.
 
     tiktoken joins the neighbours whose joined text has the lowest rank, whatever the halves are;
-    so every split of a token into two tokens is a merge, in the order of the token's rank.
-
-    *tokens* are texts by id, in byte-level spelling, *ids* those of the ordinary ones, in order
-    of rank; messages call them those of *source*.
+    so every split of a token into two tokens is a merge, in the order of the token's rank. *tokens*
+    are texts by id, in byte-level spelling, *ids* those of the ordinary ones, in order of rank.
     """
     id_by_text = {tokens[id]: id for id in ids}
     work = sum(len(text) * len(text) for text in id_by_text)

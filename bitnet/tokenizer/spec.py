@@ -71,6 +71,14 @@ def read_steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
     yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
 
 
+# Of vocabularies with U+2581 for the space and ``<0xNN>`` for bytes.
+PLAIN_DECODING = (
+    Step("Replace", {"pattern": {"String": SPACE_SYMBOL}, "content": " "}),
+    Step("ByteFallback"),
+    Step("Fuse"),
+)
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """A complete tokenizer."""
@@ -165,20 +173,15 @@ class TokenizerSpec:
             return (Step("SentencePiece", options),)
         if self.model == "wordpiece":
             return (Step("WordPiece", {"prefix": self.continuing_prefix, "cleanup": True}),)
-        spaces = Step("Replace", {"pattern": {"String": SPACE_SYMBOL}, "content": " "})
-        return (spaces, Step("ByteFallback"), Step("Fuse"))
+        return PLAIN_DECODING
 
 
-def _alphabet() -> list[str]:
-    """Character of each byte: printable bytes stand for themselves, others start at U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    moved = {byte: chr(0x100 + n) for n, byte in enumerate(others)}
-    return [moved.get(byte, chr(byte)) for byte in range(256)]
-
-
-BYTE_TO_CHARACTER = _alphabet()
-
+# Printable bytes stand for themselves, others start at U+0100.
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_TO_CHARACTER = [
+    chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)
+]
 _LETTERS = {ord(character): byte for byte, character in enumerate(BYTE_TO_CHARACTER)}
 # Latin-1 characters outside of the alphabet must not pass for a byte.
 _SHIFT = {code: 0xFFFD for code in range(256) if code not in _LETTERS} | _LETTERS

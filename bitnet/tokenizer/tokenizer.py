@@ -90,15 +90,13 @@ class Tokenizer:
     def from_cache(cls, fingerprint: str, *, source: str) -> Tokenizer | None:
         """The tokenizer whose compiled form is in the cache, ``None`` if there is none.
 
-        Args:
-            fingerprint: what it was built from; see ``TokenizerSpec.fingerprint``.
-            source: its name in messages.
+        *fingerprint* is that of its specification, *source* its name in messages.
         """
-        found = find_compiled(fingerprint)
-        if found is None:
+        compiled = find_compiled(fingerprint)
+        if compiled is None:
             return None
-        meta = found[1] | {"source": source}
-        return cls(NativeEngine(found[0], meta), meta)
+        meta = compiled[1] | {"source": source}
+        return cls(NativeEngine(compiled[0], meta), meta)
 
     def encode(
         self,

@@ -14,7 +14,7 @@ from bitnet.tokenizer.library import load_library, translate_errors
 from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, pair_merges, parse_merges
 from bitnet.tokenizer.side_files import SideFiles, TokenizerFile, json_fault, parse_added_token
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, read_steps
+from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, read_steps
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
         raise refusal(f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}")
     _check_outline(data, source)
     added = tuple(parse_added_token(entry["id"], entry) for entry in data.get("added_tokens") or ())
-    vocabulary, size = _ids(model["vocab"], source)
+    vocabulary = _ids(model["vocab"], source)
     tokens = _by_id(model["vocab"], added, source)
     normalizer = tuple(read_steps(data.get("normalizer"), "normalizers"))
     for step in normalizer:  # what breaks the library's offsets
@@ -55,8 +55,8 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
     pre_tokenizer = tuple(read_steps(data.get("pre_tokenizer"), "pretokenizers"))
     spec = replace(
         build(model, tokens),
-        added=_normalize_added(added, normalizer, source),
-        outside=_outside(added, vocabulary, size, source),
+        added=_normalize_added(added, data.get("normalizer"), source),
+        outside=_outside(added, vocabulary, len(model["vocab"]), source),
         normalizer=normalizer,
         pre_tokenizer=pre_tokenizer,
         decoder=decoder_steps(data.get("decoder")),
@@ -80,19 +80,19 @@ def _check_outline(data: dict[str, Any], source: str) -> None:
     load_library(source, **data | {"model": model, "added_tokens": []})
 
 
-def _ids(entries: Any, source: str) -> tuple[dict[str, int], int]:
-    """Id by token, the last one of equal ones, and the size of the model's vocabulary."""
+def _ids(entries: Any, source: str) -> dict[str, int]:
+    """Id by token, the last one of equal ones."""
     if isinstance(entries, list):
         for entry in entries:
             if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not str:
                 raise damage_error(f"{source}: {entry!r:.80} is not a piece and its score")
             if type(entry[1]) not in (int, float):
                 raise damage_error(f"{source}: the piece {entry[0]!r:.60} has no number as score")
-        return {piece: id for id, (piece, _) in enumerate(entries)}, len(entries)
+        return {piece: id for id, (piece, _) in enumerate(entries)}
     for token, id in entries.items():
         if type(id) is not int:
             raise damage_error(f"{source}: the token {token!r:.60} has the id {id!r:.60}")
-    return entries, len(entries)
+    return entries  # type: ignore[no-any-return]
 
 
 def _outside(
@@ -204,22 +204,17 @@ def _id_of(tokens: Sequence[str], text: str | None) -> int | None:
 
 
 def _normalize_added(
-    added: Sequence[AddedToken], normalizer: Sequence[Step], source: str
+    added: tuple[AddedToken, ...], normalizer: Any, source: str
 ) -> tuple[AddedToken, ...]:
     """Added tokens that are matched in normalized text, in their normalized form."""
     if not normalizer or not any(token.normalized for token in added):
-        return tuple(added)
-    steps = [{"type": step.type, **step.options} for step in normalizer]
-    run = load_library(source, normalizer={"type": "Sequence", "normalizers": steps}).normalizer
+        return added
+    run = load_library(source, normalizer=normalizer).normalizer
     with translate_errors(f"the tokenizer {source}"):
-        tokens = [
-            replace(token, text=run.normalize_str(token.text)) if token.normalized else token
-            for token in added
-        ]
-    texts = [token.text for token in tokens if token.normalized]
-    if "" in texts or len(set(texts)) < len(texts):
+        texts = {it: run.normalize_str(it.text) for it in added if it.normalized}
+    if "" in texts.values() or len(set(texts.values())) < sum(it.normalized for it in added):
         raise refusal(f"{source} has added tokens that normalization makes empty or the same")
-    return tuple(tokens)
+    return tuple(replace(it, text=texts[it]) if it.normalized else it for it in added)
 
 
 def _with_special(

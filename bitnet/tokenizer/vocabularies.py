@@ -116,12 +116,10 @@ def fingerprint(tokens: Sequence[str] | Sequence[bytes] | memoryview) -> str:
     return digest.hexdigest()
 
 
-def _read_known() -> tuple[KnownVocabulary, ...]:
-    rows = json.loads(Path(__file__).with_name("known_vocabularies.json").read_text("utf-8"))
-    return tuple(KnownVocabulary(**row | {"also": frozenset(row.get("also", ()))}) for row in rows)
-
-
-KNOWN = _read_known()
+KNOWN = tuple(
+    KnownVocabulary(**row | {"also": frozenset(row.get("also", ()))})
+    for row in json.loads(Path(__file__).with_name("known_vocabularies.json").read_text("utf-8"))
+)
 # Fields of a specification whose values are not hashed: they are long, or have no effect.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
 _ASIDE = frozenset({"source", "document", "fingerprint"})
