@@ -52,7 +52,7 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
             say(f"{files.done} of {files.total} rows are answered already")
         ignored = _answer(files, options, model, common)
     failed, failure = files.error_count, None
-    facts = {"rows": files.total, "answered_before": files.done, "failed": failed}
+    facts: dict[str, Any] = {"rows": files.total, "answered_before": files.done, "failed": failed}
     facts |= {"ignored_keys": list(ignored)} if ignored else {}
     listed = dict(list(files.errors.items())[:SHOWN])
     if failed:
@@ -173,7 +173,7 @@ def _texts(name: str) -> list[str]:
     whole = read_text(name)
     if not whole:
         raise UsageError("there are no texts", hint="put one on each line")
-    texts = [line.removesuffix("\r") for line in whole.split("\n")]
+    texts: list[Any] = [line.removesuffix("\r") for line in whole.split("\n")]
     for at, line in enumerate(texts) if name.lower().endswith(".jsonl") else ():
         place = f"{name}, line {at + 1}"
         try:

@@ -161,7 +161,6 @@ def rm(
 
     Files that a project or another model also has stay on the disk under those names.
     """
-    from bitnet.base.progress import human_size
     from bitnet.hub.models import remove_model
     from bitnet.hub.ref import parse
 

@@ -408,7 +408,8 @@ def ci_lint(c, project=option(".", "root of the project", metavar="DIR"), output
     """
     from bitnet.ci.templates import lint
 
-    outcomes, failure = lint(Path(project)), None
+    outcomes = lint(Path(project))
+    failure: BitnetError | None = None
     if failed := [outcome.linter for outcome in outcomes if outcome.problems]:
         text = f"workflows of {project} failed: {', '.join(failed)}"
         failure = VerificationFailed(text, hint="correct what is listed")

@@ -62,7 +62,7 @@ class Context:
     cache: CacheOptions = field(default_factory=CacheOptions)
     output: Output = field(default_factory=Output)
 
-    def project(self, folder: Path = Path(), **options: bool) -> Project:
+    def project(self, folder: Path = Path(), **options: Any) -> Project:
         """The working folder *folder* with this cache and these ways to fetch.
 
         The *options* are ``force``, ``update`` and ``verify`` of :class:`Project`.

@@ -119,7 +119,7 @@ def _facts(checkpoint):
         _origin(sha256),
         attestation=attest(checkpoint, trace=False).digest,
         original=match.attestation.name if match and not differs else "",
-        problem=match.text if differs else "",
+        problem=match.text if match and differs else "",
         ignored_keys=tuple(sorted(checkpoint.ignored)),
     )
 

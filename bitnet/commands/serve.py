@@ -50,12 +50,8 @@ def _serve(parts, options, model, common):
     bind, run, narrate = parts
     options.key()
     options.check_tls()
-    narrate(
-        "startup",
-        f"Starting worker on port {options.port}",
-        "Good morning! Let me put my glasses on! 🌅",
-        port=options.port,
-    )
+    text = f"Starting worker on port {options.port}"
+    narrate("startup", text, "Good morning! Let me put my glasses on! 🌅", port=options.port)
     ready = partial(_tell, options, narrate, common.fetch)
     with bind(options.host, options.port) as bound:  # before a client waits for a model
         models, metrics = _prepare_models(options, model, common, narrate)
@@ -74,17 +70,14 @@ def _prepare_models(options, model, common, narrate):
     metrics = Metrics()
     with failures(narrate) if not options.models else nullcontext():
         slots = _slots(options, model, common)
-    limits = ("max_batch", "queue", "max_output_tokens", "kv_budget_bytes")
-    limits += ("idle_s", "memory_bytes") if options.models else ()
+    limits = ["max_batch", "queue", "max_output_tokens", "kv_budget_bytes"]
+    limits += ["idle_s", "memory_bytes"] if options.models else []
     bounds = {name: getattr(options, name) for name in limits}
     models = Models(slots, metrics, narrate, deadline_s=options.deadline, **bounds)
     if options.models:
-        narrate(
-            "models_found",
-            f"Serving {', '.join(models.slots)}; each is loaded when a request names it",
-            "So many friends to talk to! 📚",
-            count=len(models.slots),
-        )
+        names, count = ", ".join(models.slots), len(models.slots)
+        text = f"Serving {names}; each is loaded when a request names it"
+        narrate("models_found", text, "So many friends to talk to! 📚", count=count)
     return models, metrics
 
 
@@ -175,11 +168,8 @@ def _parts(options):
 def _tell(options, narrate, fetch, address):
     """Call back that the worker is ready; it serves even if that fails."""
     if not options.calls_back:
-        narrate(
-            "test_mode",
-            "No callback address beyond this machine: test mode",
-            "Running in test mode! No callback needed! 🧪",
-        )
+        text = "No callback address beyond this machine: test mode"
+        narrate("test_mode", text, "Running in test mode! No callback needed! 🧪")
         return
     from bitnet.hub.session import call_back
 

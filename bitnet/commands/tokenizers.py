@@ -244,7 +244,7 @@ def _describe(agreement, specs, parts):
 
     both = [Tokenizer.from_spec(spec) for spec in specs]
     if (text := agreement.first_difference) is not None:
-        first, results = f"first difference: {text!r}", [it.encode(text) for it in both]
+        first, results = f"first difference: {text!r}", [str(it.encode(text)) for it in both]
     elif agreement.first_ids is not None:
         ids = list(agreement.first_ids)
         first, results = f"the same ids, other texts: {ids}", [repr(it.decode(ids)) for it in both]

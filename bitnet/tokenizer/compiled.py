@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _MODELS = ("bpe", "spm", "unigram", "wordpiece", "wordlevel")
 _NO_ID = 0xFFFFFFFF
-NORMAL, _, CONTROL, USER_DEFINED, *_ = map(int, TokenType)
+NORMAL, CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
@@ -134,7 +134,7 @@ def is_spelled(spec: TokenizerSpec) -> bool:
 
 def is_verbatim(kind: int, *, added: bool) -> bool:
     """True if a token's text is its spelling: control tokens, and added tokens except pieces."""
-    return kind == CONTROL or (added and kind != USER_DEFINED)
+    return kind == CONTROL or (added and kind != TokenType.USER_DEFINED)
 
 
 def meta_of(spec: TokenizerSpec) -> dict[str, Any]:

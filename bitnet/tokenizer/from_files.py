@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Originals take precedence over conversions.
 TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
-_, UNKNOWN, CONTROL, USER_DEFINED, *_ = TokenType
+UNKNOWN, CONTROL, USER_DEFINED = TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
