@@ -444,3 +444,20 @@ def test_inv_prints_our_version(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         inv()
     assert capsys.readouterr().out.startswith(f"bitnet {__version__} (")
+
+
+def test_the_parser_of_configuration_files_is_run_where_there_is_one(tmp_path):
+    code = (
+        "import sys\n"
+        "from bitnet.__main__ import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stop:\n"
+        "    print(stop.code, 'invoke.vendor.yaml.parser' in sys.modules)\n"
+    )
+    own = tmp_path / "invoke.yaml"
+    own.write_text("run:\n  echo: true\n")
+    for words, expected in (([], "0 False"), ([f"--config={own}"], "0 True")):
+        command = [sys.executable, "-c", code, *words, "exit-codes"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == expected
