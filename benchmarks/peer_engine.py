@@ -115,7 +115,7 @@ class Llama:
 class Bitnet:
     """This project: tokens are chosen, too, greedily; a model of embeddings embeds."""
 
-    def __init__(self, path, threads, context, *, level="", head=""):
+    def __init__(self, path, threads, context, *, level="", head="", kv_type=""):
         import bitnet
         from bitnet.base import native
 
@@ -123,7 +123,7 @@ class Bitnet:
         if level and not native.module().set_kernel_level(level):
             raise SystemExit(f"this machine has no {level}")
         options = {"threads": threads, "context": context, "exact_head": head or "auto"}
-        self.model = bitnet.load(path, **options)
+        self.model = bitnet.load(path, **options, kv_type=kv_type or "f16")
         self.engine = self.model.engine
 
     def run(self, kind, count, depth=0):
@@ -224,8 +224,8 @@ def main():
     os.dup2(2, 1)  # libraries print to stdout
     start = time.perf_counter()
     if engine.startswith("bitnet"):
-        _, level, head = (engine + "::").split(":")[:3]
-        running = Bitnet(path, threads, context, level=level, head=head)
+        _, level, head, kv_type = (engine + ":::").split(":")[:4]
+        running = Bitnet(path, threads, context, level=level, head=head, kv_type=kv_type)
     elif engine == "OpenVINO GenAI":
         running = OpenVINO(path, threads)
     else:

@@ -1,14 +1,14 @@
 """Prefill, decode, memory and start of real models, beside llama.cpp and ik_llama.cpp.
 
     python benchmarks/runtime.py MODEL... [--peers FOLDER] [--peer-python PYTHON]
-        [--tests pp128,pp512,pp4096,tg128,tg32@4096] [--json FILE] [--table FILE]
+        [--tests pp128,pp512,pp4096,tg128,tg32@4096] [--q8] [--json FILE] [--table FILE]
 
 FOLDER has what was built for this machine: llama.cpp, by peers.py, and ik_llama.cpp. PYTHON is the
 interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which are
 taken where FOLDER has no such engine, and ``openvino-genai``; a peer that cannot be had is reported
 as absent, one that does not load a model is left out there. Every engine runs in a process of its
 own; they take turns test by test, so that a machine that is slower for a while is so for all. The
-first turn does not count.
+first turn does not count. With --q8 ours runs a second time, with keys and values of 8 bits.
 """
 
 from __future__ import annotations
@@ -172,10 +172,13 @@ def main():
     parser.add_argument("--table", type=Path)
     parser.add_argument("--level", default="", help="instruction set of our kernels")
     parser.add_argument("--no-start", action="store_true")
+    parser.add_argument("--q8", action="store_true")
     options = parser.parse_args()
     if options.level:
         os.environ["BENCHMARK_LEVEL"] = options.level
     engines, absent = present(options.peer_python, options.peers)
+    if options.q8:
+        engines["bitnet q8"] = (sys.executable, "bitnet:::q8")
     threads = [int(count) for count in options.threads.split(",")]
     results, starts = {}, {}
     for model in options.models:

@@ -75,8 +75,8 @@ def load(
         allow_mock: without a tokenizer, treat bytes as tokens.
         exact_head: choose tokens without computing the whole output head, with identical
             results: on, off, or ``auto`` where it saves time.
-        kv_type: form of keys and values: ``f16``, 16 bits, or ``q8``, 8 bits with a step for each
-            32 numbers, for half the memory; ignored for an open checkpoint.
+        kv_type: form of keys and values: ``f16``, 16 bits, or ``q8``, 8 bits of rotated
+            vectors, for half the memory and faster attention; ignored for an open checkpoint.
         i2_s_layout: processor that wrote the I2_S weights, which no file records; ignored for
             an open checkpoint.
         ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.

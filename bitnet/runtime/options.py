@@ -109,8 +109,8 @@ class ModelOptions:
     )
     kv_type: KVType = option(
         "f16",
-        "form of keys and values: 16 bits, as exact as float16, or q8, 8 bits with a step for each "
-        "32 numbers, for half the memory",
+        "form of keys and values: 16 bits, as exact as float16, or q8, 8 bits of rotated vectors, "
+        "for half the memory and faster attention",
         choices=("f16", "q8"),
     )
     i2_s_layout: I2SLayout = option(

@@ -8,7 +8,9 @@ from hypothesis.extra.numpy import arrays
 
 from bitnet.kernels import kv_codes
 
-VECTORS = arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32))
+LENGTHS = st.integers(1, 300)
+VECTORS = arrays(np.float32, LENGTHS, elements=st.floats(-(2.0**50), 2.0**50, width=32))
+SMALLER = arrays(np.float32, LENGTHS, elements=st.floats(-(2.0**38), 2.0**38, width=32))
 ENCODERS = [kv_codes.encode_keys, kv_codes.encode_values]
 WEIGHTS = 131_000  # the most that the codes of a page's weights add up to, but for rounding
 
@@ -81,25 +83,47 @@ def test_pages_are_those_that_positions_fill_one_by_one():
     np.testing.assert_array_equal(pages, one_by_one)
 
 
-@given(VECTORS)
-def test_a_group_comes_back_within_half_a_step_of_8_bits(x):
-    codes, steps = kv_codes.encode_groups(x)
-    assert codes.shape == (-(-len(x) // 32), 32)
+@given(SMALLER)
+def test_bytes_come_back_within_half_a_step(x):
+    """Of the rotated vector, whose length is that of *x* times the root of its blocks."""
+    codes, step = kv_codes.encode_bytes(x)
     assert abs(codes).max() <= 127
-    assert not (steps.view(np.uint32) & 0xFFFF).any()
-    wide = np.pad(x.astype(np.float64), (0, -len(x) % 32)).reshape(-1, 32)
-    error = abs(codes * steps[:, None].astype(np.float64) - wide)
-    assert (error <= 0.5 * steps[:, None] + 1e-6 * abs(wide) + 1.001e-18).all()
-    assert (steps <= 1.008 * abs(wide).max(axis=1) / 127).all()
+    assert not step.view(np.uint32) & 0xFFFF
+    wide = kv_codes.rotate(x.astype(np.float64))
+    largest = abs(wide).max()
+    error = abs(codes * np.float64(step) - wide)
+    assert (error <= 0.5 * step + 1e-5 * largest + 1.001e-18).all()
+    assert step <= 1.008 * largest / 127 + 1e-25
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1.1e16])
-def test_only_the_group_of_what_is_not_finite_has_no_step(bad):
+@pytest.mark.parametrize(("dim", "block"), [(1, 1), (80, 16), (96, 32), (64, 64), (576, 64)])
+def test_a_rotation_is_the_matrix_of_walsh_and_hadamard(dim, block):
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    x = np.random.default_rng(5).standard_normal((3, dim))
+    expected = np.einsum("ij,rbj->rbi", matrix, x.reshape(3, -1, block)).reshape(3, dim)
+    np.testing.assert_allclose(kv_codes.rotate(x), expected, rtol=1e-12, atol=1e-12)
+    assert kv_codes.rotated_block(dim) == block
+    np.testing.assert_allclose(kv_codes.rotate(kv_codes.rotate(x)), block * x)
+
+
+def test_a_rotation_spreads_what_is_large():
+    """Beside a large element small ones are kept; with a step by its size they would vanish."""
+    x = np.random.default_rng(5).uniform(-0.1, 0.1, 64).astype(np.float32)
+    x[9] = 30.0
+    codes, step = kv_codes.encode_bytes(x)
+    error = kv_codes.rotate(codes * np.float64(step)) / 64 - x
+    assert 2 * 0.1 > 30 / 127 > 10 * np.sqrt(np.mean(error**2))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1.1e14])
+def test_bytes_of_what_is_not_finite_have_no_step(bad):
     x = np.ones((2, 40), dtype=np.float32)
     x[1, 33] = bad
-    codes, steps = kv_codes.encode_groups(x)
-    np.testing.assert_array_equal(np.isnan(steps), [[False, False], [False, True]])
-    assert not codes[1, 1].any()
+    codes, steps = kv_codes.encode_bytes(x)
+    np.testing.assert_array_equal(np.isnan(steps), [False, True])
+    assert not codes[1].any()
 
 
 @pytest.mark.parametrize("head_dim", [1, 21, 64])
@@ -111,7 +135,8 @@ def test_pages_of_bytes_keep_what_is_stored_in_any_order(head_dim):
         rows = rng.standard_normal((2, stop - start, 3, head_dim)).astype(np.float32)
         kv_codes.store(page, slice(start, stop), *rows, "q8")
         for to, x in zip(expected, rows, strict=True):
-            codes, steps = kv_codes.encode_groups(x)
-            numbers = (codes * steps[..., None]).reshape(*x.shape[:2], -1)[..., :head_dim]
+            codes, steps = kv_codes.encode_bytes(x)
+            turned = kv_codes.rotate(codes.astype(np.float32) * steps[..., None])
+            numbers = turned / np.float32(kv_codes.rotated_block(head_dim))
             to[:, start:stop] = numbers.transpose(1, 0, 2)
     np.testing.assert_array_equal(kv_codes.load(page[None], head_dim, "q8"), expected)

@@ -9,7 +9,6 @@ from tiny_models import FAMILIES, HYBRIDS, LAYERED, tiny
 import bitnet
 from bitnet.base import native
 from bitnet.base.errors import UsageError
-from bitnet.kernels import kv_codes
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
@@ -108,13 +107,9 @@ def test_drafts_do_not_change_an_answer():
 
 
 def test_it_takes_half_the_memory():
-    """Of heads whose width is a whole number of groups, as those of published models are."""
-    words = kv_codes.page_words
-    assert all(0.5 < words(dim, "q8") / words(dim) < 0.53 for dim in (64, 96, 128, 256, 512))
     config = config_from(tiny("llama"))
-    dim = config.attentions[0].head_dim
     costs = [KVCache(replace(config, kv_type=it), 640).cost(640, 1) for it in ("f16", "q8")]
-    assert costs[1] * words(dim) == costs[0] * words(dim, "q8")
+    assert 2 * costs[1] == costs[0]
 
 
 def test_loading_refuses_another_form():

@@ -77,49 +77,45 @@ struct ByteProducts {
 };
 
 // Tiles of 16 rows; rows that do not fill one are multiplied in registers.
-class TileProducts : ManyProducts {
+class TileProducts : ManyProducts<PairForm> {
+    using Vectors = ManyProducts<PairForm>;
+
 public:
     static constexpr int kRows = 16, kTogether = 1;
-    using ManyProducts::kRest, ManyProducts::weigh;
-    using typename ManyProducts::Page, typename ManyProducts::Weight, typename ManyProducts::Weights;
+    using Vectors::kRest, Vectors::kUnits, Vectors::weigh, Vectors::Page, Vectors::Weights;
     static int64_t row_words(int64_t dim) { return whole_tiles(dim); }
     static int64_t page_floats(int64_t dim) { return kKeyBlock * whole_tiles(dim); }
 
     TileProducts(int64_t head_dim, float* page)
-        : ManyProducts(head_dim, page), keys_(reinterpret_cast<uint8_t*>(page)), values_(keys_ + 2 * kKeyBlock * whole_tiles(dim)) {}
+        : Vectors(head_dim, page), keys_(reinterpret_cast<uint8_t*>(page)), values_(keys_ + 2 * kKeyBlock * whole_tiles(dim)) {}
 
-    void take_page(CachePage keys, CachePage values) const {
-        split_page(keys.codes, even(dim) / 2, kKeyBlock, kKeyBlock / 16, keys_);
-        split_page(values.codes, kKeyBlock / 2, even(dim), dim / 16, values_);
+    void take_page(Page keys, Page values) const {
+        split_page(keys.codes, width / 2, kKeyBlock, kKeyBlock / 16, keys_);
+        split_page(values.codes, kKeyBlock / 2, width, width / 16, values_);
     }
 
     template <int N>
-    void take(const float* x, float scale, int i, int16_t* codes, int16_t* tile, float* step) const {
-        *step = encode_query(x, dim, scale, codes);
-        pack<N>(codes, i, tile);
-    }
-
-    template <int N>
-    void pack(const int16_t* codes, int i, int16_t* tile) const {
-        if constexpr (N < kRows) return ManyProducts::pack<N>(codes, i, tile);
+    void take(const float* x, float scale, int i, float* spare, int16_t* tile, float& step, int32_t& start) {
+        if constexpr (N < kRows) return Vectors::take<N>(x, scale, i, spare, tile, step, start);
+        const int16_t* codes = encode(x, scale, spare, step, start);
         const auto load = [&](int64_t d) {
-            const int64_t left = std::clamp<int64_t>(even(dim) - d, 0, 32);
+            const int64_t left = std::clamp<int64_t>(width - d, 0, 32);
             return _mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << left) - 1), codes + d);
         };
         auto* row = reinterpret_cast<uint8_t*>(tile) + 64 * i;
-        for (int64_t d = 0; d < dim; d += kDepth, row += kBoth) split(kRow, load(d), load(d + 32), row);
+        for (int64_t d = 0; d < width; d += kDepth, row += kBoth) split(kRow, load(d), load(d + 32), row);
     }
 
     template <int N, int>
-    void score(const int16_t* tile, const float* step, CachePage keys, const int16_t* soon, int first, int last,
+    void score(const int16_t* tile, const float* step, const int32_t* start, Page keys, const int16_t* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
-        if constexpr (N < kRows) return ManyProducts::score<N, 1>(tile, step, keys, soon, first, last, score);
+        if constexpr (N < kRows) return Vectors::score<N, 1>(tile, step, start, keys, soon, first, last, score);
         ByteProducts products;
         for (int at = first / 16 * 16; at < last; at += 16) {
             const auto* left = reinterpret_cast<const uint8_t*>(tile);
             const uint8_t* right = keys_ + at / 16 * kBoth;
             products.start();
-            for (int64_t d = 0; d < dim; d += kDepth, left += kBoth, right += kKeyBlock / 16 * kBoth) {
+            for (int64_t d = 0; d < width; d += kDepth, left += kBoth, right += kKeyBlock / 16 * kBoth) {
                 products.load_left(left);
                 products.multiply(right);
             }
@@ -130,22 +126,19 @@ public:
     }
 
     template <int N, int>
-    void add(const QueryRow* rows, CachePage page, const int16_t* soon, int first, int last, const Weights* codes,
-             float* acc) const {
-        if constexpr (N < kRows) return ManyProducts::add<N, 1>(rows, page, soon, first, last, codes, acc);
+    void add(const QueryRow* rows, Page page, const int16_t* soon, int first, int last, const Weights* codes, float* acc) const {
+        if constexpr (N < kRows) return Vectors::add<N, 1>(rows, page, soon, first, last, codes, acc);
         alignas(64) uint8_t left[kBoth];
-        for (int n = 0; n < N; ++n) split(kRow, _mm512_load_si512(codes[n]), _mm512_load_si512(codes[n] + 32), left + 64 * n);
+        for (int n = 0; n < N; ++n) split(kRow, _mm512_load_si512(codes[n].code), _mm512_load_si512(codes[n].code + 32), left + 64 * n);
         ByteProducts products;
         products.load_left(left);
-        int64_t d = 0;
-        for (; d + 16 <= dim; d += 16) {
+        for (int64_t d = 0; d < width; d += 16) {
             products.start();
             products.multiply(values_ + d / 16 * kBoth);
             products.finish();
             for (int n = 0; n < N; ++n)
-                if (rows[n].sees()) rows[n].add(products.row(n), rows[n].factor, acc + n * dim + d);
+                if (rows[n].sees()) rows[n].add(products.row(n), acc + n * width + d);
         }
-        add_rest<N>(rows, page.codes, dim, d, codes, acc);
     }
 
 private:

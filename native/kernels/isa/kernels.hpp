@@ -25,13 +25,18 @@
 //            be larger, with 32,767 at most (all 0 where a unit is below 1e-30). So a sum of values is an exact
 //            integer too. Sums of pages are added online in float32, in splits of kSplitPages pages that begin
 //            at fixed positions and are merged in order; behind them the score of a sink, whose value is 0.
-// Attention, q8: queries, keys and values are int8 codes with a step for each 32 elements: the smallest float32 with 16 zero
-//            bits at its end that is not below the largest magnitude / 127; code = round_half_even(x * (1 / step)).
-//            The step is 0 where that magnitude is below 1e-18, NaN where it is above 1e16 or none. A score is the sum
-//            over the groups, first to last, of the exact product of codes * (step of the query * scale) * step of the
-//            key. For each group of values a unit is the largest step that is seen in the page / 16,383, and the code of
-//            a weight round_half_even(weight * (step * (16,383 / largest step))): their sum is exact, times unit, and
-//            NaN where a step that is seen is. The rest is as above.
+// Attention, q8: a vector of a head is rotated, each block of the largest power of two that divides its width by that many times
+//            (x_0 + x_1, x_2 + x_3, ..., x_0 - x_1, x_2 - x_3, ...) as doublings lead to that power, which spreads what is
+//            large over the block; results are rotated back. It is int8 codes and a step, the smallest float32 with 16 zero
+//            bits at its end that is not below the largest magnitude / 127; code = round_half_even(x * (1 / step)). The step
+//            is 0 where that magnitude is below 1e-18, NaN where it is above 1e14 or none. A score is the exact product of
+//            codes * (step of the query * scale) * step of the key. Of a page a weight is 2^-x of 15 bits, x being what the
+//            score is below the largest, rounded to 1 / 2,048: with f the last 11 bits of that, products rounded to 15 bits
+//            and halves up, (1 - f (c1 - f (c2 - f c3))), halved as often as the others say. Times round_half_even(step *
+//            (32,640 / largest step)), steps of the values that are seen in the page, it is 255 codes with seven bits behind
+//            the point, and is rounded up from a fraction on that each place of a page has for itself (ops/quad_sums.hpp).
+//            The sum over values is exact, times largest step / 254.99, and NaN where a step that is seen is. The rest is as
+//            above.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
 // which does not fuse. Block and float encodings in rows become tiles when they are multiplied (linear_in_rows).
@@ -100,21 +105,17 @@ constexpr int kKeyBlock = 64;     // positions of a cache page, and keys per ste
 constexpr int kSplitPages = 4;    // pages whose keys are seen in one go; then partial results are merged
 constexpr int kQueryBlock = 16;   // tokens per unit of work, at least
 constexpr float kCodeRange = 32767.0f, kValueRange = 16383.0f, kWeightSum = 131000.0f;
-constexpr int kByteGroup = 32;            // elements of a head with one step, in a q8 cache
-constexpr float kByteWeights = 16383.0f;  // the largest code of a weight there
-
 enum class KvType : int { f16, q8 };  // form of keys and values: codes of 16 bits, or of 8
 
-constexpr int64_t even(int64_t dim) { return (dim + 1) / 2 * 2; }
+// Codes of a vector: zeros fill the last 16.
+constexpr int64_t code_width(int64_t dim) { return (dim + 15) / 16 * 16; }
 constexpr int64_t whole_tiles(int64_t dim) { return (dim + 63) / 64 * 64; }
 
-constexpr int64_t byte_groups(int64_t dim) { return (dim + kByteGroup - 1) / kByteGroup; }
-
-// int16 of a page that one head's keys, or values, of one layer take: the codes, (even(dim) / 2, 64, 2) of keys and
-// (32, even(dim), 2) of values, and behind them 64 steps, float32. Of q8, bytes, with w a whole number of groups: codes
-// (w / 4, 64, 4) of keys, plus 128, and (16, w, 4) of values, then the upper halves of the steps, (groups, 64).
+// int16 of a page that one head's keys, or values, of one layer take. With w codes a vector: those of keys, (w / 2, 64, 2), or
+// of values, (32, w, 2), and behind them 64 steps, float32. Of q8, bytes: those of keys, plus 128, (w / 4, 64, 4), or of values,
+// (16, w, 4), then the upper halves of 64 steps.
 constexpr int64_t head_words(int64_t dim, KvType type) {
-    return type == KvType::q8 ? kKeyBlock * byte_groups(dim) * (kByteGroup / 2 + 1) : kKeyBlock * (even(dim) + 2);
+    return kKeyBlock * (type == KvType::q8 ? code_width(dim) / 2 + 1 : code_width(dim) + 2);
 }
 
 // Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. Those of
@@ -136,19 +137,19 @@ struct AttentionArgs {
     }
 };
 
-// What rows of queries have seen of one split: sums of weighted values (rows, dim), each row's largest
+// What rows of queries have seen of one split: sums of weighted values (rows, code_width(dim)), each row's largest
 // score and sum of weights. A row that saw no key has sum 0.
 struct PartialAttention {
     float *acc, *top, *sum;
     PartialAttention(float* memory, int64_t rows, int64_t dim)
-        : acc(memory), top(memory + rows * dim), sum(top + rows) {}
-    static int64_t floats(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }  // whole cache lines
+        : acc(memory), top(memory + rows * code_width(dim)), sum(top + rows) {}
+    static int64_t floats(int64_t rows, int64_t dim) { return (rows * (code_width(dim) + 2) + 15) / 16 * 16; }  // whole cache lines
 };
 
-// Floats: the queries' codes and steps, a page's codes where they are changed for products (isa/amx_attention.hpp),
-// and what was seen of a second split.
+// Floats: the queries' codes, steps and starts of sums, what a page is changed to for products, and what was seen of a second
+// split, or before that three vectors.
 inline int64_t attend_scratch(int64_t rows, int64_t dim) {
-    return rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows, dim);
+    return 2 * rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows + 2, dim);
 }
 
 enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid, silu_clamped, swiglu_oai, identity };

@@ -34,14 +34,16 @@ float with_sink(float sink, float top, float sum) {
     return before / (sum * before + power_or_zero(its - most));
 }
 
-void write(const Unit& unit, const PartialAttention& part) {
+void write(const Unit& unit, const PartialAttention& part, float* spare) {
     const AttentionArgs& a = *unit.args;
     const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
+    const bool rotated = a.kv_type == KvType::q8;
     for (int64_t r = 0; r < unit.rows(); ++r) {
         const int64_t head = unit.kv_head * group + r % group;
-        const float s = a.sinks ? with_sink(a.sinks[head], part.top[r], part.sum[r]) : 1.0f / part.sum[r];
-        float* out = a.out + ((unit.t0 + r / group) * a.heads + head) * dim;
-        for (int64_t d = 0; d < dim; ++d) out[d] = part.acc[r * dim + d] * s;
+        float s = a.sinks ? with_sink(a.sinks[head], part.top[r], part.sum[r]) : 1.0f / part.sum[r];
+        float *out = a.out + ((unit.t0 + r / group) * a.heads + head) * dim, *acc = part.acc + r * code_width(dim);
+        if (rotated) rotate(acc, dim, spare), s *= 1.0f / float(rotated_block(dim));
+        for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * s;
     }
 }
 
@@ -102,7 +104,7 @@ void attention(const std::vector<AttentionArgs>& batch) {
                 continue;
             }
             attend(unit, unit.first, unit.last, memory, memory + floats);
-            write(unit, PartialAttention(memory, rows, dim));
+            write(unit, PartialAttention(memory, rows, dim), memory + floats);
         }
     };
     Split(int64_t(pieces.size()), 1, work < kSerialWork).run(run);
@@ -112,7 +114,7 @@ void attention(const std::vector<AttentionArgs>& batch) {
         const PartialAttention seen(partial(unit, unit.first), rows, dim);
         for (int64_t split = unit.first + 1; split < unit.last; ++split)
             merge(seen, PartialAttention(partial(unit, split), rows, dim), rows, dim);
-        write(unit, seen);
+        write(unit, seen, reinterpret_cast<float*>(thread_scratch(size_t(dim) * sizeof(float))));
     }
 }
 

@@ -1,5 +1,5 @@
-// Attention of a few queries over a stretch of the cache, built once per instruction set: what is the same for every form
-// of keys and values. `Products` are those of a tile of queries (ops/attention.hpp, ops/attention_bytes.hpp).
+// Attention of a few queries over a stretch of the cache, built once per instruction set. `Products` are those of a tile of
+// queries (ops/attention.hpp).
 #pragma once
 
 #include <cfloat>
@@ -29,18 +29,18 @@ struct QueryRow {
     float before, factor;  // of the sum so far, and of a sum of codes
     bool sees() const { return first < last; }
 
-    // *sum* of codes, times *by*, to the sums so far, a register of them.
-    void add(Lanes sum, float by, float* acc) const {
-        (Lanes::load(acc) * Lanes::set(before) + sum * Lanes::set(by)).store(acc);
+    // *sum* of codes to the sums so far, a register of them.
+    void add(Lanes sum, float* acc) const {
+        (Lanes::load(acc) * Lanes::set(before) + sum * Lanes::set(factor)).store(acc);
     }
 };
 
 // Scores of one row without those of keys it does not see, and the lanes of the largest.
-inline void look(const AttentionArgs& a, const QueryRow& row, float* score, Parts& largest) {
+inline void look(const AttentionArgs& a, const QueryRow& row, float octave, float* score, Parts& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
     if (a.softcap > 0.0f) {
         softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
-        for (int i = row.first; i < row.last; ++i) score[i] *= kLog2E;
+        for (int i = row.first; i < row.last; ++i) score[i] *= octave;
     }
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
@@ -56,16 +56,18 @@ inline void look(const AttentionArgs& a, const QueryRow& row, float* score, Part
 // The softmax of a tile's rows, step by step, so that none waits for what another one does last. What is one number of
 // a row is computed for all of them at once.
 template <class Products, int N>
-void weigh_rows(const AttentionArgs& a, QueryRow* rows, typename Products::Page values, float* top, float* sum,
-                float (*score)[kKeyBlock], typename Products::Weights* weights) {
+void weigh_rows(const AttentionArgs& a, const Products& products, QueryRow* rows, typename Products::Page values, float* top,
+                float* sum, float (*score)[kKeyBlock], typename Products::Weights* weights) {
     constexpr int kRows = whole_eights(N);
+    constexpr float kUnits = Products::kUnits;
     alignas(64) float of_page[kRows] = {}, sums[kRows] = {}, steps[kRows] = {};
     Parts largest[kRows];
     for (int n = 0; n < kRows; ++n)
-        if (n < N && rows[n].sees()) look(a, rows[n], score[n], largest[n]);
+        if (n < N && rows[n].sees()) look(a, rows[n], kLog2E * kUnits, score[n], largest[n]);
         else zero(largest[n]);
     fold_rows<N, false>(largest, of_page);
-    Products::template weigh<N>(rows, of_page, values, score, weights, sums, steps);
+    products.template weigh<N>(rows, of_page, values, score, weights, sums, steps);
+    for (int n = 0; n < kRows; ++n) of_page[n] *= 1.0f / kUnits;
     alignas(64) float most[kRows] = {}, before[kRows] = {}, now[kRows] = {};
     for (int n = 0; n < N; ++n) before[n] = top[n];
     for (int n = 0; n < kRows; ++n) {
@@ -96,13 +98,16 @@ struct Block {
     int64_t kv_head, t0, t1, group, rows;
     int16_t* q;  // row_words of each row, as the products of its tile take them
     float* page_codes;
-    Products products;
-    float *step, *rest;  // of each row's query, times the scale; behind all
+    mutable Products products;
+    float* step;     // of each row's query, times the scale
+    int32_t* start;  // of each row's sums of products with keys
+    float* rest;     // behind all
 
     Block(const AttentionArgs& args, int64_t head, int64_t from, int64_t to, float* scratch)
         : a(args), kv_head(head), t0(from), t1(to), group(args.heads / args.kv_heads), rows((to - from) * group),
           q(reinterpret_cast<int16_t*>(scratch)), page_codes(scratch + rows * Products::row_words(a.head_dim) / 2),
-          products(a.head_dim, page_codes), step(page_codes + Products::page_floats(a.head_dim)), rest(step + rows) {}
+          products(a.head_dim, page_codes), step(page_codes + Products::page_floats(a.head_dim)),
+          start(reinterpret_cast<int32_t*>(step + rows)), rest(step + 2 * rows) {}
 
     int16_t* codes_of(int64_t r) const { return q + r * Products::row_words(a.head_dim); }
 
@@ -118,12 +123,13 @@ struct Block {
 
     void take_queries() const {
         const int64_t dim = a.head_dim;
-        const float scale = a.softcap > 0.0f ? a.scale : a.scale * kLog2E;  // scores are powers of two in the end
+        // Scores are powers of two in the end.
+        const float scale = a.softcap > 0.0f ? a.scale : a.scale * (kLog2E * Products::kUnits);
         tiles(0, [&](int64_t r, auto n) {
             for (int i = 0; i < n; ++i) {
                 const int64_t t = t0 + (r + i) / group;
                 const float* from = a.q + (t * a.heads + kv_head * group + (r + i) % group) * dim;
-                products.template take<n>(from, scale, i, reinterpret_cast<int16_t*>(rest), codes_of(r), step + r + i);
+                products.template take<n>(from, scale, i, rest, codes_of(r), step[r + i], start[r + i]);
             }
         });
     }
@@ -150,16 +156,16 @@ struct Block {
         if (first >= last) return;
         alignas(64) float score[M * N][kKeyBlock];
         alignas(64) typename Products::Weights weights[M * N];
-        products.template score<N, M>(codes_of(r), step + r, keys, values.codes, first, last, score);
+        products.template score<N, M>(codes_of(r), step + r, start + r, keys, values.codes, first, last, score);
         for (int n = 0; n < M * N; n += N)
-            weigh_rows<Products, N>(a, row + n, values, part.top + r + n, part.sum + r + n, score + n, weights + n);
-        products.template add<N, M>(row, values, next, first, last, weights, part.acc + r * a.head_dim);
+            weigh_rows<Products, N>(a, products, row + n, values, part.top + r + n, part.sum + r + n, score + n, weights + n);
+        products.template add<N, M>(row, values, next, first, last, weights, part.acc + r * code_width(a.head_dim));
     }
 
     // The pages of one split.
     void attend_split(int64_t split, const PartialAttention& part) const {
         const int64_t dim = a.head_dim;
-        std::fill_n(part.acc, rows * dim, 0.0f), std::fill_n(part.top, rows, -INFINITY), std::fill_n(part.sum, rows, 0.0f);
+        std::fill_n(part.acc, rows * code_width(dim), 0.0f), std::fill_n(part.top, rows, -INFINITY), std::fill_n(part.sum, rows, 0.0f);
         for (int64_t p = split * kSplitPages; p < (split + 1) * kSplitPages; ++p) {
             const int64_t base = p * kKeyBlock;
             if (base >= a.start + t1) break;

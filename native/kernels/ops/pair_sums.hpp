@@ -1,8 +1,8 @@
 // Sums of products of int16, two at a time: what attention needs of an instruction set for its codes.
 //
 // A register of `Pairs` holds two neighbouring codes of each of kWidth sums. The sums are integers, so
-// any order of additions gives the same. They begin with `start`, not
-// with a constructor: GCC 12 runs that in a loop, and keeps an array that loops go over in memory.
+// any order of additions gives the same. They begin with `start`, not with a constructor: GCC 12 runs that in a loop, and
+// keeps an array that loops go over in memory.
 #pragma once
 
 #include "ops/lanes.hpp"
@@ -10,15 +10,20 @@
 namespace bitnet {
 namespace {
 
+struct PairCodes {  // of a row's weights
+    alignas(64) int16_t code[kKeyBlock];
+    const int16_t* at(int key) const { return code + key; }
+};
+
 #if defined(__AVX512F__)
 struct PairSums {
     using Pairs = __m512i;
     __m512i v;
-    void start() { v = _mm512_setzero_si512(); }
+    template <class... Any>
+    void start(const Any&...) { v = _mm512_setzero_si512(); }
     static Pairs load(const int16_t* p) { return _mm512_loadu_si512(p); }
-    static Pairs broadcast(const int16_t* pair) { return _mm512_set1_epi32(read<int32_t>(pair)); }
-    void add(Pairs a, Pairs b) {
-        v = _mm512_dpwssd_epi32(v, a, b);
+    void add(Pairs a, const int16_t* pair) {
+        v = _mm512_dpwssd_epi32(v, a, _mm512_set1_epi32(read<int32_t>(pair)));
         pin(v);
     }
     Lanes numbers() const { return {_mm512_cvtepi32_ps(v)}; }
@@ -27,10 +32,11 @@ struct PairSums {
 struct PairSums {
     using Pairs = __m256i;
     __m256i v;
-    void start() { v = _mm256_setzero_si256(); }
+    template <class... Any>
+    void start(const Any&...) { v = _mm256_setzero_si256(); }
     static Pairs load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    static Pairs broadcast(const int16_t* pair) { return _mm256_set1_epi32(read<int32_t>(pair)); }
-    void add(Pairs a, Pairs b) {
+    void add(Pairs a, const int16_t* pair) {
+        const __m256i b = _mm256_set1_epi32(read<int32_t>(pair));
 #if defined(__GNUC__)
         // In place: GCC 12 adds into the register of the product and moves it back.
         asm("vpaddd %1, %0, %0" : "+v"(v) : "v"(_mm256_madd_epi16(a, b)));
@@ -46,39 +52,27 @@ struct PairSums {  // the products of the first and of the second code of a pair
         int16x8_t low, high;
     };
     int32x4_t v[4];
-    void start() { v[0] = v[1] = v[2] = v[3] = vdupq_n_s32(0); }
+    template <class... Any>
+    void start(const Any&...) { v[0] = v[1] = v[2] = v[3] = vdupq_n_s32(0); }
     static Pairs load(const int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
-    static Pairs broadcast(const int16_t* pair) {
+    void add(Pairs a, const int16_t* pair) {
         const int16x8_t b = vreinterpretq_s16_s32(vdupq_n_s32(read<int32_t>(pair)));
-        return {b, b};
-    }
-    void add(Pairs a, Pairs b) {
-        v[0] = vmlal_s16(v[0], vget_low_s16(a.low), vget_low_s16(b.low));
-        v[1] = vmlal_high_s16(v[1], a.low, b.low);
-        v[2] = vmlal_s16(v[2], vget_low_s16(a.high), vget_low_s16(b.high));
-        v[3] = vmlal_high_s16(v[3], a.high, b.high);
+        v[0] = vmlal_s16(v[0], vget_low_s16(a.low), vget_low_s16(b));
+        v[1] = vmlal_high_s16(v[1], a.low, b);
+        v[2] = vmlal_s16(v[2], vget_low_s16(a.high), vget_low_s16(b));
+        v[3] = vmlal_high_s16(v[3], a.high, b);
     }
     Lanes numbers() const { return {vcvtq_f32_s32(vpaddq_s32(v[0], v[1])), vcvtq_f32_s32(vpaddq_s32(v[2], v[3]))}; }
 };
 #else
 struct PairSums {
-    struct Pairs {
-        int16_t code[16];
-    };
+    using Pairs = const int16_t*;
     uint32_t v[8];  // modulo 2^32: sums over keys out of sight, whose codes may be anything, are not used
-    void start() { std::fill_n(v, 8, 0u); }
-    static Pairs load(const int16_t* p) {
-        Pairs out;
-        std::memcpy(out.code, p, sizeof out.code);
-        return out;
-    }
-    static Pairs broadcast(const int16_t* pair) {
-        Pairs out;
-        for (int i = 0; i < 16; ++i) out.code[i] = pair[i % 2];
-        return out;
-    }
-    void add(const Pairs& a, const Pairs& b) {
-        for (int i = 0; i < 16; ++i) v[i / 2] += uint32_t(int32_t(a.code[i]) * b.code[i]);
+    template <class... Any>
+    void start(const Any&...) { std::fill_n(v, 8, 0u); }
+    static Pairs load(const int16_t* p) { return p; }
+    void add(Pairs a, const int16_t* pair) {
+        for (int i = 0; i < 16; ++i) v[i / 2] += uint32_t(int32_t(a[i]) * pair[i % 2]);
     }
     Lanes numbers() const {
         return Lanes::of([&](int i) { return float(int32_t(v[i])); });

@@ -1,4 +1,4 @@
-// What a few queries have seen of a stretch of the cache, and how two stretches become one.
+// What a few queries have seen of a stretch of the cache, how two stretches become one, and the rotation of a q8 cache.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,22 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;  // scores are powers of two
 
+// Elements that are rotated together: a power of two.
+constexpr int64_t rotated_block(int64_t dim) { return dim & -dim; }
+
+// *x* by the matrix of Walsh and Hadamard, without a scale: twice is rotated_block(dim) times *x*. *spare* has as many floats.
+[[maybe_unused]] void rotate(float* __restrict x, int64_t dim, float* __restrict spare) {
+    const int64_t block = rotated_block(dim), half = block / 2;
+    for (float* end = x + dim; x < end; x += block)
+        for (int64_t n = block; n > 1; n /= 2) {
+            for (int64_t i = 0; i < half; ++i) spare[i] = x[2 * i] + x[2 * i + 1], spare[half + i] = x[2 * i] - x[2 * i + 1];
+            std::copy_n(spare, block, x);
+        }
+}
+
 // *from* comes behind *into*.
-[[maybe_unused]] void merge(const PartialAttention& into, const PartialAttention& from, int64_t rows, int64_t dim) {
+[[maybe_unused]] void merge(const PartialAttention& into, const PartialAttention& from, int64_t rows, int64_t head_dim) {
+    const int64_t dim = code_width(head_dim);
     constexpr int kRows = 16;  // whose weights are computed together
     for (int64_t r0 = 0; r0 < rows; r0 += kRows) {
         const int n = int(std::min<int64_t>(kRows, rows - r0));
