@@ -25,17 +25,17 @@
 //            be larger, with 32,767 at most (all 0 where a unit is below 1e-30). So a sum of values is an exact
 //            integer too. Sums of pages are added online in float32, in splits of kSplitPages pages that begin
 //            at fixed positions and are merged in order; behind them the score of a sink, whose value is 0.
-// Attention, q8: a vector of a head is rotated, each block of the largest power of two that divides its width by that many times
-//            (x_0 + x_1, x_2 + x_3, ..., x_0 - x_1, x_2 - x_3, ...) as doublings lead to that power, which spreads what is
-//            large over the block; results are rotated back. It is int8 codes and a step, the smallest float32 with 16 zero
-//            bits at its end that is not below the largest magnitude / 127; code = round_half_even(x * (1 / step)). The step
-//            is 0 where that magnitude is below 1e-18, NaN where it is above 1e14 or none. A score is the exact product of
-//            codes * (step of the query * scale) * step of the key. Of a page a weight is 2^-x of 15 bits, x being what the
-//            score is below the largest, rounded to 1 / 2,048: with f the last 11 bits of that, products rounded to 15 bits
-//            and halves up, (1 - f (c1 - f (c2 - f c3))), halved as often as the others say. Times round_half_even(step *
-//            (32,640 / largest step)), steps of the values that are seen in the page, it is 255 codes with seven bits behind
-//            the point, and is rounded up from a fraction on that each place of a page has for itself (ops/quad_sums.hpp).
-//            The sum over values is exact, times largest step / 254.99, and NaN where a step that is seen is. The rest is as
+// Attention, q8: a vector of a head is rotated, each block of the largest power of two that divides its width by doublings of
+//            (x_0 + x_1, x_2 + x_3, ..., x_0 - x_1, x_2 - x_3, ...), which spreads what is large over the block; results are
+//            rotated back. It is int8 codes and a step, the smallest float32 with 16 zero bits at its end that is not below
+//            the largest magnitude / 127; code = round_half_even(x * (1 / step)). The step is 0 where that magnitude is below
+//            1e-18, NaN where it is above 1e14 or none. A score is the exact product of codes * (step of the query * scale) *
+//            step of the key. Page by page, in integers of 16 bits, products of a and b being (a b + 2^14) / 2^15 rounded down:
+//            a weight is 2^-x, x being what the score is below the largest, rounded to 1 / 2,048: with f the last 11 bits,
+//            1 - f (c1 - f (c2 - f c3)), halved as often as the others say; its part is its product with round_half_even(step
+//            * (32,767 / largest step)) of the values that are seen. The largest part of the row becomes code 255, the others
+//            in proportion, with seven bits behind the point, rounded up from a fraction on that each place of a page has for
+//            itself (ops/quad_sums.hpp). The sum over values is exact, and NaN where a step that is seen is. The rest is as
 //            above.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
