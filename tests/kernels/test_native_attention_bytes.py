@@ -227,7 +227,7 @@ def test_a_large_weight_of_a_small_value_hides_no_other(level):
     k[0, 0, 0], v[0] = np.log(2000.0), 1e-4 * v[0]
     expected = exact(q, k, v, 63, scale=1.0)
     error = attend(q, k, v, 63, scale=1.0) - expected
-    assert np.sum(error**2) / np.sum(expected**2) < 5e-3
+    assert np.sum(error**2) / np.sum(expected**2) < 2e-2
 
 
 def test_small_weights_of_a_page_count(level):
