@@ -62,10 +62,10 @@ def _encode(x: NDArray[np.float32], size: NDArray[np.float32], extent: np.float3
 def rotate(x: Array) -> Array:
     """*x* ``(..., D)`` by the matrix of Walsh and Hadamard, which spreads what is large.
 
-    Blocks of the largest power of two that divides D are rotated, :func:`rotated_block`. Twice is
+    Blocks of the largest power of two that divides D are rotated, :func:`rotation_block`. Twice is
     that many times *x*.
     """
-    block = rotated_block(x.shape[-1])
+    block = rotation_block(x.shape[-1])
     parts = x.reshape(*x.shape[:-1], -1, block)
     for _ in range(block.bit_length() - 1):
         even, odd = parts[..., ::2], parts[..., 1::2]
@@ -73,7 +73,7 @@ def rotate(x: Array) -> Array:
     return parts.reshape(x.shape)
 
 
-def rotated_block(head_dim: int) -> int:
+def rotation_block(head_dim: int) -> int:
     """Elements that :func:`rotate` mixes."""
     return head_dim & -head_dim
 
@@ -157,7 +157,7 @@ def load(pages: NDArray[np.int16], head_dim: int, kv_type: KVType = "f16") -> tu
             with np.errstate(all="ignore"):  # places that hold nothing may hold anything
                 numbers = numbers * step[..., None]
                 if kv_type == "q8":
-                    numbers = rotate(numbers) / np.float32(rotated_block(head_dim))
+                    numbers = rotate(numbers) / np.float32(rotation_block(head_dim))
                 to.append(numbers)
     return np.concatenate(keys_and_values[0], axis=1), np.concatenate(keys_and_values[1], axis=1)
 

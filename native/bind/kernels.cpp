@@ -24,9 +24,6 @@ bool bind_has_kernel(int type) {
     return has_kernel(Type(type));
 }
 
-// Where vpermb looks up five weights of a byte, reading fewer bytes is faster; elsewhere it was slower or not measured.
-bool bind_dense_pays() { return cpu_features().avx512_vbmi && level() != "avx2" && level() != "avx_vnni"; }
-
 int64_t bind_row_bytes(int type, int64_t cols) {
     require(type >= 0 && type < kTypes && cols > 0, "unknown weight type, or no columns");
     return row_bytes(Type(type), cols);
@@ -112,7 +109,7 @@ void bind_kernels(nb::module_& m) {
     m.def("kernel_level", &level, "The instruction set in use.");
     m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
     m.def("has_kernel", &bind_has_kernel, "type"_a, "Whether the level in use has a kernel of its own for a type.");
-    m.def("dense_pays", &bind_dense_pays, "Whether the level in use multiplies dense ternary weights faster.");
+    m.def("dense_pays", &dense_pays, "Whether the level in use multiplies dense ternary weights faster.");
     m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
     m.def("plant_wrong_kernel", &plant_wrong_kernel, "what"_a,
           "For tests of kernel_self_test: a kernel is wrong until set_kernel_level; False if there is none of that name.");

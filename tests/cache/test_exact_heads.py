@@ -137,7 +137,7 @@ def test_a_copy_from_the_cache_is_the_one_that_was_built(cache, monkeypatch):
     ops, matrix = head(0)
     built = HeadCopy.build(ops, matrix)
     assert len(list(cache.rglob("*.copy"))) == 1
-    monkeypatch.setattr(head_copy, "_build", lambda *_: pytest.fail("it is built again"))
+    monkeypatch.setattr(head_copy, "write_copy", lambda *_: pytest.fail("it is built again"))
     found = HeadCopy.build(ops, matrix)
     assert built.arrays.keys() == found.arrays.keys()
     for name, array in built.arrays.items():

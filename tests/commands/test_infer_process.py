@@ -72,7 +72,7 @@ ROOMS = {
     *("runtime", "shipped", "sources", "tokenizer"),
 }
 PARTS = {
-    *("batch.options", "cache.exact_heads", "crossval.options", "hub.options"),
+    *("batch.options", "cache.exact_heads", "convert.options", "crossval.options", "hub.options"),
     *("server.narration", "server.options"),
     *("store.blobs", "store.links", "store.partial", "store.records", "store.tag"),
 }

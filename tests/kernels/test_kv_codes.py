@@ -104,7 +104,7 @@ def test_a_rotation_is_the_matrix_of_walsh_and_hadamard(dim, block):
     x = np.random.default_rng(5).standard_normal((3, dim))
     expected = np.einsum("ij,rbj->rbi", matrix, x.reshape(3, -1, block)).reshape(3, dim)
     np.testing.assert_allclose(kv_codes.rotate(x), expected, rtol=1e-12, atol=1e-12)
-    assert kv_codes.rotated_block(dim) == block
+    assert kv_codes.rotation_block(dim) == block
     np.testing.assert_allclose(kv_codes.rotate(kv_codes.rotate(x)), block * x)
 
 
@@ -137,6 +137,6 @@ def test_pages_of_bytes_keep_what_is_stored_in_any_order(head_dim):
         for to, x in zip(expected, rows, strict=True):
             codes, steps = kv_codes.encode_bytes(x)
             turned = kv_codes.rotate(codes.astype(np.float32) * steps[..., None])
-            numbers = turned / np.float32(kv_codes.rotated_block(head_dim))
+            numbers = turned / np.float32(kv_codes.rotation_block(head_dim))
             to[:, start:stop] = numbers.transpose(1, 0, 2)
     np.testing.assert_array_equal(kv_codes.load(page[None], head_dim, "q8"), expected)

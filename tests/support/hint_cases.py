@@ -329,7 +329,7 @@ CASES = (
         ends=(0, 13),
     ),
     Case(
-        "verify-tokenizer {word(self.path)} --against {word(self.explicit)}",
+        "verify-tokenizer {word(self.path)} --against {word(self.tokenizer)}",
         f"bitnet verify {MODEL} --tokenizer one/tokenizer.json",
         "shows",
         other_rules,

@@ -51,7 +51,7 @@ FILLED = {
     "{word(self.packaged)}": "smollm2-135m",
     "{word(self.repo)}{more}": "org/tiny --file tiny.gguf",
     "{word(source.file)}": "tiny.gguf",
-    "{word(self.explicit)}": "tokenizer.json",
+    "{word(self.tokenizer)}": "tokenizer.json",
     "{word(folder)}": "models",
     "ORG/REPO": "org/tiny",
     "--file FILE": "--file tiny.gguf",

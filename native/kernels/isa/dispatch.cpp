@@ -49,6 +49,8 @@ bool has_kernel(Type type) {
     return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
 }
 
+bool dense_pays() { return active().dense_pays; }
+
 bool plant_wrong_kernel(const std::string& what) {
     Kernels& k = active();
     const LinearKernel ones = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {

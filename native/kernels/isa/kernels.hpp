@@ -242,6 +242,7 @@ struct Kernels {
     // The same tile, which has at least *cols* columns, as one of TernaryDense with *cols*.
     void (*make_dense)(const uint8_t* tile, int64_t cols, uint8_t* out);
     HeadKernels exact_head;
+    bool dense_pays;  // TernaryDense is faster than two bits a weight
 };
 
 // Every level's table.

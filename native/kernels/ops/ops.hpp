@@ -23,6 +23,8 @@ std::string level();
 bool set_level(const std::string& name);
 // Whether the chosen level has a kernel of its own for *type*.
 bool has_kernel(Type type);
+// Whether it multiplies TernaryDense faster than two bits a weight.
+bool dense_pays();
 // Kernels of the chosen level that differ from the scalar ones and were replaced.
 std::vector<std::string> self_test();
 
