@@ -11,8 +11,7 @@ from bitnet.base.errors import UsageError
 from bitnet.base.machine import page_reads, peak_memory
 from bitnet.runtime.conversation_text import ReasoningReader
 from bitnet.runtime.piece import Piece, TokenLogprob
-from bitnet.runtime.tool_blocks import overlap
-from bitnet.runtime.tool_calls import ToolCall, call_reader
+from bitnet.runtime.tool_calls import ToolCall, call_reader, overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

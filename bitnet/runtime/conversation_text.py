@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.runtime.request import ReasoningRules, check_messages
-from bitnet.runtime.tool_blocks import overlap
+from bitnet.runtime.tool_calls import overlap
 from bitnet.runtime.tool_formats import (
     HARMONY,
     explain_tools,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 from dataclasses import dataclass
 from typing import Literal
-
-_IDS = string.ascii_letters + string.digits
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline", "error"]
 
@@ -39,11 +35,6 @@ class CallDelta:
     arguments: str = ""  # next part of its arguments, JSON text
     id: str = ""  # in its first part only, as is the function's name
     name: str = ""
-
-
-def new_call_id() -> str:
-    """An id of a call: nine letters and digits, as Mistral's templates expect."""
-    return "".join(secrets.choice(_IDS) for _ in range(9))
 
 
 @dataclass(frozen=True)

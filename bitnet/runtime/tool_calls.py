@@ -1,22 +1,48 @@
-"""Function calls in the text of an answer, found while it is generated."""
+"""Function calls in the text of an answer, found while it is generated.
+
+A block is the text from an opening mark to a closing one, or to the end of the answer. It holds
+calls as JSON, or for each call a head and its arguments: JSON (DeepSeek, Mistral),
+``<parameter=...>`` elements (Qwen3-Coder), or FunctionGemma's notation, in which ``<escape>``
+stands for the quotes of a text. The forms are those of the chat templates.
+
+gpt-oss writes messages (harmony); the prompt ends where the header of the first one begins::
+
+    <|channel|>analysis<|message|>REASONING<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
+    <|start|>assistant<|channel|>final<|message|>TEXT<|return|>
+
+A recipient (``to=``) may also come before the channel. The format is described in
+https://cookbook.openai.com/articles/openai-harmony.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.runtime.piece import CallDelta, new_call_id
-from bitnet.runtime.tool_blocks import BlockReader, HarmonyReader, overlap
-from bitnet.runtime.tool_formats import NAME
+from bitnet.runtime.piece import CallDelta
+from bitnet.runtime.tool_formats import ESCAPE, NAME
 
 if TYPE_CHECKING:
-    from bitnet.runtime.tool_formats import CallRules
+    from collections.abc import Callable
 
+    from bitnet.runtime.tool_formats import CallFormat, CallRules
+
+_ELEMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_BARE = re.compile(r"[^,\[\]{}:]+")
 _JSON = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\r\n]*")
-_BETWEEN = re.compile(r"[ \t\r\n,:]*")  # members of an object that is valid
+_NEVER = re.compile(r"(?!)")
+_MESSAGE, _START = "<|message|>", "<|start|>"
+_BEGINNINGS = (_START, "<|channel|>", "to=")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_END = re.compile("|".join(map(re.escape, _ENDS)))
+_CALL = re.compile(r"to=functions\.([\w.-]+)")
+_ROUTED = re.compile(r"to=|<\|channel\|>analysis")  # not to the user
 
 
 @dataclass
@@ -35,245 +61,297 @@ class ToolCall:
             return None
 
 
-def call_reader(rules: CallRules) -> CallReader | BlockReader | HarmonyReader:
+def call_reader(rules: CallRules) -> CallReader:
     """A reader of the calls in one answer."""
-    if rules.form.channels:
-        return HarmonyReader(rules)
-    return BlockReader(rules) if rules.form.block else CallReader(rules)
-
-
-class _Value:
-    """Finds the end of a JSON object or list that comes in parts."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_text = False
-        self._escaped = False
-
-    def end(self, text: str) -> int | None:
-        """Position in the next part *text* where the value ends; ``None`` if it does not end yet.
-
-        The first part starts with the value.
-        """
-        for at, character in enumerate(text):
-            if self._in_text:
-                self._in_text = self._escaped or character != '"'
-                self._escaped = character == "\\" and not self._escaped
-            elif character == '"':
-                self._in_text = True
-            else:
-                self._depth += (character in "{[") - (character in "}]")
-                if not self._depth:
-                    return at + 1
-        return None
+    if rules.guided and rules.form.arguments == "json":
+        return GuidedReader(rules)
+    return HarmonyReader(rules) if rules.form.channels else BlockReader(rules)
 
 
 class CallReader:
-    """Splits the text of an answer into text and calls.
+    """Splits the text of an answer into text and calls."""
 
-    In a free answer a call is reported when it is complete, its arguments are an object and its
-    function exists; anything else stays text. A guided call is reported as it is generated.
+    def __init__(self, rules: CallRules) -> None:
+        """Reads one answer."""
+        self._rules, self._form = rules, rules.form
+        self._held = ""
+        self._calls = 0
+
+    def read(self, text: str, *, final: bool = False) -> tuple[str, list[CallDelta]]:
+        """Text and calls that are certain after the next part, *text*; all if it is *final*."""
+        self._held += text
+        texts: list[str] = []
+        deltas: list[CallDelta] = []
+        self._read(texts, deltas, final=final)
+        return "" if self._rules.guided else "".join(texts), deltas
+
+    def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
+        raise NotImplementedError
+
+    def _begin_call(self, deltas: list[CallDelta], name: str, arguments: str = "") -> None:
+        if self._rules.parallel or not self._calls:
+            call_id = secrets.token_hex(5)[:9]  # nine letters and digits, as Mistral's templates
+            deltas.append(CallDelta(self._calls, arguments, call_id, name))
+            self._calls += 1
+
+
+class GuidedReader(CallReader):
+    """Reads calls to which a grammar restricts the answer; reports them as they are generated."""
+
+    def __init__(self, rules: CallRules) -> None:
+        """Reads one answer."""
+        super().__init__(rules)
+        head = re.escape(self._form.head).replace(re.escape(NAME), r"([\w.-]+)")
+        opening = "" if self._form.listed else re.escape(self._form.opening)
+        self._head = re.compile(opening + head)
+        self._arguments: str | None = None  # of the call that is read, so far
+
+    def _read(self, _texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:  # noqa: ARG002 - of the others
+        while self._held:
+            if self._arguments is None:
+                begin = self._head.search(self._held)
+                if begin is None:
+                    return
+                self._begin_call(deltas, begin[1])
+                self._held, self._arguments = self._held[begin.end() :], ""
+                continue
+            whole, end = self._arguments + self._held, None
+            if "}" in self._held:
+                with suppress(ValueError):  # it goes on
+                    end = _decode(whole, 0)[1]
+            deltas.append(CallDelta(self._calls - 1, whole[len(self._arguments) : end]))
+            self._held = "" if end is None else whole[end:]
+            self._arguments = whole if end is None else None
+
+
+class BlockReader(CallReader):
+    """Reports the calls of a block when it is complete.
+
+    A block that is not calls of known functions stays text.
     """
 
     def __init__(self, rules: CallRules) -> None:
         """Reads one answer."""
-        self._rules = rules
-        self._form = rules.form
-        self._held = ""
-        self._seen = 0  # characters of the held text already examined
-        self._at = 0  # position in it where the call's JSON begins
-        self._value: _Value | None = None
-        self._calls = 0
-        self._fresh = not self._form.marker  # a call may come here without a marker before it
-        head = re.escape(self._form.head).replace(re.escape(NAME), r"([\w.-]+)")
-        self._head = re.compile(head if self._form.listed else re.escape(self._form.opening) + head)
+        super().__init__(rules)
+        self._closing = self._form.closing.strip().lstrip("]")
+        self._after_call = False  # spaces that follow are not text
+        begin = "|".join(map(re.escape, ("{", "[", *self._form.dressing)))
+        self._opening = re.compile(re.escape(self._form.marker) or rf"\A\s*(?={begin})")
 
-    def read(self, text: str, *, final: bool = False) -> tuple[str, list[CallDelta]]:
-        """Text and parts of calls that are certain after the next part, *text*.
-
-        If it is *final*, an incomplete call of a free answer is text.
-        """
-        self._held += text
-        if self._rules.guided:
-            return "", self._read_guided()
-        texts: list[str] = []
-        deltas: list[CallDelta] = []
-        while self._held and (self._read_call if self._value else self._spoken)(texts, deltas):
-            pass
-        if final:
-            is_dressing = self._fresh and self._calls
-            texts.append(self._strip_dressing(final=True)[0] if is_dressing else self._held)
-            self._held = ""
-        return "".join(texts), deltas
-
-    def _read_guided(self) -> list[CallDelta]:
-        deltas: list[CallDelta] = []
-        while self._held:
-            if self._value is None:
-                begin = self._head.search(self._held)
-                if begin is None:
-                    break
-                deltas.append(self._begin_call(begin[1]))
-                self._held, self._value = self._held[begin.end() :], _Value()
-                continue
-            end = self._value.end(self._held)
-            deltas.append(CallDelta(self._calls - 1, self._held[:end]))
-            self._held = "" if end is None else self._held[end:]
-            if end is not None:
-                self._value = None
-        return deltas
-
-    def _begin_call(self, name: str) -> CallDelta:
-        self._calls += 1
-        return CallDelta(self._calls - 1, id=new_call_id(), name=name)
-
-    # --- a free answer ---------------------------------------------------------------------------
-
-    def _spoken(self, said: list[str], _: list[CallDelta]) -> bool:
-        """Find the beginning of a call in the held text; true if there is more to do."""
-        marker = self._form.marker
-        if self._fresh:
-            rest, undecided = self._strip_dressing()
-            if undecided:
-                return False
-            if not marker and rest[0] in "{[":
-                self._begin(len(self._held) - len(rest))
-                return True
-            self._fresh = False
-            self._held = rest if self._calls else self._held
-        if marker:
-            return self._find_marker(said)
-        said.append(self._held)
-        self._held = ""
-        return False
-
-    def _strip_dressing(self, *, final: bool = False) -> tuple[str, bool]:
-        """Held text without dressing; and true if that may continue, unless *final*."""
-        rest, dressing = self._held.lstrip(), sorted(self._form.dressing, key=len, reverse=True)
-        while rest:
-            if not final and any(one != rest and one.startswith(rest) for one in dressing):
-                return rest, True
-            found = next((one for one in dressing if rest.startswith(one)), "")
-            if not found:
-                return rest, False
-            rest = rest[len(found) :].lstrip()
-        return "", True
-
-    def _find_marker(self, said: list[str]) -> bool:
-        marker = self._form.marker
-        before, found, _ = self._held.partition(marker)
-        if found:
-            said.append(before.rstrip())
-            self._held = self._held[len(said[-1]) :]
-            marked = self._held.index(marker) + len(marker)
-            begin = marked
-            if "[ARGS]" in self._form.head:
-                begin = self._held.find("[ARGS]") + len("[ARGS]")
-                if begin < marked:
-                    return False
-            begin = _SPACE.match(self._held, begin).end()  # type: ignore[union-attr]
-            if begin == len(self._held):
-                return False
-            if self._held[begin] in "{[":
-                self._begin(begin)
+    def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
+        if self._after_call:
+            self._held = self._held.lstrip()
+            self._after_call = not self._held
+        while opened := self._opening.search(self._held):
+            before, rest = self._held[: opened.start()], self._held[opened.end() :]
+            parts = rest.partition(self._closing) if self._closing else (rest, "", "")
+            body, closed, after = parts
+            if not (closed or final):
+                break
+            calls = _calls_in(self._form, body, self._rules.schemas)
+            self._held = after
+            if calls and all(name in self._rules.names for name, _ in calls):
+                texts.append(before.rstrip())
+                self._held = after.lstrip()
+                self._after_call = not self._held
+                for name, arguments in calls:
+                    self._begin_call(deltas, name, arguments)
             else:
-                self._give_up(said, marked)
-            return True
-        # The possible beginning of a marker is held back, with the space before it.
-        sure = before[: len(before) - overlap(before, marker)].rstrip()
-        said.append(sure)
-        self._held = before[len(sure) :]
-        return False
+                texts.append(before + opened[0] + body + closed)
+        keep = 0 if final else self._count_undecided(opened)
+        ready = self._held[: len(self._held) - keep]
+        # A call may follow, and the space before it is not text.
+        ready = ready if final else ready.rstrip()
+        self._held = self._held[len(ready) :]
+        texts.append(ready)
 
-    def _begin(self, at: int) -> None:
-        self._value, self._seen, self._fresh = _Value(), at, False
-        self._at = at
+    def _count_undecided(self, opened: re.Match[str] | None) -> int:
+        """Length of the end of the held text that is, or may become, a block."""
+        if opened:
+            return len(self._held) - opened.start()
+        if self._form.marker:
+            return overlap(self._held, self._form.marker)
+        begin = self._held.lstrip()
+        if not begin or any(mark.startswith(begin) for mark in self._form.dressing):
+            return len(self._held)
+        self._opening = _NEVER  # without a marker, a call is the beginning of the answer
+        return 0
 
-    def _read_call(self, said: list[str], deltas: list[CallDelta]) -> bool:
-        """Read a call up to its end; true if there is more to do."""
-        assert self._value is not None
-        fresh = self._held[self._seen :]
-        end = self._value.end(fresh)
-        if end is None:
-            self._seen = len(self._held)
+
+class HarmonyReader(CallReader):
+    """Reports each call when its message is complete.
+
+    Text is the content of the channels ``final`` and ``commentary``, and whole messages to others
+    than the functions that may be called.
+    """
+
+    _header: str | None = None  # of the message that is read; None: its header is
+
+    def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
+        while self._held:
+            if self._header is None and not self._read_header(final=final):
+                break
+            if not self._read_content(texts, deltas, final=final):
+                break
+
+    def _read_header(self, *, final: bool) -> bool:
+        """True if what follows is the content of a message."""
+        begin = self._held.lstrip()
+        begun = begin.startswith(_BEGINNINGS)
+        header, found, rest = begin.partition(_MESSAGE) if begun else (begin, "", "")
+        if found:
+            self._header, self._held = header + found, rest
+        elif final or not (begun or any(mark.startswith(begin) for mark in _BEGINNINGS)):
+            self._header = ""  # it has none
+        return self._header is not None
+
+    def _read_content(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> bool:
+        """True if the message is complete."""
+        header = self._header or ""
+        routed, call = _ROUTED.search(header), _CALL.search(header)
+        end = _END.search(self._held)
+        if end is None and not final:
+            if not routed:
+                certain = len(self._held) - max(overlap(self._held, mark) for mark in _ENDS)
+                texts.append(self._held[:certain])
+                self._held = self._held[certain:]
             return False
-        end += self._seen
-        whole, self._value = self._held[:end], None
-        calls = self._read(whole)
-        if calls is None:
-            self._give_up(said, end)
+        content, mark = (self._held, "") if end is None else (self._held[: end.start()], end[0])
+        self._held = self._held[len(content) + (0 if mark == _START else len(mark)) :]
+        self._header = None
+        if not routed:
+            texts.append(content)
             return True
-        self._held, self._fresh = self._held[end:], True
-        for name, arguments in calls:
-            if self._rules.parallel or not self._calls:
-                begun = self._begin_call(name)
-                deltas += [begun, CallDelta(begun.index, arguments)]
+        try:
+            if call is None or call[1] not in self._rules.names:
+                raise ValueError("not a function that may be called")
+            self._begin_call(deltas, call[1], _read_json(content, {}))
+        except ValueError:
+            texts.append(header.removeprefix(f"{_START}assistant") + content + mark)
         return True
 
-    def _give_up(self, said: list[str], end: int) -> None:
-        """Treat a supposed call, up to *end*, as text."""
-        said.append(self._held[:end])
-        self._held = self._held[end:]
 
-    def _read(self, text: str) -> list[tuple[str, str]] | None:
-        """Names and arguments of the calls in *text*; ``None`` if it is not a call."""
-        if "[ARGS]" in self._form.head:
-            name = text[: self._at].strip().removeprefix(self._form.marker)
-            name = name.partition("[ARGS]")[0].partition("[CALL_ID]")[0].strip()
-            arguments = text[self._at :]
-            calls = [(name, arguments)] if _is_object(arguments) else None
-        else:
-            calls = _calls_in(text[self._at :])
-        if not calls or any(name not in self._rules.names for name, _ in calls):
-            return None
-        return calls
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of *text* with which *mark* begins."""
+    lengths = range(min(len(mark), len(text)), -1, -1)
+    return next(n for n in lengths if text.endswith(mark[:n]))
 
 
-def _calls_in(text: str) -> list[tuple[str, str]] | None:
-    """Names and arguments of the calls in *text*, JSON; ``None`` if it has something else.
+# --- names and arguments; a ValueError where the text is something else ---------------------------
 
-    Arguments are as they are spelled: parsing and writing would change numbers.
-    """
+
+def _calls_in(
+    form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Names and arguments, as JSON, of the calls in a block; none if it has something else."""
     try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    calls: list[tuple[str, str]] = []
-    at = int(isinstance(whole, list))
-    for call in whole if isinstance(whole, list) else [whole]:
-        if not isinstance(call, dict) or not isinstance(name := call.get("name", ""), str):
-            return None
-        spelled, at = _spell_members(text, at)
-        key = next((key for key in ("arguments", "parameters") if key in call), "")
-        value, raw = call[key] if key else None, spelled.get(key, "{}")
-        if isinstance(value, str) and _is_object(value):  # JSON in JSON
-            raw = value
-        elif value is None:
-            raw = "{}"
-        elif not isinstance(value, dict):
-            return None
-        calls.append((name, raw))
+        if not form.block:
+            return _json_calls(form, body)
+        read = _ARGUMENTS[form.arguments]
+        heads = [(head["name"], head.end()) for head in re.finditer(form.block, body)]
+        return [(name, read(body[end:], schemas.get(name) or {})) for name, end in heads]
+    except (ValueError, IndexError):
+        return []
+
+
+def _json_calls(form: CallFormat, body: str) -> list[tuple[str, str]]:
+    marks = map(re.escape, filter(None, (*form.dressing, form.marker)))
+    dressing = re.compile(rf"(?:\s|{'|'.join(marks)})*")
+    calls, at = [], 0
+    while (at := dressing.match(body, at).end()) < len(body):  # type: ignore[union-attr]
+        value, at = _decode(body, at)
+        for call in value if isinstance(value, list) else [value]:
+            if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
+                raise ValueError("not a call")
+            arguments = call.get("arguments", call.get("parameters")) or {}
+            if isinstance(arguments, str):  # JSON in JSON
+                arguments, _ = _decode(arguments, 0)
+            calls.append((name, _write(arguments)))
     return calls
 
 
-def _spell_members(text: str, at: int) -> tuple[dict[str, str], int]:
-    """The members of the object behind *at* in valid JSON, as they are spelled, and its end."""
-
-    def skip(at: int) -> int:
-        return _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
-
-    members = {}
-    at = skip(at) + 1
-    while text[at := skip(at)] != "}":
-        key, at = _JSON.raw_decode(text, at)
-        begin = skip(at)
-        _, at = _JSON.raw_decode(text, begin)
-        members[key] = text[begin:at]
-    return members, at + 1
-
-
-def _is_object(text: str) -> bool:
+def _decode(text: str, at: int) -> tuple[Any, int]:
     try:
-        return isinstance(json.loads(text), dict)
+        return _JSON.raw_decode(text, at)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _write(arguments: Any) -> str:
+    if not isinstance(arguments, dict):
+        raise ValueError("not an object")
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
+def _read_json(text: str, _schema: Mapping[str, Any]) -> str:
+    begin = len(text) - len(text.lstrip())
+    value, end = _decode(text, begin)
+    _write(value)
+    return text[begin:end]
+
+
+def _read_xml(text: str, schema: Mapping[str, Any]) -> str:
+    body, closed, _ = text.partition("</function>")
+    values, at = {}, 0
+    properties = schema.get("properties") or {}
+    while match := _ELEMENT.match(body, at):
+        name, raw = match.groups()
+        values[name] = _of_type(raw, properties.get(name))
+        at = match.end()
+    if not closed or body[at:].strip():
+        raise ValueError("not parameters alone")
+    return _write(values)
+
+
+def _of_type(raw: str, schema: Any) -> Any:
+    """The value that *raw* spells: a text where the schema says so, else JSON if it is."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    choices = schema.get("enum") or ()
+    if schema.get("type") == "string" or (
+        choices and all(isinstance(choice, str) for choice in choices)
+    ):
+        return raw
+    try:
+        return json.loads(raw)
     except (ValueError, RecursionError):
-        return False
+        return raw
+
+
+def _read_notation(text: str, _schema: Mapping[str, Any]) -> str:
+    return _write(_notation(text, 0, 0)[0])
+
+
+def _notation(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """The value at *at* in FunctionGemma's notation, and its end."""
+    if depth > 100:
+        raise ValueError("nested too deep")
+    if text.startswith(ESCAPE, at):
+        end = text.index(ESCAPE, at + len(ESCAPE))
+        return text[at + len(ESCAPE) : end], end + len(ESCAPE)
+    if text[at] not in "{[":
+        bare = _BARE.match(text, at)
+        if bare is None:
+            raise ValueError("a value is missing")
+        return _of_type(bare[0].strip(), None), bare.end()
+    is_object = text[at] == "{"
+    values: dict[str, Any] = {}
+    items: list[Any] = []
+    at += 1
+    while text[at] not in "}]":
+        if is_object:
+            end = text.index(":", at)
+            key, at = text[at:end].strip().replace(ESCAPE, ""), end + 1
+            values[key], at = _notation(text, at, depth + 1)
+        else:
+            item, at = _notation(text, at, depth + 1)
+            items.append(item)
+        at += text[at] == ","
+    return (values if is_object else items), at + 1
+
+
+#: How arguments are read, by the name of the notation.
+_ARGUMENTS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "json": _read_json,
+    "xml": _read_xml,
+    "notation": _read_notation,
+}

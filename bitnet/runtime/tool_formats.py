@@ -4,7 +4,7 @@ The formats come from the chat templates themselves: NousResearch's Hermes 2 Pro
 (``<tool_call>``), SmolLM2 1.7B (a list in it), Llama 3.1 and 3.2 (an object with ``parameters``),
 Mistral 7B v0.3 and later (``[TOOL_CALLS]``), Phi-4 mini and Granite 3 (``<|tool_call|>``).
 Qwen3-Coder, FunctionGemma, DeepSeek V3 and V3.1 write blocks, and gpt-oss messages
-(``tool_blocks.py``).
+(``tool_calls.py``).
 Gemma 3's template does not support tools; Google's guide has it write one with ``parameters``.
 """
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 NAME = "\0"  # stands for the function's name in a head
+ESCAPE = "<escape>"  # around texts in FunctionGemma's notation
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class CallFormat:
     dressing: tuple[str, ...] = ()  # texts around calls that have no meaning
     block: str = ""  # expression of a call's head, for calls read as a block up to *closing*
     arguments: str = "json"  # how such a call writes them: json, xml or notation
-    channels: bool = False  # an answer is messages, as in ``tool_blocks.py``, each of one call
+    channels: bool = False  # an answer is messages, as in ``tool_calls.py``, each of one call
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -85,7 +86,8 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (
         ("[TOOL_CALLS]", "[ARGS]"),
         CallFormat("mistral-named", "[TOOL_CALLS]", f"{NAME}[ARGS]", "", between="",
-                   marker="[TOOL_CALLS]"),
+                   marker="[TOOL_CALLS]",
+                   block=r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]"),
     ),
     (
         ("[TOOL_CALLS] [",),

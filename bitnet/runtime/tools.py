@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.tool_blocks import ESCAPE
-from bitnet.runtime.tool_formats import NAME, CallRules
+from bitnet.runtime.tool_formats import ESCAPE, NAME, CallRules
 
 if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat

@@ -16,7 +16,7 @@ from bitnet.runtime.tool_formats import GEMMA, HERMES, CallRules, format_of
 ASK = [{"role": "user", "content": "a"}]
 NAMES = frozenset({"weather", "clock"})
 ROME = '{"city": "rome"}'
-BRACES = '{"city": "} ] \\" {", "n": 1.00}'
+BRACES = '{"city": "} ] \\" {", "n": 1.5}'
 
 
 def form(family):
