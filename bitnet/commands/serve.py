@@ -17,7 +17,7 @@ from bitnet.base.invocation import extra_command
 from bitnet.commands.context import Context, load_model, model_path, open_file, say
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions
-from bitnet.server.narration import log_as_events, stderr_as_events
+from bitnet.server.narration import output_as_events
 from bitnet.server.options import ServeOptions
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
         _serve(parts, options, model, common)
         return
     *_, narrate = parts
-    with log_as_events(narrate), stderr_as_events(narrate):
+    with output_as_events(narrate):
         try:
             _serve(parts, options, model, common)
         except BitnetError as error:  # as an event; the program would write it as text

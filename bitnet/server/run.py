@@ -19,8 +19,6 @@ from bitnet.base.trust import is_loopback
 from bitnet.server.app import create_app
 from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
-from bitnet.server.narration import limit_lines
-from bitnet.server.tracing import tracing_from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,15 +59,10 @@ def run(
         logger.warning(
             "any client that reaches %s can use this worker: there is no key", options.host
         )
-    tracing = tracing_from_environment()
-    app = create_app(models, metrics, narrate, options, tracing)
+    app = create_app(models, metrics, narrate, options)
     server = _Server(_configuration(app, options), models, narrate, drain_s=options.drain)
-    try:
-        with server.signals(), _garbage_as_events(narrate):
-            _serve(server, bound, narrate, ready)
-    finally:
-        if tracing is not None:
-            tracing.close()
+    with server.signals(), _filter_log(narrate):
+        _serve(server, bound, narrate, ready)
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
     if server.stopped_at_once:
         raise Interrupted("stopped at once; running answers were cut off")
@@ -82,23 +75,22 @@ def run(
 
 
 @contextmanager
-def _garbage_as_events(narrate: Narrate) -> Iterator[None]:
-    """Log requests that are not HTTP like other refused requests; limited when there are many."""
-    narrate_refusal = limit_lines(narrate)
+def _filter_log(narrate: Narrate) -> Iterator[None]:
+    """Log requests that are not HTTP like other refused ones, and clients cut off not at all."""
 
-    def narrate_garbage(record: logging.LogRecord) -> bool:
+    def accept(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
-            return True
+            return not isinstance((record.exc_info or (None, None))[1], asyncio.CancelledError)
         message, cute = "a client sent something that is not HTTP: 400", "What was that? 🙉"
-        narrate_refusal("request_refused", message, cute, level="WARN", status=400)
+        narrate("request_refused", message, cute, level="WARN", status=400)
         return False
 
     log = logging.getLogger("uvicorn.error")
-    log.addFilter(narrate_garbage)
+    log.addFilter(accept)
     try:
         yield
     finally:
-        log.removeFilter(narrate_garbage)
+        log.removeFilter(accept)
 
 
 def _serve(
@@ -218,8 +210,6 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections; cutting off a client after the time limits is not an error."""
-        log = logging.getLogger("uvicorn.error")
-        log.addFilter(_is_no_cut)
         waiting = asyncio.ensure_future(self._let_go())
         try:
             await super().shutdown(sockets)
@@ -230,7 +220,6 @@ class _Server(uvicorn.Server):
                 await self.lifespan.shutdown()
         finally:
             waiting.cancel()
-            log.removeFilter(_is_no_cut)
 
     async def _let_go(self) -> None:
         """Wait for a second SIGINT, then briefly for the ends of answers."""
@@ -239,11 +228,6 @@ class _Server(uvicorn.Server):
         self.models.drain(0)
         await asyncio.sleep(LAST_WORDS_S)
         self.force_exit = True
-
-
-def _is_no_cut(record: logging.LogRecord) -> bool:
-    kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or not issubclass(kind, asyncio.CancelledError)
 
 
 # --- the address ---------------------------------------------------------------------------------

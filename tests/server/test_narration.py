@@ -4,13 +4,13 @@ import json
 import sys
 
 from bitnet.base.progress import Progress
-from bitnet.server.narration import narrator, stderr_as_events
+from bitnet.server.narration import narrator, output_as_events
 
 
 def test_what_is_written_to_stderr_becomes_events():
     lines = []
     narrate = narrator(lines.append, worker_id="w", form="json")
-    with stderr_as_events(narrate):
+    with output_as_events(narrate):
         print("first", "second", file=sys.stderr)
         print(file=sys.stderr)
         with Progress("model.gguf", 10) as progress:
