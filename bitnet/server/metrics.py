@@ -1,7 +1,7 @@
 """Metrics for Prometheus, in their own registry.
 
-Metrics that vLLM and llama.cpp's server have as well are also exported under their names, so that
-existing dashboards work: docs.vllm.ai/en/latest/usage/metrics, and llama-server's README.
+Those that vLLM or llama.cpp's server have as well have their names, so that existing dashboards
+work: docs.vllm.ai/en/latest/usage/metrics, and llama-server's README.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 _OF_MODEL: tuple[tuple[str, Any, str, str, tuple[str, ...]], ...] = (
     ("loaded", Gauge, "bitnet_model_loaded", "1 for a model that is loaded", ()),
     ("refused", Counter, "bitnet_refused", "requests refused because the queue was full", ()),
-    ("prompt_tokens", Counter, "bitnet_prompt_tokens", "ids of the prompts of ended answers",
-     ("vllm:prompt_tokens", "vllm:prefix_cache_queries")),
-    ("tokens", Counter, "bitnet_tokens", "ids generated",
-     ("vllm:generation_tokens", "llamacpp:tokens_predicted")),
-    ("first_token_s", Histogram, "bitnet_time_to_first_token_seconds",
-     "from acceptance to the first id", ("vllm:time_to_first_token_seconds",)),
-    ("answer_s", Histogram, "bitnet_answer_seconds", "from acceptance to the end of the answer",
-     ("vllm:e2e_request_latency_seconds",)),
+    ("prompt_tokens", Counter, "vllm:prompt_tokens", "ids of the prompts of ended answers",
+     ("vllm:prefix_cache_queries",)),
+    ("tokens", Counter, "vllm:generation_tokens", "ids generated", ("llamacpp:tokens_predicted",)),
+    ("first_token_s", Histogram, "vllm:time_to_first_token_seconds",
+     "from acceptance to the first id", ()),
+    ("answer_s", Histogram, "vllm:e2e_request_latency_seconds",
+     "from acceptance to the end of the answer", ()),
     ("open", Gauge, "bitnet_open_answers", "answers that wait or are being written", ()),
-    ("running", Gauge, "llamacpp:requests_processing", "answers that are being written",
-     ("vllm:num_requests_running",)),
-    ("waiting", Gauge, "llamacpp:requests_deferred", "answers that wait",
-     ("vllm:num_requests_waiting",)),
+    ("running", Gauge, "vllm:num_requests_running", "answers that are being written",
+     ("llamacpp:requests_processing",)),
+    ("waiting", Gauge, "vllm:num_requests_waiting", "answers that wait",
+     ("llamacpp:requests_deferred",)),
     ("kv_usage", Gauge, "vllm:kv_cache_usage_perc", "share of --kv-memory, 0 to 1", ()),
     ("hits", Counter, "vllm:prefix_cache_hits", "ids of prompts computed before", ()),
     ("between_s", Histogram, "vllm:inter_token_latency_seconds", "from one id to the next", ()),
@@ -51,11 +50,9 @@ class _Alias(Collector):
     """A metric under another name."""
 
     def __init__(self, original: Counter | Gauge | Histogram, name: str) -> None:
-        self._original = original
-        self._name = name
+        self._original, self._name = original, name
 
     def collect(self) -> Iterator[Metric]:
-        """Current samples of the original, renamed."""
         for metric in self._original.collect():
             renamed = Metric(self._name, metric.documentation, metric.type)
             for sample in metric.samples:

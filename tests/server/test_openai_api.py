@@ -383,7 +383,7 @@ def test_the_metrics_count_what_happened(worker):
     worker.post("/v1/inference", {"prompt": ""})
     text = worker.http.get("/metrics").text
     assert 'bitnet_answers_total{finish="length",model_name="tiny"} 1.0' in text
-    assert 'bitnet_tokens_total{model_name="tiny"} 5.0' in text
+    assert 'vllm:generation_tokens_total{model_name="tiny"} 5.0' in text
     assert 'bitnet_http_requests_total{route="/v1/inference",status="400"} 1.0' in text
     assert 'bitnet_open_answers{model_name="tiny"} 0.0' in text
 

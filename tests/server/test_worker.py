@@ -302,10 +302,10 @@ def test_metrics_stand_under_the_names_of_other_servers_too(serving, slow):
     text = metrics_of(worker)
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
     label = '{model_name="tiny"}'
-    prompt = float(found[f"bitnet_prompt_tokens_total{label}"])
+    prompt = float(found[f"vllm:prompt_tokens_total{label}"])
     assert found[f"vllm:generation_tokens_total{label}"] == "10.0"
     assert found[f"llamacpp:tokens_predicted_total{label}"] == "10.0"
-    assert float(found[f"vllm:prompt_tokens_total{label}"]) == prompt > 0
+    assert float(found[f"vllm:prefix_cache_queries_total{label}"]) == prompt > 0
     hits = float(found[f"vllm:prefix_cache_hits_total{label}"])
     assert float(found[f"llamacpp:prompt_tokens_total{label}"]) == prompt - hits
     assert hits > 0
