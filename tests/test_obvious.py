@@ -67,9 +67,7 @@ ANY_TEXT = {
     "any value means the same": {"NO_COLOR"},
     "a command": {"EDITOR", "VISUAL"},
     "other programs' words": {
-        "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
-        "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER",
+        "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     },
 }  # fmt: skip
 REFUSES = sorted(

@@ -351,15 +351,6 @@ otel_endpoint = _text(
     help="OpenTelemetry collector that a worker sends traces to over HTTP, with the extra "
     "otel; other variables of OpenTelemetry configure it",
 )
-otel_traces_exporter = _text(
-    "OTEL_TRACES_EXPORTER", help="otlp: send traces even if no collector is set; none: never"
-)
-otel_protocol = _text(
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
-    "OTEL_EXPORTER_OTLP_PROTOCOL",
-    help="only http/protobuf; any other value disables traces with a warning",
-)
-otel_disabled = _text("OTEL_SDK_DISABLED", help="true: send no traces")
 no_color = Setting(
     "NO_COLOR", parse=bool, default=False, help="any value: no bold text on the terminal"
 )

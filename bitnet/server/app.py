@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from bitnet.server import pages
 from bitnet.server.exchange import FORMS, answer, body_of, compute, open_slot, taking
 from bitnet.server.guard import Guard
 from bitnet.server.refusals import Refused, from_error
+from bitnet.server.tracing import trace_requests
 from bitnet.wire.llama_server import DEFAULTS
 from bitnet.wire.ollama import NEVER, SHOW, parameter_size, timestamp
 from bitnet.wire.routes import COMPUTED, ROUTES
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from bitnet.server.narration import Narrate
     from bitnet.server.options import ServeOptions
     from bitnet.server.slot import Slot
-    from bitnet.server.tracing import Tracing
     from bitnet.wire.fields import Form
 
 _llama_server = APIRouter(tags=["llama-server"])
@@ -38,16 +39,12 @@ _ollama = APIRouter(prefix="/api", tags=["Ollama"])
 
 
 def create_app(
-    models: Models,
-    metrics: Metrics,
-    narrate: Narrate,
-    options: ServeOptions,
-    tracing: Tracing | None = None,
+    models: Models, metrics: Metrics, narrate: Narrate, options: ServeOptions
 ) -> FastAPI:
     """The application that serves *models*, which start and stop with it.
 
-    *metrics* and *narrate* hear of requests, *tracing* of each POST; *options* say who may call,
-    and how large a request may be.
+    *metrics* and *narrate* hear of requests; *options* say who may call, and how large a request
+    may be.
     """
 
     @asynccontextmanager
@@ -55,6 +52,7 @@ def create_app(
         models.start()
         yield
         models.stop()
+        await asyncio.to_thread(end_tracing)
 
     app = FastAPI(
         title="bitnet",
@@ -74,7 +72,7 @@ def create_app(
             _add_routes(app, path, form, handle)
     _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
-    app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate, tracing=tracing)
+    app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate)
     if options.allow_origin:  # outside of the guard: a page can read the reason of a refusal
         app.add_middleware(
             CORSMiddleware,
@@ -83,6 +81,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )
+    end_tracing = trace_requests(app)
     return app
 
 

@@ -21,6 +21,7 @@ from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import EVERYTHING
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
+from bitnet.server.tracing import describe_span
 from bitnet.wire import ollama, responses
 from bitnet.wire.routes import COMPUTED, ROUTES, dialect_of
 from bitnet.wire.worker import DEFAULT_TOKENS
@@ -155,7 +156,7 @@ async def generate(
 
     Each comes with the number of its answer and with the answer itself, which may be further.
     """
-    began_at, state = time.perf_counter(), request.scope["state"]
+    state = request.scope["state"]
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
     answers = await _submit(request, slot, form, body, pieces)
     left, count = len(answers), len(answers)
@@ -166,7 +167,6 @@ async def generate(
         "Here we go! Thinking of something nice to say! 💭",
         prompt_tokens=sum(each.prompt_tokens for each in answers),
     )
-    failure = ""
     try:
         while left:
             index, piece = await pieces.get()
@@ -176,13 +176,11 @@ async def generate(
         _narrate_end(narrate, answers)
     except BaseException as error:
         state["told"] = True
-        failure = _narrate_failure(narrate, error)
+        _narrate_failure(narrate, error)
         raise
     finally:
         slot.cancel(answers)
-        if span := state.get("span"):
-            name = slot.adapter(body["model"]) or slot.name
-            span.record(answers, name, body, began_at, failure)
+        describe_span(answers, slot.adapter(body["model"]) or slot.name)
 
 
 async def _submit(
@@ -284,16 +282,14 @@ def _narrate_end(narrate: Callable[..., None], answers: list[Answer]) -> None:
     )
 
 
-def _narrate_failure(narrate: Callable[..., None], error: BaseException) -> str:
-    """Narrate the end of answers by *error*; a word for it."""
+def _narrate_failure(narrate: Callable[..., None], error: BaseException) -> None:
     if not isinstance(error, Exception):
         narrate("inference_cancelled", "The client has gone; its answer is given up", "Bye bye! 👋")
-        return "cancelled"
+        return
     problem = from_error(error)
     message = f"Inference failed: {problem.message}"
     cute = "Oh no, that did not work! 😿"
     narrate("inference_failed", message, cute, level="ERROR", code=problem.code)
-    return str(problem.status)
 
 
 def _check(its: Answer, piece: Piece, request: Request) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bitnet.base.trust import is_loopback
-from bitnet.server.narration import limit_lines
 from bitnet.server.pages import OPEN_PREFIX
 from bitnet.server.refusals import GONE, Refused
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrate
     from bitnet.server.options import ServeOptions
-    from bitnet.server.tracing import Tracing
 
     Scope = MutableMapping[str, Any]  # of ASGI, as the next ones
     Event = MutableMapping[str, Any]
@@ -50,9 +48,8 @@ class Guard:
         options: ServeOptions,
         metrics: Metrics,
         narrate: Narrate,
-        tracing: Tracing | None = None,
     ) -> None:
-        """Guard *app* as *options* say; *metrics*, *narrate* and *tracing* hear of requests.
+        """Guard *app* as *options* say; *metrics* and *narrate* hear of requests.
 
         Without a key, a worker on a loopback address refuses requests whose ``Host`` is not this
         machine: a foreign page whose name resolves to this machine (DNS rebinding) must not read
@@ -61,8 +58,7 @@ class Guard:
         self._app = app
         self._options = options
         self._metrics = metrics
-        self._narrate, self._narrate_refusal = narrate, limit_lines(narrate)
-        self._tracing = tracing
+        self._narrate = narrate
         self._key = options.key().encode()
         self._local_only = not self._key and is_loopback(options.host)
 
@@ -79,9 +75,6 @@ class Guard:
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
         status, begun = 0, time.perf_counter()
-        span = None
-        if self._tracing and scope["method"] == "POST":  # others only ask for its state
-            scope["state"]["span"] = span = self._tracing.begin(scope)
 
         async def send_counted(event: Event) -> None:
             nonlocal status
@@ -101,8 +94,6 @@ class Guard:
         finally:
             await ends.aclose()
             path = getattr(scope.get("route"), "path", "")
-            if span:
-                span.end(path, scope["method"], status or GONE)
             self._metrics.requests.labels(path or "other", str(status or GONE)).inc()
             if self._options.access_log:
                 self._log(scope, request_id, status or GONE, time.perf_counter() - begun)
@@ -122,8 +113,8 @@ class Guard:
         )
 
     def _tell(self, scope: Scope, request_id: str, status: int) -> None:
-        """Log a refused request; limited when there are many."""
-        self._narrate_refusal(
+        """Log a refused request."""
+        self._narrate(
             "request_refused",
             f"{scope['method']} {scope['path'][:200]}: {status}",
             "Sorry, I cannot do that! 🙅",

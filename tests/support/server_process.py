@@ -64,8 +64,7 @@ def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
         if loaded:
             models.pin(models.default, slots[0].load(slots[0].open()))
         app_options = {"worker_id": "w1"} | (app_options or {})
-        tracing = app_options.pop("tracing", None)
-        app = create_app(models, metrics, narrate, ServeOptions(**app_options), tracing)
+        app = create_app(models, metrics, narrate, ServeOptions(**app_options))
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
