@@ -57,8 +57,6 @@ def convert(
         say(f"{output}: " + "\n".join(plan.lines()))
     for warning in plan.warnings if not console.no_warnings else ():
         say(f"Warning: {warning.subject}: {warning.text}")
-    with Progress("checking", mode=console.progress) as progress:
-        plan.check(progress.reach)
     with Progress(f"writing {output}", mode=console.progress) as progress:
         done = plan.write(target, progress.reach)
     if not console.json:

@@ -23,32 +23,18 @@ if TYPE_CHECKING:
     from bitnet.families.family import LlamaCppSupport
     from bitnet.formats.checkpoint import Checkpoint
 
+    _Texts = Iterator[tuple[str, str]]  # an engine, and what it does
+
+_EVERY = "every engine"
+_LLAMA_CPP = "llama.cpp"
+
 
 def differences(
     checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]
 ) -> Iterator[Finding]:
     """Every engine that computes the file made of *jobs* differently from *checkpoint*."""
-    yield from _products(jobs)
-    if is_dynamic(checkpoint):
-        yield _by(
-            "every engine",
-            f"positions beyond {config.context_length:,} are not stretched: GGUF cannot say "
-            "dynamic rope scaling",
-        )
-    targets = {job.target.name for job in jobs}
-    family = of_gguf(checkpoint.architecture)
-    if family is None or family.llama_cpp is None:
-        yield _by("llama.cpp", f"does not load the architecture {checkpoint.architecture}")
-        return
-    for name in sorted(targets & {"I2_S", "IQ2_BN"}):
-        yield _by("llama.cpp", f"does not load {name}")
-    if not config.causal:
-        yield _by("llama.cpp", "lets no position see those behind it, unless it is told to")
-    yield from _windows(config, family.llama_cpp)
-    yield from _scale(config, family.llama_cpp)
-    yield from _rope(config)
-    yield from _caches(config)
-    yield from _tensors(checkpoint, config, family.llama_cpp)
+    for engine, text in (*_of_file(checkpoint, config, jobs), *_of_model(checkpoint, config)):
+        yield Finding("warning", engine, text)
 
 
 def is_dynamic(checkpoint: Checkpoint) -> bool:
@@ -56,159 +42,110 @@ def is_dynamic(checkpoint: Checkpoint) -> bool:
     return bool(checkpoint.value("rope.scaling.type", "none") == "dynamic")
 
 
-def _by(engine: str, text: str) -> Finding:
-    return Finding("warning", engine, text)
-
-
-def _products(jobs: Sequence[Job]) -> Iterator[Finding]:
+def _of_file(checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]) -> _Texts:
     if changed := [job for job in jobs if not job.keeps_rounding]:
         before, after = changed[0].weight.quant.name, changed[0].target.name
-        what = "no longer rounds" if not changed[0].target.is_ternary else "rounds"
-        yield _by(
-            "every engine",
-            f"{what} what {len(changed)} matrices multiply to int8 per token: {before} -> {after} "
-            "keeps the weights, and not the results",
-        )
+        rounds = "rounds" if changed[0].target.is_ternary else "no longer rounds"
+        what = f"{rounds} what {len(changed)} matrices multiply to int8 per token: "
+        yield _EVERY, f"{what}{before} -> {after} keeps the weights, and not the results"
     widths = [job.weight.shape[-1] for job in jobs if job.target.name == "IQ2_BN"]
     if min(widths, default=SHORTEST_ROW) < SHORTEST_ROW:
-        yield _by(
-            "ik_llama.cpp",
-            f"aborts at products of IQ2_BN with rows of fewer than {SHORTEST_ROW} weights; here "
-            f"{min(widths)}",
-        )
+        what = f"aborts at products of IQ2_BN with rows of fewer than {SHORTEST_ROW} weights; here "
+        yield "ik_llama.cpp", f"{what}{min(widths)}"
+    if is_dynamic(checkpoint):
+        what = f"positions beyond {config.context_length:,} are not stretched: "
+        yield _EVERY, f"{what}GGUF cannot say dynamic rope scaling"
+    for name in sorted({job.target.name for job in jobs} & {"I2_S", "IQ2_BN"}):
+        yield _LLAMA_CPP, f"does not load {name}"
 
 
-def _windows(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
-    if engine.window_layers:
-        windowed = any(its.window or its.rope is None for its in config.attentions)
-        if windowed != (config.n_layers == engine.window_layers):
-            yield _by(
-                "every engine",
-                f"gives {config.architecture} models windows, and layers that do not rotate, where "
-                f"they have {engine.window_layers} layers, whatever their keys say; here "
-                f"{config.n_layers}",
-            )
+def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
+    family = of_gguf(checkpoint.architecture)
+    if family is None or family.llama_cpp is None:
+        yield _LLAMA_CPP, f"does not load the architecture {checkpoint.architecture}"
         return
-    windows = {its.window for its in config.attentions if 0 < its.window < config.context_length}
-    if windows and WINDOWS[0] in engine.ignores:
-        yield _by(
-            "every engine",
-            f"ignores the sliding window of {config.architecture} models: beyond "
-            f"{min(windows):,} positions it sees too much",
-        )
+    if not config.causal:
+        yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
+    yield from _attentions(config, family.llama_cpp)
+    for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
+        yield from _mixer(mixer, config, family.llama_cpp)
+    yield from _tensors(checkpoint, config, family.llama_cpp)
 
 
-def _scale(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
-    for its in config.attentions[:1] if engine.wide_scale_layers else ():
-        usual = its.head_dim**-0.5
-        if config.n_layers == engine.wide_scale_layers:
-            usual = (config.dim / its.heads) ** -0.5
-        if not math.isclose(its.scale, usual, rel_tol=1e-6):
-            yield _by(
-                "every engine",
-                f"scales the scores of {config.architecture} models by {usual:.6g} whatever "
-                f"query_pre_attn_scalar says, here {its.scale:.6g}",
-            )
-
-
-def _rope(config: ModelConfig) -> Iterator[Finding]:
+def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
+    kind, layers, attentions = config.architecture, config.n_layers, config.attentions
+    windows = {its.window for its in attentions if 0 < its.window < config.context_length}
+    if engine.window_layers:
+        windowed = any(its.window or its.rope is None for its in attentions)
+        if windowed != (layers == engine.window_layers):
+            what = f"gives {kind} models windows, and layers that do not rotate, where they have "
+            what += f"{engine.window_layers} layers, whatever their keys say; here {layers}"
+            yield _EVERY, what
+    elif windows and WINDOWS[0] in engine.ignores:
+        what = f"ignores the sliding window of {kind} models: beyond "
+        yield _EVERY, f"{what}{min(windows):,} positions it sees too much"
     for rope in config.ropes:
         original = rope.original_context
         if rope.long_freq_factors is not None and original < config.context_length:
-            yield _by(
-                "llama.cpp",
-                f"takes the long rope factors wherever its context is above {original:,} "
-                "positions, however few the text has",
-            )
-
-
-def _caches(config: ModelConfig) -> Iterator[Finding]:
-    """By llama.cpp, layers with a window read the last cache but one, the others the last one."""
+            what = f"takes the long rope factors wherever its context is above {original:,} "
+            yield _LLAMA_CPP, f"{what}positions, however few the text has"
+    # Layers with a window read the last cache but one, the others the last one.
     last = len(config.caches) - 1
-    for its in config.attentions:
-        if its.shared_cache is not None and its.shared_cache != last - bool(its.window):
-            yield _by(
-                "llama.cpp",
-                f"lets layers without keys of {config.architecture} models read those of the last "
-                "two that have keys, first one with a window, then one without",
-            )
-            return
+    shared = [its for its in attentions if its.shared_cache is not None]
+    if any(its.shared_cache != last - bool(its.window) for its in shared):
+        what = f"lets layers without keys of {kind} models read those of the last two that have "
+        yield _LLAMA_CPP, f"{what}keys, first one with a window, then one without"
+    for its in attentions[:1]:
+        usual = its.head_dim**-0.5
+        if layers == engine.wide_scale_layers:
+            usual = (config.dim / its.heads) ** -0.5
+        if engine.wide_scale_layers and not math.isclose(its.scale, usual, rel_tol=1e-6):
+            what = f"scales the scores of {kind} models by {usual:.6g} whatever "
+            yield _EVERY, f"{what}query_pre_attn_scalar says, here {its.scale:.6g}"
+        if engine.whole_width and its.heads * its.head_dim != config.dim:
+            what = f"does not load {kind} models whose heads, {its.heads} of {its.head_dim}, are "
+            yield _LLAMA_CPP, f"{what}not {config.dim} wide together"
+        if engine.whole_keys and its.heads != its.kv_heads:
+            what = f"does not load {kind} models with {its.heads} heads and "
+            yield _LLAMA_CPP, f"{what}{its.kv_heads} key heads"
 
 
-def _tensors(
-    checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSupport
-) -> Iterator[Finding]:
-    kind = checkpoint.architecture
-    optional = (  # tensors that only some models of a family have
-        name
-        for name in checkpoint.weights
-        if name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")
-    )
-    strange = next((name for name in optional if not name.endswith(engine.tensors)), None)
-    if strange:
-        yield _by(
-            "llama.cpp",
-            f"has no {strange} in {kind} models: it refuses the file or computes without it",
-        )
+def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
+    kind, eps = config.architecture, config.norm_eps
+    if isinstance(mixer, DeltaNet):
+        if mixer.key_dim != mixer.value_dim:
+            what = f"does not load {kind} models with keys of {mixer.key_dim} and values of "
+            yield _LLAMA_CPP, f"{what}{mixer.value_dim}"
+        if not math.isclose(eps, 1e-6, rel_tol=1e-3):
+            what = f"normalizes keys of {kind} models with the epsilon of norms, {eps:g}"
+            yield _LLAMA_CPP, f"{what}, instead of 1e-06"
+    elif isinstance(mixer, LatentAttention) and mixer.eps != eps:
+        what = f"normalizes latents of {kind} models with the epsilon of other norms, "
+        yield _EVERY, f"{what}{eps:g}, instead of {mixer.eps:g}"
+    elif isinstance(mixer, Mamba2):
+        if mixer.norm_groups and mixer.norm_first:
+            yield _EVERY, f"gates the states of {kind} models before their norm"
+        if engine.wide_states and mixer.width != 2 * config.dim:
+            what = f"does not load {kind} models whose states are not twice as wide as the model: "
+            yield _LLAMA_CPP, f"{what}{mixer.width}, expected {2 * config.dim}"
+
+
+def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
+    kind, names = checkpoint.architecture, checkpoint.weights
+    for name in names:  # of tensors that only some models of a family have
+        is_optional = name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")
+        if is_optional and not name.endswith(engine.tensors):
+            what = f"has no {name} in {kind} models: it refuses the file or computes without it"
+            yield _LLAMA_CPP, what
+            break
     for end in engine.required:
-        if not any(name.endswith(end) for name in checkpoint.weights):
-            yield _by("llama.cpp", f"does not load {kind} models without {end}")
-    for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
-        if isinstance(mixer, DeltaNet):
-            yield from _delta_net(mixer, config)
-        elif isinstance(mixer, LatentAttention) and mixer.eps != config.norm_eps:
-            yield _by(
-                "every engine",
-                f"normalizes latents of {kind} models with the epsilon of other norms, "
-                f"{config.norm_eps:g}, instead of {mixer.eps:g}",
-            )
-        elif isinstance(mixer, Mamba2):
-            yield from _mamba2(mixer, config, engine)
+        if not any(name.endswith(end) for name in names):
+            yield _LLAMA_CPP, f"does not load {kind} models without {end}"
     kinds = {
         "state" if isinstance(its, State) else "window" if its.window else "attention"
         for its in config.caches
     }
     for missing in sorted(engine.needs - kinds):
-        yield _by("llama.cpp", f"crashes at {kind} models without layers of the kind {missing}")
-    if not engine.tied and "output.weight" not in checkpoint.weights:
-        yield _by("llama.cpp", f"does not load {kind} models whose head is the embedding")
-    for its in config.attentions[:1]:
-        if engine.whole_width and its.heads * its.head_dim != config.dim:
-            yield _by(
-                "llama.cpp",
-                f"does not load {kind} models whose heads, {its.heads} of {its.head_dim}, are "
-                f"not {config.dim} wide together",
-            )
-        if engine.whole_keys and its.heads != its.kv_heads:
-            yield _by(
-                "llama.cpp",
-                f"does not load {kind} models with {its.heads} heads and {its.kv_heads} key heads",
-            )
-
-
-def _delta_net(mixer: DeltaNet, config: ModelConfig) -> Iterator[Finding]:
-    kind = config.architecture
-    if mixer.key_dim != mixer.value_dim:
-        yield _by(
-            "llama.cpp",
-            f"does not load {kind} models with keys of {mixer.key_dim} and values of "
-            f"{mixer.value_dim}",
-        )
-    if not math.isclose(config.norm_eps, 1e-6, rel_tol=1e-3):
-        yield _by(
-            "llama.cpp",
-            f"normalizes keys of {kind} models with the epsilon of norms, {config.norm_eps:g}, "
-            "instead of 1e-06",
-        )
-
-
-def _mamba2(mixer: Mamba2, config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
-    kind = config.architecture
-    if mixer.norm_groups and mixer.norm_first:
-        yield _by("every engine", f"gates the states of {kind} models before their norm")
-    if engine.wide_states and mixer.width != 2 * config.dim:
-        yield _by(
-            "llama.cpp",
-            f"does not load {kind} models whose states are not twice as wide as the model: "
-            f"{mixer.width}, expected {2 * config.dim}",
-        )
+        yield _LLAMA_CPP, f"crashes at {kind} models without layers of the kind {missing}"
+    if not engine.tied and "output.weight" not in names:
+        yield _LLAMA_CPP, f"does not load {kind} models whose head is the embedding"

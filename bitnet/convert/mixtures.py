@@ -5,23 +5,21 @@ larger one: the output head, the values of the attention, and the down projectio
 The rules are those of llama.cpp's ``src/llama-quant.cpp`` (b11434); what they depend on, and which
 tensors they leave alone, is the same, so that files have the same types.
 
-An importance matrix has the mean square of each input of each matrix, as llama-imatrix writes them:
-GGUF files with the tensors ``NAME.in_sum2`` and ``NAME.counts``, and before them files of one
-record after another (``imatrix.dat``).
+An importance matrix has the mean square of each input of each matrix, in the GGUF files of
+llama-imatrix as the tensors ``NAME.in_sum2`` and ``NAME.counts``.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.convert.options import MIXTURES
 from bitnet.formats.gguf import GGUF
 from bitnet.quants import types
@@ -150,8 +148,8 @@ class _Assignment:
     """Types of the tensors of one model, asked in llama.cpp's order: by block, then by name."""
 
     def __init__(self, checkpoint: Checkpoint, request: ConvertOptions) -> None:
-        self.request = request
-        self.mixture = MIXTURES[request.type]
+        self.mixture, self.default = request.type, MIXTURES[request.type].type
+        self.weighted = bool(request.imatrix)
         self.weights = checkpoint.weights
         self.architecture = checkpoint.architecture
         self.blocks = checkpoint.integer("block_count")
@@ -165,69 +163,46 @@ class _Assignment:
         self.counts: Counter[str] = Counter()
 
     def type_of(self, weight: Weight) -> QuantType:
-        role, request = _role(weight.name), self.request
-        if request.token_embedding_type and role == "embedding":
-            return self._check_width(weight, request.token_embedding_type)
-        if request.output_tensor_type and role == "output":
-            return self._check_width(weight, request.output_tensor_type)
-        name = self.mixture.type if request.pure else self._choose(weight, role)
-        if weight.shape[-1] % types.by_name(name).block_size:
+        name, columns = self._choose(weight, _role(weight.name)), weight.shape[-1]
+        if columns % types.by_name(name).block_size:
             name = _NARROW.get(name, name)
-        return types.by_name("F16" if weight.shape[-1] % types.by_name(name).block_size else name)
+        return types.by_name("F16" if columns % types.by_name(name).block_size else name)
 
     def _choose(self, weight: Weight, role: str) -> str:
-        default, request = self.mixture.type, self.request
+        default = self.default
         is_head = role == "output" or (role == "embedding" and "output.weight" not in self.weights)
-        if is_head and request.output_tensor_type:
-            return request.output_tensor_type
-        if request.type == "MXFP4_MOE":
+        if self.mixture == "MXFP4_MOE":
             experts = len(weight.shape) > 2 and weight.shape[0] > 1
             return "MXFP4" if experts and not is_head else "Q8_0"
         if is_head:
             wide = weight.shape[-1] % types.by_name(default).block_size
             return "Q8_0" if wide or default == "Q8_0" else "Q6_K"
-        return self._by_role(weight.name, role) or default
-
-    def _by_role(self, name: str, role: str) -> str | None:
         eight = self.experts == 8
         if role == "values":
-            place = self._place(name, role, self.values)
-            type_ = self._apply(_VALUES, place)
+            type_ = self._apply(_VALUES, weight.name, role, self.values)
             is_70b = self.blocks == 80 and self.architecture in ("llama", "qwen2", "olmo")
             is_70b = is_70b and (self.architecture != "llama" or self.sharing != 1)
-            if is_70b and (type_ or self.mixture.type) in ("Q3_K", "Q4_K"):
+            if is_70b and type_ in ("Q3_K", "Q4_K"):
                 type_ = "Q5_K"
             return "Q8_0" if eight else type_
         if role == "keys" and eight:
             return "Q8_0"
         if role == "down":
-            place = self._place(name, role, self.blocks, by_block=self.experts > 1)
-            return self._apply(_DOWN, place)
+            return self._apply(_DOWN, weight.name, role, self.blocks)
         if role == "attention output":
             if eight:
-                return "Q5_K" if self.request.type in _EIGHT_EXPERTS_OUTPUT else None
-            return _ATTENTION_OUTPUT.get(self.request.type)
-        return None
+                return "Q5_K" if self.mixture in _EIGHT_EXPERTS_OUTPUT else default
+            return _ATTENTION_OUTPUT.get(self.mixture, default)
+        return default
 
-    def _apply(self, rules: Mapping[str, _Rule], place: _Place) -> str | None:
-        rule = rules.get(self.request.type)
-        return rule(place) if callable(rule) else rule
-
-    def _place(self, name: str, role: str, layers: int, *, by_block: bool = False) -> _Place:
-        layer = _block(name) if by_block else self.counts[role]
+    def _apply(self, rules: Mapping[str, _Rule], name: str, role: str, layers: int) -> str:
+        by_block = role == "down" and self.experts > 1
+        place = _Place(
+            _block(name) if by_block else self.counts[role], layers, self.sharing, self.weighted
+        )
         self.counts[role] += 1
-        weighted = bool(self.request.imatrix)
-        return _Place(layer, layers, self.sharing, weighted)
-
-    def _check_width(self, weight: Weight, name: str) -> QuantType:
-        quant = types.by_name(name)
-        if weight.shape[-1] % quant.block_size:
-            raise Unsupported(
-                f"{weight.name} has rows of {weight.shape[-1]:,} weights, and {name} blocks of "
-                f"{quant.block_size}",
-                hint="choose Q8_0 or F16 for it",
-            )
-        return quant
+        rule = rules.get(self.mixture)
+        return (rule(place) if callable(rule) else rule) or self.default
 
 
 def _block(name: str) -> int:
@@ -257,36 +232,23 @@ class Importance:
     chunks: int = 0  # number of pieces of that text, or 0
 
     def of(self, weight: Weight) -> NDArray[np.float32] | None:
-        """Weights of the inputs of *weight*, ``(matrices, columns)``; ``None`` without them."""
-        values = self.values.get(weight.name)
-        if values is None:
-            return None
-        matrices = weight.shape[0] if len(weight.shape) == 3 else 1
-        if values.size == matrices * weight.shape[-1]:
-            return values.reshape(matrices, weight.shape[-1])
+        """Weights of the inputs of *weight*, ``(columns,)`` or ``(experts, columns)``."""
+        values, shape = self.values.get(weight.name), (*weight.shape[:-2], weight.shape[-1])
+        if values is None or values.size == math.prod(shape):
+            return values if values is None else values.reshape(shape)
         if weight.name in ("token_embd.weight", "per_layer_token_embd.weight"):
             return None  # it was computed for the head, which has the same numbers
         raise InvalidFormat(
             f"{self.path.name}: {values.size:,} numbers for {weight.name}, expected "
-            f"{matrices * weight.shape[-1]:,}",
+            f"{math.prod(shape):,}",
             hint="use the importance matrix of this model",
         )
 
 
 def read_importance(path: Path) -> Importance:
-    """The importance matrix in the file *path*."""
+    """The importance matrix in the GGUF file *path*."""
     if not path.is_file():
         raise NotFound(f"{path} does not exist", hint="compute one with llama-imatrix")
-    with path.open("rb") as file:
-        is_gguf = file.read(4) == b"GGUF"
-    found = _from_gguf(path) if is_gguf else _from_records(path)
-    for name, values in found.values.items():
-        if not np.isfinite(values).all():
-            raise _invalid(path, f"the numbers for {name} are not all finite")
-    return found
-
-
-def _from_gguf(path: Path) -> Importance:
     with GGUF.open(path) as file:
         missing = [key for key in _KEYS if key not in file.metadata]
         if missing:
@@ -298,49 +260,19 @@ def _from_gguf(path: Path) -> Importance:
         }
         datasets = list(file.metadata[_KEYS[0]])
         chunks = int(file.metadata[_KEYS[1]])
-    names = {name.removesuffix(_SUMS).removesuffix(_COUNTS) for name in tensors}
-    if not names:
-        raise _invalid(path, "it has no sums")
     values = {}
-    for name in names:
+    for name in {it.removesuffix(_SUMS).removesuffix(_COUNTS) for it in tensors}:
         sums, counts = tensors.get(name + _SUMS), tensors.get(name + _COUNTS)
         if sums is None or counts is None or counts.size == 0 or sums.size % counts.size:
             raise _invalid(path, f"sums and counts of {name} do not belong together")
         calls = np.floor(counts + np.float32(0.5)).reshape(-1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             means = sums.reshape(calls.size, -1) / calls
-        values[name] = np.where(calls > 0, means, np.float32(1)).astype(np.float32).reshape(-1)
+        means = np.where(calls > 0, means, np.float32(1)).astype(np.float32)
+        if not np.isfinite(means).all():
+            raise _invalid(path, f"the numbers for {name} are not all finite")
+        values[name] = means.reshape(-1)
     return Importance(path, values, datasets[0] if datasets else "", chunks)
-
-
-def _from_records(path: Path) -> Importance:
-    """The content of an ``imatrix.dat``: the number of entries; name, calls and sums of each."""
-    data, at = path.read_bytes(), 0
-
-    def take(size: int) -> bytes:
-        nonlocal at
-        if size < 0 or at + size > len(data):
-            raise _invalid(path, "it ends too early, or is not an importance matrix")
-        at += size
-        return data[at - size : at]
-
-    def number() -> int:
-        return int(struct.unpack("<i", take(4))[0])
-
-    values = {}
-    count = number()
-    if count < 1:
-        raise _invalid(path, "it is neither GGUF nor an imatrix.dat")
-    for _ in range(count):
-        name = take(number()).split(b"\0")[0].decode("utf-8", "replace")
-        calls, size = number(), number()
-        if size < 1:
-            raise _invalid(path, f"{name} has no sums")
-        sums = np.frombuffer(take(4 * size), "<f4").astype(np.float32)
-        values[name] = sums / np.float32(calls) if calls > 0 else sums
-    chunks = number() if at < len(data) else 0
-    dataset = take(number()) if at < len(data) else b""
-    return Importance(path, values, dataset.decode("utf-8", "replace"), max(chunks, 0))
 
 
 def _invalid(path: Path, why: str) -> InvalidFormat:

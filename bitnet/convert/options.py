@@ -62,15 +62,8 @@ class ConvertOptions:
         "encoding of the matrices; I2_S and those after it are for one-bit and ternary models",
         choices=ENCODINGS,
     )
-    pure: bool = option(False, "one type for all matrices, instead of larger ones for some")
-    output_tensor_type: str = option(
-        "", "type of the output head of a quantized file, such as Q8_0", metavar="TYPE"
-    )
-    token_embedding_type: str = option(
-        "", "type of the embedding of a quantized file, such as Q8_0", metavar="TYPE"
-    )
     imatrix: str = option(
-        "", "importance matrix (of llama-imatrix) to round by: GGUF or imatrix.dat", metavar="FILE"
+        "", "importance matrix to round by: the GGUF file that llama-imatrix wrote", metavar="FILE"
     )
     tokenizer: str = option(
         "", "tokenizer to embed, instead of the one of the model", metavar="PATH"
@@ -95,13 +88,5 @@ class ConvertOptions:
             raise UsageError(
                 "Q2_K_S needs an importance matrix", hint="name one: --imatrix FILE; or choose Q2_K"
             )
-        for name in ("pure", "imatrix", "output_tensor_type", "token_embedding_type"):
-            flag, value = f"--{name.replace('_', '-')}", getattr(self, name)
-            if value and self.type not in MIXTURES:
-                raise UsageError(
-                    f"{flag} goes with quantized types such as Q4_K_M, not with {self.type}"
-                )
-            if flag.endswith("-type") and value and value not in (*FLOATS, *BLOCKS):
-                raise UsageError(
-                    f"{flag} is {value!r}, expected one of {', '.join((*FLOATS, *BLOCKS))}"
-                )
+        if self.imatrix and self.type not in MIXTURES:
+            raise UsageError(f"--imatrix goes with types such as Q4_K_M, not with {self.type}")

@@ -1,9 +1,8 @@
-"""Convert one tensor to another type, and check the result."""
+"""Convert one tensor to another type, and decode the result."""
 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from bitnet.models.orders import column_order, row_order
 from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, pack_i2_s, pack_iq2_bn, ternarize
+from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -26,13 +26,20 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
-    from bitnet.quants.weight import Weight
 
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 _CHUNK = 1 << 22  # weights at a time
 _COPY_BYTES = 8 << 20
-_LARGEST_HALF = 65504.0
 _ALLOW = "to accept that: --allow-lossy"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a new tensor."""
+
+    data: bytes | memoryview
+    exact: bool = True  # it decodes to the same numbers
+    error: float = 0.0  # largest difference, as a share of its largest weight
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,7 @@ class Job:
     allow_lossy: bool  # allow a loss beyond the rounding of floats
     rounds: bool = False  # a layer of it rounds its input to int8 per token
     columns: NDArray[np.intp] | None = None  # as *order*, of columns
-    # weights of the inputs' squared errors, ``(matrices, columns)``; one matrix, or as many as
-    # experts
+    # weights of the inputs' squared errors, ``(columns,)`` or ``(experts, columns)``
     importance: NDArray[np.float32] | None = None
 
     @property
@@ -57,9 +63,7 @@ class Job:
             return ()
         own = self.importance
         return tuple(
-            replace(
-                self, weight=matrix, importance=None if own is None else own[at % len(own)][None]
-            )
+            replace(self, weight=matrix, importance=None if own is None else own[at])
             for at, matrix in enumerate(self.weight.matrices())
         )
 
@@ -74,37 +78,52 @@ class Job:
         """True if the source has codes and scales."""
         return self.weight.quant.is_ternary or self.weight.quant in _UNNUMBERED
 
-    @property
-    def step(self) -> int:
-        """Number of rows at a time; all of them if a type has no separate rows."""
-        if self.from_ternary or self.target.is_ternary or len(self.weight.shape) < 2:
-            return sys.maxsize
-        return max(1, _CHUNK // max(self.weight.shape[-1], 1))
-
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """Bytes of the new tensor."""
+    def pieces(self) -> Iterator[Piece]:
+        """The new tensor, some million weights or one ternary matrix at a time."""
         if self.matrices:
             for matrix in self.matrices:
-                yield from matrix.chunks()
+                yield from matrix.pieces()
         elif self.is_copy:
             raw = self.weight.data[: self.target.size_bytes(self.weight.shape)].data
             for start in range(0, len(raw), _COPY_BYTES):
-                yield raw[start : start + _COPY_BYTES]
-        elif self.target.name in TERNARY:
-            yield _PACKERS[self.target.name](self._fit_scales()).tobytes()
+                yield Piece(raw[start : start + _COPY_BYTES])
         else:
-            row = 0
             for values in self.values():
-                yield self._encode(values, row).data.tobytes()
-                row += len(values)
+                yield self._encode(values)
 
-    def _encode(self, values: NDArray[np.float32], row: int) -> Weight:
-        """*values*, rows from *row* on, in the new type; an overflow is detected when read back."""
-        importance = None
-        if self.importance is not None:
-            importance = self.importance[row // self.weight.shape[-2]]
-        with np.errstate(over="ignore"):
-            return registry.quantize(self.weight.name, values, self.target, importance)
+    def _encode(self, values: NDArray[np.float32]) -> Piece:
+        """*values* in the new type, decoded again; a loss beyond the rounding of floats is refused.
+
+        A ternary type has all values of the tensor at once.
+        """
+        name, target = self.weight.name, self.target
+        if target.name in BLOCKS and not np.isfinite(values).all():
+            raise Unsupported(
+                f"{name}: some of its weights are infinite or NaN, which {target.name} cannot hold",
+                hint="choose F32 or BF16, or fetch the model again",
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            if target.name in TERNARY:
+                packed = _PACKERS[target.name](self._fit_scales())
+                encoded = Weight(name, values.shape, target, packed.reshape(-1).view(np.uint8))
+            else:
+                encoded = registry.quantize(name, values, target, self.importance)
+            again = registry.dequantize(encoded)
+            error = float(np.abs(values - again).max(initial=0))
+        exact, largest = np.array_equal(values, again), float(np.abs(values).max(initial=0))
+        error /= largest or 1.0
+        if not math.isfinite(error):
+            raise Unsupported(
+                f"{name}: {target.name} cannot hold its largest weights", hint="choose BF16 or F32"
+            )
+        is_rounding = self.weight.quant.name in _FLOATS and target.name in ROUNDED
+        if not (exact or is_rounding or self.allow_lossy):
+            raise Unsupported(
+                f"{name}: {self.weight.quant.name} -> {target.name} would not be exact (by "
+                f"{error:.2g} of the largest weight)",
+                hint=f"choose F32, or, {_ALLOW}",
+            )
+        return Piece(encoded.data.data, exact, error)
 
     @property
     def keeps_rounding(self) -> bool:
@@ -118,76 +137,25 @@ class Job:
         """Number of bytes of the new tensor."""
         return self.target.size_bytes(self.weight.shape) or 0
 
-    def check(self) -> None:
-        """Encode the tensor without writing it, as far as needed to see if it is refused."""
-        for matrix in self.matrices:
-            matrix.check()
-        if self.is_copy or self.matrices:
-            return
-        if self.target.name in TERNARY:
-            self._fit_scales()
-            return
-        row = 0
-        for values in self.values():
-            if row == 0:
-                self._encode(values[:1], 0)  # there is an encoder
-            if not self._surely_fits(values):
-                encoded = self._encode(values, row)
-                with np.errstate(invalid="ignore", over="ignore"):
-                    again = registry.dequantize(encoded)
-                    error = float(np.abs(values - again).max(initial=0))
-                largest = float(np.abs(values).max(initial=0))
-                self.judge(np.array_equal(values, again), error / largest if largest else error)
-            row += len(values)
+    def values(self) -> Iterator[NDArray[np.float32]]:
+        """Values of a vector or matrix in their new order, some rows at a time.
 
-    def _surely_fits(self, values: NDArray[np.float32]) -> bool:
-        """True if *values* may be rounded, and no scale of them can be too large for a float16."""
-        if self.target.name not in BLOCKS:
-            return False
-        largest = float(np.abs(values).max(initial=0))
-        if not math.isfinite(largest):
-            raise Unsupported(
-                f"{self.weight.name}: some of its weights are infinite or NaN, which "
-                f"{self.target.name} cannot hold",
-                hint="choose F32 or BF16, or fetch the model again",
-            )
-        return self._is_rounding and largest <= _LARGEST_HALF
-
-    @property
-    def _is_rounding(self) -> bool:
-        """True if floats are rounded, which needs no permission."""
-        return self.weight.quant.name in _FLOATS and self.target.name in ROUNDED
-
-    def judge(self, exact: bool, error: float) -> None:
-        """Accept the result of converting the tensor, or a part of it."""
-        name, before, after = self.weight.name, self.weight.quant.name, self.target.name
-        if not math.isfinite(error):
-            raise Unsupported(
-                f"{name}: {after} cannot hold its largest weights", hint="choose BF16 or F32"
-            )
-        if not exact and not self._is_rounding and not self.allow_lossy:
-            raise Unsupported(
-                f"{name}: {before} -> {after} would not be exact (by {error:.2g} of the largest "
-                "weight)",
-                hint=f"choose F32, or, {_ALLOW}",
-            )
-
-    def values(self, step: int = 0) -> Iterator[NDArray[np.float32]]:
-        """Values of the tensor in their new order, *step* rows of a matrix at a time."""
-        weight, step = self.weight, step or self.step
-        if step == sys.maxsize:
+        All at once if a type has no separate rows.
+        """
+        weight = self.weight
+        if self.from_ternary or self.target.is_ternary or len(weight.shape) < 2:
             values = registry.dequantize(weight)
             yield self._with_columns(values if self.order is None else values[self.order])
             return
-        rows, its_rows = math.prod(weight.shape[:-1]), weight.shape[-2]  # of all matrices, of one
+        rows, columns = weight.shape
+        step = max(1, _CHUNK // max(columns, 1))
         data = weight.data[: weight.quant.size_bytes(weight.shape)].reshape(rows, -1)
-        for row in range(0, rows, its_rows):
-            for start in range(row, row + its_rows, step):
-                part = slice(start, min(start + step, row + its_rows))
-                some = data[part] if self.order is None else data[self.order[part]]
-                shape = (len(some), weight.shape[-1])
-                values = registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
-                yield self._with_columns(values)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            some = data[part] if self.order is None else data[self.order[part]]
+            shape = (len(some), columns)
+            values = registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
+            yield self._with_columns(values)
 
     def _with_columns(self, values: NDArray[Any]) -> NDArray[Any]:
         """*values*, or codes, with their columns in the new order."""
@@ -227,7 +195,7 @@ class Job:
                 hint="choose I2_S, or F16",
             )
         ternary = self.ternary()
-        used = count_nonzero(ternary)
+        used = _count_nonzero(ternary)
         if self.target.name == "I2_S":
             scales = self._one_each(ternary.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
             return Ternary(ternary.codes, scales)
@@ -239,7 +207,7 @@ class Job:
             shape = (rows * blocks, groups // blocks)
             scales = self._one_each(ternary.scales.reshape(shape), used.reshape(shape), "block")
             ternary = Ternary(ternary.codes, scales.reshape(rows, blocks))
-        used = count_nonzero(ternary)
+        used = _count_nonzero(ternary)
         if reason := SCALED_BLOCKS[self.target.name].refusal(ternary):
             raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
         with np.errstate(over="ignore"):
@@ -304,7 +272,7 @@ _ROUTERS = (".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")  # F32, as in 
 _PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
 
-def count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
+def _count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
     """Number of nonzero weights of each scale, in the shape of the scales."""
     rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
     counts = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)

@@ -423,19 +423,20 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
     from bitnet.convert import run
 
     source = ternary_file(tmp_path / "in.gguf", "I2_S")
-    compare = run.compare
+    open_whole = run.open_checkpoint
 
-    def damaged(path, jobs):
+    def damaged(path):
         with GGUF.open(path) as file:
             at = file.data_offset + file.tensors["blk.0.attn_q.weight"].offset
         content = bytearray(path.read_bytes())
         content[at] ^= 2 if content[at] & 2 else 1  # another valid code
         path.write_bytes(content)
-        return compare(path, jobs)
+        return open_whole(path)
 
-    monkeypatch.setattr(run, "compare", damaged)
-    with pytest.raises(VerificationFailed, match="other codes"):
-        convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0"))
+    plan = run.plan_conversion(source, ConvertOptions("TQ2_0"))
+    monkeypatch.setattr(run, "open_checkpoint", damaged)
+    with pytest.raises(VerificationFailed, match="what was read back differs"):
+        plan.write(tmp_path / "out.gguf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
 
 

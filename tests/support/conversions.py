@@ -4,7 +4,5 @@ from bitnet.convert.run import plan_conversion
 
 
 def convert(source, output, options):
-    """Write the model at *source* as the GGUF file *output*; what is refused is refused before."""
-    plan = plan_conversion(source, options)
-    plan.check()
-    return plan.write(output)
+    """Write the model at *source* as the GGUF file *output*."""
+    return plan_conversion(source, options).write(output)

@@ -94,24 +94,12 @@ MODELS = {
 }
 
 
-#: Options of a request, and what llama-quantize calls them.
-OPTIONS = (
-    ({}, {}),
-    ({"pure": True}, {"pure": True}),
-    ({"imatrix": Path("imatrix.gguf")}, {}),
-    ({"output_tensor_type": "Q5_K"}, {"head": types.by_name("Q5_K").ggml_id}),
-    ({"token_embedding_type": "F16"}, {"embedding": F16.ggml_id}),
-)
-
-
-def grid(name):
-    """Every mixture with every options, of rows that all types fit in if the options fix one."""
-    fitting = MODELS[name].weights["token_embd.weight"].shape[-1] % 256 == 0
+def grid():
+    """Every mixture with the options of a request: without an importance matrix, and with one."""
     for mixture in MIXTURES:
-        for own, theirs in OPTIONS:
-            weighted = "imatrix" in own
-            if (weighted or mixture != "Q2_K_S") and (fitting or "head" not in theirs):
-                yield mixture, own, theirs
+        if mixture != "Q2_K_S":
+            yield mixture, {}
+        yield mixture, {"imatrix": Path("imatrix.gguf")}
 
 
 def our_types(name, mixture, own):
