@@ -89,6 +89,13 @@ def pytest_testnodedown(node):
     node.config.stash[SECONDS].update(finished.get("seconds", {}))
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    slower = list(durations.beyond_bounds(config.stash[SECONDS]))
+    if slower and not config.getoption("record_durations"):
+        terminalreporter.section("slower than tests/durations.json; inv test --record")
+        terminalreporter.write_line("\n".join(slower))
+
+
 def pytest_addoption(parser):
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json")
 

@@ -62,9 +62,13 @@ def decoded(vectors):
     return codes * steps[..., None].astype(np.float64)
 
 
-def attend(q, k, v, start, *, scale, window, softcap, sinks=None):
+def attend(q, k, v, start, **how):
+    return attend_paged(q, paged(k, v), start, **how)
+
+
+def attend_paged(q, pages, start, *, scale, window, softcap, sinks=None):
     out = np.full_like(q, np.nan)
-    NATIVE.attention(q, paged(k, v), start, scale, window, softcap, out, sinks)
+    NATIVE.attention(q, pages, start, scale, window, softcap, out, sinks)
     return out
 
 
@@ -349,11 +353,12 @@ def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, 
     sinks = random(heads, seed=4)
     threads(1)
     alone = np.empty_like(q)
+    pages = [paged(k[:, [n]], v[:, [n]]) for n in range(kv_heads)]
     for t in range(tokens):
         for h in range(heads):
-            own = slice(h * kv_heads // heads, h * kv_heads // heads + 1)
             query, how["sinks"] = q[t : t + 1, h : h + 1].copy(), sinks[h : h + 1]
-            alone[t, h] = attend(query, k[:, own], v[:, own], start + t, **how)[0, 0]
+            own = pages[h * kv_heads // heads]
+            alone[t, h] = attend_paged(query, own, start + t, **how)[0, 0]
     how["sinks"] = sinks
     together = attend(q, k, v, start, **how)
     np.testing.assert_array_equal(together, alone)

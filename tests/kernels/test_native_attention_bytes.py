@@ -30,9 +30,13 @@ def paged(k, v):
     return pages
 
 
-def attend(q, k, v, start, *, scale, window=0, softcap=0.0, sinks=None):
+def attend(q, k, v, start, **how):
+    return attend_paged(q, paged(k, v), start, **how)
+
+
+def attend_paged(q, pages, start, *, scale, window=0, softcap=0.0, sinks=None):
     out = np.full_like(q, np.nan)
-    NATIVE.attention(q, paged(k, v), start, scale, window, softcap, out, sinks)
+    NATIVE.attention(q, pages, start, scale, window, softcap, out, sinks)
     return out
 
 
@@ -173,11 +177,12 @@ def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, 
     how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
     threads(1)
     alone = np.empty_like(q)
+    pages = [paged(k[:, [n]], v[:, [n]]) for n in range(kv_heads)]
     for t in range(tokens):
         for h in range(heads):
-            own = slice(h * kv_heads // heads, h * kv_heads // heads + 1)
             query = q[t : t + 1, h : h + 1].copy()
-            alone[t, h] = attend(query, k[:, own], v[:, own], start + t, **how)[0, 0]
+            own = pages[h * kv_heads // heads]
+            alone[t, h] = attend_paged(query, own, start + t, **how)[0, 0]
     np.testing.assert_array_equal(attend(q, k, v, start, **how), alone)
     for cuts in ((1, 4, 9, 11, 40), (17, 33, 40)):
         at = 0
