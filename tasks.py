@@ -10,6 +10,7 @@ from pathlib import Path
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
 
 from bitnet.base.errors import UsageError  # noqa: E402
+from bitnet.base.machine import usable_cores  # noqa: E402
 from bitnet.base.options import option  # noqa: E402
 from bitnet.commands import load, program  # noqa: E402
 from bitnet.commands.declare import task  # noqa: E402
@@ -35,8 +36,9 @@ def test(
     traced = "--cov=bitnet --cov-fail-under=90" if coverage else ""
     shown = "--durations=15 --durations-min=3"  # what may have to be marked slow
     shown += " --record-durations" * record
-    # A worker gets tests that follow each other, which share what they load.
-    spread = "-n auto --dist worksteal"
+    # A worker gets tests that follow each other, which share what they load. One more than there
+    # are cores, as some wait: for a process, for a server.
+    spread = f"-n {usable_cores() + 1} --dist worksteal"
     c.run(f"{sys.executable} -m pytest {spread} {chosen} {traced} {shown} {args}", pty=False)
 
 

@@ -1,5 +1,6 @@
 """Every recorded string of every vocabulary, on both engines."""
 
+import functools
 import gzip
 import json
 import random
@@ -33,6 +34,7 @@ EXPECTED = [
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
 
+@functools.cache
 def _spec(path):
     if path.suffix == ".gguf":
         with GGUF.open(path) as gguf:

@@ -53,7 +53,7 @@ USER = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(autouse=True)
 def _little_time(monkeypatch):
-    monkeypatch.setattr(chat_child, "CPU_MS", 300)
+    monkeypatch.setattr(chat_child, "CPU_MS", 150)
 
 
 @pytest.mark.parametrize("name", STOPPED)
