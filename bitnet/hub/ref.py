@@ -38,7 +38,6 @@ _PAGE = re.compile(
     rf"/{_REPO}(?:/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<file>.+))?)?/?", re.A
 )
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".txt", ".whl")
-_NOT_MODELS = ("cl100k_base",)  # a tokenizer
 _FORMS = "write hf:ORG/REPO, hf:ORG/REPO:FILE, hf:ORG/REPO@REVISION, a path, or https://..."
 
 
@@ -84,9 +83,7 @@ class Ref:
 
 def names() -> list[str]:
     """Names of this package's models, then of the registry's."""
-    return [
-        name for name in (*SHIPPED, *sources.PACKAGED, *sources.MODELS) if name not in _NOT_MODELS
-    ]
+    return [*SHIPPED, *sources.PACKAGED, *sources.MODELS]
 
 
 def parse(text: str) -> Ref:

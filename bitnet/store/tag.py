@@ -17,7 +17,7 @@ AREAS = ("tokenizers", "models", "store", "exact-heads")
 # Names that only this program gives to files below these folders.
 _OUR_NAMES = re.compile(
     r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
-    r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
+    r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+)/.+)"
     r"|models/(hf/.+@.+|url-[0-9a-f]{16}/.+)"
     r"|exact-heads/[0-9a-f]{32}\.copy",
     re.DOTALL,

@@ -8,11 +8,9 @@ import random
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.merges import halves_of, merges_by_score
 from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
@@ -367,11 +365,3 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
         pre_tokenizer=(),
         add_space_prefix=prepends,
     )
-
-
-def approximate(name: str, path: Path, exact: Tokenizer) -> tuple[Tokenizer, Agreement]:
-    """The tokenizer at *path* as a stand-in called *name*, and how far it agrees with *exact*."""
-    stand_in = load_tokenizer(path)
-    stand_in.source = f"approximate: {name}"
-    ours, theirs = (partial(entry.encode, add_special=False) for entry in (stand_in, exact))
-    return stand_in, measure_agreement(ours, theirs)

@@ -84,10 +84,10 @@ def test_all_strings_of_an_oracle_get_its_ids(test_data, oracle, source, parse_s
 
 
 @pytest.mark.slow
-def test_the_stand_in_cl100k_gets_the_ids_of_tiktoken(test_data, test_models, engine):
+def test_cl100k_gets_the_ids_of_tiktoken(test_data, test_models, engine):
     ranks = test_models / "cl100k_base.tiktoken"
     if not ranks.exists():
-        pytest.skip(f"{ranks} is not there; `inv download-model --id cl100k_base` fetches it")
+        pytest.skip(f"{ranks} is not there: OpenAI's file, which the package litellm has too")
     with gzip.open(test_data / "expected/cl100k.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     tokenizer = _tokenizer(ranks, engine)
