@@ -123,8 +123,7 @@ def _provide(model, project):
     """Result for *model*; raises if its tokenizer cannot be provided."""
     from bitnet import sources
     from bitnet.hub.provision import provide
-    from bitnet.tokenizer.discover import search
-    from bitnet.tokenizer.model_facts import model_facts
+    from bitnet.tokenizer.discover import model_facts, search
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     need = search(model_facts(model), places=("embedded", "sibling", "parent"))
@@ -152,8 +151,7 @@ def explain_tokenizer(
     output=Output(),
 ):
     """Show every place a tokenizer was looked for, and why."""
-    from bitnet.tokenizer.discover import download_info, not_found, search
-    from bitnet.tokenizer.model_facts import model_facts
+    from bitnet.tokenizer.discover import download_info, model_facts, not_found, search
 
     facts = model_facts(Context().model(model))
     explicit = Path(tokenizer) if tokenizer else None
@@ -263,7 +261,7 @@ def compat_check(
     output=Output(),
 ):
     """Say in one line whether model and tokenizer fit."""
-    from bitnet.tokenizer.compatibility import compatibility
+    from bitnet.tokenizer.comparison import compatibility
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
 

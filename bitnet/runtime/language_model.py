@@ -31,8 +31,7 @@ from bitnet.runtime.structured import Grammars
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.runtime.vectors import check_vectors
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
-from bitnet.tokenizer.discover import fits
-from bitnet.tokenizer.model_facts import model_facts
+from bitnet.tokenizer.discover import fits, model_facts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping

@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import BitnetError
+from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.discover import MAX_PADDING, ModelFacts, different_ids, model_facts, search
+from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.tokenizer.merges import halves_of, merges_by_score
-from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType
+from bitnet.tokenizer.spec import ADDED_FLAGS, BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 _SHOWN = 3
@@ -113,12 +118,6 @@ def measure_agreement(
     )
 
 
-def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
-    """Ids in both vocabularies whose bytes differ, ascending."""
-    shared = range(min(one.vocab_size, other.vocab_size))
-    return [id for id in shared if one.spelling(id) != other.spelling(id)]
-
-
 def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> Agreement:
     """Compare two specifications, the ids of *texts*, and the text of every id."""
     first, second = Tokenizer.from_spec(left), Tokenizer.from_spec(right)
@@ -129,36 +128,40 @@ def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> 
 
     decoders = decode(first), decode(second)
     agreement = measure_agreement(first.encode, second.encode, texts=texts, decode=decoders)
-    parts = differences(left, right)
-    shared = (id for id in range(min(len(first), len(second))) if id not in unknown)
-    pairs = ((id, first.token_bytes(id), second.token_bytes(id)) for id in shared)
-    if wrong := [f"{id}: {mine!r} / {theirs!r}" for id, mine, theirs in pairs if mine != theirs]:
-        text = f"{len(wrong):,} ids: {'; '.join(wrong[:_SHOWN])}"
-        parts.append(TokenizerDifference("text of ids", text))
+    bytes_by_id = [
+        {id: it.token_bytes(id) for id in range(min(len(first), len(second))) if id not in unknown}
+        for it in (first, second)
+    ]
+    parts = [*differences(left, right), *_tables("text of ids", *bytes_by_id)]
     return replace(agreement, differences=tuple(parts))
 
 
 def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDifference]:
     """Parts in which two specifications differ in meaning; empty if there are none.
 
-    A BPE whose merges say what SentencePiece's scores say is compared with them as such. Flags,
-    options and expressions without an effect are left out.
+    A BPE whose merges say what SentencePiece's scores say is compared with them as such. Steps of
+    one named pre-tokenizer, and options without an effect, are left out.
     """
     if left.model != right.model:
         left, right = as_sentencepiece(left) or left, as_sentencepiece(right) or right
-    merging = left.byte_level == right.byte_level and {left.model, right.model} <= {"bpe", "spm"}
-    aside = {"model"} if merging else set()
+    models = {left.model, right.model}
+    aside = {"model"} if left.byte_level == right.byte_level and models <= {"bpe", "spm"} else set()
     if left.pre and left.pre == right.pre:
         aside |= {"normalizer", "pre_tokenizer"}
     if not (left.is_sentencepiece and right.is_sentencepiece):
         aside.add("unknown_text")
     if left.byte_level and right.byte_level:
         aside.add("unknown_id")
-    parts = [
-        *_vocabularies(left, right),
-        *_orders(left, right),
-        *_tables("added tokens", _flags_of_added(left, right), _flags_of_added(right, left)),
-    ]
+    parts = _tables("vocabulary", _vocabulary(left), _vocabulary(right))
+    if models == {"unigram"}:
+        parts += _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right)))
+    elif models <= {"bpe", "spm"}:
+        parts += _tables("merges", *(dict(enumerate(_merges(spec))) for spec in (left, right)))
+    # Where no text is normalized, the stage in which a token is found makes no difference.
+    plain = left.is_sentencepiece or right.is_sentencepiece
+    plain = plain or not (left.normalizer or right.normalizer)
+    flags = ADDED_FLAGS[: -1 if plain else None]
+    parts += _tables("added tokens", *(_flags_of_added(spec, flags) for spec in (left, right)))
     ours, theirs = _values(left), _values(right)
     for name in (name for name in ours if name not in aside and ours[name] != theirs[name]):
         values = (ours[name], theirs[name])
@@ -182,10 +185,11 @@ _UNCERTAIN = frozenset({
 def _values(spec: TokenizerSpec) -> dict[str, Any]:
     """Parts of *spec* that are equal or not, as JSON values."""
     first, last = map(list, spec.affixes)
-    steps = ("normalizer", spec.normalizer), ("pre_tokenizer", spec.pre_tokenizer)
     return {
         "model": spec.model,
-        **{name: canonical(part) for name, part in (*steps, ("decoder", spec.decoding))},
+        "normalizer": significant(spec.normalizer),
+        "pre_tokenizer": significant(spec.pre_tokenizer),
+        "decoder": significant(spec.decoding),
         **{name: getattr(spec, name) for name in _OPTIONS},
         "ids put first": first,
         "ids put last": last,
@@ -193,36 +197,24 @@ def _values(spec: TokenizerSpec) -> dict[str, Any]:
     }
 
 
-def _vocabularies(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDifference]:
-    """Texts of ids; ids without a token that only pad one of them are left out."""
-    tables = []
-    for spec in (one, other):
-        types = spec.token_types
-        tables.append({
-            id: text
-            for id, text in enumerate(_texts(spec))
-            if text not in ("", f"[PAD{id}]") and not (types and types[id] == TokenType.UNUSED)
-        })  # fmt: skip
-    return _tables("vocabulary", *tables)
+def _vocabulary(spec: TokenizerSpec) -> dict[int, str]:
+    """Texts by id, without ids that only pad the vocabulary."""
+    types = spec.token_types or [TokenType.NORMAL] * spec.vocab_size
+    return {
+        id: text
+        for id, (text, kind) in enumerate(zip(_texts(spec), types, strict=True))
+        if text not in ("", f"[PAD{id}]") and kind != TokenType.UNUSED
+    }
 
 
-def _orders(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDifference]:
-    """Merges, or the scores that stand for them."""
-    models = {left.model, right.model}
-    if models == {"spm"}:
-        return _sequences("order of scores", _by_score(left), _by_score(right))
-    if models == {"unigram"}:
-        return _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right)))
-    if models == {"bpe", "spm"} or len(models) == 1:
-        return _sequences("merges", _merge_texts(left), _merge_texts(right))
-    return []  # said already
-
-
-def _merge_texts(spec: TokenizerSpec) -> list[str]:
+def _merges(spec: TokenizerSpec) -> list[str]:
+    """Merges, or those that SentencePiece's scores stand for, without those of added tokens."""
     tokens = _texts(spec)
-    if spec.model == "spm":
-        return [" ".join(pair) for pair in merges_by_score(tokens, spec.scores)]
-    return [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges]
+    if spec.model == "bpe":
+        return [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges]
+    cut_out = BYTE_NAMES.keys() | {tokens[token.id] for token in spec.added}
+    merges = merges_by_score(tokens, spec.scores)
+    return [" ".join(pair) for pair in merges if "".join(pair) not in cut_out]
 
 
 def _texts(spec: TokenizerSpec) -> list[str]:
@@ -232,39 +224,12 @@ def _texts(spec: TokenizerSpec) -> list[str]:
     return [text.replace(" ", SPACE_SYMBOL) for text in spec.tokens]
 
 
-def _by_score(spec: TokenizerSpec) -> list[str]:
-    """Tokens that two others make, best score first; those cut out of a text are never made."""
-    cut_out = {token.id for token in spec.added}
-    texts = _texts(spec)
-    vocabulary = set(texts)
-    made = [
-        (-float(score), id, text)
-        for id, (text, score) in enumerate(zip(texts, spec.scores, strict=True))
-        if id not in cut_out and any(_joins(text, vocabulary))
-    ]
-    return [text for _, _, text in sorted(made)]
-
-
-def _joins(text: str, vocabulary: set[str]) -> Iterator[tuple[str, str]]:
-    """Ways in which two tokens form *text*; byte tokens have no parts."""
-    return iter(()) if text in BYTE_NAMES else halves_of(text, vocabulary)
-
-
-def _flags_of_added(spec: TokenizerSpec, counterpart: TokenizerSpec) -> dict[int, Any]:
-    """Texts and flags of the added tokens by id.
-
-    Where no text is normalized, and in SentencePiece models, the stage in which a token is found
-    makes no difference.
-    """
-    own = spec.is_sentencepiece or counterpart.is_sentencepiece
-    own = own or not (spec.normalizer or counterpart.normalizer)
-    flags_by_id: defaultdict[int, set[str]] = defaultdict(set)
+def _flags_of_added(spec: TokenizerSpec, flags: Sequence[str]) -> dict[int, Any]:
+    """Texts and set *flags* of the added tokens by id."""
+    entries = defaultdict(set)
     for token in spec.added:
-        flags = {name: value for name, value in asdict(token).items() if value and name != "id"}
-        if own:
-            flags.pop("normalized", None)
-        flags_by_id[token.id].add(json.dumps(flags, ensure_ascii=False))
-    return {id: ", ".join(sorted(texts)) for id, texts in flags_by_id.items()}
+        entries[token.id].add((token.text, *(flag for flag in flags if getattr(token, flag))))
+    return {id: sorted(entry) for id, entry in entries.items()}
 
 
 def significant(steps: Iterable[Step]) -> list[Any]:
@@ -276,61 +241,12 @@ def significant(steps: Iterable[Step]) -> list[Any]:
     ]
 
 
-def canonical(steps: Iterable[Step]) -> list[Any]:
-    """The significant *steps*, those that do the same written in one way."""
-    rows: list[Any] = []
-    for kind, given in significant(steps):
-        options = _DEFAULTS.get(kind, {}) | given
-        regex = options["pattern"].get("Regex") if "pattern" in options else None
-        if isinstance(regex, str) and re.escape(regex).replace("\\ ", " ") == regex:
-            options["pattern"] = {"String": regex}
-        if kind == "BertNormalizer" and options.get("strip_accents") is None:
-            options["strip_accents"] = options.get("lowercase")
-        if kind == "ByteLevel" and options["use_regex"] and not options.get("add_prefix_space"):
-            rows.append(["Split", _GPT2])
-            options["use_regex"] = False
-        before = rows[-1][0] if rows else ""
-        if kind in _FORMS and before in _FORMS:  # the last one composes or not, any one folds
-            rows.pop()
-            kind = f"NF{'K' if 'K' in before + kind else ''}{kind[-1]}"
-        elif kind in ("Lowercase", "Fuse") and kind == before:
-            continue
-        if [kind, options] not in _IDLE_STEPS:
-            rows.append([kind, options])
-    return rows[:-1] if rows and rows[-1][0] == "Fuse" else rows
-
-
-# The expression built into ByteLevel.
-_GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_GPT2 = {"pattern": {"Regex": _GPT2_REGEX}, "behavior": "Isolated", "invert": False}
-_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "ByteLevel": {"use_regex": True},
-    "Metaspace": {"prepend_scheme": "always", "split": True},
-}
-_IDLE_STEPS = (
-    ["Prepend", {"prepend": ""}],
-    ["Strip", {"strip_left": False, "strip_right": False}],
-    ["Strip", {"content": " ", "start": 0, "stop": 0}],
-)
-
-
 def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDifference]:
     different = sorted(id for id in a.keys() | b.keys() if a.get(id) != b.get(id))
     if not different:
         return []
-    shown = "; ".join(f"id {id}: {a.get(id)!r} / {b.get(id)!r}" for id in different[:_SHOWN])
+    shown = "; ".join(f"{id}: {a.get(id)!r} / {b.get(id)!r}" for id in different[:_SHOWN])
     text = f"{len(a):,} and {len(b):,} entries, {len(different):,} differ: {shown}"
-    return [TokenizerDifference(part, text)]
-
-
-def _sequences(part: str, a: Sequence[str], b: Sequence[str]) -> list[TokenizerDifference]:
-    if a == b:
-        return []
-    pairs = enumerate(zip(a, b, strict=False))
-    first = next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
-    shown = " / ".join(repr(s[first]) if first < len(s) else "none" for s in (a, b))
-    text = f"{len(a):,} and {len(b):,}, different from number {first:,}: {shown}"
     return [TokenizerDifference(part, text)]
 
 
@@ -354,7 +270,8 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
                 return None
             places[result] = len(places)
     vocabulary = set(tokens)
-    if sum(1 for text in tokens for _ in _joins(text, vocabulary)) != len(set(spec.merges)):
+    ways = (halves_of(text, vocabulary) for text in tokens if text not in BYTE_NAMES)
+    if sum(1 for way in ways for _ in way) != len(set(spec.merges)):
         return None
     return replace(
         spec,
@@ -365,3 +282,83 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
         pre_tokenizer=(),
         add_space_prefix=prepends,
     )
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Result of checking a tokenizer against a model."""
+
+    compatible: bool  # true if they belong together
+    verdict: str  # one line for people
+    findings: tuple[str, ...]  # further observations, one line each
+    model_vocab: int  # ids the model has
+    tokenizer_vocab: int  # ids the tokenizer has
+    padded_rows: int  # embedding rows beyond the vocabulary
+
+
+def compatibility(
+    model: Path | Checkpoint, tokenizer: Tokenizer, *, pre: str | None = None
+) -> Compatibility:
+    """Check *tokenizer* against *model*: size, embedded token texts if any, special ids.
+
+    *pre* names a pre-tokenizer to use instead of what the GGUF file says.
+    """
+    facts = model_facts(model)
+    has, spare = tokenizer.vocab_size, facts.padding(tokenizer.vocab_size)
+    findings: list[str] = []
+    problem = ""
+    own = _own(facts, pre, findings)
+    different = different_ids(own, tokenizer) if own is not None else []
+    if spare is None:
+        size = facts.token_count or facts.vocab_size
+        problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
+    elif own is not None and different:
+        spellings = f"{own.spelling(different[0])!r} and {tokenizer.spelling(different[0])!r}"
+        count = f"{len(different):,} of {has:,} tokens differ, first id {different[0]}"
+        problem = f"same size, other vocabulary: {count}: {spellings}"
+    elif own is not None and not findings:
+        ids = measure_agreement(own.encode, tokenizer.encode)
+        if ids.first_difference is not None:
+            count = f"{ids.total - ids.equal} of {ids.total} texts"
+            text = f"the first is {ids.first_difference!r}"
+            findings.append(f"other ids than {own.source} for {count}; {text}")
+    spare = 0 if problem else spare or 0
+    if spare:
+        text = f"{spare} embedding rows beyond the vocabulary"
+        findings.append(f"{text} (padding, below {MAX_PADDING})")
+    findings += _special_findings(tokenizer)
+    verdict = f"{tokenizer.source} and {facts.path.name}: "
+    if problem:
+        verdict = f"NOT COMPATIBLE: {verdict}{problem}"
+    else:
+        how = "token by token" if own is not None else "by vocabulary size"
+        verdict = f"compatible: {verdict}{has:,} tokens, {how}"
+    return Compatibility(not problem, verdict, tuple(findings), facts.vocab_size, has, spare)
+
+
+def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:
+    """The tokenizer in the model's file, at least for its token texts, or in its folder."""
+    if facts.gguf is None:
+        return search(facts, places=("sibling",), pre=pre).tokenizer
+    if not facts.token_count:
+        return None
+    try:
+        return extract_tokenizer_from_gguf(facts.gguf, pre=pre)
+    except BitnetError as error:
+        findings.append(f"the embedded tokenizer cannot be rebuilt: {error.message}")
+    with suppress(BitnetError):  # token texts do not depend on the pre-tokenizer
+        return extract_tokenizer_from_gguf(facts.gguf, pre="gpt-2")
+    return None
+
+
+def _special_findings(tokenizer: Tokenizer) -> list[str]:
+    """Findings on special tokens and the chat template."""
+    findings = []
+    if not tokenizer.stop_ids:
+        findings.append("no end-of-generation token is known: generation stops only at its limit")
+    if tokenizer.chat_template is not None:
+        try:
+            chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
+        except BitnetError as error:
+            findings.append(f"the chat template cannot be rendered: {error.message}")
+    return findings

@@ -10,22 +10,126 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet.base import settings
-from bitnet.base.errors import BitnetError, TokenizerNotFound, VocabMismatch
+from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import word
+from bitnet.formats import not_a_model
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.inventory import Inventory
 from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
-from bitnet.tokenizer.model_facts import ModelFacts, model_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Mapping
 
-    from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+
+# Embedding matrices are padded to round sizes; more spare rows than this: another vocabulary.
+MAX_PADDING = 1024
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Properties of a model that concern its tokenizer."""
+
+    path: Path  # the GGUF file or the folder
+    architecture: str  # ``general.architecture``, or ``model_type`` of ``config.json``
+    declared: int | None  # vocabulary size in the metadata, ``None`` if absent (normal for GGUF)
+    token_count: int  # tokens in the embedded list, 0 if there is none
+    embedding_rows: int | None  # rows of the token embedding, ``None`` in files without weights
+    filler_tokens: int = 0  # tokens at its end that only pad it to the embedding (``[PAD151665]``)
+    repository: str = ""  # repository named by the model, empty if unknown
+    gguf: GGUF | None = None  # the open file; ``None`` for a folder
+    files: Inventory | None = None  # of an open folder; ``None`` for others
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids: the embedded list, else the metadata, else the embedding rows."""
+        size = self.token_count or self.declared or self.embedding_rows
+        if not size:
+            raise InvalidFormat(
+                f"{self.path}: no vocabulary size: neither tokenizer.ggml.tokens nor "
+                f"{self.architecture}.vocab_size nor token_embd.weight is there",
+                hint=f"bitnet inspect-gguf {word(self.path)}",
+            )
+        return size
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its files."""
+        return self.path if self.gguf is None else self.path.parent
+
+    @property
+    def family(self) -> str:
+        """Name of the model in messages: its architecture without version suffixes."""
+        return "bitnet" if self.architecture.startswith("bitnet") else self.architecture
+
+    def padding(self, vocab_size: int) -> int | None:
+        """Spare embedding rows with a vocabulary of that size; ``None`` if it does not fit."""
+        if self.token_count not in (0, vocab_size, vocab_size + self.filler_tokens):
+            return None
+        rows = self.embedding_rows or self.declared or self.token_count
+        spare = (rows or vocab_size) - vocab_size
+        return spare if 0 <= spare < MAX_PADDING else None
+
+
+def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
+    """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open."""
+    if isinstance(model, Checkpoint):
+        path, gguf, files, config = model.path, model.gguf, model.inventory, model.config or {}
+    else:
+        path = Path(model)
+        if not path.exists():
+            raise not_a_model.missing(path)
+        gguf, files, config = None, Inventory(path), {}
+        if not path.is_dir():
+            gguf = GGUF.open(path)
+        elif "config.json" not in files:
+            raise not_a_model.folder_without_model(path)
+        else:
+            config = files.json("config.json", dict)
+    if gguf is None:
+        inner = config.get("text_config")
+        text = {**(inner if isinstance(inner, dict) else {}), **config}
+        declared = _whole(text, "vocab_size")
+        name, repo = str(text.get("model_type", "unknown")), str(text.get("_name_or_path", ""))
+        return ModelFacts(path, name, declared, 0, declared, repository=repo, files=files)
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens", ())
+    embedding = gguf.tensors.get("token_embd.weight")
+    last = len(tokens)
+    while last and tokens[last - 1] == f"[PAD{last - 1}]":
+        last -= 1
+    return ModelFacts(
+        path=gguf.path,
+        architecture=gguf.architecture,
+        declared=_whole(gguf.metadata, f"{gguf.architecture}.vocab_size"),
+        token_count=len(tokens),
+        embedding_rows=int(embedding.shape[0]) if embedding and embedding.shape else None,
+        filler_tokens=len(tokens) - last,
+        repository=_repository(gguf.metadata),
+        gguf=gguf,
+    )
+
+
+def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
+    value = metadata.get(key)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _repository(metadata: Mapping[str, Any]) -> str:
+    """``org/name`` from the keys about a model's origin; empty if there is none."""
+    for key in ("general.source.huggingface.repository", "general.source.url", "general.repo_url"):
+        value = metadata.get(key)
+        parts = value.rstrip("/").split("/") if isinstance(value, str) else ()
+        if len(parts) >= 2:
+            return "/".join(parts[-2:])
+    return ""
 
 
 class _Variant:
@@ -175,13 +279,17 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
         outcome.tokenizer, outcome.place, outcome.path = candidate, place, path
         outcome.note(place, path, "chosen", reason)
         return
-    from bitnet.tokenizer.comparison import different_ids
-
     same = not different_ids(outcome.tokenizer, candidate)
     verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
     outcome.note(place, path, "not needed", f"{outcome.place} comes first; {verdict}")
     if not same:
         logger.warning("%s has another vocabulary than the %s one", path, outcome.place)
+
+
+def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
+    """Ids in both vocabularies whose bytes differ, ascending."""
+    shared = range(min(one.vocab_size, other.vocab_size))
+    return [id for id in shared if one.spelling(id) != other.spelling(id)]
 
 
 def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:

@@ -26,8 +26,7 @@ from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
 from bitnet.models.transformer import differences
 from bitnet.tokenizer.chat import chat_template
-from bitnet.tokenizer.comparison import measure_agreement
-from bitnet.tokenizer.compatibility import compatibility
+from bitnet.tokenizer.comparison import compatibility, measure_agreement
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
 from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files

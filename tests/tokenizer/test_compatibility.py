@@ -5,7 +5,7 @@ import json
 import pytest
 from builders import Tensor, vocabulary, write_gguf
 
-from bitnet.tokenizer.compatibility import compatibility
+from bitnet.tokenizer.comparison import compatibility
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer
 
 TOKENS = ["a", "b", "c", "ab", "<end>"]

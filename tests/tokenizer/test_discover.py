@@ -12,10 +12,10 @@ from bitnet.base.errors import NotFound, TokenizerNotFound, VocabMismatch
 from bitnet.tokenizer.discover import (
     TokenizerDiscovery,
     TokenizerStrategy,
+    model_facts,
     resolve_tokenizer,
     search,
 )
-from bitnet.tokenizer.model_facts import model_facts
 
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b"]
 WORDS = ["<unk>", "a", "b", "ab"]

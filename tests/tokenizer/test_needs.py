@@ -5,8 +5,7 @@ from builders import f32, llama_metadata, vocabulary, write_gguf
 
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.formats.model_files import find_models
-from bitnet.tokenizer.discover import search
-from bitnet.tokenizer.model_facts import model_facts
+from bitnet.tokenizer.discover import model_facts, search
 
 PIECES = ["<unk>", "a", "b", "ab"]
 EMBEDDED = vocabulary(PIECES, model="llama", scores=[0.0] * 4, token_types=[2, 1, 1, 1])
