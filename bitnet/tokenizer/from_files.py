@@ -12,9 +12,9 @@ from bitnet.formats.inventory import Inventory
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, parse_merges
-from bitnet.tokenizer.sentencepiece_model import parse_model
+from bitnet.tokenizer.sentencepiece_model import spec_from_sentencepiece
 from bitnet.tokenizer.side_files import TokenizerFile
-from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, Step, TokenizerSpec, TokenType
+from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, Step, TokenizerSpec
 from bitnet.tokenizer.tiktoken_file import (
     is_tekken,
     looks_like_ranks,
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 # Originals take precedence over conversions.
 TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
-UNKNOWN, CONTROL, USER_DEFINED = TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
@@ -60,7 +59,7 @@ def spec_from_file(
         return _vocab_txt(file)
     if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
         raise _other_kind(file.path, data[:32])
-    return _sentencepiece(file)
+    return spec_from_sentencepiece(file)
 
 
 def spec_from_folder(
@@ -99,46 +98,6 @@ def _other_kind(path: Path, head: bytes) -> InvalidFormat:
         what, hint = known
         return InvalidFormat(f"{neither} but {what}", hint=hint)
     return damage_error(f"{neither}: it begins with {head!r}")
-
-
-def _sentencepiece(file: TokenizerFile) -> TokenizerSpec:
-    model, side = parse_model(file.data, source=str(file.path)), file.side
-    tokens, types, scores = list(model.pieces), list(model.types), list(model.scores)
-    more = {token.id: token for token in side.added}
-    for id in range(len(tokens), max(more, default=-1) + 1):
-        tokens.append(more[id].text if id in more else "")
-        types.append(CONTROL)
-        scores.append(0.0)
-    bpe = model.kind == 2
-    # A Unigram model prefers its user-defined pieces but does not split at them.
-    cut = (UNKNOWN, CONTROL, USER_DEFINED) if bpe else (UNKNOWN, CONTROL)
-    added = {
-        id: AddedToken(id, piece, special=kind != USER_DEFINED, normalized=kind == USER_DEFINED)
-        for id, (piece, kind) in enumerate(zip(model.pieces, model.types, strict=True))
-        if kind in cut
-    }
-    added.update((id, token) for id, token in more.items() if token.text == tokens[id])
-    bos, eos, unknown = (
-        id if id >= 0 else None for id in (model.bos_id, model.eos_id, model.unknown_id)
-    )
-    is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
-    by_text = {tokens[id]: id for id in added}
-    spec = TokenizerSpec(
-        model="spm" if bpe else "unigram",
-        tokens=tokens,
-        scores=scores,
-        token_types=types,
-        added=tuple(added[id] for id in sorted(added)),
-        byte_fallback=model.byte_fallback,
-        add_space_prefix=model.add_dummy_prefix,
-        remove_extra_whitespaces=model.remove_extra_whitespaces,
-        charsmap=model.charsmap,
-        unknown_id=unknown,
-        unknown_text=model.unknown_text,
-        source=str(file.path),
-        **side.ends(by_text, bos=(bos, bpe), eos=(eos, is_t5)),
-    )
-    return side.complete(spec, file.data)
 
 
 def _vocab_merges(file: TokenizerFile) -> TokenizerSpec:

@@ -8,44 +8,27 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from bitnet.tokenizer.limits import GROWTH, damage_error, refusal
-from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType
+from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, TokenizerSpec, TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from bitnet.tokenizer.spec import TokenizerSpec
+    from bitnet.tokenizer.side_files import TokenizerFile
+
+T = TypeVar("T", int, bytes)
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNIGRAM, _BPE = 1, 2
-_KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
-@dataclass(frozen=True)
-class SentencePieceModel:
-    """Content of a ``tokenizer.model``."""
-
-    kind: int  # 1 Unigram, 2 BPE
-    pieces: Sequence[str]  # texts by id
-    scores: Sequence[float]  # float32 by id
-    types: Sequence[int]  # ``TokenType`` by id
-    byte_fallback: bool = False  # characters without a piece become bytes
-    charsmap: bytes = b""  # precompiled normalization table, may be empty
-    add_dummy_prefix: bool = True  # a space is put before the text
-    remove_extra_whitespaces: bool = True  # runs of spaces become one, the ends are trimmed
-    unknown_id: int = 0  # and *bos_id*, *eos_id*: -1 when switched off
-    unknown_text: str = " \u2047 "  # text of the unknown piece (``unk_surface``)
-    bos_id: int = 1  # see *unknown_id*
-    eos_id: int = 2  # see *unknown_id*
-
-
-def parse_model(data: bytes, *, source: str = "tokenizer.model") -> SentencePieceModel:
-    """Read a SentencePiece model."""
+def parse_model(data: bytes, *, source: str = "tokenizer.model") -> TokenizerSpec:
+    """The tokenizer of a SentencePiece model, without added tokens."""
     try:
         return _parse(data, source)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
@@ -53,50 +36,81 @@ def parse_model(data: bytes, *, source: str = "tokenizer.model") -> SentencePiec
         raise damage_error(text) from None
 
 
-def _parse(data: bytes, source: str) -> SentencePieceModel:
-    pieces: list[str] = []
+def _parse(data: bytes, source: str) -> TokenizerSpec:
+    tokens: list[str] = []
     scores: list[float] = []
     types: list[int] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
         if number == 1:
-            piece = dict(_fields(_as_bytes(value)))
-            pieces.append(_as_bytes(piece.get(1, b"")).decode())
-            scores.append(struct.unpack("<f", _as_bytes(piece.get(2, bytes(4))))[0])
-            types.append(_as_int(piece.get(3, 1)))
+            piece = dict(_fields(_as(bytes, value)))
+            tokens.append(_as(bytes, piece.get(1, b"")).decode())
+            scores.append(struct.unpack("<f", _as(bytes, piece.get(2, bytes(4))))[0])
+            types.append(_as(int, piece.get(3, 1)))
         elif number == 2:
-            trainer.update(_fields(_as_bytes(value)))
+            trainer.update(_fields(_as(bytes, value)))
         elif number == 3:
-            normalizer.update(_fields(_as_bytes(value)))
-    if not pieces:
+            normalizer.update(_fields(_as(bytes, value)))
+    if not tokens:
         raise ValueError("it has no pieces")
     unknown = [id for id, kind in enumerate(types) if kind == TokenType.UNKNOWN]
     if len(unknown) != 1:
         raise ValueError(f"it has {len(unknown)} pieces for what is unknown, expected 1")
-    kind = _as_int(trainer.get(3, _UNIGRAM))
+    kind = _as(int, trainer.get(3, _UNIGRAM))
     if kind not in (_UNIGRAM, _BPE):
-        name = _KINDS.get(kind, kind)
+        name = {3: "word", 4: "char"}.get(kind, kind)
         raise refusal(f"{source} is a SentencePiece {name} model; supported: BPE, Unigram")
     if trainer.get(24, 0) or not normalizer.get(5, 1):
         raise refusal(f"{source} marks spaces as suffixes, or not at all: that is not supported")
-    # Negative ids are stored as 64-bit two's complement.
-    ids = (_as_int(trainer.get(field, usual)) for field, usual in ((41, 1), (42, 2)))
-    bos, eos = (id - (1 << 64) if id >> 63 else id for id in ids)
-    return SentencePieceModel(
-        kind=kind,
-        pieces=pieces,
+    # Negative ids, stored as 64-bit two's complement, are those of tokens that are switched off.
+    ids = (_as(int, trainer.get(field, usual)) for field, usual in ((41, 1), (42, 2)))
+    bos, eos = (None if id >> 63 else id for id in ids)
+    return TokenizerSpec(
+        model="spm" if kind == _BPE else "unigram",
+        tokens=tokens,
         scores=scores,
-        types=types,
+        token_types=types,
         byte_fallback=bool(trainer.get(35, 0)),
-        charsmap=_as_bytes(normalizer.get(2, b"")),
-        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        charsmap=_as(bytes, normalizer.get(2, b"")),
+        add_space_prefix=bool(normalizer.get(3, 1)),
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
-        unknown_text=_as_bytes(trainer.get(44, " \u2047 ".encode())).decode(),
         unknown_id=unknown[0],  # as in the library, whatever the trainer's settings are
+        unknown_text=_as(bytes, trainer.get(44, " \u2047 ".encode())).decode(),
         bos_id=bos,
         eos_id=eos,
+        source=source,
     )
+
+
+def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in a ``tokenizer.model`` of SentencePiece and its side files."""
+    spec, side = parse_model(file.data, source=str(file.path)), file.side
+    pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
+    more = {token.id: token for token in side.added}
+    behind = range(len(pieces), max(more, default=-1) + 1)
+    tokens = [*spec.tokens, *(more[id].text if id in more else "" for id in behind)]
+    bpe = spec.model == "spm"
+    # A Unigram model prefers its user-defined pieces but does not split at them.
+    user = TokenType.USER_DEFINED
+    cut = (TokenType.UNKNOWN, TokenType.CONTROL, *[user] * bpe)
+    added = {
+        id: AddedToken(id, piece, special=kind != user, normalized=kind == user)
+        for id, (piece, kind) in enumerate(pieces)
+        if kind in cut
+    }
+    added.update((id, token) for id, token in more.items() if token.text == tokens[id])
+    is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
+    by_text = {tokens[id]: id for id in added}
+    spec = replace(
+        spec,
+        tokens=tokens,
+        scores=[*spec.scores, *[0.0] * len(behind)],
+        token_types=[*spec.token_types, *[TokenType.CONTROL] * len(behind)],
+        added=tuple(added[id] for id in sorted(added)),
+        **side.ends(by_text, bos=(spec.bos_id, bpe), eos=(spec.eos_id, is_t5)),
+    )
+    return side.complete(spec, file.data)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -134,16 +148,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError(f"a number of more than ten bytes at byte {at}")
 
 
-def _as_bytes(value: int | bytes) -> bytes:
-    if isinstance(value, bytes):
+def _as(kind: type[T], value: int | bytes) -> T:
+    if isinstance(value, kind):
         return value
-    raise ValueError("a number where a string or message is expected")
-
-
-def _as_int(value: int | bytes) -> int:
-    if isinstance(value, int):
-        return value
-    raise ValueError("a string or message where a number is expected")
+    raise ValueError(f"{type(value).__name__} where {kind.__name__} is expected")
 
 
 def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import tekken_files
 from charsmaps import charsmap
-from sentencepiece_writer import model_from_spec, write_model
+from sentencepiece_writer import write_model
 from small_specs import byte_level, pieces
 
 HERE = Path(__file__).parent
@@ -77,11 +77,11 @@ def tokenizer_json():
 def sentencepiece():
     """Name and bytes of every seed of ``sentencepiece``."""
     for kind in ("spm", "unigram"):
-        yield kind, write_model(model_from_spec(pieces(kind)))
+        yield kind, write_model(pieces(kind))
     mapped = pieces("unigram", charsmap=charsmap({b"a": "\u00e9".encode()}))
-    yield "mapped", write_model(model_from_spec(mapped))
+    yield "mapped", write_model(mapped)
     torn = pieces("unigram", charsmap=charsmap({b"a": b"\xc3"}))
-    yield "torn", write_model(model_from_spec(torn))
+    yield "torn", write_model(torn)
 
 
 def tiktoken():

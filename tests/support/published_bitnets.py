@@ -12,7 +12,7 @@ from hf_folders import bf16, save_tensors
 from sentencepiece_writer import write_model
 from tiny_models import TOKENS
 
-from bitnet.tokenizer.sentencepiece_model import SentencePieceModel
+from bitnet.tokenizer.spec import TokenizerSpec
 
 DIM, HEADS, KV_HEADS, HEAD, FFN, LAYERS, VOCAB = 256, 4, 2, 64, 512, 2, 64
 # As a GGUF file keeps them: with a little more or less, an activation may round to another int8.
@@ -243,7 +243,9 @@ def with_tokenizer(path, name):
     kinds = [2, 3, 3, *[1] * (VOCAB - 3)]
     scores = [0.0, 0.0, 0.0, *(-float(number) for number in range(VOCAB - 3))]
     special = {"unknown_id": 0, "bos_id": 1, "eos_id": 2}
-    model = SentencePieceModel(2, pieces, scores, kinds, remove_extra_whitespaces=False, **special)
+    model = TokenizerSpec(
+        "spm", pieces, scores=scores, token_types=kinds, add_space_prefix=True, **special
+    )
     (path / "tokenizer.model").write_bytes(write_model(model))
     return path
 

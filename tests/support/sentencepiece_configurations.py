@@ -23,7 +23,7 @@ from tokenizer_configurations import (
 )
 
 from bitnet.tokenizer.from_files import spec_from_file
-from bitnet.tokenizer.sentencepiece_model import SentencePieceModel
+from bitnet.tokenizer.spec import TokenizerSpec
 
 LINES = [
     "The quick brown fox jumps over the lazy dog, 123 times!",
@@ -92,19 +92,19 @@ def _made_up(rng):
         rng.shuffle(entries)
     pieces = [text for text, _ in entries]
     digits = rng.choice([0, 1, 6])
-    return SentencePieceModel(
-        kind=kind,
-        pieces=pieces,
+    return TokenizerSpec(
+        model="spm" if kind == 2 else "unigram",
+        tokens=pieces,
         scores=[round(rng.uniform(-12, 0), digits) for _ in pieces],
-        types=[kind for _, kind in entries],
+        token_types=[kind for _, kind in entries],
         byte_fallback=fallback,
         charsmap=base64.b64decode(random_charsmap(rng)) if _flag(rng, 0.3) else b"",
-        add_dummy_prefix=_flag(rng),
+        add_space_prefix=_flag(rng),
         remove_extra_whitespaces=_flag(rng),
         unknown_id=pieces.index("<unk>"),
         unknown_text=rng.choice([" \u2047 ", "", "?", SPACE]),
-        bos_id=pieces.index("<s>") if "<s>" in pieces else -1,
-        eos_id=pieces.index("</s>") if "</s>" in pieces else -1,
+        bos_id=pieces.index("<s>") if "<s>" in pieces else None,
+        eos_id=pieces.index("</s>") if "</s>" in pieces else None,
     )
 
 

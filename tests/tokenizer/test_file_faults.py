@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from charsmaps import charsmap
-from sentencepiece_writer import model_from_spec, write_model
+from sentencepiece_writer import write_model
 from small_specs import pieces
 
 from bitnet.base import native
@@ -190,7 +190,7 @@ def test_user_defined_symbols_of_spaces_are_sentencepieces(model, trim, symbol, 
         add_space_prefix=True,
     )
     path_spec = _spec_of_model(spec)
-    original = sentencepiece.SentencePieceProcessor(model_proto=write_model(model_from_spec(spec)))
+    original = sentencepiece.SentencePieceProcessor(model_proto=write_model(spec))
     ours = Tokenizer.from_spec(path_spec)
     for text in ("a", "a  b", "a   b", "  a", "a  ", "a    b  a", "   ", " a a  a", "b  b b"):
         assert ours.encode(text, add_special=False) == original.encode(text), text
@@ -205,7 +205,7 @@ def _spec_of_model(spec):
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tokenizer.model")
-        path.write_bytes(write_model(model_from_spec(spec)))
+        path.write_bytes(write_model(spec))
         found = spec_from_file(path)
     return replaced(found, add_bos=False, fingerprint="")
 
@@ -213,7 +213,7 @@ def _spec_of_model(spec):
 @pytest.mark.parametrize("model", ["spm", "unigram"])
 def test_the_unknown_id_is_decoded_as_sentencepiece_does(model, engine):
     spec = pieces(model)
-    original = sentencepiece.SentencePieceProcessor(model_proto=write_model(model_from_spec(spec)))
+    original = sentencepiece.SentencePieceProcessor(model_proto=write_model(spec))
     ours = Tokenizer.from_spec(_spec_of_model(spec))
     for ids in ([0], [2, 0, 3], [0, 0], [1, 0], [0, 1, 2]):
         assert ours.decode(ids) == original.decode(ids)

@@ -6,7 +6,7 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from sentencepiece_writer import model_from_spec, write_model
+from sentencepiece_writer import write_model
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer.from_files import spec_from_file
@@ -80,7 +80,7 @@ def test_ids_are_those_of_the_sentencepiece_library(trained, text):
 
 def test_a_written_model_is_the_same_to_the_library(trained):
     oracle, _, spec = trained
-    again = sentencepiece.SentencePieceProcessor(model_proto=write_model(model_from_spec(spec)))
+    again = sentencepiece.SentencePieceProcessor(model_proto=write_model(spec))
     assert again.vocab_size() == spec.vocab_size
     for text in CORPUS[:5]:
         assert again.encode(text) == oracle.encode(text)
@@ -92,8 +92,8 @@ def test_reading_what_was_written_changes_nothing():
 
 
 def test_ids_that_are_switched_off_survive():
-    model = replace(parse_model(TINY.read_bytes()), bos_id=-1)
-    assert parse_model(write_model(model)).bos_id == -1
+    model = replace(parse_model(TINY.read_bytes()), bos_id=None)
+    assert parse_model(write_model(model)).bos_id is None
 
 
 @given(data=st.data())
@@ -105,11 +105,11 @@ def test_damaged_models_end_in_our_own_errors(data):
         model = parse_model(bytes(content[: data.draw(st.integers(0, len(content)))]))
     except BitnetError:
         return
-    assert len(model.pieces) == len(model.scores) == len(model.types)
+    assert len(model.tokens) == len(model.scores) == len(model.token_types)
 
 
 def test_word_models_are_refused_by_name():
-    data = write_model(replace(parse_model(TINY.read_bytes()), kind=3))
+    data = write_model(parse_model(TINY.read_bytes()), kind=3)
     with pytest.raises(Unsupported, match="word"):
         parse_model(data)
 
@@ -127,13 +127,13 @@ def test_a_damaged_normalization_table_is_refused(blob):
 
 def test_what_is_unknown_follows_from_the_type_of_its_piece():
     model = parse_model(TINY.read_bytes(), source="tiny")
-    moved = replace(model, unknown_id=model.types.index(1))
-    assert parse_model(write_model(moved), source="moved").unknown_id == model.types.index(2)
+    moved = replace(model, unknown_id=model.token_types.index(1))
+    assert parse_model(write_model(moved), source="moved").unknown_id == model.token_types.index(2)
 
 
 @pytest.mark.parametrize("changed", [1, 2])
 def test_a_model_with_no_or_two_unknown_pieces_is_refused(changed):
     model = parse_model(TINY.read_bytes(), source="tiny")
-    types = [changed if kind in (1, 2) else kind for kind in model.types]
+    types = [changed if kind in (1, 2) else kind for kind in model.token_types]
     with pytest.raises(InvalidFormat, match="pieces for what is unknown, expected 1"):
-        parse_model(write_model(replace(model, types=types)), source="changed")
+        parse_model(write_model(replace(model, token_types=types)), source="changed")
