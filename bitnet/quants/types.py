@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import starmap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bitnet.base.errors import Unsupported
@@ -78,52 +79,25 @@ def _tl2_bytes(columns: int, rows: int) -> int | None:
     return -(-size // 32) * 32 + _TENSOR_SCALE_BYTES
 
 
-# name, id, weights per block, bytes per block; ggml.h of llama.cpp and gguf-py's GGML_QUANT_SIZES.
-_COMMON = (
-    QuantType("F32", 0, 1, 4),
-    QuantType("F16", 1, 1, 2),
-    QuantType("Q4_0", 2, 32, 18),
-    QuantType("Q4_1", 3, 32, 20),
-    QuantType("Q5_0", 6, 32, 22),
-    QuantType("Q5_1", 7, 32, 24),
-    QuantType("Q8_0", 8, 32, 34),
-    QuantType("Q8_1", 9, 32, 36),
-    QuantType("Q2_K", 10, 256, 84),
-    QuantType("Q3_K", 11, 256, 110),
-    QuantType("Q4_K", 12, 256, 144),
-    QuantType("Q5_K", 13, 256, 176),
-    QuantType("Q6_K", 14, 256, 210),
-    QuantType("Q8_K", 15, 256, 292),
-    QuantType("IQ2_XXS", 16, 256, 66),
-    QuantType("IQ2_XS", 17, 256, 74),
-    QuantType("IQ3_XXS", 18, 256, 98),
-    QuantType("IQ1_S", 19, 256, 50),
-    QuantType("IQ4_NL", 20, 32, 18),
-    QuantType("IQ3_S", 21, 256, 110),
-    QuantType("IQ2_S", 22, 256, 82),
-    QuantType("IQ4_XS", 23, 256, 136),
-    QuantType("I8", 24, 1, 1),
-    QuantType("I16", 25, 1, 2),
-    QuantType("I32", 26, 1, 4),
-    QuantType("I64", 27, 1, 8),
-    QuantType("F64", 28, 1, 8),
-    QuantType("IQ1_M", 29, 256, 56),
-    QuantType("BF16", 30, 1, 2),
-    QuantType("Q4_0_4_4", 31, 32, 18),
-    QuantType("Q4_0_4_8", 32, 32, 18),
-    QuantType("Q4_0_8_8", 33, 32, 18),
-    QuantType("TQ1_0", 34, 256, 54),
-    QuantType("TQ2_0", 35, 256, 66),
-)
+# Name, id, weights per block, bytes per block: ggml.h of llama.cpp, GGML_QUANT_SIZES of gguf-py.
+_COMMON = tuple(
+    starmap(QuantType, (
+        ("F32", 0, 1, 4), ("F16", 1, 1, 2), ("BF16", 30, 1, 2), ("F64", 28, 1, 8),
+        ("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8),
+        ("Q4_0", 2, 32, 18), ("Q4_1", 3, 32, 20), ("Q5_0", 6, 32, 22), ("Q5_1", 7, 32, 24),
+        ("Q8_0", 8, 32, 34), ("Q8_1", 9, 32, 36), ("IQ4_NL", 20, 32, 18),
+        ("Q2_K", 10, 256, 84), ("Q3_K", 11, 256, 110), ("Q4_K", 12, 256, 144),
+        ("Q5_K", 13, 256, 176), ("Q6_K", 14, 256, 210), ("Q8_K", 15, 256, 292),
+        ("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74), ("IQ3_XXS", 18, 256, 98),
+        ("IQ1_S", 19, 256, 50), ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82),
+        ("IQ4_XS", 23, 256, 136), ("IQ1_M", 29, 256, 56), ("TQ1_0", 34, 256, 54),
+        ("TQ2_0", 35, 256, 66),
+    ))
+)  # fmt: skip
 
 _I2_S = QuantType("I2_S", 36, 1, 1)
 _MXFP4 = QuantType("MXFP4", 39, 32, 17)
-
-# Ids 36 to 38 were short-lived repacked forms of IQ4_NL; llama.cpp removed them.
 _LLAMA = (
-    QuantType("IQ4_NL_4_4", 36, 32, 18),
-    QuantType("IQ4_NL_4_8", 37, 32, 18),
-    QuantType("IQ4_NL_8_8", 38, 32, 18),
     _MXFP4,
     QuantType("NVFP4", 40, 64, 36),
     QuantType("Q1_0", 41, 128, 18),
@@ -144,57 +118,17 @@ _BITNET = (
     QuantType("TL2", 39, 1, 1),
 )
 
+# Of ik_llama.cpp's own types those that are read; others have ids in the same range.
 _IK = (
     _I2_S,
     _MXFP4,
-    QuantType("Q6_0", 133, 32, 26),
     QuantType("IQ1_BN", 134, 64, 13, 2),
     QuantType("IQ2_BN", 135, 64, 16, 4),
-    QuantType("IQ2_K", 137, 256, 76),
-    QuantType("IQ3_K", 138, 256, 110),
-    QuantType("IQ4_K", 139, 256, 144),
-    QuantType("IQ5_K", 140, 256, 176),
-    QuantType("IQ6_K", 141, 256, 212),
-    QuantType("IQ4_KS", 144, 256, 136, 4),
-    QuantType("IQ2_KS", 145, 256, 70, 2),
-    QuantType("IQ4_KSS", 146, 256, 128, 4),
-    QuantType("Q8_KV", 151, 32, 32, 8),
-    QuantType("IQ5_KS", 152, 256, 168, 4),
-    QuantType("IQ2_KT", 153, 256, 68, 4),
-    QuantType("IQ3_KT", 154, 256, 100, 4),
-    QuantType("IQ4_KT", 155, 256, 128, 4),
-    QuantType("IQ3_KS", 156, 256, 102, 2),
-    QuantType("IQ2_KL", 157, 256, 86, 2),
-    QuantType("IQ1_KT", 158, 256, 56, 4),
-    QuantType("Q4_0_R8", 202, 32, 18),
-    QuantType("Q5_0_R4", 206, 32, 22),
-    QuantType("Q8_0_R8", 208, 32, 34),
-    QuantType("Q2_K_R4", 210, 256, 84),
-    QuantType("Q3_K_R4", 211, 256, 110),
-    QuantType("Q4_K_R4", 212, 256, 144),
-    QuantType("Q5_K_R4", 213, 256, 176),
-    QuantType("Q6_K_R4", 214, 256, 210),
-    QuantType("IQ2_XXS_R4", 216, 256, 66),
-    QuantType("IQ2_XS_R4", 217, 256, 74),
-    QuantType("IQ3_XXS_R4", 218, 256, 98),
-    QuantType("IQ1_S_R4", 219, 32, 6, 2),
-    QuantType("IQ4_NL_R4", 220, 32, 18),
-    QuantType("IQ3_S_R4", 221, 256, 110),
-    QuantType("IQ2_S_R4", 222, 256, 82),
-    QuantType("IQ4_XS_R8", 223, 256, 136),
-    QuantType("IQ1_M_R4", 229, 32, 7, 2),
-    QuantType("BF16_R16", 230, 1, 2),
-    QuantType("Q6_0_R4", 233, 32, 26),
     QuantType("IQ2_BN_R4", 335, 64, 16, 4),
-    QuantType("IQ2_K_R4", 337, 256, 76),
-    QuantType("IQ3_K_R4", 338, 256, 110),
-    QuantType("IQ4_K_R4", 339, 256, 144),
-    QuantType("IQ5_K_R4", 340, 256, 176),
-    QuantType("IQ4_KS_R4", 344, 256, 136, 4),
-    QuantType("IQ5_KS_R4", 352, 256, 168, 4),
-    QuantType("Q8_KV_R8", 398, 32, 32, 4),
-    QuantType("Q8_K_R8", 399, 256, 258),
 )
+_ONLY_LLAMA = frozenset({40, 41, 42, 142, 143})
+_ONLY_IK = frozenset(range(133, 400)) - _ONLY_LLAMA
+_CONTESTED = frozenset({36, 37, 38, 39})
 
 _TERNARY = frozenset(
     {"I2_S", "TL1", "TL2", "TQ1_0", "TQ2_0", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4"}
@@ -206,10 +140,6 @@ _BY_ID: dict[Dialect, dict[int, QuantType]] = {
     for dialect, own in ((LLAMA_CPP, _LLAMA), (BITNET_CPP, _BITNET), (IK_LLAMA_CPP, _IK))
 }
 _BY_NAME = {entry.name: entry for entry in (*_COMMON, *_LLAMA, *_BITNET, *_IK, Q2_0_G128)}
-
-_CONTESTED = frozenset({36, 37, 38, 39})
-_ONLY_IK = frozenset(_BY_ID[IK_LLAMA_CPP]) - frozenset(_BY_ID[LLAMA_CPP]) - _CONTESTED
-_ONLY_LLAMA = frozenset({40, 41, 42, 142, 143})
 
 
 def by_id(ggml_id: int, dialect: Dialect = LLAMA_CPP) -> QuantType:

@@ -29,9 +29,9 @@ def test_llama_cpp_sizes_are_those_of_gguf_py():
 @pytest.mark.parametrize(
     ("ggml_id", "llama", "bitnet", "ik"),
     [
-        (36, "IQ4_NL_4_4", "I2_S", "I2_S"),
-        (37, "IQ4_NL_4_8", "I8_S", "UNKNOWN_37"),
-        (38, "IQ4_NL_8_8", "TL1", "UNKNOWN_38"),
+        (36, "UNKNOWN_36", "I2_S", "I2_S"),
+        (37, "UNKNOWN_37", "I8_S", "UNKNOWN_37"),
+        (38, "UNKNOWN_38", "TL1", "UNKNOWN_38"),
         (39, "MXFP4", "TL2", "MXFP4"),
         (135, "UNKNOWN_135", "UNKNOWN_135", "IQ2_BN"),
         (335, "UNKNOWN_335", "UNKNOWN_335", "IQ2_BN_R4"),
@@ -90,7 +90,7 @@ TL2 = _evidence(39, (3200, 3200), 2_167_520)
         ("bitnet-b1.58", [_evidence(135, (1, 64), 20)], IK_LLAMA_CPP),
         ("bitnet-b1.58", [I2_S, _evidence(335, (1, 64), 20)], IK_LLAMA_CPP),
         ("llama", [MXFP4, I2_S], IK_LLAMA_CPP),
-        ("llama", [_evidence(36, (32, 32), 32 * 18)], LLAMA_CPP),
+        ("llama", [_evidence(140, (1, 256), 176)], IK_LLAMA_CPP),
         ("bitnet-b1.58", [_evidence(39, (256, 512), None)], BITNET_CPP),
         ("gpt-oss", [_evidence(39, (256, 512), None)], LLAMA_CPP),
     ],
