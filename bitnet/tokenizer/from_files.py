@@ -14,7 +14,7 @@ from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, parse_merges
 from bitnet.tokenizer.sentencepiece_model import spec_from_sentencepiece
 from bitnet.tokenizer.side_files import TokenizerFile
-from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, TokenizerSpec, bert_spec
 from bitnet.tokenizer.tiktoken_file import (
     is_tekken,
     looks_like_ranks,
@@ -69,13 +69,8 @@ def spec_from_folder(
     folder = Path(path)
     files = files or Inventory(folder)
     names = [name for name in TOKENIZER_FILES if name in files]
-    if "vocab.json" in names and "merges.txt" not in files:
+    if "vocab.json" in names and "merges.txt" not in files:  # as of CTC models of speech
         names.remove("vocab.json")
-        if not names:
-            raise refusal(
-                f"{folder} has a vocab.json without merges.txt, like a CTC model of speech: it does"
-                " not say how text becomes tokens"
-            )
     if not names:
         raise TokenizerNotFound(
             "No compatible tokenizer found. Looked for:\n"
@@ -174,28 +169,17 @@ def _vocab_txt(file: TokenizerFile) -> TokenizerSpec:
     config = file.side.config
     lowercase = config.get("do_lower_case")
     if not isinstance(lowercase, bool):
-        # A vocabulary that can spell capital letters comes from cased text.
-        words = (token for token in tokens if not token.startswith("["))
-        lowercase = not any("A" <= char <= "Z" for word in words for char in word)
-    options: dict[str, object] = {
-        "clean_text": True,
-        "handle_chinese_chars": config.get("tokenize_chinese_chars", True) is not False,
-        "strip_accents": config.get("strip_accents"),
-        "lowercase": lowercase,
-    }
+        lowercase = not vocabularies.is_cased(tokens)
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    spec = TokenizerSpec(
-        model="wordpiece",
-        tokens=tokens,
+    spec = bert_spec(
+        tokens,
+        lowercase=lowercase,
+        strip_accents=config.get("strip_accents"),
+        chinese=config.get("tokenize_chinese_chars", True) is not False,
         added=tuple(AddedToken(ids[name], name) for name in names if name in ids),
-        normalizer=(Step("BertNormalizer", options),),
-        pre_tokenizer=(Step("BertPreTokenizer"),),
         unknown_id=ids["[UNK]"],
-        continuing_prefix="##",
         bos_id=ids["[CLS]"],
         eos_id=ids["[SEP]"],
-        add_bos=True,
-        add_eos=True,
         source=str(file.path),
     )
     return file.side.complete(spec, file.data)

@@ -7,11 +7,11 @@ pre-tokenization and merging follow the original tokenizer where the two differ.
 from __future__ import annotations
 
 import logging
-import re
-import struct
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer import vocabularies
@@ -24,6 +24,7 @@ from bitnet.tokenizer.spec import (
     Step,
     TokenizerSpec,
     TokenType,
+    bert_spec,
     stop_ids,
 )
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, pre_tokenizer
@@ -35,16 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNSUPPORTED = {
-    "rwkv": "RWKV's byte trie",
-    "plamo2": "PLaMo-2's Aho-Corasick tokenizer",
-    "plamo3": "PLaMo-3's Aho-Corasick tokenizer",
-    "hybriddna": "a BPE with DNA k-mers",
-    "whitespace": "a whitespace tokenizer",
-}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 _PREFIX = "tokenizer.ggml."
-_NOT_NORMAL = re.compile(rb"[^\x01]", re.DOTALL)
 # Tokens of Phi-3 that do not include the white space after them; its other special tokens do.
 _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
@@ -61,7 +54,7 @@ def spec_from_gguf(gguf: GGUF, *, pre: str | None = None) -> TokenizerSpec:
 def spec_from_metadata(
     metadata: Mapping[str, Any], *, pre: str | None = None, source: str = "embedded"
 ) -> TokenizerSpec:
-    """As :func:`spec_from_gguf`, from the metadata alone; arrays may be lists."""
+    """As :func:`spec_from_gguf`, from the metadata alone; of lists it is not kept in the cache."""
     fields = _Fields(metadata, source)
     model = fields.text("model")
     if model in ("", "none", "no_vocab"):
@@ -72,13 +65,13 @@ def spec_from_metadata(
         )
     build = _BUILDERS.get(model)
     if build is None:
-        what = _UNSUPPORTED.get(model, "not a known kind")
-        raise refusal(
-            f"tokenizer.ggml.model {model!r} ({what}), {source}, is not supported."
-            f" Supported: {', '.join(sorted(_BUILDERS))}"
-        )
+        supported = ", ".join(sorted(_BUILDERS))
+        text = f"tokenizer.ggml.model {model!r}, {source}, is not supported"
+        raise refusal(f"{text}. Supported: {supported}")
     template = fields.optional_text("tokenizer.chat_template")
     spec = replace(_finish(fields, build(fields, pre)), chat_template=template, source=source)
+    if not hasattr(metadata[f"{_PREFIX}tokens"], "raw"):
+        return spec
     arrays = ("merges", "scores", "token_type", "precompiled_charsmap")
     content = (fields.tokens_key.encode(), *(fields.raw(name) for name in arrays))
     return replace(spec, fingerprint=vocabularies.spec_key(spec, *content))
@@ -139,13 +132,12 @@ def _pre_name(fields: _Fields, explicit: str | None) -> str:
     named = fields.text("pre")
     is_named = named not in ("", "default")
     n_merges = fields.length("merges") if fields.has("merges") else 0
-    by_merges = partial(vocabularies.identify_merges, n_merges, lambda: fields.digest("merges"))
-    vocabulary = vocabularies.identify(fields.length("tokens"), n_merges, fields.tokens_key)
-    if vocabulary is None and not (is_named and named in PRE_TOKENIZERS):
-        vocabulary = by_merges()
-    if vocabulary is not None and vocabulary.pre:
-        same = PRE_TOKENIZERS.get(named) == PRE_TOKENIZERS[vocabulary.pre]
-        if same or named in vocabulary.also:
+    exact = vocabularies.identify(fields.length("tokens"), n_merges, fields.tokens_key)
+    vocabulary = exact or vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
+    if vocabulary is not None and vocabularies.another_pre(vocabulary, named):
+        if exact is None and is_named and named in PRE_TOKENIZERS:
+            text = "tokenizer.ggml.pre is %r, the merges are those of %s: --pre %s tries its own"
+            logger.warning(text, named, vocabulary.name, vocabulary.pre)
             return named
         text = "tokenizer.ggml.pre is %r, the vocabulary is that of %s: using %r"
         level = logging.WARNING if is_named else logging.INFO
@@ -159,16 +151,6 @@ def _pre_name(fields: _Fields, explicit: str | None) -> str:
             hint="say which with --pre NAME (the model's family, such as llama-bpe or qwen2),"
             " or name the model's own tokenizer.json with --tokenizer FILE",
         )
-    # A known vocabulary's merges under another pre-tokenizer: possible but unlikely.
-    vocabulary = by_merges()
-    if vocabulary is not None and named not in vocabulary.also and named in PRE_TOKENIZERS:
-        ours, usual = PRE_TOKENIZERS[named], PRE_TOKENIZERS[vocabulary.pre]
-        if (ours.steps, ours.normalizer) != (usual.steps, usual.normalizer):
-            text = (
-                "tokenizer.ggml.pre is %r and is believed, but the merges are those of %s, which"
-                " cuts text like %r: --pre %s tries that"
-            )
-            logger.warning(text, named, vocabulary.name, vocabulary.pre, vocabulary.pre)
     return named
 
 
@@ -194,37 +176,14 @@ def _sentencepiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: 
 
 def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
     """``bert``: the file marks the starts of words with U+2581 instead of their continuations."""
-    cased = _has_capitals(fields)
-    lowercase = fields.flag("normalizer.lowercase", not cased)
-    options: dict[str, object] = {
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": fields.flag("normalizer.strip_accents", lowercase),
-        "lowercase": lowercase,
-    }
-    cls = fields.token_id("cls", fields.token_id("bos", 101))
-    separator = fields.token_id("seperator", 102)
-    return TokenizerSpec(
-        model="wordpiece",
-        tokens=LazySequence(fields.length("tokens"), lambda: _bert_spelling(fields.tokens)),
-        normalizer=(Step("BertNormalizer", options),),
-        pre_tokenizer=(Step("BertPreTokenizer"),),
+    lowercase = fields.flag("normalizer.lowercase", not vocabularies.is_cased(fields.tokens))
+    return bert_spec(
+        LazySequence(fields.length("tokens"), lambda: _bert_spelling(fields.tokens)),
+        lowercase=lowercase,
+        strip_accents=fields.flag("normalizer.strip_accents", lowercase),
         unknown_id=fields.token_id("unknown", 100),
-        continuing_prefix="##",
-        bos_id=cls,
-        eos_id=separator,
-        add_bos=True,
-        add_eos=True,
-    )
-
-
-def _has_capitals(fields: _Fields) -> bool:
-    """True if the vocabulary can spell capital letters, so that it is cased."""
-    marks = fields.special_types
-    return any(
-        any("A" <= char <= "Z" for char in token)
-        for id, token in enumerate(fields.tokens)
-        if id not in marks and not (token.startswith("[") and token.endswith("]"))
+        bos_id=fields.token_id("cls", fields.token_id("bos", 101)),
+        eos_id=fields.token_id("seperator", 102),
     )
 
 
@@ -405,14 +364,8 @@ class _Fields:
     @cached_property
     def special_types(self) -> dict[int, int]:
         """Type by id of every token that is not normal."""
-        size = self.length("tokens")
-        types = self.token_types
-        if isinstance(types, memoryview):
-            # A search through the lowest bytes is 30 times as fast as a loop.
-            low, *high = (types.tobytes()[byte : 4 * size : 4] for byte in range(4))
-            if all(part.count(0) == size for part in high):
-                return {found.start(): types[found.start()] for found in _NOT_NORMAL.finditer(low)}
-        return {id: kind for id, kind in enumerate(types) if kind != NORMAL and id < size}
+        types = np.asarray(self.token_types)[: self.length("tokens")]
+        return {int(id): int(types[id]) for id in np.flatnonzero(types != NORMAL)}
 
     def has_bytes(self) -> bool:
         """True if the vocabulary has byte tokens to fall back to."""
@@ -434,18 +387,8 @@ class _Fields:
 
     def raw(self, name: str) -> bytes:
         """The bytes of an array; empty when absent."""
-        if not self.has(name):
-            return b""
-        array = self._array(name)
-        view = getattr(array, "raw", None)
-        if view is not None:
-            return bytes(view)
-        first = array[0] if len(array) else ""
-        if isinstance(first, str):
-            return "\0".join(array).encode("utf-8", "surrogateescape")
-        if name == "precompiled_charsmap":
-            return bytes(value & 0xFF for value in array)
-        return struct.pack(f"<{len(array)}{'f' if isinstance(first, float) else 'i'}", *array)
+        array = self._array(name) if self.has(name) else b""
+        return bytes(getattr(array, "raw", array))
 
     def _array(self, name: str) -> Any:
         key = _PREFIX + name

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizer_configurations import compare
 
-from bitnet.base.errors import Unsupported
+from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.tokenizer.load import load_spec
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz'.,!0123456789"]
@@ -97,5 +97,5 @@ def test_a_vocabulary_like_clips_without_its_steps_is_refused_by_name(tmp_path):
 
 def test_a_vocabulary_without_merges_is_refused_by_name(tmp_path):
     (tmp_path / "vocab.json").write_text('{"<pad>": 0, "|": 1, "A": 2}')
-    with pytest.raises(Unsupported, match="like a CTC model"):
+    with pytest.raises(TokenizerNotFound, match="No compatible tokenizer found"):
         load_spec(tmp_path)

@@ -4,6 +4,7 @@ import logging
 import struct
 
 import pytest
+from builders import write_gguf
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
@@ -11,6 +12,7 @@ from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_gguf, spec_from_metadata
 from bitnet.tokenizer.library import open_engine
+from bitnet.tokenizer.load import load_spec
 
 VOCABULARIES = [
     "bert-bge",
@@ -274,7 +276,7 @@ def test_contradictory_keys_are_a_damaged_file(changes):
         list(spec_from_metadata(tiny_spm(**changes)).tokens)
 
 
-def test_the_fingerprint_changes_with_anything_that_changes_ids():
+def test_the_fingerprint_changes_with_anything_that_changes_ids(tmp_path):
     variants = [
         tiny_spm(),
         tiny_spm(add_space_prefix=False),
@@ -282,7 +284,8 @@ def test_the_fingerprint_changes_with_anything_that_changes_ids():
         tiny_spm(token_type=[2, 3, 3, 1, 1, 1, 1, 4]),
         tiny_spm(tokens=["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ba"]),
     ]
-    assert len({spec_from_metadata(metadata).fingerprint for metadata in variants}) == 5
+    files = [write_gguf(tmp_path / f"{n}.gguf", it) for n, it in enumerate(variants)]
+    assert len({load_spec(file).fingerprint for file in files}) == 5
 
 
 def test_gemma_runs_of_spaces_are_found_in_normalized_text():

@@ -17,6 +17,7 @@ from builders import llama_metadata, write_gguf
 from compared_models import HAS_ENGINE
 from engine_ids import tokenize
 
+from bitnet.base.errors import Unsupported
 from bitnet.tokenizer import Tokenizer, from_gguf
 from bitnet.tokenizer.comparison import probe_texts
 from bitnet.tokenizer.spec import BYTE_NAMES, BYTE_TO_CHARACTER, byte_spelling
@@ -31,8 +32,11 @@ def test_every_pre_tokenizer_of_llama_cpp_is_known():
 
 
 def test_every_kind_of_vocabulary_of_llama_cpp_is_run_or_refused_by_name():
-    known = {*from_gguf._BUILDERS, *from_gguf._UNSUPPORTED} | NO_TOKENIZER
-    assert not set(NAMES["model"]) - known
+    refused = {"rwkv", "plamo2", "plamo3", "hybriddna", "whitespace"}
+    assert not set(NAMES["model"]) - {*from_gguf._BUILDERS, *refused, *NO_TOKENIZER}
+    for name in refused:
+        with pytest.raises(Unsupported, match=name):
+            from_gguf.spec_from_metadata({"tokenizer.ggml.model": name})
 
 
 def test_the_names_are_those_of_the_source():
