@@ -21,7 +21,7 @@ from array import array
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.base import native, settings
 from bitnet.base.machine import thread_count
@@ -33,13 +33,14 @@ from bitnet.tokenizer.spec import (
     ADDED_FLAGS,
     BYTE_TO_CHARACTER,
     SPACE_SYMBOL,
+    Model,
     TokenType,
     byte_spelling,
     spell_bytes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MODELS = ("bpe", "spm", "unigram", "wordpiece", "wordlevel")
 _NO_ID = 0xFFFFFFFF
 NORMAL, CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
@@ -58,41 +58,17 @@ _META = (
 )
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
 _LONG = 1 << 17  # characters: a text this long is encoded on several threads
-_META_IDS = ("prefix", "suffix", "stop_ids", "special_ids")
 
 
 class NotNative(Exception):
     """The native engine does not run this tokenizer exactly; the library may."""
 
 
-def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> dict[str, bytes]:
-    """Spellings and flags of all tokens, the ids of single bytes, and the added tokens."""
-    kinds = spec.token_types or [NORMAL] * len(spec.tokens)
-    bits = [(name, bit) for bit, name in enumerate(ADDED_FLAGS)]
-    added = [
-        (token.id, sum(getattr(token, name) << bit for name, bit in bits), token.text)
-        for token in spec.added
-    ]
-    parts = module.spell(
-        list(spec.tokens),
-        bytes(kind if 0 <= kind < 256 else 0 for kind in kinds),
-        added,
-        list(spec.outside),
-        spec.byte_level,
-        spec.byte_fallback,
-        spec.model in ("spm", "unigram"),
-    )
-    return dict(zip(("bytes", "offsets", "flags", "byte_ids", "added"), parts, strict=True))
-
-
 def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
     """Ids of the halves of all merges; the module looks up those that are still texts."""
     raw = getattr(spec.merges, "raw", None)
-    if raw is not None:
-        packed = module.pair_ids(raw, token_ids(spec.tokens))
-        if packed is not None:
-            return bytes(packed)
-    return array("I", chain.from_iterable(spec.merges)).tobytes()
+    packed = None if raw is None else module.pair_ids(raw, token_ids(spec.tokens))
+    return bytes(packed or array("I", chain.from_iterable(spec.merges)))
 
 
 def _config(spec: TokenizerSpec) -> bytes:
@@ -102,7 +78,7 @@ def _config(spec: TokenizerSpec) -> bytes:
     )
     bits = sum(bool(flag) << bit for bit, flag in enumerate(flags))
     unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
-    model = _MODELS.index(spec.model)
+    model = get_args(Model).index(spec.model)
     return struct.pack("<4I2084x", model, bits, unknown, spec.max_chars_per_word)
 
 
@@ -177,17 +153,31 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
         raise NotNative("bytes of characters with a prefix or suffix")
     # Merges that are still texts become valid ids, or are refused, in _merges.
     check_spec(spec, merges=getattr(spec.merges, "raw", None) is None)
+    bits = [(name, bit) for bit, name in enumerate(ADDED_FLAGS)]
     try:
         meta, charsmaps, spelled = meta_of(spec), charsmaps_of(spec), is_spelled(spec)
         if len(charsmaps) > 1:
             raise NotNative("several character maps")
         if spelled:
             spec = dataclasses.replace(spec, byte_level=False)
+        kinds = spec.token_types or [NORMAL] * len(spec.tokens)
+        tokens = module.spell(
+            list(spec.tokens),
+            bytes(kind if 0 <= kind < 256 else 0 for kind in kinds),
+            [
+                (it.id, sum(getattr(it, name) << bit for name, bit in bits), it.text)
+                for it in spec.added
+            ],
+            list(spec.outside),
+            spec.byte_level,
+            spec.byte_fallback,
+            spec.model in ("spm", "unigram"),
+        )
         compiled = module.build_tokenizer(
             key=_key(spec.fingerprint),
             meta=json.dumps(meta, ensure_ascii=False).encode(),
             config=_config(spec),
-            **_vocabulary(spec, module),
+            **dict(zip(("bytes", "offsets", "flags", "byte_ids", "added"), tokens, strict=True)),
             merges=_merges(spec, module),
             scores=array("d" if _has_steps(spec) else "f", spec.scores).tobytes(),
             steps=module.pack_steps(spec.normalizer, spec.pre_tokenizer, spelled),
@@ -203,30 +193,17 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
 
 
 def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
-    """Facts that :func:`meta_of` stored in a compiled file."""
-    meta = json.loads(engine.meta)
-    size = len(engine)
-
-    def is_id(value: object) -> bool:
-        return type(value) is int and 0 <= value < size
-
-    def are_pairs(value: object, first: type, second: type) -> bool:
-        pairs = value if isinstance(value, list) else [()]
-        return all(isinstance(pair, list) and [*map(type, pair)] == [first, second]
-                   for pair in pairs)  # fmt: skip
-
-    checks: tuple[tuple[Callable[[Any], bool], tuple[str, ...]], ...] = (
-        (lambda value: type(value) is str, ("pre", "source", "fingerprint", "model")),
-        (lambda value: type(value) is bool, ("byte_level", "byte_fallback", "spelled")),
-        (lambda value: value is None or type(value) is str, ("chat_template",)),
-        (lambda value: value is None or is_id(value), ("bos_id", "eos_id", "unknown_id")),
-        (lambda value: isinstance(value, list) and all(map(is_id, value)), _META_IDS),
-        (lambda value: are_pairs(value, str, dict), ("decoder",)),
-        (lambda value: are_pairs(value, int, str) and all(map(is_id, dict(value))), ("respelled",)),
-    )
-    if not isinstance(meta, dict) or not all(
-        check(meta.get(name, ())) for check, names in checks for name in names
-    ):
+    """Facts that :func:`meta_of` stored in a compiled file, checked: others may write there."""
+    meta: dict[str, Any] = json.loads(engine.meta)
+    lists = [meta[name] for name in ("prefix", "suffix", "stop_ids", "special_ids")]
+    single = [meta[name] for name in ("bos_id", "eos_id", "unknown_id") if meta[name] is not None]
+    ids = [*single, *chain.from_iterable(lists), *(id for id, _ in meta["respelled"])]
+    texts = [meta[name] for name in ("pre", "source", "fingerprint", "model")]
+    texts += [meta["chat_template"] or "", *(text for _, text in meta["respelled"])]
+    flags = [meta[name] for name in ("byte_level", "byte_fallback", "spelled")]
+    good = all(type(it) is int and 0 <= it < len(engine) for it in ids)
+    good = good and {*map(type, texts)} == {str} and {*map(type, flags)} == {bool}
+    if not (good and all(type(a) is str and type(b) is dict for a, b in meta["decoder"])):
         raise ValueError("its description is not one of a tokenizer")
     return meta
 
@@ -254,7 +231,7 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
             raise ValueError("it belongs to another tokenizer")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         logger.debug("%s cannot be used, written again: %s", path, error)
         return None
     return engine, meta

@@ -8,13 +8,15 @@ for a careless one, ends in an error instead of exhausting the machine.
 from __future__ import annotations
 
 import itertools
+import struct
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
@@ -39,6 +41,16 @@ SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
 _ELSE = "name another tokenizer of the model with --tokenizer FILE, such as its own tokenizer.json"
+
+
+@contextmanager
+def reading(source: object, kind: str) -> Iterator[None]:
+    """Translate the errors of a reader that finds something else in *source* than a *kind*."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
+        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise damage_error(f"{source} is damaged, or not a {kind}: {what}") from None
 
 
 def damage_error(text: str) -> InvalidFormat:
@@ -67,13 +79,10 @@ def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
 
     The ids of the *merges* may be left to a later step.
     """
-    try:
+    with reading(f"the tokenizer {spec.source}", "tokenizer"):
         _check_tokens(spec)
         _check_ids(spec, spec.merges if merges else ())
         _check_steps(spec)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise damage_error(f"the tokenizer {spec.source} is damaged: {what}") from None
 
 
 def _check_tokens(spec: TokenizerSpec) -> None:

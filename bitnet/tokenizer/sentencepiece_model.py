@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from bitnet.tokenizer.limits import GROWTH, damage_error, refusal
+from bitnet.tokenizer.limits import GROWTH, damage_error, reading, refusal
 from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, TokenizerSpec, TokenType
 
 if TYPE_CHECKING:
@@ -29,11 +29,8 @@ _UNIGRAM, _BPE = 1, 2
 
 def parse_model(data: bytes, *, source: str = "tokenizer.model") -> TokenizerSpec:
     """The tokenizer of a SentencePiece model, without added tokens."""
-    try:
+    with reading(source, "SentencePiece model"):
         return _parse(data, source)
-    except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
-        text = f"{source} is damaged, or not a SentencePiece model: {error}"
-        raise damage_error(text) from None
 
 
 def _parse(data: bytes, source: str) -> TokenizerSpec:

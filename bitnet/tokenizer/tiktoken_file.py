@@ -16,8 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
-from bitnet.tokenizer.limits import TOKENS, damage_error, refusal
+from bitnet.base.errors import TokenizerNotFound, Unsupported
+from bitnet.tokenizer.limits import TOKENS, damage_error, reading, refusal
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
@@ -154,10 +154,8 @@ def is_tekken(document: object) -> bool:
 
 def spec_from_tekken(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a ``tekken.json``; a named pre-tokenizer replaces the file's pattern."""
-    try:
+    with reading(file.path, "tekken.json"):
         spec = _spec(file)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _not_tekken(str(file.path), f"{type(error).__name__} {error}") from None
     return file.side.complete(spec, file.data)
 
 
@@ -169,9 +167,9 @@ def _spec(file: TokenizerFile) -> TokenizerSpec:
         supported = ", ".join(_VERSIONS)
         raise refusal(f"{path} has the tekken version {version!r:.40}; supported: {supported}")
     name, cut = _pre_tokenizer(path, config["pattern"], file.pre)
-    special = _special(path, document, version)
-    own = _whole(path, config, "default_vocab_size") - len(special)
-    tokens = special + _tekken_ranks(path, document["vocab"], own)
+    special = _special(document, version)
+    own = _whole(config, "default_vocab_size") - len(special)
+    tokens = special + _tekken_ranks(document["vocab"], own)
     ids = {text: id for id, text in enumerate(special)}
     own_ids = range(len(special), len(tokens))
     return TokenizerSpec(
@@ -216,51 +214,44 @@ def _regex(pre: PreTokenizer) -> object:
     return pattern.get("Regex") if isinstance(pattern, dict) else None
 
 
-def _special(path: str, document: dict[str, Any], version: str) -> list[str]:
+def _special(document: dict[str, Any], version: str) -> list[str]:
     """Texts of the special tokens by id."""
-    count = _whole(path, document["config"], "default_num_special_tokens")
+    count = _whole(document["config"], "default_num_special_tokens")
     listed = document.get("special_tokens")
     if listed is None:
         if version not in _NAMED:
-            raise _not_tekken(path, f"a file of version {version} without special_tokens")
+            raise ValueError(f"a file of version {version} without special_tokens")
         texts = list(_USUAL)
     else:
         texts = [entry["token_str"] for entry in listed]
         if [entry["rank"] for entry in listed] != list(range(len(listed))):
-            raise _not_tekken(path, "special tokens that are not in the order of their ids")
+            raise ValueError("special tokens that are not in the order of their ids")
     if len(texts) > count:
-        raise _not_tekken(path, f"{len(texts):,} special tokens, and room for {count:,}")
+        raise ValueError(f"{len(texts):,} special tokens, and room for {count:,}")
     texts += [f"<SPECIAL_{id}>" for id in range(len(texts), count)]
     if not all(type(text) is str and text for text in texts) or len(set(texts)) != count:
-        raise _not_tekken(path, "special tokens that are not texts, or duplicates")
+        raise ValueError("special tokens that are not texts, or duplicates")
     return texts
 
 
-def _tekken_ranks(path: str, vocabulary: list[dict[str, Any]], count: int) -> list[str]:
+def _tekken_ranks(vocabulary: list[dict[str, Any]], count: int) -> list[str]:
     """The byte tokens by rank, in GPT-2's byte spelling."""
     if not 256 <= count <= len(vocabulary):
-        raise _not_tekken(path, f"{len(vocabulary):,} byte tokens where {count:,} are expected")
+        raise ValueError(f"{len(vocabulary):,} byte tokens where {count:,} are expected")
     texts: list[str] = []
     for rank, entry in enumerate(vocabulary[:count]):
-        try:
-            token = base64.b64decode(entry["token_bytes"], validate=True)
-        except binascii.Error:
-            token = b""
+        token = base64.b64decode(entry["token_bytes"], validate=True)
         is_byte = rank >= 256 or token == bytes([rank])
         if type(entry["rank"]) is not int or entry["rank"] != rank or not token or not is_byte:
-            raise _not_tekken(path, f"the byte token of rank {rank:,} is {entry!r:.80}")
+            raise ValueError(f"the byte token of rank {rank:,} is {entry!r:.80}")
         texts.append(byte_spelling(token))
     if len(set(texts)) != count:
-        raise _not_tekken(path, "a byte token that is there twice")
+        raise ValueError("a byte token that is there twice")
     return texts
 
 
-def _whole(path: str, config: dict[str, Any], name: str) -> int:
+def _whole(config: dict[str, Any], name: str) -> int:
     value = config[name]
     if type(value) is not int or not 0 <= value <= TOKENS:
-        raise _not_tekken(path, f"{name} is {value!r:.40}")
+        raise ValueError(f"{name} is {value!r:.40}")
     return value
-
-
-def _not_tekken(path: str, what: str) -> InvalidFormat:
-    return damage_error(f"{path} is not a tekken.json: {what}")

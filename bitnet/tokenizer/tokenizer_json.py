@@ -11,7 +11,7 @@ from bitnet.base.errors import InvalidFormat, Unsupported, VocabMismatch, from_o
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
-from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, refusal
+from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, reading, refusal
 from bitnet.tokenizer.merges import LazySequence, pair_merges, parse_merges
 from bitnet.tokenizer.side_files import SideFiles, TokenizerFile, json_fault, parse_added_token
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, read_steps
@@ -29,11 +29,8 @@ _REFETCH = "fetch it again: bitnet tokenizer --source mirror --output models --f
 def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.json`` and its side files."""
     source = str(file.path)
-    try:
+    with reading(source, "tokenizer.json"):
         spec = _spec(file.document, file.side, source)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        text = f"{source} is not a tokenizer.json: {type(error).__name__} {error}"
-        raise damage_error(text) from None
     return file.side.complete(replace(spec, source=source, document=file.data), file.data)
 
 
