@@ -16,7 +16,7 @@ import numpy as np
 from limits import OF_BYTES, OF_WORDS, limit
 
 from bitnet.base import native
-from bitnet.kernels.kv_codes import PAGE, pages_of
+from bitnet.kernels.kv_codes import PAGE, page_words, store
 
 QUERIES, DEPTH = 512, 4032
 FORMS = ("f16", "q8")
@@ -47,8 +47,11 @@ def aligned(array):
 
 def random_pages(rng, count, kv_heads, head_dim, kv_type):
     """*count* pages of one layer."""
-    keys, values = rng.standard_normal((2, kv_heads, count * PAGE, head_dim)).astype(np.float32)
-    return aligned(pages_of(keys, values, kv_type))
+    pages = np.zeros((count, 2, kv_heads, page_words(head_dim, kv_type)), dtype=np.int16)
+    for page in pages:
+        keys, values = rng.standard_normal((2, PAGE, kv_heads, head_dim)).astype(np.float32)
+        store(page, slice(0, PAGE), keys, values, kv_type)
+    return aligned(pages)
 
 
 def show_prefill(module, rng):

@@ -130,11 +130,7 @@ def requests() -> str:
 
 def models() -> str:
     """Every family, and what becomes of every key of a model."""
-    rope = [
-        [kind, f"`{key}`", note]
-        for kind, keys in PARAMETERS.items()
-        for key, note in (keys or {"rope_theta": "base"}).items()
-    ]
+    rope = [[f"`{kind}`", _names(keys)] for kind, keys in PARAMETERS.items()]
     parts = [
         "# Models",
         NOTICE,
@@ -163,7 +159,7 @@ def models() -> str:
         _rules(config_json.CHANGES),
         "What is in neither table and what transformers does not read for the family is not read "
         "here. Below `rope_parameters` and `quantization_config` every key must be known:",
-        _table(["`rope_type`", "Key", "Meaning"], rope),
+        _table(["`rope_type`", "Keys"], rope),
         "`rope_theta`, `rope_type` and `type` may stand everywhere, `partial_rotary_factor` where "
         "a family rotates part of a head.",
         _rules(config_json.QUANTIZATION),
@@ -192,6 +188,8 @@ def _family(family: Family) -> str:
             + ", ".join(f"`{key}` = {value}" for key, value in family.decoder.keywords.items())
             + "."
         )
+    if family.stated:
+        facts.append(f"`config.json` must have {_names(family.stated.split())}.")
     if family.defaults:
         facts.append(
             "Where `config.json` is silent: "
@@ -215,8 +213,11 @@ def _family(family: Family) -> str:
 
 
 def _rules(rules: Mapping[str, Rule]) -> str:
-    rows = [[f"`{key}`", str(rule), rule.note] for key, rule in sorted(rules.items())]
-    return _table(["Key", "What becomes of it", "Meaning"], rows)
+    plain = [key for key, rule in sorted(rules.items()) if rule.is_read and not rule.note]
+    rest = sorted(rules.keys() - set(plain))
+    rows = [[f"`{key}`", str(rules[key]), rules[key].note] for key in rest]
+    table = [_table(["Key", "What becomes of it", "Meaning"], rows)] if rows else []
+    return "\n\n".join(([f"Read: {_names(plain)}."] if plain else []) + table)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 from bitnet.kernels import instructions
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.mixer_instructions import Enumerate, ExpertLinear, Route
-from bitnet.kernels.program import Register
+from bitnet.kernels.program import Mark, Register
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -171,7 +171,7 @@ def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues, str]]:
     layer = ""
     for step in exact.program.instructions:
         match step:
-            case instructions.Mark(name=name) if name.startswith("Kcur-"):
+            case Mark(name=name) if name.startswith("Kcur-"):
                 layer = name.removeprefix("Kcur-")
             case instructions.Attend(k=k) if k is not None:
                 yield layer, step.cache, step.kind, "KK" if step.v == k else "KV"
@@ -222,7 +222,7 @@ def _kinds(
         return "int8 product" if is_rounded else "product"
 
     for step in exact.program.instructions:
-        if isinstance(step, instructions.Mark):
+        if isinstance(step, Mark):
             mark_kinds[step.name] = kinds[step.register]
             if step.name in theirs:
                 kinds[step.register] = "sum"
@@ -306,7 +306,7 @@ def _routes(model: Model) -> Iterator[tuple[str, Route]]:
 def _choose(model: Model, route: Route, logits: Array) -> NDArray[np.bool_]:
     """Experts that *logits* choose, ``(T, experts)``."""
     bias = model.weight(route.bias) if route.bias else None
-    experts, _ = model.ops.route(logits, bias, route.routing)
+    experts, _ = route.choose(logits, bias)
     chosen = np.zeros(logits.shape, dtype=bool)
     np.put_along_axis(chosen, experts.astype(np.intp), values=True, axis=1)
     return chosen

@@ -103,6 +103,9 @@ MXFP4: dict[str, Rule] = {
     "dequantize": HARMLESS,
 }
 _BELOW = "quantization_config."
+# A file without one of these is refused: published files state them, for which transformers has
+# defaults of its own.
+_STATED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
@@ -140,46 +143,52 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
     """Description of the language model in *outer*, with every key accounted for.
 
     In a multimodal model its ``text_config`` counts. Keys to *ignore* are named with or without the
-    tables that contain them.
+    tables that contain them. Errors name *model*.
     """
     config, quantization, ignored = _without_ignored(outer, ignore)
-    family = _family(config, outer)
-    config = {**family.defaults, **config}
-    config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
-    quantization = quantization or family.quantization
     try:
-        _check(config, family, model)
-        if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
-            check(quantization, MXFP4, model=model, kind=family.title, below=_BELOW)
-            quantization = {}  # the names of the tensors say which they are
-        _check_quantization(quantization, config, family, model)
-        keys = _translate(config, family)
-        head_dim = keys.get("rope.dimension_count", keys.get("attention.key_length"))
-        rope = {**config, "head_dim": head_dim}
-        if family.layered_rope:
-            rope.pop("original_max_position_embeddings", None)
-        rope_keys, freq_factors = from_parameters(rope, family, model=model)
-        keys = rope_keys | keys | _both_ways(config, keys, family, model)
-        biases = (part for key, part in family.biases.items() if not key or config.get(key))
-        values, factors = family.values(config), family.factors(config)
-        tied = bool(config.get("tie_word_embeddings"))
+        return _describe(config, quantization, ignored)
+    except Unsupported as error:
+        raise Unsupported(f"{model}: {error.message}", hint=error.hint) from None
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         raise InvalidFormat(
             f"{model}: config.json: missing or wrong: {error}", hint="fetch config.json again"
         ) from error
+
+
+def _describe(config: Config, quantization: Config, ignored: Config) -> Description:
+    kind, named = config.get("model_type"), _first_architecture(config)
+    family = of_model_type(kind, named) if isinstance(kind, str) else None
+    if family is None:
+        supported = (name for family in families() for name in family.model_types)
+        raise architecture_refusal(str(kind or ""), supported)
+    config = {**family.defaults, **config}
+    config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
+    quantization = quantization or family.quantization
+    _check(config, family)
+    if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
+        check(quantization, MXFP4, below=_BELOW)
+        quantization = {}  # the names of the tensors say which they are
+    _check_quantization(quantization, config)
+    keys = _translate(config, family)
+    head_dim = keys.get("rope.dimension_count", keys.get("attention.key_length"))
+    rope = {**config, "head_dim": head_dim}
+    if family.layered_rope:
+        rope.pop("original_max_position_embeddings", None)
+    rope_keys, freq_factors = from_parameters(rope, family)
+    keys = rope_keys | keys | _both_ways(config, keys)
+    biases = (part for key, part in family.biases.items() if not key or config.get(key))
     name = keys.pop("architecture", family.architecture)
-    metadata = {"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()}
-    named = _first_architecture(config)
     return Description(
         family=family,
-        metadata=metadata,
+        metadata={"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()},
         freq_factors=freq_factors,
-        tied=tied,
+        tied=bool(config.get("tie_word_embeddings")),
         headless=bool(named) and not named.endswith(_WRITES_TEXT),
         biases=frozenset().union(*biases),
         vocab_size=config.get("vocab_size"),
-        values=values,
-        factors=factors,
+        values=family.values(config),
+        factors=family.factors(config),
         quantization=quantization,
         ignored=ignored,
     )
@@ -215,28 +224,19 @@ def _translate(config: Config, family: Family) -> dict[str, Any]:
         for key, rule in {**READ, **family.config_keys}.items()
         if rule.gguf and config.get(key) is not None
     }
-    if family.experts:
-        keys["expert_count"] = expert_count(config, family.experts)
-    keys |= family.translate(config)
-    if keys.get("expert_count"):
+    keys |= {"expert_count": expert_count(config)} | family.translate(config)
+    if keys["expert_count"]:
         return keys
     return {key: value for key, value in keys.items() if not key.startswith("expert_")}
 
 
-def _family(config: Config, outer: Config) -> Family:
-    inner = outer.get("text_config")
-    kind = config.get("model_type")
-    if isinstance(inner, dict):
-        kind = inner.get("model_type", outer.get("model_type"))
-    family = of_model_type(kind, _first_architecture(config)) if isinstance(kind, str) else None
-    if family is None:
-        supported = (name for family in families() for name in family.model_types)
-        raise architecture_refusal(str(kind or ""), supported)
-    return family
-
-
-def _check(config: Config, family: Family, model: str) -> None:
+def _check(config: Config, family: Family) -> None:
     """Refuse configurations that are not supported."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    tables = config, rope, *(it for it in rope.values() if isinstance(it, dict))
+    for key in (*_STATED, *family.stated.split()):
+        if not any(key in table for table in tables):
+            raise KeyError(key)
     rules = CHANGES | dict(family.config_rules)
     for key in ("hidden_act", "hidden_activation"):
         allowed = rules.get(key) or neutral(None, family.activation)
@@ -245,26 +245,26 @@ def _check(config: Config, family: Family, model: str) -> None:
                 f"{family.title} with activation {config[key]!r}; supported: {family.activation!r}",
                 hint="choose another model",
             )
-    _check_code(config, family, model)
+    _check_code(config, family)
     for key, value in config.items():
         if key in READ:
             continue
         rule = rules.get(key)
         if key in _PLAIN_LAYERS and rule is None:
             if value is not None and not set(value) <= _PLAIN_LAYERS[key]:
-                raise refusal(key, value, model=model, kind=family.title)
+                raise refusal(key, value)
         elif rule is not None and not rule.allows(None if value in ([], {}, "") else value):
-            raise refusal(key, value, model=model, kind=family.title, rule=rule)
+            raise refusal(key, value, rule=rule)
 
 
-def _both_ways(config: Config, keys: Config, family: Family, model: str) -> dict[str, Any]:
+def _both_ways(config: Config, keys: Config) -> dict[str, Any]:
     """The key of bidirectional attention, if *config* asks for it."""
-    key, value = "is_causal", config.get("is_causal")
+    value = config.get("is_causal")
     if value is None or value is True:
         return {}
     if value is not False or keys.get("attention.sliding_window"):
         why = "bidirectional attention is supported without windows only"
-        raise refusal(key, value, why, model=model, kind=family.title)
+        raise refusal("is_causal", value, why)
     return {"attention.causal": False}
 
 
@@ -279,12 +279,12 @@ def _first_architecture(config: Config) -> str:
     return str(named[0])
 
 
-def _check_code(config: Config, family: Family, model: str) -> None:
+def _check_code(config: Config, family: Family) -> None:
     """Refuse models of other kinds, such as classifiers, or with custom code."""
     named = _first_architecture(config)
     if named and not named.endswith((*_WRITES_TEXT, _HEADLESS)):
         why = "such a model neither generates text nor computes embeddings"
-        raise refusal("architectures", config["architectures"], why, model=model, kind=family.title)
+        raise refusal("architectures", config["architectures"], why)
     code = config.get("auto_map")
     if not code:
         return
@@ -297,16 +297,15 @@ def _check_code(config: Config, family: Family, model: str) -> None:
         for end in ("config", "forcausallm", "model", "forconditionalgeneration")
     }
     if not classes <= own:
-        why = "the model brings custom code, which is not run"
-        raise refusal("auto_map", code, why, model=model, kind=family.title)
+        raise refusal("auto_map", code, "the model brings custom code, which is not run")
 
 
-def _check_quantization(quantization: Config, config: Config, family: Family, model: str) -> None:
-    check(quantization, QUANTIZATION, model=model, kind=family.title, below=_BELOW)
+def _check_quantization(quantization: Config, config: Config) -> None:
+    check(quantization, QUANTIZATION, below=_BELOW)
     eps = quantization.get("rms_norm_eps", _EPS_OF_NORMS)
     if quantization.get("use_rms_norm") and eps != config["rms_norm_eps"]:
         why = f"only the model's own, {config['rms_norm_eps']}, is computed"
-        raise refusal(f"{_BELOW}rms_norm_eps", eps, why, model=model, kind=family.title)
+        raise refusal(f"{_BELOW}rms_norm_eps", eps, why)
     linear = quantization.get("linear_class", "bitlinear")
     mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):

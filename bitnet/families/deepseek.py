@@ -69,7 +69,7 @@ def _attention(keys: Keys, layers: int) -> LatentAttention:
 
 
 def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
-    return refusal("rope.scaling.type", scaling, why, model=keys.path.name, kind="DeepSeek")
+    return refusal("rope.scaling.type", scaling, why, model=keys.path.name)
 
 
 def _translate(config: Config) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _translate_glm(config: Config) -> dict[str, Any]:
     first = next((at for at, kind in enumerate(kinds) if kind != "dense"), len(kinds))
     if set(kinds[first:]) - {"sparse"} or len(kinds) != config["num_hidden_layers"]:
         why = "only layers without experts before all others are computed"
-        raise refusal("mlp_layer_types", kinds, why, kind="GLM 4.7 Flash")
+        raise refusal("mlp_layer_types", kinds, why)
     return _translate(config) | {"leading_dense_block_count": first}
 
 
@@ -111,7 +111,7 @@ def _yarn(rope: Config) -> dict[str, Any]:
             "`yarn` is computed with equal `mscale` and `mscale_all_dim`, `beta_fast` 32 and "
             "`beta_slow` 1 only"
         )
-        raise refusal("rope_parameters", dict(rope), why, kind="DeepSeek")
+        raise refusal("rope_parameters", dict(rope), why)
     return {
         "rope.scaling.attn_factor": 1.0,
         "rope.scaling.yarn_log_multiplier": 0.1 * float(everywhere),
@@ -122,20 +122,12 @@ _LATENT = Family(
     title="DeepSeek",
     architecture="deepseek2",
     model_types=(),
-    defaults={
-        "num_key_value_heads": None,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-    },
     config_keys={
         **GROUPED_CONFIG,
         **reads("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"),
         "qk_head_dim": Rule("the sum of both widths"),
         "rope_interleave": neutral(None, True),
     },
-    experts=128,
     gguf_keys={
         **GROUPED_KEYS,
         **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
@@ -156,37 +148,14 @@ register_variant(
     _LATENT,
     title="DeepSeek 2 and 3",
     model_types=("deepseek_v3",),
-    defaults={
-        "first_k_dense_replace": 3,
-        "max_position_embeddings": 4096,
-        "moe_intermediate_size": 2048,
-        "n_group": 8,
-        "num_experts_per_tok": 8,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "routed_scaling_factor": 2.5,
-        "topk_group": 4,
-        "v_head_dim": 128,
-    },
+    stated="first_k_dense_replace norm_topk_prob routed_scaling_factor",
 )
 register_variant(
     _LATENT,
     title="GLM 4.7 Flash",
     in_gguf=False,
     model_types=("glm4_moe_lite",),
-    defaults={
-        "max_position_embeddings": 202752,
-        "moe_intermediate_size": 1536,
-        "n_group": 1,
-        "num_experts_per_tok": 4,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "rms_norm_eps": 1e-5,
-        "routed_scaling_factor": 1.8,
-        "topk_group": 1,
-        "v_head_dim": 256,
-    },
+    stated="norm_topk_prob routed_scaling_factor",
     config_keys={
         "first_k_dense_replace": Rule("transformers ignores it"),
         **reads("mlp_layer_types"),
@@ -217,14 +186,7 @@ register(
     architecture="glm4",
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    defaults={
-        "head_dim": 128,
-        "num_key_value_heads": 2,
-        "partial_rotary_factor": 0.5,
-        "attention_bias": True,
-        "rms_norm_eps": 1.5625e-7,
-        "max_position_embeddings": 131072,
-    },
+    stated="attention_bias head_dim num_key_value_heads partial_rotary_factor",
     config_keys=reads("partial_rotary_factor"),
     biases={"attention_bias": QKV},
     partial_rotation=True,
@@ -247,23 +209,9 @@ register(
     title="GLM 4.5 to 4.7 with experts",
     architecture="glm4moe",
     model_types=("glm4_moe",),
-    defaults={
-        "head_dim": None,
-        "num_key_value_heads": 8,
-        "partial_rotary_factor": 0.5,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1408,
-        "n_shared_experts": 1,
-        "routed_scaling_factor": 1.0,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072,
-    },
+    stated="first_k_dense_replace norm_topk_prob num_key_value_heads partial_rotary_factor "
+    "routed_scaling_factor",
     config_keys=GROUPED_CONFIG | reads("partial_rotary_factor use_qk_norm"),
-    experts=128,
     gguf_keys=GROUPED_KEYS,
     tensors={"post_attention_layernorm": "post_attention_norm"},
     biases={"attention_bias": QKV},

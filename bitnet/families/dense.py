@@ -187,12 +187,12 @@ def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Atte
     return each
 
 
-def check_local_base(keys: Keys, base: float, kind: str) -> None:
+def check_local_base(keys: Keys, base: float) -> None:
     """Refuse another RoPE base of layers with a window than *base*, that of the others."""
     key = "rope.freq_base_swa"
     if (local := keys.number(key, base)) != base:
         why = f"only that of the other layers, {base:g}, is computed"
-        raise refusal(key, local, why, model=keys.path.name, kind=kind)
+        raise refusal(key, local, why, model=keys.path.name)
 
 
 def read_windows(keys: Keys, layers: int, *, period: int, window: int) -> tuple[int, ...]:
@@ -218,9 +218,9 @@ def everywhere(config: Config) -> dict[str, Any]:
 def from_first(config: Config) -> dict[str, Any]:
     """``layer_types``, or windows from layer ``max_window_layers`` on (Qwen)."""
     window = _window(config) if config.get("use_sliding_window") else 0
-    first = config.get("max_window_layers", 0)
     pattern = _window_pattern(config, window)
     if pattern is None:
+        first = config["max_window_layers"] if window else 0
         pattern = [bool(window) and layer >= first for layer in range(config["num_hidden_layers"])]
     return {
         "attention.sliding_window": window,
@@ -248,7 +248,7 @@ def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[s
 
 
 def _window(config: Config) -> int:
-    window = config.get("sliding_window")
+    window = config["sliding_window"]
     if window is None:
         return 0
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:

@@ -94,10 +94,10 @@ def has_corrections(names: Iterable[str]) -> bool:
     return any(name.endswith(".exp_probs_b.bias") for name in names)
 
 
-def expert_count(config: Config, default: int) -> Any:
-    """Number of experts in a ``config.json``, which has several names for it."""
+def expert_count(config: Config) -> Any:
+    """Number of experts in a ``config.json``, which has several names for it; 0 if none is."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    counts = {config[name] for name in names if config.get(name) is not None} or {default}
+    counts = {config[name] for name in names if config.get(name) is not None} or {0}
     if len(counts) > 1:
         raise ValueError(f"several numbers of experts: {sorted(counts)}")
     return counts.pop()

@@ -73,8 +73,11 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     # ``quantization_config`` of folders without one
     quantization: Mapping[str, Any] = field(default_factory=dict)
-    # transformers' defaults for keys missing from ``config.json``
+    # transformers' defaults for keys that published files leave out
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # keys of ``config.json``, separated by blanks, without which a folder is refused, since
+    # transformers would assume a value that no file says
+    stated: str = ""
     # rules for ``config.json``, besides those shared by all families and those of *biases*
     config_keys: Mapping[str, Rule] = field(default_factory=dict)
     # rules for ``rope_parameters``, besides those of the kind of scaling
@@ -83,7 +86,6 @@ class Family:
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
     # names of tensors of a layer that differ from those in ``tensor_names.py``
     tensors: Mapping[str, str] = field(default_factory=dict)
-    experts: int = 0  # transformers' number of experts, where a ``config.json`` does not say it
     # functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF stores
     # others; from its ``config.json``
     values: Callable[[Config], Values] = field(default=lambda _config: {})
@@ -224,7 +226,7 @@ def check_keys(
     rules = COMMON | dict(family.gguf_keys)
     for prefix in (f"{name}." for name in prefixes):
         own = {key[len(prefix) :]: metadata[key] for key in metadata if key.startswith(prefix)}
-        check(own, rules, model=model, kind=family.title, below=prefix)
+        check(own, rules, model=model, below=prefix)
 
 
 def find_zero(metadata: Mapping[str, Any], family: Family) -> str:

@@ -29,7 +29,7 @@ from bitnet.families.dense import (
 )
 from bitnet.families.experts import EXPERT_KEYS, expert_count, experts
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
-from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, read, reads
+from bitnet.families.keys import HARMLESS, Config, Keys, Rule, contradiction, neutral, read, reads
 from bitnet.families.mixers import FeedForward
 from bitnet.families.rope import without_scaling
 
@@ -37,16 +37,6 @@ if TYPE_CHECKING:
     from bitnet.families.mixers import Activation
 
 _ACTIVATION: Activation = "gelu_tanh"
-#: Of Gemma 2 and 3; published files of config.json give little more than sizes.
-_DEFAULTS = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
 _CONFIG = {
     **WINDOW_CONFIG,
     **reads("final_logit_softcapping query_pre_attn_scalar"),
@@ -65,14 +55,8 @@ register(
     title="Gemma 1",
     architecture="gemma",
     activation="gelu_pytorch_tanh",
-    defaults={
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
+    stated="head_dim num_key_value_heads",
+    defaults={"tie_word_embeddings": True},
     config_keys={
         # In the file of 2B, and never meant.
         "hidden_act": neutral(None, "gelu_pytorch_tanh", "gelu", note="tanh form either way"),
@@ -119,12 +103,8 @@ register(
     title="Gemma 2",
     architecture="gemma2",
     activation="gelu_pytorch_tanh",
-    defaults=_DEFAULTS
-    | {
-        "max_position_embeddings": 8192,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
+    stated="attn_logit_softcapping final_logit_softcapping head_dim num_key_value_heads",
+    defaults={"tie_word_embeddings": True},
     config_keys={
         **_CONFIG,
         **reads("attn_logit_softcapping"),
@@ -171,7 +151,19 @@ register(
     architecture="gemma3",
     model_types=("gemma3", "gemma3_text"),
     activation="gelu_pytorch_tanh",
-    defaults=_DEFAULTS | {"rope_theta": 1e6, "max_position_embeddings": 131072},
+    # Published files give little more than sizes.
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "max_position_embeddings": 131072,
+    },
     config_keys=_CONFIG
     | reads("use_bidirectional_attention rope_local_base_freq sliding_window_pattern"),
     gguf_keys={"attention.scale": _SCALE, **reads("final_logit_softcapping rope.freq_base_swa")},
@@ -187,8 +179,6 @@ register(
 
 _PERIOD = 6
 _OUTPUT_SCALE = "layer_output_scale"  # of all layers or of none
-_FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
-_LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def _gemma4(keys: Keys) -> ModelConfig:
@@ -295,9 +285,10 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
     }
     if config.get("enable_moe_block"):
-        if not (count := expert_count(config, 0)):
+        if not expert_count(config):
             raise ValueError("enable_moe_block, and no num_experts")
-        keys["expert_count"] = count
+    else:
+        keys["expert_count"] = 0
     if full_kv_heads != kv_heads:
         keys["attention.head_count_kv"] = [kv_heads if it else full_kv_heads for it in pattern]
     if config.get("use_double_wide_mlp"):
@@ -331,25 +322,15 @@ register(
     architecture="gemma4",
     model_types=("gemma4", "gemma4_text"),
     activation="gelu_pytorch_tanh",
-    defaults={
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": 512,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"full_attention": _FULL_ROPE, "sliding_attention": _LOCAL_ROPE},
-        "hidden_size_per_layer_input": 256,
-        "num_kv_shared_layers": 0,
-    },
+    stated="head_dim num_key_value_heads rope_theta",
+    defaults={"tie_word_embeddings": True},
     config_keys={
         **WINDOW_CONFIG,
         **reads("attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim"),
         **reads("hidden_size_per_layer_input moe_intermediate_size num_experts"),
         **reads("num_global_key_value_heads num_kv_shared_layers num_local_experts"),
         **reads("per_layer_config top_k_experts use_double_wide_mlp"),
-        **reads("vocab_size_per_layer_input"),
+        "vocab_size_per_layer_input": Rule("tensors have the rows of the embedding"),
         "hidden_act": HARMLESS,  # hidden_activation counts
         "num_experts_per_tok": HARMLESS,  # `top_k_experts` counts
         "use_bidirectional_attention": neutral(

@@ -41,7 +41,7 @@ def _check_scales(config: Config) -> dict[str, Any]:
     """Refuse scales of zero in a ``config.json``."""
     for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier"):
         if config[key] == 0:
-            raise refusal(key, 0, "in GGUF, zero means that there is none", kind="Granite")
+            raise refusal(key, 0, "in GGUF, zero means that there is none")
     return {}
 
 
@@ -79,14 +79,6 @@ _GRANITE = Family(
     title="Granite",
     architecture="granite",
     gguf_rope_style="interleaved",
-    defaults={
-        "attention_multiplier": 1.0,
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-    },
     config_keys=reads(
         "attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
     ),
@@ -102,9 +94,7 @@ _MOE = register_variant(
     title="Granite with experts",
     architecture="granitemoe",
     model_types=("granitemoe", "granitemoeshared"),
-    defaults={"num_experts_per_tok": 2, "shared_intermediate_size": None},
     config_keys=EXPERT_CONFIG | reads("shared_intermediate_size"),
-    experts=8,
     gguf_keys=SHARED_KEYS,
     llama_cpp=replace(_SUPPORT, nonzero=("logit_scale",)),
 )
@@ -155,18 +145,7 @@ register_variant(
     title="Granite 4.0 with states",
     architecture="granitehybrid",
     model_types=("granitemoehybrid",),
-    defaults={
-        "mamba_conv_bias": True,
-        "mamba_d_conv": 4,
-        "mamba_d_head": "auto",
-        "mamba_d_state": 256,
-        "mamba_expand": 2,
-        "mamba_n_groups": 1,
-        "mamba_n_heads": 128,
-        "num_local_experts": 8,
-        "position_embedding_type": None,
-        "shared_intermediate_size": 1024,
-    },
+    stated="mamba_conv_bias shared_intermediate_size",
     config_keys={
         **MAMBA2_CONFIG,
         **reads("layer_types layers_block_type mamba_expand position_embedding_type"),
@@ -196,7 +175,7 @@ def _minicpm(keys: Keys) -> ModelConfig:
     for key in _SCALES:  # before 2025 files had none, and llama.cpp assumes those of one size
         if keys.number(key) <= 0:
             value, label = keys.number(key), keys.path.name
-            raise refusal(key, value, "it is above 0", model=label, kind="MiniCPM")
+            raise refusal(key, value, "it is above 0", model=label)
     return _with_scales(keys)
 
 
@@ -213,14 +192,7 @@ register(
     title="MiniCPM and BitCPM",
     architecture="minicpm",
     gguf_rope_style="interleaved",
-    defaults={
-        "scale_emb": 1,
-        "scale_depth": 1,
-        "dim_model_base": 1,
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-    },
+    defaults={"tie_word_embeddings": True},
     config_keys={
         **reads("dim_model_base scale_depth scale_emb"),
         "sparse_config": neutral(None, note="of sparse attention"),

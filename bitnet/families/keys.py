@@ -25,6 +25,7 @@ RopeStyle = Literal["interleaved", "half"]
 Config: TypeAlias = Mapping[str, Any]  # a ``config.json``
 
 
+_CONFIG = "config.json"
 _LARGEST = 2**32 - 1
 # Third-party conversions of BitNet use other prefixes for their keys.
 _PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")
@@ -116,13 +117,12 @@ def read(note: str) -> Rule:
 
 
 def reads(names: str) -> dict[str, Rule]:
-    """Rules for the keys *names*, separated by blanks, with the notes below."""
-    rules = {}
-    for name in names.split():
-        gguf = BECOMES.get(name, "")
-        note = MEANINGS.get(name) or (f"`{gguf}`" if gguf else "")
-        rules[name] = Rule(note, is_read=True, gguf=gguf)
-    return rules
+    """Rules for the keys *names*, separated by blanks, which the computation follows."""
+    return {
+        name: Rule(f"`{gguf}`" if gguf else "", is_read=True, gguf=gguf)
+        for name in names.split()
+        for gguf in (BECOMES.get(name, ""),)
+    }
 
 
 def neutral(*values: Any, note: str = "") -> Rule:
@@ -131,29 +131,23 @@ def neutral(*values: Any, note: str = "") -> Rule:
 
 
 def check(
-    given: Mapping[str, Any], rules: Mapping[str, Rule], *, model: str, kind: str, below: str = ""
+    given: Mapping[str, Any], rules: Mapping[str, Rule], *, model: str = _CONFIG, below: str = ""
 ) -> None:
     """Refuse the first of the *given* keys, which are *below* a table, that is not allowed."""
     for key, value in given.items():
         rule = rules.get(key)
         if rule is None or not rule.allows(value):
-            raise refusal(f"{below}{key}", value, model=model, kind=kind, rule=rule)
+            raise refusal(f"{below}{key}", value, rule=rule, model=model)
 
 
 def refusal(
-    key: str,
-    value: Any,
-    why: str = "",
-    *,
-    kind: str,
-    model: str = "config.json",
-    rule: Rule | None = None,
+    key: str, value: Any, why: str = "", *, rule: Rule | None = None, model: str = _CONFIG
 ) -> Unsupported:
-    """Error for a key that changes the result in an unsupported way."""
+    """Error for a key of *model* that changes the result in an unsupported way."""
     if rule is not None and rule.values is not None:
         why = f"only {' or '.join(_show(value) for value in rule.values)} is computed"
     return Unsupported(
-        f"{model}: this {kind} model has {key} = {_show(value)}: "
+        f"{model}: {key} = {_show(value)}: "
         f"{why or 'not a key that is known to leave the result alone'}",
         hint=f"choose another model, or, to compute as if the key were not there: "
         f"--ignore-key {key}",
@@ -302,69 +296,4 @@ BECOMES = {
     "top_k_experts": "expert_used_count",
     "topk_group": "expert_group_used_count",
     "v_head_dim": "attention.value_length_mla",
-}
-#: What the names of other keys that some families read do not say.
-MEANINGS = {key: rule.note for key, rule in COMMON.items() if rule.is_read} | {
-    "attention.key_length_mla": "width of a key, rotary dimensions included",
-    "attention.key_length_swa": "width of a head of layers with a window",
-    "attention.layer_norm_epsilon": "epsilon of every norm",
-    "attention.q_lora_rank": "width of the queries' latent; 0: they have none",
-    "attention.recurrent_layers": "which layers have a delta net",
-    "attention.shared_kv_layers": "layers at the end that read the keys of one before",
-    "attention.temperature_scale": "growth of the query scale",
-    "attention.value_length_mla": "width of a value",
-    "attention.value_length_swa": "must be the width of a head",
-    "attn_logit_softcapping": "soft cap on attention scores; 50 when absent, never 0",
-    "block_auto_adjust_ff_dim": "two thirds of `intermediate_size`, rounded, count",
-    "block_ffn_dim_multiplier": "factor on these two thirds",
-    "block_multiple_of": "what they are rounded up to a multiple of",
-    "dim_model_base": "logits are divided by the width over it",
-    "embedding_length_per_layer_input": "width of what a token adds in each layer",
-    "expert_count": "experts of a layer",
-    "expert_feed_forward_length": "width inside an expert",
-    "expert_gating_func": "1: softmax, 2: sigmoid of the router's logits",
-    "expert_group_used_count": "groups of a token",
-    "expert_shared_count": "networks beside the experts, which are one wider network",
-    "expert_shared_feed_forward_length": "width of the network, or of each, beside the experts",
-    "expert_used_count": "experts of a token",
-    "final_logit_softcapping": "soft cap on logits; Gemma 2: 30 when absent, never 0",
-    "full_attention_interval": "one layer in this many has attention",
-    "hybrid_override_pattern": "a letter for each layer, without `layers_block_type`",
-    "layer_types": "what each layer is: of full attention, with a window, or of another kind",
-    "leading_dense_block_count": "layers without experts, at the beginning",
-    "logit_scale": "on logits; Granite and MiniCPM: logits are divided by it",
-    "mamba_d_head": "must be the width of a head",
-    "mamba_expand": "without `mamba_d_ssm`: that over `hidden_size`",
-    "mlp_layer_types": "which layers have experts: all but the first ones",
-    "mlp_multipliers": "factors on the gate and the output of that network",
-    "moe_latent_size": "width of what experts read and give; 0: the model's",
-    "moe_layer_end_index": "the last layer with experts; must be the last of all",
-    "nextn_predict_layers": "blocks at the end; a single one of Qwen 3.5 drafts tokens",
-    "no_rope_layer_interval": "must be 4, unless `no_rope_layers` says so",
-    "no_rope_layers": "must be every fourth layer",
-    "num_nextn_predict_layers": "blocks behind the last, which are left out",
-    "partial_rotary_factor": "rotary share of a head",
-    "position_embedding_type": "`rope`: attention rotates queries and keys",
-    "q_lora_rank": "width of the queries' latent; null: they have none",
-    "query_pre_attn_scalar": "attention scores are divided by its root",
-    "residual_scale": "on the outputs of attention and feed-forward",
-    "rope.dimension_count_swa": "rotary dimensions of layers with a window",
-    "rope.dimension_sections": "must cover all pairs, as those of a text do",
-    "rope.freq_base_swa": "of layers with a window; OLMo, Command-R7B: must be `rope.freq_base`",
-    "rope.scaling.finetuned": "attention rotates queries and keys",
-    "rope.scaling.yarn_log_multiplier": "`mscale_all_dim` of `yarn`; DeepSeek: a tenth of it",
-    "scale_depth": "on the outputs of attention and feed-forward, over the root of the layers",
-    "scale_emb": "factor on embeddings",
-    "shortconv.l_cache": "positions of the convolution",
-    "sliding_window_pattern": "one layer in this many has full attention",
-    "ssm.conv_kernel": "positions of the convolution",
-    "ssm.group_count": "key heads of the delta net; groups of heads with the same inputs of states",
-    "ssm.inner_size": "width of all heads",
-    "ssm.state_size": "width of a key of the delta net; rows of a state",
-    "ssm.time_step_rank": "heads of the delta net or the state-space model",
-    "ssm_multipliers": "factors on the five parts of its input projection",
-    "swiglu_clamp_exp": "limit of gate and up inside experts; must be 7",
-    "use_bidirectional_attention": "positions also attend to later ones",
-    "use_double_wide_mlp": "networks of layers with shared keys are twice as wide",
-    "vocab_size_per_layer_input": "must be the rows of the embedding",
 }

@@ -74,14 +74,8 @@ _LFM2 = Family(
     architecture="lfm2",
     model_types=(),
     aliases={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
-    defaults={
-        "conv_L_cache": 3,
-        "max_position_embeddings": 128000,
-        "norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": True,
-    },
+    stated="rope_theta",
+    defaults={"tie_word_embeddings": True},
     config_keys=reads("conv_L_cache layer_types"),
     gguf_keys={
         **reads("shortconv.l_cache"),
@@ -98,11 +92,6 @@ register_variant(
     title="LFM2 and LFM2.5, dense",
     model_types=("lfm2",),
     aliases={"block_ff_dim": "intermediate_size"},
-    defaults={
-        "block_auto_adjust_ff_dim": True,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_multiple_of": 256,
-    },
     config_keys={
         **reads("block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of"),
         **reads("full_attn_idxs"),
@@ -114,7 +103,7 @@ register_variant(
     title="LFM2 and LFM2.5 with experts",
     architecture="lfm2moe",
     model_types=("lfm2_moe",),
-    defaults={"moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts_per_tok": 4},
+    stated="num_dense_layers rope_theta",
     config_keys={
         **EXPERT_CONFIG,
         **reads("moe_intermediate_size num_dense_layers"),
@@ -122,7 +111,6 @@ register_variant(
         "routed_scaling_factor": neutral(None, 1.0),
         "use_expert_bias": neutral(None, True, note="the choice has corrections"),
     },
-    experts=32,
     gguf_keys={
         **EXPERT_KEYS,
         **reads("leading_dense_block_count"),

@@ -43,7 +43,6 @@ _LLAMA = register(
     title="Llama 2, 3 and SmolLM2",
     architecture="llama",
     gguf_rope_style="interleaved",
-    defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     gguf_keys=EXPERT_KEYS,  # Mixtral's files are of this architecture
     biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
     llama_cpp=LlamaCppSupport(
@@ -57,12 +56,7 @@ _MISTRAL = register(
     architecture="llama",
     in_gguf=False,
     model_types=("mistral",),
-    defaults={
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-        "rms_norm_eps": 1e-6,
-    },
+    stated="num_key_value_heads",
     config_keys=reads("sliding_window"),
     translate=everywhere,
 )
@@ -70,16 +64,14 @@ register_variant(
     _MISTRAL,
     title="Mixtral",
     model_types=("mixtral",),
-    defaults={"num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "sliding_window": None},
+    stated="num_key_value_heads num_local_experts",
     config_keys=EXPERT_CONFIG,
-    experts=8,
 )
 register(
     title="Arcee (AFM)",
     architecture="arcee",
     activation="relu2",
     gguf_rope_style="interleaved",
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
     biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "rope_freqs.weight")),
     # relu(up) * up equals the square of relu(up).
@@ -90,13 +82,7 @@ register(
     architecture="helium",
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    defaults={
-        "head_dim": 128,
-        "num_key_value_heads": 20,
-        "rope_theta": 100000.0,
-        "rms_norm_eps": 1e-8,
-        "max_position_embeddings": 4096,
-    },
+    stated="head_dim num_key_value_heads rope_theta",
     gguf_keys={"attention.sliding_window": neutral(0)},
     llama_cpp=None,
     biases={"attention_bias": QKV, "mlp_bias": MLP},
@@ -104,13 +90,7 @@ register(
 register(
     title="Seed-OSS",
     architecture="seed_oss",
-    defaults={
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 524288,
-        "attention_bias": True,
-    },
+    stated="attention_bias head_dim num_key_value_heads",
     tensors={"post_attention_layernorm": "post_attention_norm"},
     biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": MLP},
     decoder=partial(dense, norms=RENAMED),
@@ -120,11 +100,7 @@ register(
 register(
     title="Phi-3, 3.5 and 4-mini",
     architecture="phi3",
-    defaults={
-        "original_max_position_embeddings": 4096,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-    },
+    stated="original_max_position_embeddings",
     config_keys=reads("sliding_window original_max_position_embeddings partial_rotary_factor"),
     partial_rotation=True,
     llama_cpp=LlamaCppSupport(
@@ -141,7 +117,6 @@ register(
     title="Hunyuan, dense",
     architecture="hunyuan-dense",
     model_types=("hunyuan_v1_dense",),
-    defaults={"attention_bias": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
     config_keys={
         "attention_head_dim": read("former name of `head_dim`, which counts"),
         "use_qk_norm": neutral(None, True),
@@ -160,7 +135,7 @@ def _ministral_keys(config: Config) -> dict[str, Any]:
     rope = config.get("rope_scaling") or config["rope_parameters"]
     if (rope.get("rope_type") or rope.get("type")) == "dynamic":
         why = "GGUF has one key for both the original context and the period of that growth"
-        raise refusal("rope_parameters.rope_type", "dynamic", why, kind="Ministral 3")
+        raise refusal("rope_parameters.rope_type", "dynamic", why)
     original = rope["original_max_position_embeddings"]
     return everywhere(config) | {
         "attention.temperature_scale": float(rope["llama_4_scaling_beta"]),
@@ -183,21 +158,7 @@ register(
     architecture="mistral3",
     model_types=("ministral3",),
     gguf_rope_style="interleaved",
-    defaults={
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 262144,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
+    stated="head_dim num_key_value_heads",
     config_keys=reads("sliding_window"),
     rope_parameters={
         "llama_4_scaling_beta": "growth of the query scale",
@@ -217,12 +178,7 @@ register(
     gguf=("bitnet-25",),
     model_types=("bitnet",),
     activation="relu2",
-    defaults={
-        "rope_theta": 500000.0,
-        "num_key_value_heads": 5,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 2048,
-    },
+    stated="num_key_value_heads rope_theta",
     gguf_keys={"attention.sliding_window": neutral(0)},
     llama_cpp=None,
     biases={"attention_bias": ATTENTION},
@@ -239,7 +195,6 @@ register(
         "linear_class": "autobitlinear",
         "quantization_mode": "online",
     },
-    defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     config_keys={"input_bits": neutral(8), "weight_bits": neutral(1)},
     llama_cpp=LlamaCppSupport(tensors=(), whole_width=True),
     rounds_inputs=True,
@@ -270,18 +225,13 @@ _ERNIE = Family(
     model_types=(),
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    defaults={
-        "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-    },
+    defaults={"tie_word_embeddings": True},
 )
 register_variant(
     _ERNIE,
     title="Ernie 4.5, dense",
     model_types=("ernie4_5",),
-    defaults={"head_dim": 128, "num_key_value_heads": 2},
+    stated="head_dim num_key_value_heads rope_theta",
     biases={"use_bias": (*ATTENTION, *MLP)},
 )
 register_variant(
@@ -289,15 +239,7 @@ register_variant(
     title="Ernie 4.5 with experts",
     architecture="ernie4_5-moe",
     model_types=("ernie4_5_moe",),
-    defaults={
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 1536,
-        "moe_k": 6,
-        "moe_num_shared_experts": 2,
-        "moe_layer_start_index": 1,
-        "moe_layer_end_index": -1,
-        "moe_layer_interval": 1,
-    },
+    stated="moe_layer_start_index num_key_value_heads rope_theta",
     config_keys={
         **reads("moe_intermediate_size moe_k moe_layer_end_index moe_layer_start_index"),
         **reads("moe_num_experts moe_num_shared_experts num_experts num_local_experts"),
@@ -306,7 +248,6 @@ register_variant(
         "num_experts_per_tok": HARMLESS,  # `moe_k` counts
         "use_bias": neutral(None, False),
     },
-    experts=64,
     gguf_keys={
         **SHARED_KEYS,
         **reads("leading_dense_block_count"),

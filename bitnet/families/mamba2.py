@@ -124,27 +124,12 @@ _FACTORS = (
 register(
     title="Falcon-H1",
     architecture="falcon-h1",
-    defaults={
-        **dict.fromkeys(_FACTORS, 1.0),
-        "mamba_d_conv": 4,
-        "mamba_d_head": "auto",
-        "mamba_d_ssm": 1024,
-        "mamba_d_state": 256,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_n_groups": 1,
-        "mamba_n_heads": 128,
-        "max_position_embeddings": 8192,
-        "mlp_multipliers": None,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "ssm_multipliers": None,
-    },
+    stated="mamba_conv_bias num_key_value_heads",
     config_keys={
         **MAMBA2_CONFIG,
         **dict.fromkeys(_FACTORS, read("factor, multiplied into weights")),
-        **reads("mamba_d_ssm mamba_expand mamba_norm_before_gate mamba_rms_norm"),
-        **reads("mlp_multipliers ssm_multipliers"),
+        **reads("mamba_d_ssm mamba_expand mamba_norm_before_gate mlp_multipliers ssm_multipliers"),
+        "mamba_rms_norm": Rule("there is a norm if it is among the tensors"),
     },
     gguf_keys=MAMBA2_KEYS,
     values=_falcon_values,
@@ -213,8 +198,8 @@ def _nemotron_keys(config: Config) -> dict[str, Any]:
     kinds = [_FORMER_NAMES.get(kind, kind) for kind in kinds]
     if set(kinds) - set(_KINDS.values()) or {"mlp", "moe"} <= set(kinds):
         why = "layers are linear_attention, full_attention, and either mlp or moe"
-        raise refusal("layers_block_type", kinds, why, kind="Nemotron-H")
-    widths = {"mlp": config["intermediate_size"], "moe": config["moe_intermediate_size"]}
+        raise refusal("layers_block_type", kinds, why)
+    widths = {"mlp": config.get("intermediate_size"), "moe": config.get("moe_intermediate_size")}
     heads, has_experts = config["num_key_value_heads"], "moe" in kinds
     return {
         "block_count": len(kinds),
@@ -232,6 +217,9 @@ def _expert_keys(config: Config) -> dict[str, Any]:
         "architecture": "nemotron_h_moe",
         "leading_dense_block_count": 0,
         "moe_latent_size": config.get("moe_latent_size") or 0,
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
     }
 
 
@@ -246,28 +234,7 @@ register(
         "mamba_d_conv": "conv_kernel",
         "mamba_n_groups": "n_groups",
     },
-    defaults={
-        "conv_kernel": 4,
-        "head_dim": 128,
-        "intermediate_size": 21504,
-        "layer_norm_epsilon": 1e-5,
-        "mamba_head_dim": 64,
-        "mamba_num_heads": 128,
-        "max_position_embeddings": 4096,
-        "moe_intermediate_size": 7688,
-        "moe_shared_expert_intermediate_size": 7688,
-        "n_group": 1,
-        "n_groups": 8,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 2,
-        "num_key_value_heads": 8,
-        "routed_scaling_factor": 1.0,
-        "ssm_state_size": 128,
-        "topk_group": 1,
-        "use_conv_bias": True,
-    },
+    stated="head_dim use_conv_bias",
     config_keys={
         **GROUPED_CONFIG,
         **reads("conv_kernel hybrid_override_pattern layer_types layers_block_type"),
@@ -283,7 +250,6 @@ register(
             Rule("transformers ignores it"),
         ),
     },
-    experts=128,
     gguf_keys={
         **GROUPED_KEYS,
         **MAMBA2_KEYS,

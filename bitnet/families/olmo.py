@@ -23,14 +23,13 @@ from bitnet.families.keys import Keys, neutral, reads
 
 
 def _olmo2(keys: Keys) -> ModelConfig:
-    check_local_base(keys, keys.number("rope.freq_base", 10000.0), "OLMo 3")
+    check_local_base(keys, keys.number("rope.freq_base", 10000.0))
     return dense(keys, norms=AFTER, period=4, qk_norm="whole", each=rotate_windows())
 
 
 _OLMO2 = register(
     title="OLMo 2",
     architecture="olmo2",
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
     gguf_keys=reads("rope.freq_base_swa"),
     tensors={"post_attention_layernorm": "post_attention_norm"},
     biases={"attention_bias": ATTENTION},
@@ -42,7 +41,7 @@ register_variant(
     title="OLMo 3",
     in_gguf=False,
     model_types=("olmo3",),
-    defaults={"sliding_window": 4096, "rope_theta": 500000.0, "rope_local_base_freq": 500000.0},
+    stated="rope_theta",
     config_keys={**WINDOW_CONFIG, "rope_local_base_freq": neutral(None, 500000.0)},
     layered_rope=True,
     translate=alternating(4),
@@ -57,14 +56,7 @@ def _olmoe(keys: Keys) -> ModelConfig:
 register(
     title="OLMoE",
     architecture="olmoe",
-    defaults={
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": False,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 4096,
-    },
     config_keys={**EXPERT_CONFIG, "norm_topk_prob": neutral(False)},
-    experts=64,
     gguf_keys=EXPERT_KEYS,
     biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(

@@ -49,7 +49,7 @@ _CONFIG = WINDOW_CONFIG | reads("use_sliding_window max_window_layers")
 register(
     title="Qwen 2 and 2.5",
     architecture="qwen2",
-    defaults=_DEFAULTS,
+    stated="num_key_value_heads",
     config_keys={**_CONFIG, "attention_bias": HARMLESS},  # its biases are always there
     biases={"": QKV},
     translate=from_first,
@@ -59,7 +59,7 @@ register(
 register(
     title="Qwen 3",
     architecture="qwen3",
-    defaults=_DEFAULTS | {"head_dim": 128},
+    stated="head_dim num_key_value_heads",
     config_keys=_CONFIG,
     biases={"attention_bias": ATTENTION},
     translate=from_first,
@@ -76,15 +76,7 @@ register(
     title="Qwen 3 with experts",
     architecture="qwen3moe",
     model_types=("qwen3_moe",),
-    defaults={
-        "head_dim": 128,
-        "num_key_value_heads": 4,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32768,
-    },
+    stated="head_dim moe_intermediate_size norm_topk_prob num_key_value_heads",
     config_keys={
         **EXPERT_CONFIG,
         **reads("moe_intermediate_size"),
@@ -93,7 +85,6 @@ register(
         "norm_topk_prob": neutral(True),
         "sliding_window": HARMLESS,  # use_sliding_window must be false
     },
-    experts=128,
     gguf_keys=EXPERT_KEYS,
     biases={"attention_bias": ATTENTION},
     decoder=_with_experts,
@@ -111,7 +102,7 @@ def _qwen35(keys: Keys) -> ModelConfig:
     if not isinstance(sections, list) or sections != _sections(pairs):
         why = f"only {_sections(pairs)}, which cover all {pairs} pairs, is computed"
         key, label = "rope.dimension_sections", keys.path.name
-        raise refusal(key, sections, why, model=label, kind="Qwen 3.5")
+        raise refusal(key, sections, why, model=label)
     heads = keys.integer("ssm.time_step_rank")
     linear = DeltaNet(
         heads=heads,
@@ -172,8 +163,8 @@ def _qwen35_keys(config: Config) -> dict[str, Any]:
     if is_linear is None:
         period = config.get("full_attention_interval", _PERIOD)
         is_linear = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
-    rope = config["rope_parameters"]
-    share = rope.get("partial_rotary_factor", config["partial_rotary_factor"])
+    rope = config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     return {
         "attention.recurrent_layers": is_linear,
         "ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"],
@@ -185,19 +176,7 @@ _QWEN35 = register(
     title="Qwen 3.5, 3.6 and 3.8, dense",
     architecture="qwen35",
     model_types=("qwen3_5", "qwen3_5_text"),
-    defaults={
-        "head_dim": 256,
-        "num_key_value_heads": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "partial_rotary_factor": 0.25,
-        "rope_parameters": {},
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32768,
-    },
+    stated="head_dim num_key_value_heads partial_rotary_factor",
     config_keys={
         **reads("full_attention_interval layer_types partial_rotary_factor"),
         **reads("linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads"),
@@ -234,13 +213,8 @@ register_variant(
     title="Qwen 3.5 and 3.6 with experts",
     architecture="qwen35moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
-    defaults={
-        "num_key_value_heads": 2,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-    },
+    stated="head_dim moe_intermediate_size num_key_value_heads partial_rotary_factor "
+    "shared_expert_intermediate_size",
     config_keys=EXPERT_CONFIG | reads("moe_intermediate_size shared_expert_intermediate_size"),
-    experts=256,
     gguf_keys=SHARED_KEYS,
 )

@@ -25,38 +25,20 @@ if TYPE_CHECKING:
 # GGUF's keys and tensors.
 Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
 
-# Parameters of each kind of scaling, besides rope_theta and the kind itself.
-PARAMETERS: dict[str, dict[str, str]] = {
-    "default": {},
-    "linear": {"factor": "positions are divided by it"},
-    "dynamic": {
-        "factor": "how fast the base grows beyond the context length",
-        "original_max_position_embeddings": "ignored: `max_position_embeddings` counts",
-    },
-    "yarn": {
-        "factor": "factor of context extension",
-        "original_max_position_embeddings": "context before",
-        "attention_factor": "on rotated queries and keys",
-        "beta_fast": "pairs with more rotations are kept",
-        "beta_slow": "pairs with fewer rotations are interpolated",
-        "mscale": "of the attention factor",
-        "mscale_all_dim": "of the attention factor",
-        "truncate": "round the bounds of the ramp to whole pairs",
-    },
-    "longrope": {
-        "short_factor": "frequency factors within the original context",
-        "long_factor": "frequency factors beyond it",
-        "original_max_position_embeddings": "context before",
-        "factor": "of the attention factor",
-        "attention_factor": "on rotated queries and keys",
-    },
-    "proportional": {"factor": "divides the frequencies"},
-    "llama3": {
-        "factor": "divides low frequencies",
-        "low_freq_factor": "pairs with fewer rotations have low frequencies",
-        "high_freq_factor": "pairs with more rotations are kept",
-        "original_max_position_embeddings": "context before",
-    },
+# Parameters of each kind of scaling, besides rope_theta and the kind itself. With ``dynamic`` the
+# original context is ignored: ``max_position_embeddings`` counts.
+_CONTEXT = "original_max_position_embeddings"
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", _CONTEXT),
+    "yarn": (
+        *("factor", _CONTEXT, "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": ("short_factor", "long_factor", _CONTEXT, "factor", "attention_factor"),
+    "proportional": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _CONTEXT),
 }
 _NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's converter writes it
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}
@@ -71,8 +53,8 @@ class _Rope(NamedTuple):
     @property
     def original(self) -> int:
         """Original context length; a key next to ``rope_parameters`` takes precedence."""
-        key, context = "original_max_position_embeddings", self.config["max_position_embeddings"]
-        return int(self.config[key] if key in self.config else self.parameters.get(key, context))
+        context = self.parameters.get(_CONTEXT, self.config["max_position_embeddings"])
+        return int(self.config.get(_CONTEXT, context))
 
     @property
     def factor(self) -> float:
@@ -81,28 +63,26 @@ class _Rope(NamedTuple):
         return float(given or self.config["max_position_embeddings"] / self.original)
 
 
-def from_parameters(config: Config, family: Family, *, model: str) -> Tables:
+def from_parameters(config: Config, family: Family) -> Tables:
     """GGUF keys and tensors of the position embedding of *config*."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
     if family.layered_rope:
-        parameters, local = _split_by_attention(config, family, model)
+        parameters, local = _split_by_attention(config)
     parameters = {
         key: value for key, value in _in_one_word(parameters).items() if value is not None
     }
     kind = parameters.get("rope_type") or "default"
     if kind not in PARAMETERS:
         raise Unsupported(
-            f"{model}: rope scaling {kind!r}; known: {', '.join(PARAMETERS)}",
-            hint="choose another model",
+            f"rope scaling {kind!r}; known: {', '.join(PARAMETERS)}", hint="choose another model"
         )
     if family.layered_rope and parameters.get("truncate") is False:
-        key = "rope_parameters.full_attention.truncate"
-        raise refusal(key, False, model=model, kind=family.title)
-    dims = _rotary_dims(config, parameters, family, model)
+        raise refusal("rope_parameters.full_attention.truncate", False)
+    dims = _rotary_dims(config, parameters, family)
     names = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
     rest = {key: value for key, value in parameters.items() if key not in names}
-    check(rest, {}, model=model, kind=family.title, below="rope_parameters.")
+    check(rest, {}, below="rope_parameters.")
     base = _above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
     more, tensors = _SCALINGS[kind](_Rope(config, parameters, base, dims))
     if family.has_freq_factors:
@@ -110,28 +90,25 @@ def from_parameters(config: Config, family: Family, *, model: str) -> Tables:
     return {"rope.freq_base": base, "rope.dimension_count": dims, **local, **more}, tensors
 
 
-def _split_by_attention(
-    config: Config, family: Family, model: str
-) -> tuple[Config, dict[str, Any]]:
+def _split_by_attention(config: Config) -> tuple[Config, dict[str, Any]]:
     """Parameters of layers with full attention, and the RoPE base of the others."""
-    nested = config.get("rope_parameters") or family.defaults.get("rope_parameters") or {}
+    nested = config.get("rope_parameters") or {}
     full = _in_one_word(nested.get("full_attention") or {})
     full |= _in_one_word(config.get("rope_scaling") or {})
     local = _in_one_word(nested.get("sliding_attention") or {})
     for key in nested.keys() - {"full_attention", "sliding_attention"}:
-        raise refusal(f"rope_parameters.{key}", nested[key], model=model, kind=family.title)
+        raise refusal(f"rope_parameters.{key}", nested[key])
     key = "rope_parameters.sliding_attention"
     if (local.get("rope_type") or "default") != "default":
-        why = "layers with a window support RoPE without scaling only"
-        raise refusal(key, local, why, model=model, kind=family.title)
+        raise refusal(key, local, "layers with a window support RoPE without scaling only")
     rest = {
         name: value
         for name, value in local.items()
         if name not in _EVERYWHERE and value is not None
     }
-    check(rest, {}, model=model, kind=family.title, below=f"{key}.")
-    base = _above_zero(local.get("rope_theta"), config.get("rope_local_base_freq"))
-    return full, {"rope.freq_base_swa": base}
+    check(rest, {}, below=f"{key}.")
+    its = local.get("rope_theta"), config.get("rope_local_base_freq"), config.get("rope_theta")
+    return full, {"rope.freq_base_swa": _above_zero(*its)}
 
 
 def _in_one_word(parameters: Config) -> dict[str, Any]:
@@ -151,7 +128,7 @@ def _above_zero(*candidates: Any) -> float:
     return base
 
 
-def _rotary_dims(config: Config, parameters: Config, family: Family, model: str) -> int:
+def _rotary_dims(config: Config, parameters: Config, family: Family) -> int:
     """Number of rotary dimensions of a head."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -159,7 +136,7 @@ def _rotary_dims(config: Config, parameters: Config, family: Family, model: str)
         return int(head_dim)
     if not family.partial_rotation:
         why = "models of this family apply RoPE to whole heads"
-        raise refusal("partial_rotary_factor", partial, why, model=model, kind=family.title)
+        raise refusal("partial_rotary_factor", partial, why)
     return int(head_dim * partial)
 
 

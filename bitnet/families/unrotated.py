@@ -29,7 +29,7 @@ _PERIOD = 4  # one layer in this many is different
 def _cohere2(keys: Keys) -> ModelConfig:
     its = sizes(keys)
     usual, network = attention(keys, its.dim), FeedForward(its.ffn)
-    check_local_base(keys, usual.rope.theta if usual.rope else 0.0, "Command-R7B")
+    check_local_base(keys, usual.rope.theta if usual.rope else 0.0)
     local = read_windows(
         keys, its.layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
     )
@@ -60,13 +60,7 @@ register(
     architecture="cohere2",
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    defaults={
-        "layer_norm_eps": 1e-5,
-        "logit_scale": 0.0625,
-        "max_position_embeddings": 8192,
-        "sliding_window": 4096,
-        "tie_word_embeddings": True,
-    },
+    defaults={"tie_word_embeddings": True},
     config_keys={
         **WINDOW_CONFIG,
         **reads("sliding_window_pattern layer_norm_eps logit_scale"),
@@ -89,7 +83,7 @@ _LAYERS_OF_32B = 64  # in a GGUF file, only these models have windows, and witho
 
 
 def _exaone4_keys(config: Config) -> dict[str, Any]:
-    if config.get("sliding_window") is None:
+    if config["sliding_window"] is None:
         kinds = config.get("layer_types")
         if kinds is not None and "sliding_attention" in kinds:
             raise ValueError("layers with a window in layer_types, and no sliding_window")
@@ -117,12 +111,7 @@ def _exaone4(keys: Keys) -> ModelConfig:
 register(
     title="Exaone 4",
     architecture="exaone4",
-    defaults={
-        "num_key_value_heads": 32,
-        "sliding_window": _EXAONE_WINDOW,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 2048,
-    },
+    stated="num_key_value_heads",
     config_keys=WINDOW_CONFIG | reads("sliding_window_pattern"),
     tensors={"post_attention_layernorm": "post_attention_norm"},
     llama_cpp=LlamaCppSupport(
@@ -145,7 +134,7 @@ def _smollm3_keys(config: Config) -> dict[str, Any]:
         flags = [(layer + 1) % step != 0 for layer in layers]
     if list(map(bool, flags)) != list(map(_is_rotated, layers)):
         why = "in GGUF, every fourth layer is without RoPE"
-        raise refusal("no_rope_layers", list(flags), why, kind="SmolLM3")
+        raise refusal("no_rope_layers", list(flags), why)
     return {}
 
 
@@ -164,14 +153,8 @@ register(
     title="SmolLM3",
     architecture="smollm3",
     gguf_rope_style="interleaved",
-    defaults={
-        "num_key_value_heads": 4,
-        "rope_theta": 2e6,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32768,
-        "no_rope_layer_interval": 4,
-        "tie_word_embeddings": True,
-    },
+    stated="num_key_value_heads rope_theta",
+    defaults={"tie_word_embeddings": True},
     config_keys={
         **reads("no_rope_layers no_rope_layer_interval"),
         "use_sliding_window": neutral(None, False),
@@ -188,7 +171,7 @@ def _maple(keys: Keys) -> ModelConfig:
     limits = keys.value("swiglu_clamp_exp")
     if set(limits if isinstance(limits, list) else [limits]) != {_LIMIT}:
         why = f"only {_LIMIT:g} in every layer is computed"
-        raise refusal("swiglu_clamp_exp", limits, why, model=keys.path.name, kind="Maple")
+        raise refusal("swiglu_clamp_exp", limits, why, model=keys.path.name)
 
     def attention_of(_layer: int, usual: Attention) -> Attention:
         if not usual.window or usual.rope is None:

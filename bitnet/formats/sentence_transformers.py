@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 #: By their number in GGUF.
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last")
-_KIND = "sentence-transformers"
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
@@ -67,7 +66,7 @@ def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
             why = "only a transformer, pooling and normalization are supported"
-            raise refusal(name, module["type"], model=model, kind=_KIND, why=why)
+            raise refusal(name, module["type"], model=model, why=why)
         if kind == "Pooling":
             inside = str(module.get("path") or "1_Pooling")
             pooling = _pooling(files, f"{inside}/config.json", ignore)
@@ -77,7 +76,7 @@ def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
         given = without(files.json(settings, dict), ignore)
         check(
             {key: given[key] for key in rules if key in given}, rules,
-            model=model, kind=_KIND, below=f"{settings}: ",
+            model=model, below=f"{settings}: ",
         )  # fmt: skip
     return pooling
 
@@ -100,7 +99,7 @@ def prompts(files: Inventory) -> Prompts:
 def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
     inside, model = name.rpartition("/")[0], files.root.name
     given = without(files.json(name, dict), ignore)
-    check(given, _POOLING, model=model, kind=_KIND, below=f"{inside}: ")
+    check(given, _POOLING, model=model, below=f"{inside}: ")
     named = given.get("pooling_mode")
     modes = [mode for key, mode in _MODES.items() if given.get(key)]
     if named is not None:
@@ -109,5 +108,5 @@ def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
         shown = named if named is not None else modes
         why = "one of mean, cls and last is computed"
         key = f"{inside}: pooling_mode"
-        raise refusal(key, shown, model=model, kind=_KIND, why=why)
+        raise refusal(key, shown, model=model, why=why)
     return POOLINGS.index(modes[0])

@@ -1,8 +1,9 @@
 """The instructions of a program, and what each means.
 
-``run`` computes an instruction with the operations of a backend, which defines what it means. The
-compiled module reads its fields by their names (``native/kernels/graph/instructions.cpp``). Those
-of layers with a state and of experts are in ``mixer_instructions.py``.
+``run`` computes an instruction in NumPy, one expression per formula, and in the type of its
+registers; this defines what it means. The compiled module reads its fields by their names
+(``native/kernels/graph/instructions.cpp``). Those of layers with a state and of experts are in
+``mixer_instructions.py``.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.kernels.ops import Scores
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import KeysValues
     from bitnet.families.mixers import Activation
     from bitnet.families.rope import Rope
+    from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.ops import Pass
     from bitnet.kernels.program import Register
 
@@ -71,11 +73,9 @@ class Norm:
         x = on.registers[self.x]
         weight = on.weights[self.weight] if self.weight else np.ones(self.width, dtype=x.dtype)
         groups = x.reshape(-1, self.parts, weight.size // self.parts)
-        normed = [
-            on.ops.rms_norm(groups[:, part], its, self.eps)
-            for part, its in enumerate(weight.reshape(self.parts, -1))
-        ]
-        on.registers[self.out] = np.stack(normed, axis=1).reshape(x.shape)
+        mean = np.mean(groups * groups, axis=-1, keepdims=True)
+        normed = groups / np.sqrt(mean + x.dtype.type(self.eps)) * weight.reshape(self.parts, -1)
+        on.registers[self.out] = normed.reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -158,18 +158,25 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Rotate:
-    """Each head of *x* is rotated by its position."""
+    """The first dimensions of each head of *x* are rotated by its position, pair by pair."""
 
     x: Register
     rotation: Rope
     head_dim: int
 
     def run(self, on: Pass) -> None:
-        angles, scale = on.angles(self.rotation)
-        turned = on.ops.rope(
-            on.heads(self.x, self.head_dim), angles, style=self.rotation.style, scale=scale
-        )
-        on.registers[self.x] = turned.reshape(len(turned), -1)
+        x = on.heads(self.x, self.head_dim)
+        angles, scale = on.angles(self.rotation)  # (T, pairs)
+        cos = (np.cos(angles) * scale).astype(x.dtype)[:, None, :]  # (T, 1, pairs)
+        sin = (np.sin(angles) * scale).astype(x.dtype)[:, None, :]
+        pairs = angles.shape[1]
+        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+        if self.rotation.style == "interleaved":
+            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        rotated = x.copy()
+        rotated[..., first] = x[..., first] * cos - x[..., second] * sin
+        rotated[..., second] = x[..., second] * cos + x[..., first] * sin
+        on.registers[self.x] = rotated.reshape(len(x), -1)
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,7 @@ class Temper:
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
-        factors = [self.factor(position) for position in on.positions()]
+        factors = [self.factor(position) for part in on.positions() for position in part]
         on.registers[self.x] = x * np.array(factors, dtype=x.dtype)[:, None]
 
 
@@ -197,9 +204,11 @@ class Temper:
 class Attend:
     """*k* and *v* go into the caches of number *cache*; *out* is what the queries *q* see there.
 
-    Without *k* and *v*, the queries see those that an earlier instruction of the pass stored.
-    Unless it is *causal*, a query also sees those behind it, as many as before. *sinks* names the
-    scores of one more key per head, whose value is zero.
+    Without *k* and *v*, the queries see those that an earlier instruction of the pass stored. A
+    query sees as many keys as the window of the cache, itself included; unless it is *causal*, it
+    also sees those behind it, as many as before. With a *softcap*, scores become ``softcap *
+    tanh(scores / softcap)``. *sinks* names the scores of one more key per head, whose value is
+    zero.
     """
 
     out: Register
@@ -217,7 +226,6 @@ class Attend:
         q = on.heads(self.q, self.kind.head_dim)
         its = [on.heads(it, self.kind.head_dim) for it in (self.k, self.v) if it is not None]
         sinks = on.weights[self.sinks] if self.sinks else None
-        by = Scores(self.scale, self.kind.window, self.softcap, self.causal, sinks)
         mixed = []
         for (rows, cache), segment in zip(on.rows(), on.segments, strict=True):
             if its:
@@ -226,15 +234,52 @@ class Attend:
                 seen = cache.view(self.cache, len(segment.tokens))
             else:
                 continue
-            mixed.append(on.ops.attention(q[rows], seen, by))
+            mixed.append(self.attend(q[rows], *seen, sinks))
         on.registers[self.out] = np.concatenate(mixed) if mixed else on.registers[self.q]
+
+    def attend(self, q: Array, keys: Array, values: Array, sinks: Array | None = None) -> Array:
+        """Attention of the last T of S positions, ``(T, heads, D)``, as ``(T, heads * D)``.
+
+        *keys* and *values* are ``(kv_heads, S, D)``, *sinks* ``(heads,)``.
+        """
+        t, heads, head_dim = q.shape
+        keys, values = (it.astype(q.dtype, copy=False) for it in (keys, values))
+        kv_heads, s, _ = keys.shape
+        # Query heads that share a key head are neighbours.
+        group = heads // kv_heads
+        q = q.reshape(t, kv_heads, group, head_dim).transpose(1, 2, 0, 3)  # (KV, G, T, D)
+        transposed = keys[:, None].transpose(0, 1, 3, 2)
+        scores = (q * q.dtype.type(self.scale)) @ transposed  # (KV, G, T, S)
+        if self.softcap:
+            cap = q.dtype.type(self.softcap)
+            scores = np.tanh(scores / cap) * cap
+        distance = np.arange(s - t, s)[:, None] - np.arange(s)[None, :]  # (T, S)
+        hidden = distance < 0 if self.causal else np.zeros_like(distance, dtype=bool)
+        if self.kind.window:
+            hidden |= abs(distance) >= self.kind.window
+        scores[..., hidden] = -np.inf
+        if sinks is not None:
+            sink = np.broadcast_to(sinks.reshape(kv_heads, group, 1, 1), (*scores.shape[:3], 1))
+            scores = np.concatenate([scores, sink.astype(q.dtype, copy=False)], axis=-1)
+        weights = softmax(scores)[..., :s]
+        with np.errstate(invalid="ignore"):
+            mixed = weights @ values[:, None]  # (KV, G, T, D)
+        if not np.isfinite(mixed).all():  # where it is seen, but not by 0 * NaN
+            bad = ~np.isfinite(np.abs(values).max(axis=-1))  # (KV, S)
+            lost = (bad[:, None] & ~hidden).any(axis=-1)  # (KV, T)
+            clean = weights @ np.where(bad[..., None], q.dtype.type(0), values)[:, None]
+            mixed = np.where(lost[:, None, :, None], mixed, clean)
+        return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
 
 
 @dataclass(frozen=True)
 class Gate:
-    """*out* is *up* gated; it is neither of the others, which may be one register.
+    """``out = activation(gate) * up``; it is neither of the others, which may be one register.
 
-    ``Ops.gate`` has the formulas.
+    Two forms clamp both. With ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``::
+
+        silu_clamped: silu(g) * u
+        swiglu_oai:   g * sigmoid(1.702 * g) * (u + 1)
     """
 
     out: Register
@@ -244,7 +289,12 @@ class Gate:
 
     def run(self, on: Pass) -> None:
         gate, up = on.registers[self.gate], on.registers[self.up]
-        on.registers[self.out] = on.ops.gate(gate, up, self.activation)
+        if self.activation in ("silu_clamped", "swiglu_oai"):
+            gate, up = np.minimum(gate, _LIMIT), np.clip(up, -_LIMIT, _LIMIT)
+        if self.activation == "swiglu_oai":
+            on.registers[self.out] = gate * sigmoid(gate * gate.dtype.type(1.702)) * (up + 1)
+        else:
+            on.registers[self.out] = ACTIVATIONS[self.activation](gate) * up
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,16 +355,39 @@ class Select:
 
     def run(self, on: Pass) -> None:
         kept = on.select()
-        for name in self.registers:
-            on.registers[name] = on.registers[name][kept]
+        on.registers = {it: on.registers[it][kept] for it in self.registers}
 
 
-@dataclass(frozen=True)
-class Mark:
-    """*register* holds what a trace calls *name*."""
+def softmax(x: Array) -> Array:
+    """Softmax over the last axis."""
+    weights: Array = np.exp(x - x.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
 
-    name: str
-    register: Register
 
-    def run(self, on: Pass) -> None:
-        """Nothing: a trace stops here."""
+def sigmoid(x: Array) -> Array:
+    """``1 / (1 + exp(-x))``, whose exponential may overflow to the right 0."""
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
+def silu(x: Array) -> Array:
+    """``x * sigmoid(x)``."""
+    with np.errstate(over="ignore"):
+        return x / (1 + np.exp(-x))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    root = x.dtype.type(np.sqrt(2 / np.pi))
+    return x * (1 + np.tanh(root * (x + x.dtype.type(0.044715) * x * x * x))) / 2
+
+
+_LIMIT = 7
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu_tanh": _gelu_tanh,
+    "relu_squared": lambda x: np.square(np.maximum(x, 0)),
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": sigmoid,
+    "silu_clamped": silu,
+    "identity": lambda x: x,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_right
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,16 +29,6 @@ SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in 
 SLACK = 256  # positions before a kept one to which the cache can be truncated as well
 MAPPED_BYTES = 256 << 10  # a page from this size on is a mapping: neighbours share huge pages
 KEPT = 2  # positions to which it can be truncated; and with states the start of a drafted pass
-
-
-class Seen(NamedTuple):
-    """Keys and values of the last S positions of a layer."""
-
-    keys: Array  # ``(kv_heads, S, D)``
-    values: Array  # as *keys*
-    # the codes of both, as ``kernels/kv_codes.py`` has them, for the compiled module; ``None``
-    # where a cache holds floats
-    pages: NDArray[np.int16] | None = None
 
 
 class KVCache:
@@ -116,7 +106,7 @@ class KVCache:
         pages = range(1, pages_for(self.capacity) + 1)
         return PAGE * bisect_right(pages, size_bytes, key=lambda n: self.cost(n * PAGE, step))
 
-    def append(self, number: int, keys: Array, values: Array) -> Seen:
+    def append(self, number: int, keys: Array, values: Array) -> tuple[Array, Array]:
         """Store *keys* and *values*, ``(T, kv_heads, head_dim)``, of a layer's cache *number*.
 
         Returns :meth:`view` of them.
@@ -137,8 +127,8 @@ class KVCache:
                     to[:, slots] = rows[new].transpose(1, 0, 2)
         return self.view(number, len(keys))
 
-    def view(self, number: int, count: int) -> Seen:
-        """Copies of the last positions of one cache with *count* new ones, those they attend to."""
+    def view(self, number: int, count: int) -> tuple[Array, Array]:
+        """Keys and values, ``(kv_heads, S, D)``, that *count* new positions attend to."""
         table, place, kind = self._places[number]
         start, stop = self.length, self.length + count
         # Start at a split, so that the partial sums equal those of the native module.
@@ -146,9 +136,9 @@ class KVCache:
         stored, held = table.stack(place, first, pages_for(stop)), stop - first * PAGE
         if self._coded:
             all_keys, all_values = kv_codes.load(stored, kind.head_dim, kind.kv_type)
-            return Seen(all_keys[:, :held], all_values[:, :held], stored)
+            return all_keys[:, :held], all_values[:, :held]
         together = stored.transpose(1, 2, 0, 3, 4).reshape(2, kind.kv_heads, -1, kind.head_dim)
-        return Seen(together[0, :, :held], together[1, :, :held], None)
+        return together[0, :, :held], together[1, :, :held]
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, with room for *count* more positions, for the native module.

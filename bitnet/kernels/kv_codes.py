@@ -162,18 +162,6 @@ def load(pages: NDArray[np.int16], head_dim: int, kv_type: KVType = "f16") -> tu
     return np.concatenate(keys_and_values[0], axis=1), np.concatenate(keys_and_values[1], axis=1)
 
 
-def pages_of(keys: Array, values: Array, kv_type: KVType = "f16") -> NDArray[np.int16]:
-    """``(kv_heads, S, D)`` each, in pages: ``(P, 2, kv_heads, page_words(D, kv_type))``."""
-    kv_heads, count, head_dim = keys.shape
-    shape = (-(-count // PAGE), 2, kv_heads, page_words(head_dim, kv_type))
-    pages = np.zeros(shape, dtype=np.int16)
-    keys, values = keys.transpose(1, 0, 2), values.transpose(1, 0, 2)
-    for i, page in enumerate(pages):
-        part = slice(i * PAGE, min((i + 1) * PAGE, count))
-        store(page, slice(0, part.stop - part.start), keys[part], values[part], kv_type)
-    return pages
-
-
 def _whole(head_dim: int) -> int:
     return -(-head_dim // _WIDTH) * _WIDTH
 

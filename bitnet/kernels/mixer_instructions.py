@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bitnet.kernels.instructions import sigmoid, silu, softmax
+
 if TYPE_CHECKING:
     from bitnet.families.mixers import Routing
+    from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.ops import Pass
     from bitnet.kernels.program import Register
+
+LEAST_SUM = 2.0**-14  # of weights that are divided by it, as in llama.cpp
 
 
 @dataclass(frozen=True)
 class Convolve:
     """*out* is a causal convolution of each column of *x*, or silu of it.
 
-    The inputs before those of a pass are the first numbers of state *cache*. An empty *bias* means
-    that there is none.
+    *weight* has ``(columns, width)`` in one row, the last of each for the position itself. The
+    inputs before those of a pass are the first numbers of state *cache*, ``(width - 1, columns)``.
+    An empty *bias* means that there is none.
     """
 
     out: Register
@@ -29,21 +35,31 @@ class Convolve:
     silu: bool
 
     def run(self, on: Pass) -> None:
-        x, weight = on.registers[self.x], on.weights[self.weight]
-        before = (weight.size // x.shape[1] - 1, x.shape[1])
-        bias = on.weights[self.bias] if self.bias else None
-        parts = [
-            on.ops.convolve(x[rows], weight, bias, silu=self.silu, out_state=state)
-            for rows, state in on.states(self.cache, before, first=True)
-        ]
-        on.registers[self.out] = np.concatenate(parts)
+        x = on.registers[self.x]
+        taps = on.weights[self.weight].reshape(x.shape[1], -1).T  # (width, columns)
+        parts = []
+        for rows, state in on.states_of(self.cache, (len(taps) - 1, x.shape[1]), first=True):
+            count = rows.stop - rows.start
+            inputs = np.concatenate([state.astype(x.dtype), x[rows]])
+            state[:] = inputs[count:]
+            mixed = sum(tap * inputs[at : at + count] for at, tap in enumerate(taps))
+            parts.append(mixed + on.weights[self.bias] if self.bias else mixed)
+        together = np.concatenate(parts, dtype=x.dtype)
+        on.registers[self.out] = silu(together) if self.silu else together
 
 
 @dataclass(frozen=True)
 class DeltaRule:
     """*out* is what the queries *q* read from a matrix per head, into which keys write values.
 
-    The matrices are the last numbers of state *cache*; ``Ops.delta_rule`` has the equations.
+    The matrices S are the last numbers of state *cache*, ``(heads, key_dim, value_dim)``. With q
+    and k of length one, position by position::
+
+        S = S * exp(a * softplus(alpha + dt))
+        S = S + outer(k, sigmoid(beta) * (v - S.T @ k))
+        out = S.T @ q / sqrt(key_dim)
+
+    Heads that share a key head are neighbours (*grouped*); otherwise every key_heads-th does.
     """
 
     out: Register
@@ -58,30 +74,45 @@ class DeltaRule:
     key_heads: int
     grouped: bool
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of the matrices, ``(heads, key_dim, value_dim)``."""
-        heads = self.alpha.width
-        return heads, self.k.width // self.key_heads, self.v.width // heads
-
     def run(self, on: Pass) -> None:
-        _, key_dim, value_dim = self.shape
-        heads = (self.q, key_dim), (self.k, key_dim), (self.v, value_dim)
-        rows = [on.heads(*it) for it in heads]
-        rows += [on.registers[self.alpha], on.registers[self.beta]]
-        a, dt = on.weights[self.a], on.weights[self.dt]
-        parts = [
-            on.ops.delta_rule([x[its] for x in rows], a, dt, grouped=self.grouped, out_state=state)
-            for its, state in on.states(self.cache, self.shape)
-        ]
-        on.registers[self.out] = np.concatenate(parts).reshape(-1, self.out.width)
+        heads = self.alpha.width
+        key_dim, value_dim = self.k.width // self.key_heads, self.v.width // heads
+        repeats, v = heads // self.key_heads, on.heads(self.v, value_dim)
+        q, k = (
+            np.repeat(it, repeats, axis=1) if self.grouped else np.concatenate([it] * repeats, 1)
+            for it in (_of_length_one(on.heads(it, key_dim)) for it in (self.q, self.k))
+        )
+        q = q / v.dtype.type(np.sqrt(key_dim))
+        step = np.logaddexp(v.dtype.type(0), on.registers[self.alpha] + on.weights[self.dt])
+        decay, rate = np.exp(on.weights[self.a] * step), sigmoid(on.registers[self.beta])  # (T, H)
+        out = np.empty_like(v)
+        for rows, state in on.states_of(self.cache, (heads, key_dim, value_dim)):
+            matrices = state.astype(v.dtype)
+            for t in range(rows.start, rows.stop):
+                matrices *= decay[t, :, None, None]
+                change = rate[t, :, None] * (v[t] - np.einsum("hij,hi->hj", matrices, k[t]))
+                matrices += k[t, :, :, None] * change[:, None, :]
+                out[t] = np.einsum("hij,hi->hj", matrices, q[t])
+            state[:] = matrices
+        on.registers[self.out] = out.reshape(-1, self.out.width)
+
+
+def _of_length_one(x: Array) -> Array:
+    squares = np.sum(x * x, axis=-1, keepdims=True)
+    unit: Array = x / np.sqrt(squares + x.dtype.type(1e-6))
+    return unit
 
 
 @dataclass(frozen=True)
 class SelectiveScan:
-    """*out* is what *c* reads from a state per head, into which *b* writes *x*.
+    """*out* is what *c* reads from a state per head, into which *b* writes *x* (Mamba-2).
 
-    The states are the last numbers of state *cache*; ``Ops.selective_scan`` has the equations.
+    Neighbouring heads share one of the *groups* of *b* and *c*. The states S are the last numbers
+    of state *cache*, ``(heads, state_size, head_dim)``. With ``step = softplus(dt + bias)``,
+    position by position::
+
+        S = S * exp(a * step) + outer(b, step * x)
+        out = S.T @ c + skip * x
     """
 
     out: Register
@@ -95,29 +126,34 @@ class SelectiveScan:
     cache: int
     groups: int
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of the states, ``(heads, state_size, head_dim)``."""
-        heads = self.dt.width
-        return heads, self.b.width // self.groups, self.x.width // heads
-
     def run(self, on: Pass) -> None:
-        _, state_size, head_dim = self.shape
-        heads = (self.x, head_dim), (self.b, state_size), (self.c, state_size)
-        rows = [*(on.heads(*it) for it in heads), on.registers[self.dt]]
-        vectors = [on.weights[name] for name in (self.a, self.bias, self.skip)]
-        parts = [
-            on.ops.selective_scan([x[its] for x in rows], vectors, out_state=state)
-            for its, state in on.states(self.cache, self.shape)
-        ]
-        on.registers[self.out] = np.concatenate(parts).reshape(-1, self.out.width)
+        heads = self.dt.width
+        state_size, head_dim = self.b.width // self.groups, self.x.width // heads
+        x = on.heads(self.x, head_dim)
+        b, c = (
+            np.repeat(on.heads(it, state_size), heads // self.groups, axis=1)  # (T, H, N)
+            for it in (self.b, self.c)
+        )
+        step = np.logaddexp(
+            x.dtype.type(0), on.registers[self.dt] + on.weights[self.bias]
+        )  # (T, H)
+        decay, written = np.exp(on.weights[self.a] * step), step[:, :, None] * x
+        skip, out = on.weights[self.skip][:, None], np.empty_like(x)
+        for rows, state in on.states_of(self.cache, (heads, state_size, head_dim)):
+            states = state.astype(x.dtype)
+            for t in range(rows.start, rows.stop):
+                states *= decay[t, :, None, None]
+                states += b[t, :, :, None] * written[t, :, None, :]
+                out[t] = np.einsum("hnp,hn->hp", states, c[t]) + skip * x[t]
+            state[:] = states
+        on.registers[self.out] = out.reshape(-1, self.out.width)
 
 
 @dataclass(frozen=True)
 class Route:
     """*experts* are the numbers of each token's experts, best first, and *weights* their weights.
 
-    An empty name means that no *bias* corrects the choice.
+    *bias* is added to the scores for the choice alone; an empty name means that there is none.
     """
 
     experts: Register
@@ -128,8 +164,29 @@ class Route:
 
     def run(self, on: Pass) -> None:
         logits, bias = on.registers[self.logits], on.weights[self.bias] if self.bias else None
-        chosen, weights = on.ops.route(logits, bias, self.routing)
-        on.registers[self.experts], on.registers[self.weights] = chosen, weights
+        on.registers[self.experts], on.registers[self.weights] = self.choose(logits, bias)
+
+    def choose(self, logits: Array, bias: Array | None) -> tuple[Array, Array]:
+        """Numbers of the experts of each token, best first, and their weights: ``(T, used)``."""
+        rule = self.routing
+        scores = _GATINGS[rule.gating](logits)
+        choice = scores if bias is None else scores + bias
+        if rule.groups > 1:
+            groups = choice.reshape(len(choice), rule.groups, -1)
+            of_group = np.sort(groups, axis=2)[..., -2:].sum(axis=2)  # (T, groups)
+            best = np.argsort(-of_group, axis=1, kind="stable")[:, : rule.groups_used, None]
+            masked = np.full_like(groups, -np.inf)
+            np.put_along_axis(masked, best, np.take_along_axis(groups, best, axis=1), axis=1)
+            choice = masked.reshape(scores.shape)
+        # A stable order: of equal scores the lower number is first.
+        experts = np.argsort(-choice, axis=1, kind="stable")[:, : rule.used]
+        weights = np.take_along_axis(scores, experts, axis=1)
+        if rule.gating == "softmax_chosen":
+            weights = softmax(weights)
+        if rule.renormalised:
+            sums = weights.sum(axis=1, keepdims=True)
+            weights = weights / np.maximum(sums, logits.dtype.type(LEAST_SUM))
+        return experts.astype(logits.dtype), weights * logits.dtype.type(rule.scale)
 
 
 @dataclass(frozen=True)
@@ -139,7 +196,7 @@ class Enumerate:
     experts: Register
 
     def run(self, on: Pass) -> None:
-        rows, used = sum(1 for _ in on.positions()), self.experts.width
+        rows, used = sum(map(len, on.positions())), self.experts.width
         on.registers[self.experts] = np.tile(np.arange(used, dtype=np.float32), (rows, 1))
 
 
@@ -189,3 +246,6 @@ class Combine:
         for part in range(1, self.weights.width):
             total = total + parts[:, part] * weights[:, part : part + 1]
         on.registers[self.out] = total
+
+
+_GATINGS = {"softmax": softmax, "softmax_chosen": lambda logits: logits, "sigmoid": sigmoid}

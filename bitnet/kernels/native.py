@@ -1,8 +1,8 @@
-"""The backend in C++: the same operations as ``reference.py``, on packed weights.
+"""The backend in C++: the same instructions, on packed weights.
 
 Products round activations to int8, in groups or, for ternary weights, per token;
-``native/kernels/isa/kernels.hpp`` states the numerics. A whole program is one call
-(``native_graph.py``). Results depend neither on the number of threads nor on the batch.
+``native/kernels/isa/kernels.hpp`` states the numerics. A whole program is one call, the GIL
+released throughout. Results depend neither on the number of threads nor on the batch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from functools import cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +18,12 @@ import numpy as np
 from bitnet.base import native, settings
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.machine import thread_count, usable_cores
-from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.kv_codes import Array, pages_of
-from bitnet.kernels.native_graph import CompiledProgram, compute, floats
-from bitnet.kernels.ops import Ops
+from bitnet.families.rope import Rope
+from bitnet.kernels.instructions import Attend, Join, Rotate, Take
+from bitnet.kernels.kv_cache import page_tables, state_ranges
+from bitnet.kernels.ops import KERNELS, Interpreter, Ops, by_regime
 from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
+from bitnet.kernels.program import Mark, Program, Register
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
 
@@ -31,14 +33,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.families.keys import RopeStyle
-    from bitnet.families.mixers import Activation, Routing
-    from bitnet.kernels.kv_cache import Seen
-    from bitnet.kernels.ops import Scores
-    from bitnet.kernels.program import Program, Segment
+    from bitnet.kernels.kv_codes import Array
+    from bitnet.kernels.ops import Pass
+    from bitnet.kernels.program import Instruction, Segment
     from bitnet.quants.weight import Weight
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = np.empty(0, dtype=np.float32)
+
+
+def floats(x: Array) -> NDArray[np.float32]:
+    """*x* as C++ reads it."""
+    return np.ascontiguousarray(x, dtype=np.float32)
 
 
 @cache
@@ -84,7 +91,6 @@ class NativeOps(Ops):
             logger.warning("%d compute threads share %d cores: slower", chosen, cores)
         module.set_threads(chosen)
         self._native = module
-        self._turns: tuple[Array, float, Array, Array] | None = None
         self._dense = settings.ternary_layout() == "dense"  # until expect() knows the model
         self._map_experts = False
         self.name = f"native ({module.kernel_level()})"  # ``native``, and the instruction set
@@ -112,10 +118,60 @@ class NativeOps(Ops):
     def compile(
         self, program: Program, weights: Mapping[str, Any]
     ) -> Callable[[Sequence[Segment]], Array]:
-        try:
-            return CompiledProgram(self._native, program, weights, self).run
-        except NotImplementedError:  # an instruction has no compiled form
-            return Interpreter(program, weights, self).run
+        interpreted = Interpreter(program, weights, self).run
+        if not all(it.causal for it in program.instructions if isinstance(it, Attend)):
+            return interpreted  # compiled attention looks back only
+        graph = CompiledProgram(self._native, program, weights)
+
+        def run(segments: Sequence[Segment]) -> Array:
+            places = []
+            for its in segments:
+                cache, count = its.cache, len(its.tokens)
+                pages = cache.pages(count)
+                context = graph.context(cache.reach, range(cache.length, cache.length + count))
+                if pages is None or context is None:
+                    return interpreted(segments)
+                places.append((count, cache.length, its.rows, context, pages))
+            pieces = [
+                (*place, its.cache.begin(), _NOTHING if its.hidden is None else floats(its.hidden))
+                for place, its in zip(places, segments, strict=True)
+            ]
+            out = graph.run([token for its in segments for token in its.tokens], pieces)
+            for its in segments:
+                its.cache.advance(len(its.tokens))
+            return out
+
+        return run
+
+    def run(self, instruction: Instruction, on: Pass) -> None:
+        """As a graph of its own, which takes all its registers and gives them back."""
+        values = vars(instruction)
+        pages = [its.cache.pages(len(its.tokens)) for its in on.segments if "cache" in values]
+        # Caches of floats and keys behind a query are not compiled.
+        is_plain = None in pages or not values.get("causal", True)
+        if is_plain or type(instruction).__name__ not in KERNELS:
+            instruction.run(on)
+            return
+        registers = dict.fromkeys(it for it in values.values() if isinstance(it, Register))
+        taken = [it for it in registers if it in on.registers]
+        whole = Register("", sum(it.width for it in registers))
+        steps = (*map(Take, taken), instruction, Join(whole, tuple(registers)))
+        caches = on.program.caches if "cache" in values else ()
+        graph = CompiledProgram(self._native, Program(steps, caches, whole), on.weights)
+        inputs = floats(np.concatenate([on.registers[it] for it in taken], axis=1))
+        pieces, at = [], 0
+        of_caches = zip(pages, on.states, strict=True) if caches else repeat(((), _NOTHING))
+        for its, positions, its_cache in zip(on.segments, on.positions(), of_caches, strict=False):
+            reach, rotation = its.cache.reach, values.get("rotation")
+            parts = by_regime(positions, reach, rotation) if rotation else [positions]
+            for part in filter(None, parts):
+                count, context = len(part), graph.context(reach, part)
+                rows = inputs[at : at + count]
+                pieces.append((count, part.start, count, context, *its_cache, rows))
+                at += count
+        out = graph.run([0] * at, pieces)
+        ends = np.cumsum([it.width for it in registers])
+        on.registers.update(zip(registers, np.split(out, ends[:-1], axis=1), strict=True))
 
     def counters(self) -> Mapping[str, int]:
         counted: dict[str, int] = self._native.kernel_counters()
@@ -142,72 +198,90 @@ class NativeOps(Ops):
             out += bias
         return out
 
-    def rms_norm(self, x: Array, weight: Any, eps: float) -> Array:
-        rows, width = {"x": x.reshape(-1, weight.size)}, {"out": weight.size}
-        norm = {"weight": weight, "parts": 1, "eps": eps}
-        return compute(self._native, "Norm", rows, width, norm).reshape(x.shape)
-
-    def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
-        # Every layer passes the same angles for its queries and its keys.
-        turns = self._turns
-        if turns is None or turns[0] is not angles or turns[1] != scale:
-            cos, sin = np.empty((2, *angles.shape), dtype=np.float32)
-            self._native.turns(np.ascontiguousarray(angles), scale, cos, sin)
-            turns = self._turns = (angles, scale, cos, sin)
-        x = floats(x)
-        out = np.empty_like(x)
-        self._native.rope(x, turns[2], turns[3], style != "interleaved", out)
-        return out
-
-    def attention(self, q: Array, seen: Seen, by: Scores) -> Array:
-        if not by.causal:
-            return ReferenceOps().attention(q, seen, by)
-        q = floats(q)
-        out = np.empty_like(q)
-        pages = pages_of(seen.keys, seen.values) if seen.pages is None else seen.pages
-        start = seen.keys.shape[1] - len(q)
-        self._native.attention(q, pages, start, by.scale, by.window, by.softcap, out, by.sinks)
-        return out.reshape(len(q), -1)
-
-    def convolve(
-        self, x: Array, weight: Any, bias: Any | None, *, silu: bool, out_state: Array
-    ) -> Array:
-        its = {"weight": weight, "bias": bias, "silu": silu}
-        return compute(self._native, "Convolve", {"x": x}, {"out": x.shape[1]}, its, out_state)
-
-    def delta_rule(
-        self, rows: Sequence[Array], a: Any, dt: Any, *, grouped: bool, out_state: Array
-    ) -> Array:
-        _, k, v, *_ = rows
-        named = dict(zip(("q", "k", "v", "alpha", "beta"), rows, strict=True))
-        its = {"a": a, "dt": dt, "key_heads": k.shape[1], "grouped": grouped}
-        out = compute(self._native, "DeltaRule", named, {"out": v[0].size}, its, out_state)
-        return out.reshape(v.shape)
-
-    def selective_scan(
-        self, rows: Sequence[Array], vectors: Sequence[Any], *, out_state: Array
-    ) -> Array:
-        x, b, *_ = rows
-        named = dict(zip(("x", "b", "c", "dt"), rows, strict=True))
-        its = dict(zip(("a", "bias", "skip"), vectors, strict=True), groups=b.shape[1])
-        out = compute(self._native, "SelectiveScan", named, {"out": x[0].size}, its, out_state)
-        return out.reshape(x.shape)
-
-    def route(self, logits: Array, bias: Any | None, routing: Routing) -> tuple[Array, Array]:
-        widths = {"experts": routing.used, "weights": routing.used}
-        its = {"bias": bias} | vars(routing)
-        both = compute(self._native, "Route", {"logits": logits}, widths, its)
-        return both[:, : routing.used], both[:, routing.used :]
-
-    def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
-        rows, width = {"gate": gate, "up": up}, {"out": gate.shape[1]}
-        return compute(self._native, "Gate", rows, width, {"activation": activation})
-
     def softcap(self, x: Array, cap: float) -> Array:
         x = floats(x)
         out = np.empty_like(x)
         self._native.softcap(x, cap, out)
         return out
+
+
+class CompiledProgram:
+    """A program whose instructions run in C++, by ``native/kernels/graph/graph.hpp``."""
+
+    def __init__(self, module: ModuleType, program: Program, weights: Mapping[str, Any]) -> None:
+        self._graph = module.Graph()
+        self._weights = weights
+        tables = page_tables(program.caches)
+        # by the number of a cache, the operands that say where it is
+        self._places: dict[int, dict[str, int]] = {
+            number: {"start": its.start, "stop": its.stop}
+            for number, its in state_ranges(program.caches).items()
+        }
+        self._graph.set_state(max((its["stop"] for its in self._places.values()), default=0))
+        for table, (kind, numbers) in enumerate(tables.items()):
+            q8 = kind.kv_type == "q8"
+            self._graph.add_table(len(numbers), kind.kv_heads, kind.head_dim, kind.window, q8)
+            for place, number in enumerate(numbers):
+                self._places[number] = {"table": table, "place": place}
+        self._rotations: dict[Rope, int] = {}
+        for it in program.instructions:
+            if isinstance(it, Rotate) and it.rotation not in self._rotations:
+                pairs = len(it.rotation.frequencies(1)[0])
+                half = it.rotation.style != "interleaved"
+                self._rotations[it.rotation] = self._graph.add_rotation(pairs, half)
+        self._contexts: dict[tuple[int, ...], int] = {}
+        self._registers: dict[Register, int] = {}
+        self._names: dict[str, int] = {}  # numbers of their places in memory
+        for instruction in program.instructions:
+            self._add(instruction)
+        self._result, self._width = self._operand(program.result), program.result.width
+
+    def _add(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Mark):
+            return  # it is for traces
+        values = dict(vars(instruction))
+        if "cache" in values:
+            values |= self._places[values["cache"]]
+        if "routing" in values:
+            values |= vars(values["routing"])
+        operands = {name: self._operand(value) for name, value in values.items()}
+        self._graph.add(type(instruction).__name__, **operands)
+
+    def _operand(self, value: Any) -> Any:
+        """Operand that C++ reads for the *value* of a field."""
+        match value:
+            case Register():
+                if value not in self._registers:
+                    place = self._names.setdefault(value.name, len(self._names))
+                    self._registers[value] = self._graph.add_register(value.width, place)
+                return self._registers[value]
+            case tuple():
+                return [self._operand(item) for item in value]
+            case Rope():
+                return self._rotations[value]
+            case str():
+                return self._weights.get(value, value or None)
+        return value
+
+    def run(self, tokens: Sequence[int], pieces: Sequence[tuple[Any, ...]]) -> Array:
+        """Rows of the outputs of all *pieces* of the tokens, ``(R, width)``.
+
+        A piece has its number of tokens, position, outputs, context, pages, state and hidden rows.
+        """
+        out = np.empty((sum(rows for _, _, rows, *_ in pieces), self._width), dtype=np.float32)
+        self._graph.run(np.array(tokens, dtype=np.int64), pieces, self._result, out)
+        return out
+
+    def context(self, reach: int, positions: range) -> int | None:
+        """The C++ side's number of the RoPE frequencies of *positions*; ``None``: they differ."""
+        first, last = (max(reach, at + 1) for at in (positions[0], positions[-1]))
+        regimes = tuple(it.regime(last) for it in self._rotations)
+        if first != last and regimes != tuple(it.regime(first) for it in self._rotations):
+            return None
+        if regimes not in self._contexts:
+            frequencies = [it.frequencies(last) for it in self._rotations]
+            self._contexts[regimes] = self._graph.add_context(frequencies)
+        return self._contexts[regimes]
 
 
 def select(*, threads: int = 0) -> Ops:

@@ -1,52 +1,44 @@
-"""Operations that a model needs from a backend, and the pass that instructions run on.
-
-``reference.py`` defines which results of operations are correct.
-
-Activations are float arrays with one row per token: ``(T, dim)``, or ``(T, heads, head_dim)``
-inside attention.
-"""
+"""A backend, which keeps and multiplies weights, and the run of a program on one."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from bitnet.kernels.program import Mark
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from bitnet.families.keys import RopeStyle
-    from bitnet.families.mixers import Activation, Routing
     from bitnet.families.rope import Rope
-    from bitnet.kernels.kv_cache import KVCache, Seen
+    from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.program import Program, Register, Segment
+    from bitnet.kernels.program import Instruction, Program, Register, Segment
     from bitnet.quants.weight import Weight
 
 Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
 
-
-@dataclass(frozen=True)
-class Scores:
-    """The scores of queries and keys, whose softmax weights the values."""
-
-    scale: float  # factor on products of the two
-    # query t sees keys up to ``S - T + t``, as many back as the window, itself included; 0: all
-    window: int = 0
-    softcap: float = 0.0  # if there is one, scores become ``softcap * tanh(scores / softcap)``
-    causal: bool = True  # if not, a query also sees keys behind it, as far as its window reaches
-    # ``(heads,)``, scores of one more key of each head, whose value is zero
-    sinks: Prepared | None = None
+#: Names in counters of the operations that are a kernel, by their instruction.
+KERNELS = {
+    "Attend": "attention",
+    "Convolve": "convolve",
+    "DeltaRule": "delta_rule",
+    "Gate": "gate",
+    "Norm": "rms_norm",
+    "Rotate": "rope",
+    "Route": "route",
+    "SelectiveScan": "selective_scan",
+}
 
 
 class Ops(ABC):
-    """A backend: the operations of a decoder."""
+    """A backend: products of weights, in the form that it prefers, and all other instructions."""
 
     name: str  # what ``--version`` and reports call it
 
@@ -65,14 +57,18 @@ class Ops(ABC):
         """Bytes of mapped files that operations on *prepared* read; none where it is a copy."""
         return []
 
-    @abstractmethod
     def compile(
         self, program: Program, weights: Mapping[str, Prepared]
     ) -> Callable[[Sequence[Segment]], Array]:
         """*program* over *weights* as a function from a batch to the rows of its outputs.
 
-        A backend may run it in any way that gives the bits of its own operations one by one.
+        A backend may run it in any way that gives the bits of its own instructions one by one.
         """
+        return Interpreter(program, weights, self).run
+
+    @abstractmethod
+    def run(self, instruction: Instruction, on: Pass) -> None:
+        """Do *instruction* in a pass, near to what its own ``run`` computes in float64."""
 
     @abstractmethod
     def counters(self) -> Mapping[str, int]:
@@ -97,91 +93,12 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def rms_norm(self, x: Array, weight: Prepared, eps: float) -> Array:
-        """``x / sqrt(mean(x * x) + eps) * weight`` over the last axis."""
-
-    @abstractmethod
-    def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
-        """*x*, shape ``(T, heads, head_dim)``, rotated pair by pair.
-
-        Only the first ``2 * pairs`` elements of a head are rotated, by *angles*, float64
-        ``(T, pairs)``, and multiplied with *scale*; the others are kept.
-        """
-
-    @abstractmethod
-    def attention(self, q: Array, seen: Seen, by: Scores) -> Array:
-        """Attention of the last T of S positions, *q*, ``(T, heads, head_dim)``, over those *seen*.
-
-        The result is ``(T, heads * head_dim)``.
-        """
-
-    @abstractmethod
-    def convolve(
-        self, x: Array, weight: Prepared, bias: Prepared | None, *, silu: bool, out_state: Array
-    ) -> Array:
-        """A causal convolution of each channel, ``(T, channels)``.
-
-        *weight* has ``(channels, width)`` in one row, the last of each for the position
-        itself. *out_state* holds the inputs before, ``(width - 1, channels)``, and
-        afterwards the last ones.
-        """
-
-    @abstractmethod
-    def delta_rule(
-        self, rows: Sequence[Array], a: Prepared, dt: Prepared, *, grouped: bool, out_state: Array
-    ) -> Array:
-        """The gated delta rule, position by position: ``(T, heads, value_dim)``.
-
-        *rows* are q and k, ``(T, key_heads, key_dim)``, v, ``(T, heads, value_dim)``, alpha and
-        beta, ``(T, heads)``. With q and k of length one, *a* and *dt* of ``(heads,)``, and for the
-        matrix S of each head, in *out_state*, ``(heads, key_dim, value_dim)``::
-
-            S = S * exp(a * softplus(alpha + dt))
-            S = S + outer(k, sigmoid(beta) * (v - S.T @ k))
-            out = S.T @ q / sqrt(key_dim)
-
-        Heads that share a key head are neighbours (*grouped*); otherwise every key_heads-th does.
-        """
-
-    @abstractmethod
-    def selective_scan(
-        self, rows: Sequence[Array], vectors: Sequence[Prepared], *, out_state: Array
-    ) -> Array:
-        """The scan of Mamba-2, position by position: ``(T, heads, head_dim)``.
-
-        *rows* are x, ``(T, heads, head_dim)``, b and c, ``(T, groups, state_size)``, of which
-        neighbouring heads share a group, and dt, ``(T, heads)``; *vectors* are a, bias and skip,
-        ``(heads,)``. With ``step = softplus(dt + bias)`` and for the state S of each head, in
-        *out_state*, ``(heads, state_size, head_dim)``::
-
-            S = S * exp(a * step) + outer(b, step * x)
-            out = S.T @ c + skip * x
-        """
-
-    @abstractmethod
-    def route(self, logits: Array, bias: Prepared | None, routing: Routing) -> tuple[Array, Array]:
-        """Numbers of the experts of each token, best first, and their weights: ``(T, used)``.
-
-        *bias*, ``(experts,)``, is added to the scores for the choice alone.
-        """
-
-    @abstractmethod
-    def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
-        """``activation(gate) * up``; two forms clamp both.
-
-        With ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``::
-
-            silu_clamped: silu(g) * u
-            swiglu_oai:   g * sigmoid(1.702 * g) * (u + 1)
-        """
-
-    @abstractmethod
     def softcap(self, x: Array, cap: float) -> Array:
         """``cap * tanh(x / cap)``."""
 
 
 class Pass:
-    """One run of a program over *segments*."""
+    """One run of a program over *segments*, whose registers are empty at first."""
 
     def __init__(
         self,
@@ -190,16 +107,14 @@ class Pass:
         ops: Ops,
         segments: Sequence[Segment],
     ) -> None:
-        """A run whose registers are empty."""
         self.program = program
         self.weights = weights
         self.ops = ops
         self.segments = segments
         self.registers: dict[Register, Array] = {}  # their values, ``(T, width)`` each
+        self.states = [segment.cache.begin() for segment in segments]
         self._angles: dict[int, tuple[Array, float]] = {}
         self._selected = False
-        for segment in segments:
-            segment.cache.begin()
 
     def finish(self) -> Array:
         """The result; the caches now hold the segments' tokens."""
@@ -218,18 +133,11 @@ class Pass:
         self._angles = {}
         return requested
 
-    def positions(self) -> Iterator[int]:
-        """The position of every row."""
-        for segment in self.segments:
-            yield from self._positions(segment)
-
-    def _positions(self, segment: Segment) -> range:
-        stop = segment.cache.length + len(segment.tokens)
-        return range(stop - self._count(segment), stop)
-
-    def _count(self, segment: Segment) -> int:
-        """Number of rows of *segment*."""
-        return segment.rows if self._selected else len(segment.tokens)
+    def positions(self) -> list[range]:
+        """The positions of the rows of each segment."""
+        stops = [its.cache.length + len(its.tokens) for its in self.segments]
+        counts = [its.rows if self._selected else len(its.tokens) for its in self.segments]
+        return [range(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
 
     def heads(self, register: Register, head_dim: int) -> Array:
         """Value of *register* head by head, ``(T, heads, head_dim)``."""
@@ -239,11 +147,11 @@ class Pass:
     def rows(self) -> Iterator[tuple[slice, KVCache]]:
         """Rows of each segment, and its cache."""
         end = 0
-        for segment in self.segments:
-            end += self._count(segment)
-            yield slice(end - self._count(segment), end), segment.cache
+        for segment, positions in zip(self.segments, self.positions(), strict=True):
+            end += len(positions)
+            yield slice(end - len(positions), end), segment.cache
 
-    def states(
+    def states_of(
         self, number: int, shape: tuple[int, ...], *, first: bool = False
     ) -> Iterator[tuple[slice, Array]]:
         """Rows of each segment, and the last or the *first* numbers of its state *number*."""
@@ -258,12 +166,53 @@ class Pass:
         if angles is None:
             parts = [np.empty((0, len(rotation.frequencies(1)[0])))]
             scale = rotation.frequencies(1)[1]
-            for segment in self.segments:
-                positions, reach = self._positions(segment), segment.cache.reach
-                by_regime = groupby(positions, lambda at, r=reach: rotation.regime(max(r, at + 1)))  # type: ignore[misc]
-                for _, group in by_regime:
-                    rows = np.array(list(group), dtype=np.float64)
-                    frequencies, scale = rotation.frequencies(max(reach, int(rows[-1]) + 1))
+            for segment, positions in zip(self.segments, self.positions(), strict=True):
+                for its in by_regime(positions, segment.cache.reach, rotation):
+                    rows = np.array(its, dtype=np.float64)
+                    frequencies, scale = rotation.frequencies(max(segment.cache.reach, its.stop))
                     parts.append(rows[:, None] * frequencies)
             angles = self._angles[id(rotation)] = (np.concatenate(parts), scale)
         return angles
+
+
+def by_regime(positions: range, reach: int, rotation: Rope) -> Iterator[range]:
+    """*positions* in parts that *rotation* turns by the same frequencies."""
+    for _, group in groupby(positions, lambda at: rotation.regime(max(reach, at + 1))):
+        first, *more = group
+        yield range(first, first + 1 + len(more))
+
+
+class Interpreter:
+    """Runs a program one operation at a time. This is the definition of what a program means."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Prepared], ops: Ops) -> None:
+        self.program = program
+        self._weights = weights
+        self._ops = ops
+
+    def run(self, segments: Sequence[Segment]) -> Array:
+        """Rows of the outputs of all *segments*, ``(R, width)``; their caches are advanced."""
+        on = Pass(self.program, self._weights, self._ops, segments)
+        for _ in self._steps(on):
+            pass
+        return on.finish()
+
+    def trace(
+        self, segments: Sequence[Segment]
+    ) -> Generator[tuple[str, Array], Array | None, Array]:
+        """As :meth:`run`, with the name and the value of every mark that is passed.
+
+        A value sent in return takes the place of the marked one.
+        """
+        on = Pass(self.program, self._weights, self._ops, segments)
+        yield from self._steps(on)
+        return on.finish()
+
+    def _steps(self, on: Pass) -> Generator[tuple[str, Array], Array | None, None]:
+        for instruction in self.program.instructions:
+            if not isinstance(instruction, Mark):
+                self._ops.run(instruction, on)
+                continue
+            sent = yield instruction.name, on.registers[instruction.register]
+            if sent is not None:
+                on.registers[instruction.register] = sent

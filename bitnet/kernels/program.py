@@ -2,7 +2,7 @@
 
 A register holds float rows, one per token of the batch: ``(T, width)``. Weights are named; the
 tokens of all segments of a batch follow each other. ``instructions.py`` says what each instruction
-means, with the operations of any backend; a backend may compile the list instead.
+means, in NumPy; a backend may compile the list instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Instruction(Protocol):
     """A step of a program, a dataclass; ``instructions.py`` has all there are."""
 
     def run(self, on: Any) -> None:
-        """Do it in a ``Pass``: with the operations of any backend, which defines what it means."""
+        """Do it in a ``Pass``: in NumPy, with the products of any backend, which defines it."""
 
 
 class Register(NamedTuple):
@@ -55,3 +55,14 @@ class Program:
     instructions: tuple[Instruction, ...]  # in order
     caches: tuple[CacheKind, ...]  # kind of cache of each number that an instruction names
     result: Register  # the register that holds the result, one row per token of the outputs
+
+
+@dataclass(frozen=True)
+class Mark:
+    """*register* holds what a trace calls *name*."""
+
+    name: str
+    register: Register
+
+    def run(self, on: Any) -> None:
+        """Nothing: a trace stops here."""

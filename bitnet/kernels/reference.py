@@ -1,4 +1,4 @@
-"""The backend that defines what is correct: NumPy, one expression per formula.
+"""The backend that defines what is correct, in NumPy.
 
 Weights become float arrays once, when they are prepared. Ternary weights of BitNet's stay int8
 codes, since their product with int8 activations is exact in float32 (fewer than 2**17 inputs).
@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base.errors import UsageError
-from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.ops import Ops
+from bitnet.kernels.ops import KERNELS, Ops
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
-    from bitnet.families.keys import RopeStyle
-    from bitnet.families.mixers import Activation, Routing
-    from bitnet.kernels.kv_cache import Seen
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.ops import Scores
-    from bitnet.kernels.program import Program, Segment
+    from bitnet.kernels.ops import Pass
+    from bitnet.kernels.program import Instruction
     from bitnet.quants.weight import Weight
 
 _CHUNK = 1 << 18  # codes turned into floats at a time: they stay in the processor's cache
@@ -38,7 +33,6 @@ _CHUNK = 1 << 18  # codes turned into floats at a time: they stay in the process
 # every other product, which takes a hundred times as long as the product on a busy machine.
 _FEW_TOKENS = 32
 _PIECE = 8192  # weights; times _FEW_TOKENS 2**18
-LEAST_SUM = 2.0**-14  # of weights that are divided by it, as in llama.cpp
 _calls: Counter[str] = Counter()
 
 
@@ -83,10 +77,10 @@ class ReferenceOps(Ops):
             return _Table(weight)
         return registry.dequantize(weight).astype(self.dtype, copy=False)
 
-    def compile(
-        self, program: Program, weights: Mapping[str, Any]
-    ) -> Callable[[Sequence[Segment]], Array]:
-        return Interpreter(program, weights, self).run
+    def run(self, instruction: Instruction, on: Pass) -> None:
+        if name := KERNELS.get(type(instruction).__name__):
+            _calls[f"{name}/numpy"] += 1
+        instruction.run(on)
 
     def counters(self) -> Mapping[str, int]:
         return dict(_calls)
@@ -126,131 +120,6 @@ class ReferenceOps(Ops):
         ]
         return np.concatenate(sums, axis=1).astype(self.dtype) / scale
 
-    def rms_norm(self, x: Array, weight: Any, eps: float) -> Array:
-        _calls["rms_norm/numpy"] += 1
-        mean = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean + self.dtype.type(eps)) * weight
-
-    def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
-        _calls["rope/numpy"] += 1
-        pairs = angles.shape[1]
-        cos = (np.cos(angles) * scale).astype(self.dtype)[:, None, :]  # (T, 1, pairs)
-        sin = (np.sin(angles) * scale).astype(self.dtype)[:, None, :]
-        if style == "interleaved":
-            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        else:
-            first, second = slice(0, pairs), slice(pairs, 2 * pairs)
-        rotated = x.copy()
-        rotated[..., first] = x[..., first] * cos - x[..., second] * sin
-        rotated[..., second] = x[..., second] * cos + x[..., first] * sin
-        return rotated
-
-    def attention(self, q: Array, seen: Seen, by: Scores) -> Array:
-        _calls["attention/numpy"] += 1
-        t, heads, head_dim = q.shape
-        keys, values = (it.astype(self.dtype, copy=False) for it in (seen.keys, seen.values))
-        kv_heads, s, _ = keys.shape
-        group = heads // kv_heads
-        # Query heads that share a key head are neighbours.
-        q = q.reshape(t, kv_heads, group, head_dim).transpose(1, 2, 0, 3)  # (KV, G, T, D)
-        scores = (q * self.dtype.type(by.scale)) @ keys[:, None].transpose(
-            0, 1, 3, 2
-        )  # (KV, G, T, S)
-        if by.softcap:
-            scores = self.softcap(scores, by.softcap)
-        at = np.arange(s - t, s)[:, None]
-        distance = at - np.arange(s)[None, :]  # (T, S)
-        hidden = distance < 0 if by.causal else np.zeros_like(distance, dtype=bool)
-        if by.window:
-            hidden |= abs(distance) >= by.window
-        scores[..., hidden] = -np.inf
-        if by.sinks is not None:
-            sink = np.broadcast_to(by.sinks.reshape(kv_heads, group, 1, 1), (*scores.shape[:3], 1))
-            scores = np.concatenate([scores, sink.astype(self.dtype, copy=False)], axis=-1)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        weights = weights[..., :s]
-        with np.errstate(invalid="ignore"):
-            mixed = weights @ values[:, None]  # (KV, G, T, D)
-        if not np.isfinite(mixed).all():
-            mixed = _without_hidden(mixed, weights, values, hidden)
-        return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
-
-    def convolve(
-        self, x: Array, weight: Any, bias: Any | None, *, silu: bool, out_state: Array
-    ) -> Array:
-        _calls["convolve/numpy"] += 1
-        taps = weight.reshape(x.shape[1], -1).T  # (width, channels)
-        inputs = np.concatenate([out_state.astype(self.dtype), x])
-        out_state[:] = inputs[len(x) :]
-        mixed = sum(tap * inputs[at : at + len(x)] for at, tap in enumerate(taps))
-        mixed = np.asarray(mixed if bias is None else mixed + bias, dtype=self.dtype)
-        return _silu(mixed) if silu else mixed
-
-    def delta_rule(
-        self, rows: Sequence[Array], a: Any, dt: Any, *, grouped: bool, out_state: Array
-    ) -> Array:
-        _calls["delta_rule/numpy"] += 1
-        q, k, v, alpha, beta = rows
-        heads, key_dim, _ = out_state.shape
-        repeats = heads // k.shape[1]
-        spread = partial(np.repeat, repeats=repeats) if grouped else _tile_heads(repeats)
-        root = self.dtype.type(np.sqrt(key_dim))
-        q, k = spread(_of_length_one(q) / root, axis=1), spread(_of_length_one(k), axis=1)
-        decay = np.exp(a * np.logaddexp(self.dtype.type(0), alpha + dt))  # (T, H)
-        rate = _sigmoid(beta)  # (T, H)
-        state = out_state.astype(self.dtype)
-        out = np.empty_like(v)
-        for t in range(len(v)):
-            state *= decay[t, :, None, None]
-            change = rate[t, :, None] * (v[t] - np.einsum("hij,hi->hj", state, k[t]))
-            state += k[t, :, :, None] * change[:, None, :]
-            out[t] = np.einsum("hij,hi->hj", state, q[t])
-        out_state[:] = state
-        return out
-
-    def selective_scan(
-        self, rows: Sequence[Array], vectors: Sequence[Any], *, out_state: Array
-    ) -> Array:
-        _calls["selective_scan/numpy"] += 1
-        (x, b, c, dt), (a, bias, skip) = rows, vectors
-        repeats = x.shape[1] // b.shape[1]
-        b, c = (np.repeat(it, repeats, axis=1) for it in (b, c))  # (T, H, N)
-        step = np.logaddexp(self.dtype.type(0), dt + bias)  # (T, H)
-        decay, written = np.exp(a * step), step[:, :, None] * x
-        state = out_state.astype(self.dtype)
-        out = np.empty_like(x)
-        for t in range(len(x)):
-            state *= decay[t, :, None, None]
-            state += b[t, :, :, None] * written[t, :, None, :]
-            out[t] = np.einsum("hnp,hn->hp", state, c[t]) + skip[:, None] * x[t]
-        out_state[:] = state
-        return out
-
-    def route(self, logits: Array, bias: Any | None, routing: Routing) -> tuple[Array, Array]:
-        _calls["route/numpy"] += 1
-        scores = _GATINGS[routing.gating](logits)
-        choice = scores if bias is None else scores + bias
-        if routing.groups > 1:
-            choice = _only_best_groups(choice, routing)
-        # A stable order: of equal scores the lower number is first.
-        experts = np.argsort(-choice, axis=1, kind="stable")[:, : routing.used]
-        weights = np.take_along_axis(scores, experts, axis=1)
-        if routing.gating == "softmax_chosen":
-            weights = _softmax(weights)
-        if routing.renormalised:
-            sums = weights.sum(axis=1, keepdims=True)
-            weights = weights / np.maximum(sums, self.dtype.type(LEAST_SUM))
-        return experts.astype(self.dtype), weights * self.dtype.type(routing.scale)
-
-    def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
-        _calls["gate/numpy"] += 1
-        if activation in _CLAMPED:
-            gate, up = np.minimum(gate, _LIMIT), np.clip(up, -_LIMIT, _LIMIT)
-            if activation == "swiglu_oai":
-                return gate * _sigmoid(gate * self.dtype.type(1.702)) * (up + 1)
-        return _ACTIVATIONS[activation](gate) * up
-
     def softcap(self, x: Array, cap: float) -> Array:
         limit = self.dtype.type(cap)
         return np.tanh(x / limit) * limit
@@ -287,74 +156,3 @@ def _group_sums(q: Array, codes: NDArray[np.int8], scales: Array) -> Array:
         sums = _product(q[:, part], codes[:, part].astype(q.dtype))
         total += sums.astype(np.float64) * scales[:, g].astype(np.float64)
     return total
-
-
-def _without_hidden(
-    mixed: Array, weights: Array, values: Array, hidden: NDArray[np.bool_]
-) -> Array:
-    """*mixed* where a value that is not finite is seen; elsewhere, without its 0 * NaN."""
-    bad = ~np.isfinite(np.abs(values).max(axis=-1))  # (KV, S)
-    lost = (bad[:, None] & ~hidden).any(axis=-1)  # (KV, T)
-    clean = weights @ np.where(bad[..., None], values.dtype.type(0), values)[:, None]
-    return np.where(lost[:, None, :, None], mixed, clean)
-
-
-def _of_length_one(x: Array) -> Array:
-    squares = np.sum(x * x, axis=-1, keepdims=True)
-    unit: Array = x / np.sqrt(squares + x.dtype.type(1e-6))
-    return unit
-
-
-def _tile_heads(repeats: int) -> Callable[..., Array]:
-    """Function that repeats all heads together *repeats* times."""
-    return lambda x, axis: np.concatenate([x] * repeats, axis=axis)
-
-
-def _only_best_groups(scores: Array, routing: Routing) -> Array:
-    """*scores*, with minus infinity outside of each token's best groups."""
-    groups = scores.reshape(len(scores), routing.groups, -1)
-    of_group = np.sort(groups, axis=2)[..., -2:].sum(axis=2)  # (T, groups)
-    best = np.argsort(-of_group, axis=1, kind="stable")[:, : routing.groups_used]
-    masked = np.full_like(groups, -np.inf)
-    np.put_along_axis(
-        masked, best[..., None], np.take_along_axis(groups, best[..., None], axis=1), axis=1
-    )
-    return masked.reshape(scores.shape)
-
-
-def _softmax(x: Array) -> Array:
-    weights: Array = np.exp(x - x.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
-def _silu(x: Array) -> Array:
-    # exp of a large negative x overflows to inf, and x / inf is the right 0.
-    with np.errstate(over="ignore"):
-        return x / (1 + np.exp(-x))
-
-
-def _gelu_tanh(x: Array) -> Array:
-    root = x.dtype.type(np.sqrt(2 / np.pi))
-    return x * (1 + np.tanh(root * (x + x.dtype.type(0.044715) * x * x * x))) / 2
-
-
-def _sigmoid(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-x))
-
-
-_GATINGS: dict[str, Callable[[Array], Array]] = {
-    "softmax": _softmax,
-    "softmax_chosen": lambda logits: logits,
-    "sigmoid": _sigmoid,
-}
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "silu": _silu,
-    "gelu_tanh": _gelu_tanh,
-    "relu_squared": lambda x: np.square(np.maximum(x, 0)),
-    "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": _sigmoid,
-    "silu_clamped": _silu,
-    "identity": lambda x: x,
-}
-_CLAMPED, _LIMIT = ("silu_clamped", "swiglu_oai"), 7

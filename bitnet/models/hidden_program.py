@@ -18,7 +18,6 @@ from bitnet.kernels.instructions import (
     Gate,
     Hadamard,
     Join,
-    Mark,
     Norm,
     Rotate,
     Scale,
@@ -29,7 +28,7 @@ from bitnet.kernels.instructions import (
     Transpose,
 )
 from bitnet.kernels.mixer_instructions import Convolve, DeltaRule, Enumerate, SelectiveScan
-from bitnet.kernels.program import Program, Register
+from bitnet.kernels.program import Mark, Program, Register
 from bitnet.models.layout import Layout
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bitnet.families.mixers import FeedForward, Routing
-from bitnet.kernels.instructions import Add, Center, Gate, Hadamard, Linear, Mark, Norm, Split
+from bitnet.kernels.instructions import Add, Center, Gate, Hadamard, Linear, Norm, Split
 from bitnet.kernels.mixer_instructions import Combine, ExpertLinear, Route
-from bitnet.kernels.program import Instruction, Register
+from bitnet.kernels.program import Instruction, Mark, Register
 
 if TYPE_CHECKING:
     from collections.abc import Container

@@ -27,12 +27,12 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     """Configuration of the transformer in *checkpoint*, with every key accounted for."""
     family = of_gguf(checkpoint.architecture)
     if family is None:
-        raise architecture_refusal(checkpoint.architecture, ARCHITECTURES, kind="quantized ")
+        raise architecture_refusal(checkpoint.architecture, ARCHITECTURES)
     label, reads_no_scale = checkpoint.path.name, "attention.scale" not in family.gguf_keys
     check_keys(checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=label)
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):
         why = "llama.cpp computes no usable logits with 0, so no file can mean that"
-        raise refusal(zero, 0, why, model=label, kind=family.title)
+        raise refusal(zero, 0, why, model=label)
     config = family.decoder(checkpoint)
     scales = {its.scale for its in config.attentions} if reads_no_scale else set()
     for usual in scales:
@@ -40,7 +40,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
         if scale and abs(scale - usual) > 1e-4 * usual:
             why = f"only {usual:g}, one over the root of the head's width, is computed"
             key = f"{checkpoint.architecture}.attention.scale"
-            raise refusal(key, scale, why, model=label, kind=family.title)
+            raise refusal(key, scale, why, model=label)
     more: dict[str, Any] = {
         "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
         "input_norms": has_input_norms(checkpoint.weights),

@@ -18,7 +18,7 @@ from bitnet.base.machine import lock_pages
 from bitnet.base.progress import human_size
 from bitnet.families.family import what_it_is
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
-from bitnet.kernels.interpreter import Interpreter
+from bitnet.kernels.ops import Interpreter
 from bitnet.kernels.program import Segment
 from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
 from bitnet.models.hidden_program import hidden_program, layout

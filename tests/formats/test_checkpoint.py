@@ -36,7 +36,13 @@ ONLINE = {
     "linear_class": "autobitlinear",
     "quantization_mode": "online",
 }
-BITNET = {"model_type": "bitnet", "hidden_act": "relu2", "quantization_config": OFFLINE}
+BITNET = {
+    "model_type": "bitnet",
+    "hidden_act": "relu2",
+    "num_key_value_heads": 1,
+    "rope_theta": 5e5,
+    "quantization_config": OFFLINE,
+}
 
 
 def folder(path, tensors, **config):
@@ -164,9 +170,8 @@ def test_packed_weights_take_their_scale_by_the_kind_of_layer(tmp_path, linear_c
     path = folder(
         tmp_path,
         {name: ("U8", packed), f"{name}_scale": ("BF16", scale)},
-        model_type="bitnet",
-        hidden_act="relu2",
-        quantization_config={"quant_method": "bitnet", "linear_class": linear_class},
+        **BITNET
+        | {"quantization_config": {"quant_method": "bitnet", "linear_class": linear_class}},
     )
     weight = open_checkpoint(path).weights["blk.0.attn_q.weight"]
     assert (weight.shape, weight.quant.name) == ((4, 2), "PACKED_U8")

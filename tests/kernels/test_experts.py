@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from single import compute
 from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
@@ -29,9 +30,14 @@ def ops(request):
 
 
 def route(ops, logits, rule, bias=None):
-    bias = None if bias is None else np.array(bias, dtype=np.float32)
-    experts, weights = ops.route(np.array([logits], dtype=np.float32), bias, rule)
+    experts, weights = routed(ops, np.array([logits], dtype=np.float32), rule, bias)
     return experts[0].tolist(), weights[0].tolist()
+
+
+def routed(ops, logits, rule, bias):
+    bias = "" if bias is None else np.array(bias, dtype=np.float32)
+    widths = {"experts": rule.used, "weights": rule.used}
+    return compute(ops, Route, {"logits": logits}, widths, bias=bias, routing=rule)
 
 
 def test_a_softmax_over_all_experts(ops):
@@ -89,7 +95,7 @@ def test_a_sum_of_weights_near_zero_does_not_become_infinite(ops):
 def test_both_backends_agree(rule):
     logits = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
     bias = np.random.default_rng(2).standard_normal(64).astype(np.float32)
-    expected, found = (each.route(logits, bias, rule) for each in (ReferenceOps(), NativeOps()))
+    expected, found = (routed(its, logits, rule, bias) for its in (ReferenceOps(), NativeOps()))
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
 

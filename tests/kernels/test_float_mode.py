@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from single import compute
 from tiny_models import tiny
 
 from bitnet.base import native
+from bitnet.kernels.instructions import Gate
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Segment
@@ -88,10 +90,10 @@ def test_threads_that_were_started_in_another_mode_compute_in_their_own(threads)
 def test_single_operations_keep_small_numbers():
     ops = NativeOps()
     root = np.sqrt(np.full((1, 64), TINY, dtype=np.float32))  # squared: subnormal again
-    one = np.ones_like(root)
-    expected = ops.gate(root, one, "relu_squared")
+    how = Gate, {"gate": root, "up": np.ones_like(root)}, {"out": 64}
+    (expected,) = compute(ops, *how, activation="relu_squared")
     with mode(FLUSH_TO_ZERO | DENORMALS_ARE_ZERO):
-        found = ops.gate(root, one, "relu_squared")
+        (found,) = compute(ops, *how, activation="relu_squared")
     assert expected.any()
     assert found.tobytes() == expected.tobytes()
 

@@ -72,17 +72,6 @@ def test_places_keep_what_is_stored_in_any_order(head_dim):
     np.testing.assert_array_equal(values, expected[1].astype(np.float32))
 
 
-def test_pages_are_those_that_positions_fill_one_by_one():
-    keys, values = np.random.default_rng(3).standard_normal((2, 2, 130, 20)).astype(np.float32)
-    pages = kv_codes.pages_of(keys, values)
-    assert pages.shape == (3, 2, 2, kv_codes.page_words(20))
-    one_by_one = np.zeros_like(pages)
-    for at in range(130):
-        slot = slice(at % 64, at % 64 + 1)
-        kv_codes.store(one_by_one[at // 64], slot, keys[None, :, at], values[None, :, at])
-    np.testing.assert_array_equal(pages, one_by_one)
-
-
 @given(SMALLER)
 def test_bytes_come_back_within_half_a_step(x):
     """Of the rotated vector, whose length is that of *x* times the root of its blocks."""

@@ -10,10 +10,10 @@ from bitnet.base import native
 from bitnet.families.blocks import Attention, Branch, KeysValues
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.instructions import Attend, Embed, Linear
-from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.kv_codes import PAGE, page_words
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.ops import Interpreter
 from bitnet.kernels.program import Program, Register, Segment
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model

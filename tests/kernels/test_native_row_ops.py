@@ -4,8 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from single import compute
 
 from bitnet.base import native
+from bitnet.kernels.instructions import Gate, Norm
+from bitnet.kernels.mixer_instructions import Convolve, DeltaRule, SelectiveScan
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 
@@ -26,6 +29,15 @@ def random(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def norm(ops, x, weight, eps):
+    return compute(ops, Norm, {"x": x}, {"out": x.shape[1]}, weight=weight, eps=eps)[0]
+
+
+def gated(ops, gate, up, activation):
+    rows = {"gate": gate, "up": up}
+    return compute(ops, Gate, rows, {"out": up.shape[1]}, activation=activation)[0]
+
+
 def nmse(got, expected):
     return np.sum((got - expected) ** 2) / np.sum(expected**2)
 
@@ -33,7 +45,7 @@ def nmse(got, expected):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (5, 576), (70, 2560)])
 def test_rms_norm(shape, level):
     x, w = random(*shape), random(shape[1], seed=2)
-    out = NativeOps().rms_norm(x, w, 1e-5)
+    out = norm(NativeOps(), x, w, 1e-5)
     exact = x.astype(np.float64)
     expected = exact / np.sqrt(np.mean(exact**2, axis=1, keepdims=True) + 1e-5) * w
     assert nmse(out, expected) < NMSE
@@ -60,22 +72,22 @@ def test_rope_rotates_pairs_and_keeps_the_rest(half, pairs, level):
 @pytest.mark.parametrize("n", [1, 33, 70000])
 def test_gate(kind, n, level):
     g, up = random(1, n) * 4 + 0.1, random(1, n, seed=2)
-    out = NativeOps().gate(g, up, kind)
+    out = gated(NativeOps(), g, up, kind)
     assert nmse(out, GATES[kind](g.astype(np.float64)) * up) < NMSE
 
 
 @pytest.mark.parametrize("activation", ["silu_clamped", "swiglu_oai"])
 def test_clamped_gates_are_the_references(activation, level):
     g, up = random(1, 70000) * 8, random(1, 70000, seed=2) * 8
-    found = NativeOps().gate(g, up, activation)
-    expected = ReferenceOps(dtype=np.float64).gate(g.astype(np.float64), up, activation)
+    found = gated(NativeOps(), g, up, activation)
+    expected = gated(ReferenceOps(), g.astype(np.float64), up, activation)
     assert nmse(found, expected) < NMSE
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
     g, up = np.array([[200.0, -200.0, 0.0]], dtype=np.float32), np.ones((1, 3), dtype=np.float32)
-    out = NativeOps().gate(g, up, kind)
+    out = gated(NativeOps(), g, up, kind)
     np.testing.assert_allclose(out, [[200.0, 0.0, 0.0]], atol=1e-30)
 
 
@@ -93,8 +105,8 @@ def test_row_operations_are_the_same_bits_for_every_instruction_set():
     results = set()
     for chosen in NATIVE.kernel_levels():
         NATIVE.set_kernel_level(chosen)
-        norm, gated = ops.rms_norm(x, w, 1e-6), ops.gate(x[:1], w[None], "gelu_tanh")
-        results.add(norm.tobytes() + gated.tobytes())
+        both = norm(ops, x, w, 1e-6), gated(ops, x[:1], w[None], "gelu_tanh")
+        results.add(both[0].tobytes() + both[1].tobytes())
     NATIVE.set_kernel_level(before)
     assert len(results) == 1
 
@@ -125,26 +137,30 @@ def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():
 def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped, value_dim):
     heads, key_heads, key_dim, tokens = 6, 2, 24, 5
     rng = np.random.default_rng(value_dim)
-    q, k = (rng.standard_normal((tokens, key_heads, key_dim), np.float32) for _ in range(2))
-    v = rng.standard_normal((tokens, heads, value_dim), np.float32)
+    q, k = (rng.standard_normal((tokens, key_heads * key_dim), np.float32) for _ in range(2))
+    v = rng.standard_normal((tokens, heads * value_dim), np.float32)
     alpha, beta = (rng.standard_normal((tokens, heads), np.float32) for _ in range(2))
     a, dt = -rng.random(heads, np.float32), rng.standard_normal(heads, np.float32)
     start = rng.standard_normal((heads, key_dim, value_dim), np.float32)
     x, weight = rng.standard_normal((tokens, 41), np.float32), rng.random(41 * 4, np.float32)
-    bias = x[0].copy() if grouped else None
+    bias = x[0].copy() if grouped else ""
+    delta = {"a": a, "dt": dt, "cache": 0, "key_heads": key_heads, "grouped": grouped}
+    scan = {"a": a, "bias": dt, "skip": alpha[0], "cache": 0, "groups": key_heads}
+    convolution = {"weight": weight, "bias": bias, "cache": 0, "silu": grouped}
 
     def run(ops, cuts):
         state, scanned = start.copy(), start.copy()
         before, parts = np.ones((3, 41), np.float32), []
         for first, last in itertools.pairwise(cuts):
             its = slice(first, last)
-            rows = (q[its], k[its], v[its], alpha[its], beta[its])
-            read = ops.delta_rule(rows, a, dt, grouped=grouped, out_state=state)
-            mixed = ops.convolve(x[its], weight, bias, silu=grouped, out_state=before)
-            groups, vectors = (v[its], k[its], q[its], alpha[its]), (a, dt, alpha[0])
-            scan = ops.selective_scan(groups, vectors, out_state=scanned)
-            both = np.concatenate([read, scan], axis=2)
-            parts.append(np.concatenate([both.reshape(len(both), -1), mixed], axis=1))
+            wide = {"out": v.shape[1]}
+            rows = {"q": q[its], "k": k[its], "v": v[its], "alpha": alpha[its], "beta": beta[its]}
+            (read,) = compute(ops, DeltaRule, rows, wide, states=[state], **delta)
+            rows = {"x": v[its], "b": k[its], "c": q[its], "dt": alpha[its]}
+            (scans,) = compute(ops, SelectiveScan, rows, wide, states=[scanned], **scan)
+            rows, width = {"x": x[its]}, {"out": 41}
+            (mixed,) = compute(ops, Convolve, rows, width, states=[before], **convolution)
+            parts.append(np.concatenate([read, scans, mixed], axis=1))
         states = (state.ravel(), scanned.ravel(), before.ravel())
         return np.concatenate([np.concatenate(parts).ravel(), *states])
 
@@ -158,5 +174,5 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
         assert [ops.counters()[name] for name in names] == [count + 4 for count in counts]
         np.testing.assert_array_equal(results[level], results["scalar"], err_msg=level)
     NATIVE.set_kernel_level(chosen)
-    expected = run(ReferenceOps(dtype=np.float64), [0, 5])
+    expected = run(ReferenceOps(), [0, 5])
     np.testing.assert_allclose(results["scalar"], expected, rtol=2e-4, atol=2e-5)

@@ -1,13 +1,16 @@
 """The reference operations against formulas written out element by element."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from single import compute
 
 from bitnet.base.errors import UsageError
-from bitnet.kernels.kv_cache import Seen
-from bitnet.kernels.ops import Scores
+from bitnet.families.blocks import KeysValues
+from bitnet.families.rope import Rope
+from bitnet.kernels.instructions import Attend, Gate, Norm, Rotate
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8, quantize
@@ -79,7 +82,8 @@ def test_an_embedding_in_a_ternary_encoding():
 
 
 def test_rms_norm_divides_by_the_root_of_the_mean_square():
-    found = OPS.rms_norm(np.array([[3.0, 4.0]]), OPS.prepare(weight([1, 2])), 0.5)
+    how = {"weight": np.array([1.0, 2.0]), "eps": 0.5}
+    (found,) = compute(OPS, Norm, {"x": np.array([[3.0, 4.0]])}, {"out": 2}, **how)
     root = math.sqrt(12.5 + 0.5)
     np.testing.assert_allclose(found, [[3 / root, 8 / root]])
 
@@ -89,14 +93,27 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square():
 )
 def test_rope_turns_each_pair_by_its_angle(style, pairs):
     x = RNG.standard_normal((2, 3, 6))  # the last two elements are not rotated
-    angles = RNG.standard_normal((2, 2))
-    found = OPS.rope(x, angles, style=style, scale=1.5)
+    angles = np.arange(2)[:, None] * np.array([0.3, 1.7])
+    rope = SimpleNamespace(style=style, regime=int, frequencies=lambda _: (angles[1], 1.5))
+    rows, how = {"x": x.reshape(2, 18)}, {"rotation": rope, "head_dim": 6}
+    found = compute(OPS, Rotate, rows, {"x": 18}, **how)[0].reshape(x.shape)
     for t in range(2):
         for pair, (first, second) in enumerate(pairs):
             turned = (x[t, :, first] + 1j * x[t, :, second]) * 1.5 * np.exp(1j * angles[t, pair])
             np.testing.assert_allclose(found[t, :, first], turned.real)
             np.testing.assert_allclose(found[t, :, second], turned.imag)
     np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
+
+
+def attend(q, keys, values, scale, window, softcap, causal=True, sinks=None):
+    kind = KeysValues(len(keys), q.shape[2], window)
+    its = Attend(None, None, None, None, 0, kind, scale, softcap, causal)
+    return its.attend(q, keys, values, sinks)
+
+
+def gated(gate, up, activation):
+    rows = {"gate": gate, "up": up}
+    return compute(OPS, Gate, rows, {"out": up.shape[1]}, activation=activation)[0]
 
 
 def attention_by_hand(q, keys, values, scale, window, softcap, causal, sinks):
@@ -131,7 +148,7 @@ def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal,
     options = {"scale": 0.4, "window": window, "softcap": softcap, "causal": causal}
     options["sinks"] = RNG.standard_normal(heads) if sinks else None
     expected = attention_by_hand(q, keys, values, **options)
-    np.testing.assert_allclose(OPS.attention(q, Seen(keys, values), Scores(**options)), expected)
+    np.testing.assert_allclose(attend(q, keys, values, **options), expected)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -141,9 +158,9 @@ def test_a_value_without_a_number_counts_where_it_is_seen(at, seen_by, bad):
     q = RNG.standard_normal((4, 4, 8))
     keys, values = RNG.standard_normal((2, 2, 7, 8))
     options = {"scale": 0.4, "window": 2, "softcap": 0.0}
-    expected = OPS.attention(q, Seen(keys, values), Scores(**options)).reshape(q.shape)
+    expected = attend(q, keys, values, **options).reshape(q.shape)
     values[1, at, 3] = bad
-    found = OPS.attention(q, Seen(keys, values), Scores(**options)).reshape(q.shape)
+    found = attend(q, keys, values, **options).reshape(q.shape)
     lost = ~np.isfinite(found).all(axis=(1, 2))
     assert np.flatnonzero(lost).tolist() == seen_by
     np.testing.assert_array_equal(found[~lost], expected[~lost])
@@ -163,7 +180,7 @@ def test_gates():
         "relu": [0, 0.5, 3],
     }
     for name, values in expected.items():
-        np.testing.assert_allclose(OPS.gate(gate, up, name), [values * up[0]])
+        np.testing.assert_allclose(gated(gate, up, name), [values * up[0]])
 
 
 def test_clamped_gates():
@@ -171,13 +188,13 @@ def test_clamped_gates():
     g, u = [-9.0, 0.5, 7.0, 7.0], [1.0, 7.0, -7.0, 2.0]
     silu = [x / (1 + math.exp(-x)) * y for x, y in zip(g, u, strict=True)]
     oai = [x / (1 + math.exp(-1.702 * x)) * (y + 1) for x, y in zip(g, u, strict=True)]
-    np.testing.assert_allclose(OPS.gate(gate, up, "silu_clamped"), [silu])
-    np.testing.assert_allclose(OPS.gate(gate, up, "swiglu_oai"), [oai])
+    np.testing.assert_allclose(gated(gate, up, "silu_clamped"), [silu])
+    np.testing.assert_allclose(gated(gate, up, "swiglu_oai"), [oai])
 
 
 def test_silu_of_a_large_negative_number_is_zero():
     gate = np.array([[-1000.0]], dtype=np.float32)
-    assert ReferenceOps().gate(gate, gate, "silu") == 0
+    assert gated(gate, gate, "silu") == 0
 
 
 def test_softcap_bounds():
@@ -188,12 +205,14 @@ def test_softcap_bounds():
 def test_results_stay_in_the_chosen_precision(dtype):
     ops = ReferenceOps(dtype=dtype)
     x = ops.embed(ops.prepare(weight(RNG.standard_normal((4, 8)))), [1, 2])
-    x = ops.rms_norm(x, ops.prepare(weight(np.ones(8))), 1e-5)
+    ones = ops.prepare(weight(np.ones(8)))
+    (x,) = compute(ops, Norm, {"x": x}, {"out": 8}, weight=ones, eps=1e-5)
     x = ops.linear(x, ops.prepare(weight(RNG.standard_normal((8, 8)))))
-    heads = ops.rope(x.reshape(2, 2, 4), np.ones((2, 2)), style="half", scale=1.1)
+    (x,) = compute(ops, Rotate, {"x": x}, {"x": 8}, rotation=Rope(4, 10.0, "half"), head_dim=4)
+    heads = x.reshape(2, 2, 4)
     cached = heads.transpose(1, 0, 2).astype(np.float16)
-    x = ops.attention(heads, Seen(cached, cached), Scores(0.5, softcap=50.0))
-    x = ops.softcap(ops.gate(x, x, "gelu_tanh"), 30.0)
+    x = attend(heads, cached, cached, 0.5, 0, 50.0)
+    x = ops.softcap(gated(x, x, "gelu_tanh"), 30.0)
     assert x.dtype == dtype
 
 

@@ -9,9 +9,9 @@ from tiny_models import FAMILIES, HYBRIDS, LAYERED, tiny
 import bitnet
 from bitnet.base import native
 from bitnet.base.errors import UsageError
-from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.ops import Interpreter
 from bitnet.kernels.program import Segment
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model

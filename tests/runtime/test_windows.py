@@ -10,10 +10,10 @@ from tiny_models import in_encoding, seeing, tiny
 from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.families.blocks import KeysValues
-from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_cache import KVCache, page_tables
 from bitnet.kernels.kv_codes import PAGE
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.ops import Interpreter
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.hidden_program import hidden_program
@@ -124,7 +124,7 @@ class Sequence:
         rows[:] = np.array(ids, dtype=np.float32)[:, None, None]
         self.ids = self.ids[: self.cache.length] + ids
         for layer, window in enumerate(WINDOWS):
-            keys, values, _ = self.cache.append(layer, rows, -rows)
+            keys, values = self.cache.append(layer, rows, -rows)
             seen = min(len(self.ids), window + len(ids) - 1) if window else len(self.ids)
             expected = np.array(self.ids[-seen:])
             np.testing.assert_allclose(keys[0, -seen:, 0], expected, rtol=2e-4)

@@ -26,8 +26,9 @@ from tiny_models import TOKENS
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert.options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.instructions import ACTIVATIONS
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.reference import _ACTIVATIONS, ReferenceOps
+from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ SAME_ROUNDED = 2e-2
 # Of the range of the logits, in float32: keys of a GGUF file are float32.
 READ_BACK = 1e-4
 
-_GELU = _ACTIVATIONS["gelu_tanh"]
+_GELU = ACTIVATIONS["gelu_tanh"]
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity(transformers.logging.CRITICAL)
@@ -219,7 +220,7 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
         return "exact, llama.cpp named" if named else "exact"
     theirs = llama_cpp(file, [ids], folder)
     assert theirs is not None, "llama.cpp does not load the file, and was not named"
-    with patch.dict(_ACTIVATIONS, gelu_tanh=half_gelu):
+    with patch.dict(ACTIVATIONS, gelu_tanh=half_gelu):
         apart = distance(ours(file, ids, dtype), theirs[0])
     assert apart < SAME_HALVES, f"{apart:.2g} from llama.cpp, which was not named"
     return "exact, in llama.cpp as well"

@@ -1,0 +1,49 @@
+"""The keys in the tables of the families: each is read, and without some a folder is refused."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from bitnet import families as package
+from bitnet.base.errors import InvalidFormat
+from bitnet.families.config_json import describe
+from bitnet.families.family import families
+from bitnet.families.keys import BECOMES, COMMON
+
+MISTRAL = {
+    "model_type": "mistral",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "sliding_window": 32,
+}
+
+
+def texts_of_the_code():
+    """Strings in the code of the families, but for the names in calls of ``reads``."""
+    for path in Path(package.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call)]
+        names = [it for it in calls if isinstance(it.func, ast.Name) and it.func.id == "reads"]
+        named = {part for call in names for part in ast.walk(call)}
+        for part in ast.walk(tree):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str) and part not in named:
+                yield part.value
+
+
+def test_every_key_that_a_family_reads_is_read_by_its_code():
+    known = {*texts_of_the_code(), *BECOMES, *BECOMES.values(), *COMMON}
+    tables = (table for it in families() for table in (it.config_keys, it.gguf_keys))
+    read = {name for table in tables for name, rule in table.items() if rule.is_read}
+    assert len(read) > 100
+    assert read <= known
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "sliding_window", "hidden_size"])
+def test_a_folder_without_a_key_that_transformers_would_assume_is_refused(key):
+    assert describe(MISTRAL, model="m").value("attention.sliding_window") == 32
+    without = {name: value for name, value in MISTRAL.items() if name != key}
+    with pytest.raises(InvalidFormat, match=f"missing or wrong: '{key}'"):
+        describe(without, model="m")

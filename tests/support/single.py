@@ -1,0 +1,36 @@
+"""One instruction of a program, run alone on a backend."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from bitnet.families.mixers import State
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.ops import Pass
+from bitnet.kernels.program import Program, Register, Segment
+
+
+def compute(ops, kind, rows, widths, *, states=(), **fields):
+    """Registers of these *widths*, by field, after the instruction *kind* over *rows*, by field.
+
+    Other *fields* are those of the instruction; arrays among them are its weights. *states* are
+    those of fixed size, one for each cache, and afterwards what they became.
+    """
+    weights = {name: it for name, it in fields.items() if isinstance(it, np.ndarray)}
+    sizes = {name: x.shape[1] for name, x in rows.items()} | widths
+    registers = {name: Register(name, size) for name, size in sizes.items()}
+    others = {name: name if name in weights else it for name, it in fields.items()}
+    instruction = kind(**registers, **others)
+    count = len(next(iter(rows.values())))
+    caches = tuple(State(state.size) for state in states)
+    cache = KVCache(SimpleNamespace(caches=caches, drafter=None), count)
+    if states:
+        cache.begin()[:] = np.concatenate([state.ravel() for state in states])
+        cache.advance(0)
+    segment = Segment(range(count), cache, "all")
+    on = Pass(Program((instruction,), caches, None), weights, ops, [segment])
+    on.registers |= {registers[name]: x for name, x in rows.items()}
+    ops.run(instruction, on)
+    for number, state in enumerate(states):
+        state[:] = cache.state(number).reshape(state.shape)
+    return [on.registers[registers[name]] for name in widths]
