@@ -24,10 +24,10 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from bitnet.base.locks import Owner
+from bitnet.base.locks import boot_id
 from bitnet.store.links import fresh_name, remove, replace_file, sync_folder
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Sidecar:
     # parts already written; ``None``: everything up to the end of the partial file
     done: list[list[int]] | None
     inode: int  # of the partial file, so that a sidecar is never applied to another file
-    owner: dict[str, Any]  # process that wrote it
+    boot: str  # of the machine whose process wrote it
 
 
 class Partial:
@@ -236,7 +236,7 @@ class Partial:
             sent_etag=self.server_etag,
             done=None if self.is_contiguous else [list(part) for part in self.done],
             inode=os.fstat(self.fd).st_ino,
-            owner=asdict(Owner.me()),
+            boot=boot_id(),
         )
         fresh = Path(f"{self.path}.json.new")
         fresh.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
@@ -333,11 +333,10 @@ def _is_free(path: Path, *, alone: bool) -> bool:
     With *alone*, no process of this machine can, whatever its container.
     """
     sidecar = _read_sidecar(path)
-    owner = Owner.parse(json.dumps(sidecar.owner)) if sidecar is not None else None
-    if path.name.endswith(".partial") or owner is None:
-        return owner is not None or alone or _silence_s(path) > _ABANDONED_S
-    here = alone and owner.boot == Owner.me().boot
-    return here or owner.is_dead or _silence_s(path) > _ABANDONED_S
+    if path.name.endswith(".partial") and sidecar is not None:
+        return True
+    here = alone and (sidecar is None or sidecar.boot == boot_id())
+    return here or _silence_s(path) > _ABANDONED_S
 
 
 def _silence_s(path: Path) -> float:

@@ -225,7 +225,7 @@ def test_two_runs_do_not_write_the_same_file_and_leave_no_other(
         stdin=subprocess.PIPE,
     )
     lock = folder / "out.jsonl.lock"
-    until(lambda: locks.owner_of(lock), first)  # written once it is held
+    until(lambda: locks.is_held(lock), first)  # written once it is held
     for name in (target, link):
         done = bitnet(*words, name, "--input", source)
         assert done.code == 21
@@ -246,7 +246,7 @@ def test_what_a_killed_run_leaves_goes_with_the_next_one(bitnet, model_path, sou
     target.write_text('{"id": "half')
     killed = subprocess.Popen([sys.executable, "-m", "bitnet", *words, "-"], stdin=subprocess.PIPE)
     lock = folder / "out.jsonl.lock"
-    until(lambda: locks.owner_of(lock), killed)  # written once it is held
+    until(lambda: locks.is_held(lock), killed)  # written once it is held
     killed.kill()
     killed.communicate()
     assert lock.exists()

@@ -21,10 +21,10 @@ NOW_S = 2_000_000_000.0
 DAY_S = 86_400
 TOKENIZER = b'{"model": {"type": "BPE"}}'
 HOLD = (
-    "import sys, json, os, filelock\n"
-    "lock = filelock.FileLock(sys.argv[1]); lock.acquire()\n"
-    "open(sys.argv[1], 'w').write(json.dumps({'pid': os.getpid(), 'host': 'here', 'since': 0.0}))\n"
-    "print('held', flush=True); sys.stdin.readline()\n"
+    "import sys, pathlib\n"
+    "from bitnet.base.locks import hold\n"
+    "with hold(pathlib.Path(sys.argv[1]), timeout_s=5):\n"
+    "    print('held', flush=True); sys.stdin.readline()\n"
 )
 
 
@@ -117,7 +117,7 @@ def test_an_entry_that_another_process_holds_names_its_owner(root, holding):
     pid = holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
     busy = [entry for entry in entries(root) if entry.owner]
     assert [entry.key for entry in busy] == ["llama3-128k"]
-    assert busy[0].owner.startswith(f"process {pid} on here since ")
+    assert busy[0].owner.startswith(f"process {pid} on ")
 
 
 def test_a_partial_file_is_busy_while_its_file_is_locked(root, holding):
