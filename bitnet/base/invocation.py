@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-NO_BREAK = "\x1f"  # no text that is shown has one
 _PROGRAMS = ("bitnet", "inv", "invoke")
 # A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone.
 _COMMAND = re.compile(r"(?<![^\s(`'\"])bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
@@ -71,12 +70,6 @@ def word(path: str | os.PathLike[str]) -> str:
 def harmless(text: str) -> str:
     """*text* with terminal control characters escaped, except line ends and tabs."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def unbroken(text: str) -> str:
-    """*text*, as it was started, with a no-break space for each space in its commands."""
-    command = rf"(?<![^\s(`'\"]){re.escape(program())} (?:[a-z]|--)[^,;)`]*"
-    return re.sub(command, lambda found: found[0].replace(" ", NO_BREAK), text)
 
 
 def as_started(text: str) -> str:

@@ -333,7 +333,7 @@ def doctor(
 def exit_codes(c, output=Output()):
     """Print what every exit code means."""
     rows = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
-    output.finish(EXIT_CODES, table(("code", "meaning"), rows, right=(0,), wrap=1))
+    output.finish(EXIT_CODES, table(("code", "meaning"), rows, right=(0,)))
 
 
 @task(group="Check", example="bitnet completion bash > bitnet.bash")

@@ -21,7 +21,7 @@ from bitnet.base import settings, terminal
 from bitnet.base.errors import TokenizerNotFound, UsageError, from_os_error
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.progress import human_size
-from bitnet.base.tables import show, wrap_lines
+from bitnet.base.tables import show
 from bitnet.commands.declare import Output
 from bitnet.hub.options import FetchOptions
 
@@ -119,7 +119,7 @@ def say(text: str, *, stream: TextIO | None = None) -> None:
     stream = stream or sys.stderr
     with suppress(OSError):  # a result is not lost because its timing cannot be printed
         # At once: ``print`` lets another thread in before the end.
-        stream.write("".join(f"{line}\n" for line in wrap_lines([text], stream)))
+        stream.write(f"{text}\n")
         stream.flush()
 
 

@@ -78,7 +78,7 @@ def _lines(rows):
         runs = yes[row["runs"]] + (f" ({row['why_not'][0]})" if row["why_not"] else "")
         words = (row["name"], yes[row["here"]], _size(row["size_bytes"]), row["family"] or "?")
         cells.append((*words, runs, row["licence"] or "?"))
-    return table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
+    return table(head, cells, shrink=(3, 4, 5), right=(2,))
 
 
 def _size(size_bytes):
@@ -141,7 +141,7 @@ def _list_files(model, file, rev, select, common):
             hint="choose fewer with --include and --exclude, or another disk with --output DIR",
         )
     facts = {"files": files, "size_bytes": total, "free_disk": free}
-    common.output.finish(facts, table(("file", "size"), rows, whole=0, right=(1,)), failure)
+    common.output.finish(facts, table(("file", "size"), rows, right=(1,)), failure)
 
 
 def _here(model, common):

@@ -26,7 +26,6 @@ from bitnet import __version__
 from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless
-from bitnet.base.tables import wrap_lines
 from bitnet.commands import load
 from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Words, nearest
 
@@ -105,7 +104,7 @@ class Program(InvokeProgram):
         if isinstance(error, UsageError) and error.field:  # a field is an option here
             message = message.replace(error.field, f"--{error.field.replace('_', '-')}", 1)
         text = harmless(f"Error: {as_started(message)}{shown}")
-        terminal.print_if_possible("\n".join(wrap_lines([text], sys.stderr)), sys.stderr)
+        terminal.print_if_possible(text, sys.stderr)
         if "--json" in self.argv:
             kind, code = type(error).__name__, error.exit_code
             facts = {"type": kind, "message": message, "hint": hint, "exit_code": code}
@@ -204,7 +203,7 @@ class Program(InvokeProgram):
         reason, hint = problem()
         if reason:
             text = f"the compiled module is missing: {reason}\nhint: {hint}"
-            terminal.print_if_possible("\n".join(wrap_lines([text], sys.stderr)), sys.stderr)
+            terminal.print_if_possible(text, sys.stderr)
 
     def print_help(self) -> None:
         """Print a summary, an example, and the commands by group."""

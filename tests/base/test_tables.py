@@ -52,65 +52,8 @@ def test_what_steers_a_terminal_is_written_out():
     assert lines[1] == "a\\x1b[31mb"
 
 
-def test_a_sentence_breaks_between_words_on_a_terminal_only(terminal):
-    lines = [
-        "✓ file: " + "word " * 5 + "/a/path/that/is/long",
-        "see: bitnet run smollm2-135m, or so",
-    ]
-    assert list(tables.wrap_lines(lines, io.StringIO())) == lines
-    assert list(tables.wrap_lines(lines, terminal)) == [
-        "✓ file: word word",
-        "  word word word",
-        "  /a/path/that/is/long",
-        "see:",
-        "  bitnet run smollm2-135m,",
-        "  or so",
-    ]
-
-
-def test_a_value_goes_on_below_its_beginning(terminal):
-    assert list(tables.wrap_lines(["  key     a b c d e f g h"], terminal)) == [
-        "  key     a b c d e",
-        "          f g h",
-    ]
-
-
-def test_wide_characters_take_two_columns(terminal):
-    assert list(tables.wrap_lines(["✅ All models well"], terminal)) == ["✅ All models well"]
-    lines = list(tables.wrap_lines(["✅ All models healthy"], terminal))
-    assert lines == ["✅ All models", "  healthy"]
-    head, row = tables.table(["a", "b"], [["字" * 30, "x"]], shrink=[0], stream=terminal)
-    assert len(row) + row.count("字") <= 20
-    assert head.index("b") == len(row) + row.count("字") - 1
-
-
-def test_the_last_column_goes_on_below(terminal):
-    rows = [["code", "one two three four five"], ["x", ""]]
-    assert list(tables.table(["k", "meaning"], rows, wrap=1, stream=terminal)) == [
-        "k     meaning",
-        "code  one two three",
-        "      four five",
-        "x",
-    ]
-
-
-def test_markdown_is_a_table_on_a_terminal_and_itself_elsewhere(terminal):
-    text = "# Title\n\n| a | b |\n|---|---|\n| x \\| y | **`z`** |\n"
-    assert list(tables.of_markdown(text, io.StringIO())) == text.splitlines()
-    assert list(tables.of_markdown(text, terminal)) == ["Title", "", "a      b", "x | y  z"]
-
-
 def test_a_live_line_stays_one_line(monkeypatch, terminal):
     monkeypatch.setattr("sys.stderr", terminal)
     with tables.LiveLine() as line:
         line.tell("x" * 50)
     assert terminal.getvalue() == "\r" + "x" * 19 + "\x1b[K\r\x1b[K"
-
-
-def test_a_name_is_never_cut(terminal):
-    names = ["a-model-with-a-long-name", "short"]
-    rows = [["yes", name, "1.6 MB", "a family", "Apache-2.0"] for name in names]
-    head = ["here", "name", "size", "family", "licence"]
-    lines = [*tables.table(head, rows, whole=1, shrink=(3, 4), right=(2,), stream=terminal)]
-    assert [line for line in lines if line in names] == names
-    assert len(lines) == 2 + 2 * len(names)
