@@ -1,8 +1,8 @@
 """Cores and memory of this machine that this process may use, as the system counts them.
 
 A container started with ``--cpus=2`` sees all cores of its host but may use the time of two: more
-threads would stall each other when the quota of a period is used up. Limits are read from both
-versions of control groups (Linux), from the process's group to the root.
+threads would stall each other when the quota of a period is used up. Limits are those of control
+groups (Linux, version 2), from the process's group to the root.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Activations, logits and the interpreter, besides weights and cache.
 OVERHEAD_BYTES = 200_000_000
+_LIMITED = ("max", "current")  # files of a group: limit and use
 
 
 def thread_count() -> int:
@@ -43,28 +44,11 @@ def usable_cores(root: Path = Path("/")) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    return min([cores, *(max(1, math.ceil(quota)) for quota in _quotas(root))])
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """Quotas, in cores, of the control groups of this process; "max" and -1 mean none."""
-    for folder, version_2 in group_folders("cpu", root):
-        names = ["cpu.max"] if version_2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        with suppress(OSError, ValueError, ZeroDivisionError):
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if int(quota) > 0:
-                yield int(quota) / int(period)
-
-
-_NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
-# By "is it version 2": limit, use, limit and use of swap, prefix of names in memory.stat.
-_FILES = {
-    False: (
-        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        *("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_"),
-    ),
-    True: ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current", ""),
-}
+    for folder in _groups(root):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # "max": no quota
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            cores = min(cores, max(1, math.ceil(quota / period)))
+    return cores
 
 
 class PageReads(NamedTuple):
@@ -77,21 +61,19 @@ class PageReads(NamedTuple):
 def total_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process may use: the machine's or its container's; ``None``: unknown."""
     try:
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
         return None
-    return min([machine, *(group.limit for group in _groups(root))])
+    for folder in _groups(root):
+        with suppress(OSError, ValueError):
+            total = min(total, int((folder / "memory.max").read_text()))
+    return total
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes available without swapping, here and in the container; ``None``: unknown.
-
-    *root* is the parent of the system's ``proc`` and ``sys``.
-    """
+    """Bytes available without swapping, here and in the container; ``None``: unknown."""
     available = _meminfo(root, "MemAvailable")
-    if available is None:
-        return None
-    return max(0, min([available, *(group.free for group in _groups(root))]))
+    return None if available is None else max(0, min([available, *_left(root, "memory")]))
 
 
 def fits_in_memory(size: int) -> bool | None:
@@ -102,37 +84,17 @@ def fits_in_memory(size: int) -> bool | None:
 
 def free_swap(root: Path = Path("/")) -> int:
     """Bytes of memory that can still be swapped out; 0 if the system does not say."""
-    left = [group.swap for group in _groups(root) if group.swap is not None]
-    return max(0, min([_meminfo(root, "SwapFree") or 0, *left]))
+    return max(0, min([_meminfo(root, "SwapFree") or 0, *_left(root, "memory.swap")]))
 
 
-class _Group(NamedTuple):
-    """Bytes of a control group; pages of files make room, so they are free."""
-
-    limit: int
-    free: int
-    swap: int | None  # left; None: no limit
-
-
-def _groups(root: Path) -> Iterator[_Group]:
-    """Control groups of this process whose memory has a limit."""
-    for folder, version_2 in group_folders("memory", root):
-        limit_file, used_file, swap_limit, swap_used, prefix = _FILES[version_2]
-        try:
-            limit = int((folder / limit_file).read_text())
-            used = int((folder / used_file).read_text())
+def _left(root: Path, what: str) -> Iterator[int]:
+    """Bytes of memory or swap that each control group with a limit leaves this process."""
+    for folder in _groups(root):
+        with suppress(OSError, ValueError, KeyError):  # "max": no limit
+            limit, used = (int((folder / f"{what}.{name}").read_text()) for name in _LIMITED)
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            files = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
-        except (OSError, ValueError, KeyError):  # "max", or another controller's group
-            continue
-        if limit >= _NO_LIMIT:
-            continue
-        try:
-            swap = int((folder / swap_limit).read_text()) - int((folder / swap_used).read_text())
-        except (OSError, ValueError):
-            yield _Group(limit, limit - used + files, None)
-        else:  # version 1 counts memory and swap together
-            yield _Group(limit, limit - used + files, swap if version_2 else swap - limit + used)
+            files = int(stat["active_file"]) + int(stat["inactive_file"])  # they make room
+            yield limit - used + (files if what == "memory" else 0)
 
 
 def peak_memory() -> int:
@@ -145,15 +107,13 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def page_reads(before: PageReads | None = None) -> PageReads:
-    """Reads of this process so far, 0 if unknown; *before* if there was no fault since."""
+def page_reads() -> PageReads:
+    """Reads of this process so far; 0 if unknown."""
     try:
         import resource
     except ImportError:  # pragma: no cover - Windows
         return PageReads(0, 0)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-    if before is not None and faults == before.faults:
-        return before
     with suppress(OSError):
         if read := re.search(r"(?m)^read_bytes: (\d+)", Path("/proc/self/io").read_text("ascii")):
             return PageReads(faults, int(read[1]))
@@ -166,24 +126,18 @@ def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
 
     total = 0
     for array in arrays:
+        address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
         try:
-            library = ctypes.CDLL(None, use_errno=True)
-            failed = library.mlock(
-                ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
-            )
+            failed = ctypes.CDLL(None, use_errno=True).mlock(address, size)
         except (AttributeError, OSError, TypeError) as error:  # pragma: no cover - Windows
             raise Unsupported(
                 "memory cannot be locked on this system", hint="leave out --lock-memory"
             ) from error
         total += array.nbytes
         if failed:
-            import resource
-
-            limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-            most = "none" if limit == resource.RLIM_INFINITY else human_size(limit)
             raise InferenceError(
                 f"{human_size(total)} of weights cannot be locked in memory: "
-                f"{os.strerror(ctypes.get_errno())} (limit: {most})",
+                f"{os.strerror(ctypes.get_errno())}",
                 hint="raise the limit (ulimit -l unlimited), or leave out --lock-memory",
             )
     return total
@@ -199,34 +153,13 @@ def _meminfo(root: Path, name: str) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Folders of the groups with *controller*, from the process's own to the top; true: version 2.
+def _groups(root: Path) -> Iterator[Path]:
+    """Folders of the control groups of this process, from its own to the top.
 
-    *root* is the parent of the system's ``proc`` and ``sys``.
+    In a container its own may be what is mounted: then the folders below are not there.
     """
-    try:
-        memberships = (root / "proc/self/cgroup").read_text().splitlines()
-        lines = (root / "proc/self/mountinfo").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    mounts = []
-    for line in lines:
-        place, _, source = line.partition(" - ")
-        fields, about = place.split(" "), source.split(" ")
-        if len(fields) >= 5 and len(about) >= 3 and about[0] in ("cgroup", "cgroup2"):
-            mounts.append((about[0], about[2].split(","), fields[3], fields[4]))
-    for line in memberships:
-        _, controllers, group = line.split(":", 2)
-        version_2 = not controllers
-        if not version_2 and controller not in controllers.split(","):
-            continue
-        for kind, options, mounted_group, mount_point in mounts:
-            is_ours = kind == ("cgroup2" if version_2 else "cgroup")
-            if not (is_ours and (version_2 or controller in options)):
-                continue
-            try:
-                inside = PurePosixPath(group).relative_to(mounted_group)
-            except ValueError:  # a container whose own group is mounted
-                inside = PurePosixPath()
-            for part in (inside, *inside.parents):
-                yield root / mount_point.lstrip("/") / part, version_2
+    with suppress(OSError, UnicodeDecodeError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                group = PurePosixPath(line.removeprefix("0::/"))
+                yield from (root / "sys/fs/cgroup" / part for part in (group, *group.parents))

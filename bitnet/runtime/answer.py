@@ -250,7 +250,7 @@ class Answer:
 
     def _measure(self) -> None:
         """Ask the system, once, what the answer took."""
-        reads = page_reads(self._reads)
+        reads = page_reads()
         self.peak_memory_bytes = peak_memory()
         self.page_faults = reads.faults - self._reads.faults
         self.read_bytes = reads.read_bytes - self._reads.read_bytes
