@@ -3,41 +3,14 @@
 Public names are imported on first use, so that ``import bitnet`` stays fast.
 """
 
+# ruff: noqa: F403, F405
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitnet.base.errors import (
-        AuthError,
-        BenchmarkError,
-        BitnetError,
-        CacheBusy,
-        HashMismatch,
-        InferenceError,
-        IntegrityError,
-        Interrupted,
-        InvalidFormat,
-        LicenceNotAccepted,
-        NetworkError,
-        NoSpace,
-        NotFound,
-        Offline,
-        PermissionDenied,
-        RateLimited,
-        ReferenceUnavailable,
-        RowsFailed,
-        TokenInvalid,
-        TokenizerNotFound,
-        TokenMissing,
-        Unsupported,
-        UpstreamChanged,
-        UsageError,
-        VerificationFailed,
-        VocabMismatch,
-        WrongType,
-    )
+    from bitnet.base.errors import *
     from bitnet.provision import SmartTokenizerDownload, embed, load
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.keywords import AnswerOptions
@@ -71,50 +44,16 @@ _HOMES = {
 _EXPORTS = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
-    "Answer",
-    "AnswerOptions",
-    "AuthError",
-    "BenchmarkError",
-    "BitnetError",
-    "CacheBusy",
-    "HashMismatch",
-    "InferenceError",
-    "IntegrityError",
-    "Interrupted",
-    "InvalidFormat",
-    "LanguageModel",
-    "LicenceNotAccepted",
-    "NetworkError",
-    "NoSpace",
-    "NotFound",
-    "Offline",
-    "PermissionDenied",
-    "RateLimited",
-    "ReferenceUnavailable",
-    "RowsFailed",
-    "SmartTokenizerDownload",
-    "TokenInvalid",
-    "TokenLogprob",
-    "TokenMissing",
-    "TokenSpan",
-    "Tokenizer",
-    "TokenizerDiscovery",
-    "TokenizerDownloadInfo",
-    "TokenizerNotFound",
-    "TokenizerStrategy",
-    "Unsupported",
-    "UpstreamChanged",
-    "UsageError",
-    "VerificationFailed",
-    "VocabMismatch",
-    "WrongType",
-    "__version__",
-    "embed",
-    "load",
-    "load_tokenizer",
-    "narrate",
+    "Answer", "AnswerOptions", "AuthError", "BenchmarkError", "BitnetError", "CacheBusy",
+    "HashMismatch", "InferenceError", "IntegrityError", "Interrupted", "InvalidFormat",
+    "LanguageModel", "LicenceNotAccepted", "NetworkError", "NoSpace", "NotFound", "Offline",
+    "PermissionDenied", "RateLimited", "ReferenceUnavailable", "RowsFailed",
+    "SmartTokenizerDownload", "TokenInvalid", "TokenLogprob", "TokenMissing", "TokenSpan",
+    "Tokenizer", "TokenizerDiscovery", "TokenizerDownloadInfo", "TokenizerNotFound",
+    "TokenizerStrategy", "Unsupported", "UpstreamChanged", "UsageError", "VerificationFailed",
+    "VocabMismatch", "WrongType", "__version__", "embed", "load", "load_tokenizer", "narrate",
     "resolve_tokenizer",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,34 +1,6 @@
 """Every exception that crosses a package border, with the exit code of the program.
 
-    BitnetError                    1   a bug of ours when raised itself
-    |- UsageError                  2   wrong command line, wrong value of a setting
-    |  `- WrongType                    a value of another type; a TypeError as well
-    |- NoSpace                    10   disk full or over quota
-    |- AuthError                  11
-    |  |- TokenMissing                 the hub wants an access token and none is set
-    |  |- TokenInvalid                 the hub does not accept the token
-    |  `- LicenceNotAccepted           the token is fine, the model's terms are not accepted yet
-    |- RateLimited                12   the server replied 429 too often
-    |- IntegrityError             13   bytes are not as expected
-    |  |- HashMismatch                 the SHA-256 or the size differs
-    |  |- UpstreamChanged              the pinned file has been replaced on the server
-    |  `- InvalidFormat                a damaged or malformed file
-    |- NetworkError               14   no connection, time-out, broken transfer, unexpected reply
-    |- VerificationFailed         15   a check or a parity comparison failed
-    |  `- VocabMismatch                tokenizer and model do not belong together
-    |- InferenceError             16
-    |- BenchmarkError             17
-    |- PermissionDenied           18   unreadable, read-only or missing folder
-    |- NotFound                   19   a file, repository, revision, task or key does not exist
-    |  `- TokenizerNotFound            no exact tokenizer for this model
-    |- Unsupported                20   recognised, but not supported
-    |- CacheBusy                  21   another process holds the cache entry
-    |- ReferenceUnavailable       22   the engine to compare with is not installed
-    |- Offline                    23   the network is needed and switched off
-    |- RowsFailed                 24    rows of a batch failed
-    `- Interrupted               130   Ctrl-C or SIGTERM
-
-Exit code 0 is success. ``inv exit-codes`` prints the same table.
+Exit code 0 is success; ``inv exit-codes`` prints a table.
 """
 
 from __future__ import annotations

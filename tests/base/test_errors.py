@@ -21,11 +21,6 @@ def test_every_exit_code_is_in_the_table(error):
     assert error.exit_code in EXIT_CODES
 
 
-@pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
-def test_every_exception_is_drawn_in_the_hierarchy(error):
-    assert f" {error.__name__} " in errors.__doc__.replace("\n", " \n")
-
-
 def test_every_code_but_success_belongs_to_an_exception():
     assert {error.exit_code for error in CLASSES} == set(EXIT_CODES) - {0}
 
