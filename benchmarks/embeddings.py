@@ -16,7 +16,7 @@ import argparse
 import json
 import statistics
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import synthetic
@@ -103,7 +103,7 @@ def main():
         for model, name in MODELS.items()
         for count in threads
     }
-    machine = asdict(describe_machine(threads))
+    machine = describe_machine(threads)
     text = f"{machine['cpu']}, {machine['cores']} cores\n\n{table(results, tests)}"
     print(text)
     if options.table:

@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from peers import library
@@ -185,7 +184,7 @@ def main():
         results[model.name] = {n: measure(model, n, engines, options) for n in threads}
         if not options.no_start:
             starts[model.name] = start_s(model)
-    machine = asdict(describe_machine(threads))
+    machine = describe_machine(threads)
     level = options.level or native.module().kernel_level()
     lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; ours: {level}"]
     lines += [f"read {n}: {rate / 1e9:.1f} GB/s" for n, rate in machine["read_bytes_per_s"].items()]

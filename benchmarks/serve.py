@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from peers import program
@@ -405,7 +405,7 @@ def main():
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    facts = {"machine": asdict(describe_machine([options.threads])), "model": options.model.name}
+    facts = {"machine": describe_machine([options.threads]), "model": options.model.name}
     facts["threads"] = options.threads
     expected = {}
     if options.requests:

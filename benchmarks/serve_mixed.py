@@ -24,7 +24,6 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 from serve import PROMPTS, Server, events, free_port
@@ -293,7 +292,7 @@ def measure(options, model, work):
         server.stop()
     memory = facts["load"]["rss_mb"]
     facts["growth_mb"] = memory[-1][1] - memory[len(memory) // 2][1]
-    facts["machine"] = asdict(describe_machine([options.threads]))
+    facts["machine"] = describe_machine([options.threads])
     return facts
 
 

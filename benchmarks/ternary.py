@@ -21,7 +21,6 @@ import re
 import statistics
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from runtime import Engine, present
@@ -175,7 +174,7 @@ def main():
     earlier = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     new = {count: measure(found, count, tests, options.turns) for count in threads}
     results = added(earlier.get("results", {}), new)
-    machine = asdict(describe_machine(threads))
+    machine = describe_machine(threads)
     reads = earlier.get("machine", {}).get("read_bytes_per_s", {})
     for count, rate in machine["read_bytes_per_s"].items():
         reads[str(count)] = max(rate, reads.get(str(count), 0))

@@ -15,7 +15,6 @@ import itertools
 import json
 import math
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +85,7 @@ def measure():
                         "limit_gmac_s": most,
                     }
                 )
-    return {"machine": asdict(describe_machine()), "measurements": found}
+    return {"machine": describe_machine(), "measurements": found}
 
 
 def fastest(paths):

@@ -59,7 +59,7 @@ def test_an_option_given_twice_also_by_two_names_is_refused(bitnet, words, said)
 # Values that no variable of such a kind can have; every text is one of the rest.
 NONSENSE = ("nonsense!", "-1")
 ANY_TEXT = {
-    "a path": {"BITNET_CACHE_DIR", "BITNET_GGUF", "GITHUB_STEP_SUMMARY", "HF_HOME", "SPM_MODEL"},
+    "a path": {"BITNET_CACHE_DIR", "BITNET_GGUF", "GITHUB_STEP_SUMMARY", "HF_HOME"},
     "a path, too": {"BITNET_CPP_DIR", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"},
     "a file": {"BITNET_HISTORY"},
     "a secret": {"BITNET_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"},

@@ -52,18 +52,15 @@ def _boolean(text: str) -> bool:
     raise ValueError("expected 1, true, yes, on or 0, false, no, off")
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, *, none: bool = False) -> float:
+    """A number of seconds, and only with *none* 0."""
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+        value = -1.0
+    if not (0 < value < float("inf") or (none and value == 0)):
         raise ValueError("expected a positive number of seconds")
     return value
-
-
-def _wait(text: str) -> float:
-    return 0.0 if text.strip() in ("0", "0.0") else _seconds(text)
 
 
 def parse_rate(text: str) -> float:
@@ -180,6 +177,11 @@ ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
 _flag = partial(Setting[bool], parse=_boolean, default=False)
 _text = partial(Setting[str], parse=str.strip, default="")
 _path = partial(Setting[Path | None], parse=Path, default=None)
+_secret = partial(
+    Setting[str | None], parse=lambda text: text.strip() or None, default=None, secret=True
+)
+_time = partial(Setting[float], parse=_seconds)
+_wait = partial(Setting[float], parse=partial(_seconds, none=True))
 
 cache_dir_override = _path(
     "BITNET_CACHE_DIR",
@@ -190,13 +192,10 @@ offline = _flag(
     "HF_HUB_OFFLINE",
     help="1: never open a connection; everything must come from disk",
 )
-hf_token = Setting(
+hf_token = _secret(
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
-    parse=lambda text: text.strip() or None,
-    default=None,
     help="access token for gated models; sent to the hub's own host only",
-    secret=True,
 )
 hf_token_path = _path(
     "HF_TOKEN_PATH",
@@ -219,29 +218,21 @@ hf_home = Setting(
     default=Path("~/.cache/huggingface"),
     help="home of Hugging Face's tools; its folder hub is the cache when HF_HUB_CACHE is not set",
 )
-download_timeout = Setting(
+download_timeout = _time(
     "BITNET_DOWNLOAD_TIMEOUT",
-    parse=_seconds,
     default=300.0,
     help="seconds a download may go without progress before it fails",
 )
-stall_timeout = Setting(
-    "BITNET_STALL_TIMEOUT",
-    parse=_seconds,
-    default=30.0,
-    help="seconds of silence before a connection is replaced",
+stall_timeout = _time(
+    "BITNET_STALL_TIMEOUT", default=30.0, help="seconds of silence before a connection is replaced"
 )
-lock_timeout = Setting(
+lock_timeout = _wait(
     "BITNET_LOCK_TIMEOUT",
-    parse=_wait,
     default=600.0,
     help="seconds to wait for a process that fetches the same file",
 )
-retry_after_max = Setting(
-    "BITNET_RETRY_AFTER_MAX",
-    parse=_wait,
-    default=3600.0,
-    help="longest wait in seconds a server may ask for",
+retry_after_max = _wait(
+    "BITNET_RETRY_AFTER_MAX", default=3600.0, help="longest wait in seconds a server may ask for"
 )
 connections = Setting(
     "BITNET_CONNECTIONS",
@@ -277,7 +268,6 @@ strict_tokenizers = Setting(
 allow_mock = _flag("BITNET_ALLOW_MOCK", help="1: same as --allow-mock")
 deterministic = _flag(
     "BITNET_DETERMINISTIC",
-    keep_empty=True,
     help="1: seed 42 unless another one is given; 0: random seeds; logits have the same bits",
 )
 seed = Setting(
@@ -287,20 +277,12 @@ seed = Setting(
     help="random seed of commands and requests that set none",
 )
 force_cpu = _flag("BITNET_FORCE_CPU", help="1: use the CPU even if there is a GPU")
-api_key = Setting(
-    "BITNET_API_KEY",
-    parse=lambda text: text.strip() or None,
-    default=None,
-    help="key that clients of `bitnet serve` must send",
-    secret=True,
-)
+api_key = _secret("BITNET_API_KEY", help="key that clients of `bitnet serve` must send")
 gguf = _path("BITNET_GGUF", help="model of commands that name none")
 editor = _text("VISUAL", "EDITOR", help="editor that `!edit` opens in `chat`")
-history = Setting(
+history = _path(
     "BITNET_HISTORY",
-    parse=lambda text: Path(text) if text else Path(os.devnull),
-    default=None,
-    help="file with the lines typed in `chat`; empty: none is kept; else "
+    help="file with the lines typed in `chat`, such as /dev/null; else "
     "$XDG_STATE_HOME/bitnet/history, else ~/.local/state/bitnet/history",
 )
 backend = Setting(
@@ -339,7 +321,6 @@ log = Setting(
     default="",
     help="log filter: debug, or area=level pairs such as bitnet_tokenizers::download=info",
 )
-spm_model = _path("SPM_MODEL", help="SentencePiece model the contract test loads")
 debug = _flag("BITNET_DEBUG", help="1: show tracebacks of internal errors")
 step_summary = _path(
     "GITHUB_STEP_SUMMARY",
@@ -351,9 +332,7 @@ otel_endpoint = _text(
     help="OpenTelemetry collector that a worker sends traces to over HTTP, with the extra "
     "otel; other variables of OpenTelemetry configure it",
 )
-no_color = Setting(
-    "NO_COLOR", parse=bool, default=False, help="any value: no bold text on the terminal"
-)
+no_color = _flag("NO_COLOR", parse=bool, help="any value: no bold text on the terminal")
 
 
 def history_file() -> Path:

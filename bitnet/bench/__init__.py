@@ -16,7 +16,7 @@ import platform
 import re
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,31 +46,19 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 20  # more than any cache holds
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The machine of a benchmark."""
-
-    cpu: str  # name of the processor
-    cores: int  # available to this process
-    memory_bytes: int  # of the machine; 0 if unknown
-    features: tuple[str, ...]  # instruction sets that the native module can use
-    backend: str  # compute backend, with the level of its kernels
-    read_bytes_per_s: Mapping[int, float]  # of a plain sum over memory, by number of threads
-    system: str = field(default_factory=platform.platform)  # and processor family
-    python: str = field(default_factory=platform.python_version)
-    bitnet: str = __version__
-
-
-def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> Machine:
+def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> dict[str, Any]:
     """This machine, with memory bandwidth measured for each of *threads* by the native module."""
-    return Machine(
-        cpu=native.processor(),
-        cores=thread_count(),
-        memory_bytes=total_memory() or 0,
-        features=tuple(native.cpu_features()),
-        backend=backend or native.backend_name(),
-        read_bytes_per_s={count: _read_rate(count) for count in threads if count},
-    )
+    return {
+        "cpu": native.processor(),
+        "cores": thread_count(),
+        "memory_bytes": total_memory() or 0,
+        "features": native.cpu_features(),
+        "backend": backend or native.backend_name(),
+        "read_bytes_per_s": {count: _read_rate(count) for count in threads if count},
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "bitnet": __version__,
+    }
 
 
 def _read_rate(threads: int) -> float:
@@ -91,132 +79,73 @@ def _read_rate(threads: int) -> float:
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Repeated measurements of one quantity."""
-
-    samples: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The median sample."""
-        return statistics.median(self.samples)
-
-    def facts(self) -> dict[str, Any]:
-        """Median, extremes and every sample as JSON values."""
-        return {
-            "median": self.median,
-            "min": min(self.samples),
-            "max": max(self.samples),
-            "samples": list(self.samples),
-        }
+def spread(samples: Sequence[float]) -> dict[str, Any]:
+    """Repeated measurements of one quantity: their median, extremes and every sample."""
+    median = statistics.median(samples)
+    return {"median": median, "min": min(samples), "max": max(samples), "samples": [*samples]}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Tokens per second of one test with one number of threads; 0: the backend's own choice."""
-
-    test: str
-    threads: int
-    tokens_per_s: Spread
-
-
-@dataclass(frozen=True)
-class BenchReport:
-    """Result of a benchmark."""
-
-    model: Mapping[str, Any]  # name, size in bytes, architecture and context
-    machine: Machine
-    load_s: Spread  # seconds to load tokenizer and model, from a warm disk
-    results: tuple[Measured, ...]
-    peak_memory_bytes: int  # of the process, before the machine was measured
-    tokenize_share: float  # of an answer's time, 0 to 1
-
-    def facts(self) -> dict[str, Any]:
-        """The report as JSON values; :func:`read_report` reads them back."""
-        results = [vars(it) | {"tokens_per_s": it.tokens_per_s.facts()} for it in self.results]
-        its = {"machine": asdict(self.machine), "load_s": self.load_s.facts(), "results": results}
-        return {"schema": SCHEMA, **vars(self), **its}
-
-    def lines(self) -> Iterator[str]:
-        """The report as a table."""
-        machine, load = self.machine, self.load_s
-        yield (
-            f"{self.model['name']}, {human_size(self.model['size_bytes'])}, "
-            f"{self.model['architecture']}; {machine.backend}"
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What :func:`measure` returned, as a table."""
+    model, machine, load = report["model"], report["machine"], report["load_s"]
+    size = human_size(model["size_bytes"])
+    yield f"{model['name']}, {size}, {model['architecture']}; {machine['backend']}"
+    reads = ", ".join(
+        f"{human_size(rate)}/s with {quantity(count, 'thread')}"
+        for count, rate in machine["read_bytes_per_s"].items()
+    )
+    yield f"{machine['cpu']}, {machine['cores']} cores; reads {reads or 'at an unknown speed'}"
+    yield ""
+    rows = [
+        (
+            one["test"],
+            f"{one['threads'] or '-'}",
+            *(f"{one['tokens_per_s'][name]:.1f}" for name in ("median", "min", "max")),
         )
-        reads = ", ".join(
-            f"{human_size(rate)}/s with {quantity(count, 'thread')}"
-            for count, rate in machine.read_bytes_per_s.items()
-        )
-        yield f"{machine.cpu}, {machine.cores} cores; reads {reads or 'at an unknown speed'}"
-        yield ""
-        rows = []
-        for one in self.results:
-            rates = one.tokens_per_s
-            shown = (rates.median, min(rates.samples), max(rates.samples))
-            rows.append((one.test, f"{one.threads or '-'}", *(f"{rate:.1f}" for rate in shown)))
-        yield from table(("test", "threads", "tok/s", "min", "max"), rows, right=(1, 2, 3, 4))
-        yield ""
-        yield (
-            f"load {load.median:.3f} s ({min(load.samples):.3f} to {max(load.samples):.3f}), "
-            f"peak memory {human_size(self.peak_memory_bytes)}, "
-            f"text to ids and back {self.tokenize_share:.2%} of the time"
-        )
+        for one in report["results"]
+    ]
+    yield from table(("test", "threads", "tok/s", "min", "max"), rows, right=(1, 2, 3, 4))
+    yield ""
+    yield (
+        f"load {load['median']:.3f} s ({load['min']:.3f} to {load['max']:.3f}), "
+        f"peak memory {human_size(report['peak_memory_bytes'])}, "
+        f"text to ids and back {report['tokenize_share']:.2%} of the time"
+    )
 
 
-def changes(before: BenchReport, after: BenchReport) -> list[dict[str, Any]]:
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Metrics in both reports, with a ratio above one if it is better: speeds, load and memory."""
-    old = {(result.test, result.threads): result.tokens_per_s.median for result in before.results}
-    metrics = []
-    for result in after.results:
-        if was := old.get((result.test, result.threads)):
-            now = result.tokens_per_s.median
-            metrics.append((f"{result.test} @{result.threads} tok/s", was, now, now / was))
-    for label, was, now in (
-        ("load s", before.load_s.median, after.load_s.median),
-        ("peak memory MB", before.peak_memory_bytes / 1e6, after.peak_memory_bytes / 1e6),
-    ):
-        if was and now:
-            metrics.append((label, was, now, was / now))
-    names = ("what", "before", "after", "ratio")
-    return [dict(zip(names, metric, strict=True)) for metric in metrics]
+
+    def metrics(report: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+        for one in report["results"]:
+            yield f"{one['test']} @{one['threads']} tok/s", one["tokens_per_s"]["median"] / 1
+        yield "load s", report["load_s"]["median"] / 1
+        yield "peak memory MB", report["peak_memory_bytes"] / 1e6
+
+    old, compared = dict(metrics(before)), []
+    for name, now in metrics(after):
+        if (was := old.get(name)) and now:
+            ratio = now / was if name.endswith("tok/s") else was / now
+            compared.append({"what": name, "before": was, "after": now, "ratio": ratio})
+    return compared
 
 
-def read_report(path: Path) -> BenchReport:
+def read_report(path: Path) -> dict[str, Any]:
     """Report that ``bench --json`` printed into the file *path*."""
     hint = "make one: bitnet bench MODEL --json >before.json"
-    facts = read_json(path, hint=hint)
-    if facts.get("schema") != SCHEMA:
+    report = read_json(path, hint=hint)
+    if report.get("schema") != SCHEMA:
         raise Unsupported(
-            f"{path} has schema {facts.get('schema')!r}, expected {SCHEMA}",
+            f"{path} has schema {report.get('schema')!r}, expected {SCHEMA}",
             hint="measure again with this version: bitnet bench MODEL --json",
         )
     try:
-        machine = facts["machine"]
-        rates = {int(count): float(rate) for count, rate in machine["read_bytes_per_s"].items()}
-        features = tuple(map(str, machine["features"]))
-        return BenchReport(
-            model={"name": str(facts["model"]["name"]), **facts["model"]},
-            machine=Machine(**{**machine, "read_bytes_per_s": rates, "features": features}),
-            load_s=_spread(facts["load_s"]),
-            results=tuple(
-                Measured(str(it["test"]), int(it["threads"]), _spread(it["tokens_per_s"]))
-                for it in facts["results"]
-            ),
-            peak_memory_bytes=int(facts["peak_memory_bytes"]),
-            tokenize_share=float(facts["tokenize_share"]),
-        )
+        changes(report, report)
+        _ = report["model"]["name"], report["machine"]["cpu"], report["machine"]["backend"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         text = f"{path} is not a report of bench: {type(error).__name__}: {error}"
         raise InvalidFormat(text, hint=hint) from None
-
-
-def _spread(facts: Mapping[str, Any]) -> Spread:
-    samples = tuple(float(sample) for sample in facts["samples"])
-    if not samples or not all(0 < sample < math.inf for sample in samples):
-        raise ValueError("samples that are not positive numbers")
-    return Spread(samples)
+    return report
 
 
 MAX_TOKENS = 1 << 20
@@ -306,11 +235,11 @@ def measure(
     *,
     reload: Callable[[], LanguageModel],
     on_step: Callable[[str], None] = lambda _text: None,
-) -> BenchReport:
-    """Run the measurements of *plan*.
+) -> dict[str, Any]:
+    """Run the measurements of *plan*; the report as JSON values, its rates in tokens per second.
 
     *model* was loaded once, so that the disk cache is warm; it is closed, and *reload* loads it
-    again.
+    again. 0 threads are the backend's own choice.
     """
     path, engine = model.path, model.engine
     files = [path] if path.is_file() else path.glob("*.safetensors")
@@ -350,13 +279,20 @@ def measure(
         raise BenchmarkError(
             f"{path.name} cannot be measured: {error}", hint=getattr(error, "hint", "")
         ) from error
-    machine = describe_machine(plan.threads, backend=backend)
-    return BenchReport(facts, machine, Spread(tuple(load_s)), results, memory, share)
+    return {
+        "schema": SCHEMA,
+        "model": facts,
+        "machine": describe_machine(plan.threads, backend=backend),
+        "load_s": spread(load_s),
+        "results": results,
+        "peak_memory_bytes": memory,
+        "tokenize_share": share,
+    }
 
 
 def _rates(
     model: LanguageModel, plan: BenchPlan, on_step: Callable[[str], None]
-) -> tuple[Measured, ...]:
+) -> list[dict[str, Any]]:
     """Every test with every number of threads, in alternation; the first round is not counted."""
     longest = max(test.positions for test in plan.tests)
     ids = model.tokenizer.encode(TEXT)
@@ -374,10 +310,10 @@ def _rates(
             seconds = time_of(model.engine, ids, test)
             if turn:
                 rates.append(test.tokens / seconds)
-    return tuple(
-        Measured(test.name, threads, Spread(tuple(rates)))
+    return [
+        {"test": test.name, "threads": threads, "tokens_per_s": spread(rates)}
         for (test, threads), rates in samples.items()
-    )
+    ]
 
 
 def _prefill_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:

@@ -218,7 +218,7 @@ def bench(c, options=BenchOptions(), model=ModelOptions(), common=Context()):
 
     The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
     """
-    from bitnet.bench import BenchPlan, changes, measure, read_report
+    from bitnet.bench import BenchPlan, changes, measure, read_report, report_lines
 
     plan = BenchPlan.of(
         options.tests, options.thread_counts, options.repetitions, threads=model.threads
@@ -233,21 +233,17 @@ def bench(c, options=BenchOptions(), model=ModelOptions(), common=Context()):
             reload=lambda: open_model(again, common),
             on_step=(lambda _text: None) if common.output.no_progress else line.tell,
         )
-    compared = changes(before, report) if before else []
-    facts, lines = report.facts(), [*report.lines()]
+    lines = [*report_lines(report)]
     if before:
-        facts["changes"] = compared
+        report["changes"] = changes(before, report)
         rows = [
             (it["what"], f"{it['before']:.4g}", f"{it['after']:.4g}", f"x{it['ratio']:.2f}")
-            for it in compared
+            for it in report["changes"]
         ]
         head = ("metric", "before", "after", "ratio")
         lines += ["", *table(head, rows, right=(1, 2, 3))]
-        for name, was, now in (
-            ("model", before.model["name"], report.model["name"]),
-            ("processor", before.machine.cpu, report.machine.cpu),
-            ("backend", before.machine.backend, report.machine.backend),
-        ):
-            if was != now and not common.output.json:
-                say(f"Note: the earlier report is of another {name}: {was}")
-    common.output.finish(facts, lines)
+        for part, name in (("model", "name"), ("machine", "cpu"), ("machine", "backend")):
+            was, label = before[part][name], {"name": "model", "cpu": "processor"}.get(name, name)
+            if was != report[part][name] and not common.output.json:
+                say(f"Note: the earlier report is of another {label}: {was}")
+    common.output.finish(report, lines)

@@ -22,7 +22,7 @@ from bitnet.base.errors import (
 from bitnet.base.files import check_writable, write_text
 from bitnet.base.findings import render
 from bitnet.base.invocation import word
-from bitnet.base.tables import LiveLine
+from bitnet.base.tables import LiveLine, brief
 from bitnet.commands.context import Context, load_model, open_file, open_tokenizer, read_text, say
 from bitnet.commands.declare import task
 from bitnet.crossval.options import CrossvalOptions
@@ -147,7 +147,7 @@ def _show(evidence, requested, output):
     """The result on stdout, the report files, and the summary of the CI job."""
     from bitnet.crossval import report
 
-    output.finish(report.as_json(evidence), report.as_markdown(evidence).splitlines())
+    output.finish(report.as_json(evidence), brief(report.as_markdown(evidence)).splitlines())
     if requested.report_dir:
         for path in report.write(evidence, Path(requested.report_dir)):
             logger.info("wrote %s", path)

@@ -1,7 +1,6 @@
 """Reports of bench: plans, spreads, comparison, and what is read back."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from tiny_models import tiny_gguf
@@ -11,29 +10,32 @@ from bitnet.base import native
 from bitnet.base.errors import BenchmarkError, InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.bench import (
     BenchPlan,
-    BenchReport,
-    Machine,
-    Measured,
-    Spread,
     _decode_s,
     _prefill_s,
     changes,
     measure,
     read_report,
+    report_lines,
+    spread,
 )
 
-MACHINE = Machine("Example CPU", 2, 8 << 30, ("avx2",), "native (avx2)", {1: 2e10, 2: 3e10})
-REPORT = BenchReport(
-    model={"name": "m.gguf", "size_bytes": 1000, "architecture": "llama", "context": 64},
-    machine=MACHINE,
-    load_s=Spread((0.5, 0.4, 0.9)),
-    results=(
-        Measured("pp8", 1, Spread((100.0, 300.0, 200.0))),
-        Measured("tg8", 2, Spread((10.0, 20.0))),
-    ),
-    peak_memory_bytes=5_000_000,
-    tokenize_share=0.01,
-)
+REPORT = {
+    "schema": 1,
+    "model": {"name": "m.gguf", "size_bytes": 1000, "architecture": "llama", "context": 64},
+    "machine": {
+        "cpu": "Example CPU",
+        "cores": 2,
+        "backend": "native (avx2)",
+        "read_bytes_per_s": {1: 2e10, 2: 3e10},
+    },
+    "load_s": spread((0.5, 0.4, 0.9)),
+    "results": [
+        {"test": "pp8", "threads": 1, "tokens_per_s": spread((100.0, 300.0, 200.0))},
+        {"test": "tg8", "threads": 2, "tokens_per_s": spread((10.0, 20.0))},
+    ],
+    "peak_memory_bytes": 5_000_000,
+    "tokenize_share": 0.01,
+}
 
 
 def saved(tmp_path, facts):
@@ -43,9 +45,8 @@ def saved(tmp_path, facts):
 
 
 def test_the_median_is_the_middle_sample():
-    assert REPORT.results[0].tokens_per_s.median == 200
-    assert REPORT.results[1].tokens_per_s.median == 15
-    assert REPORT.load_s.facts() == {
+    assert spread((10.0, 20.0))["median"] == 15
+    assert spread((0.5, 0.4, 0.9)) == {
         "median": 0.5,
         "min": 0.4,
         "max": 0.9,
@@ -54,23 +55,27 @@ def test_the_median_is_the_middle_sample():
 
 
 def test_a_report_reads_back_as_it_was(tmp_path):
-    assert read_report(saved(tmp_path, REPORT.facts())) == REPORT
+    read = read_report(saved(tmp_path, REPORT))
+    assert read["results"] == REPORT["results"]
+    assert {change["ratio"] for change in changes(read, REPORT)} == {1.0}
 
 
 def test_the_table_names_model_machine_and_every_test():
-    text = "\n".join(REPORT.lines())
+    text = "\n".join(report_lines(REPORT))
     for word in ("m.gguf, 1.0 kB, llama; native (avx2)", "20.0 GB/s with 1 thread,", "200.0"):
         assert word in text
     assert "load 0.500 s (0.400 to 0.900), peak memory 5.0 MB" in text
 
 
 def test_a_ratio_above_one_is_better():
-    faster = replace(
-        REPORT,
-        results=(Measured("pp8", 1, Spread((400.0,))), Measured("pp9", 1, Spread((1.0,)))),
-        load_s=Spread((1.0,)),
-        peak_memory_bytes=2_500_000,
-    )
+    faster = REPORT | {
+        "results": [
+            {"test": test, "threads": 1, "tokens_per_s": spread([rate])}
+            for test, rate in (("pp8", 400.0), ("pp9", 1.0))
+        ],
+        "load_s": spread([1.0]),
+        "peak_memory_bytes": 2_500_000,
+    }
     assert {change["what"]: change["ratio"] for change in changes(REPORT, faster)} == {
         "pp8 @1 tok/s": 2.0,
         "load s": 0.5,
@@ -87,14 +92,13 @@ def test_a_ratio_above_one_is_better():
         ({"machine": []}, InvalidFormat),
         ({"results": [{"test": "pp8"}]}, InvalidFormat),
         ({"load_s": {"samples": []}}, InvalidFormat),
-        ({"load_s": {"samples": ["fast"]}}, InvalidFormat),
-        ({"load_s": {"samples": [0]}}, InvalidFormat),
+        ({"load_s": {"median": "fast"}}, InvalidFormat),
         ({"peak_memory_bytes": "much"}, InvalidFormat),
     ],
 )
 def test_what_is_not_a_report_is_refused(tmp_path, change, error):
     with pytest.raises(error, match=r"report\.json"):
-        read_report(saved(tmp_path, REPORT.facts() | change))
+        read_report(saved(tmp_path, REPORT | change))
 
 
 def test_other_files_are_not_reports(tmp_path):
@@ -152,13 +156,13 @@ def tiny(tmp_path):
 def test_every_test_is_timed_as_often_as_asked_for(tiny):
     plan = BenchPlan.of("pp16,tg5", "1", 3)
     report = measure(bitnet.load(tiny), plan, reload=lambda: bitnet.load(tiny))
-    assert [one.test for one in report.results] == ["pp16", "tg5"]
-    assert [len(one.tokens_per_s.samples) for one in report.results] == [3, 3]
-    assert len(report.load_s.samples) == 3
-    assert report.model["size_bytes"] == tiny.stat().st_size
-    assert 0 < report.tokenize_share < 1
-    assert report.peak_memory_bytes > 1 << 20
-    assert report.machine.backend == bitnet.load(tiny).backend
+    assert [one["test"] for one in report["results"]] == ["pp16", "tg5"]
+    assert [len(one["tokens_per_s"]["samples"]) for one in report["results"]] == [3, 3]
+    assert len(report["load_s"]["samples"]) == 3
+    assert report["model"]["size_bytes"] == tiny.stat().st_size
+    assert 0 < report["tokenize_share"] < 1
+    assert report["peak_memory_bytes"] > 1 << 20
+    assert report["machine"]["backend"] == bitnet.load(tiny).backend
 
 
 class Recorder:
@@ -200,9 +204,9 @@ def test_a_depth_is_filled_before(tiny, name, asked):
 def test_a_test_with_a_depth_is_measured_and_shown(tiny):
     plan = BenchPlan.of("tg2@30,pp4@30", "1", 1)
     report = measure(bitnet.load(tiny), plan, reload=lambda: bitnet.load(tiny))
-    assert [one.test for one in report.results] == ["tg2@30", "pp4@30"]
-    wide = replace(REPORT, results=(Measured("tg32@4096", 1, Spread((5.0,))), *REPORT.results))
-    rows = "\n".join(wide.lines()).splitlines()[3:7]
+    assert [one["test"] for one in report["results"]] == ["tg2@30", "pp4@30"]
+    slow = {"test": "tg32@4096", "threads": 1, "tokens_per_s": spread([5.0])}
+    rows = [*report_lines(REPORT | {"results": [slow, *REPORT["results"]]})][3:7]
     assert [row.split()[0] for row in rows] == ["test", "tg32@4096", "pp8", "tg8"]
     assert len({len(row) for row in rows}) == 1
 
