@@ -19,13 +19,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from bitnet.base import settings
 from bitnet.base.errors import NotFound, UsageError, from_os_error
 from bitnet.base.files import write_text
+from bitnet.base.findings import Finding
 from bitnet.base.invocation import direct_url
 
 DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
@@ -41,12 +42,11 @@ _ELSEWHERE = {  # template: its path here, and in the project
 _SOURCE = ".github/bitnet/source.txt"
 _BRANCH = "branches: [main]"
 _COPIES = "COPY .github/bitnet .github/bitnet\n"
-_PYTHON = re.compile(r"(?:python(?:-version)?: |default: |image: python:|FROM python:)\"?(3\.\d+)")
 _IMAGE = re.compile(r"^((?:  image:|FROM) )(\S+)", re.MULTILINE)
 _BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
 _COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")
 
-State = Literal["new", "unchanged", "changed", "kept"]
+State = Literal["new", "unchanged", "changed"]
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ class Planned:
 
     path: Path  # relative to the project
     text: str
-    # ``new``, ``unchanged``, ``changed`` (exists with other content) or ``kept`` (belongs to the
-    # project after the first run)
-    state: State
+    state: State  # ``changed``: it exists with other content
     executable: bool = False
     summary: str = ""  # purpose of a template, in one sentence; empty for other files
 
@@ -101,16 +99,25 @@ def plan_files(
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
     chosen = [name for name in EVERY if name in asked]
-    planned = [_plan_file(project, *_place(name), branch, summary_of(name)) for name in chosen]
-    planned = [_with_image(project, file, image) for file in planned]
+    files = [(*_place(name), summary_of(name)) for name in chosen]
+    records = []
     if any(name not in _ALONE for name in chosen):
-        planned += [_plan_file(project, *pair, branch) for pair in _common_files()]
-        planned.append(_source(project, source))
-        text = planned[-1].text or (project / _SOURCE).read_text(encoding="utf-8")
-        source = text.splitlines()[-1].strip()
-        _check_wheel(source, planned)
-        planned = [_with_source(project, file, source) for file in planned]
-    return planned
+        files += [(*pair, "") for pair in _common_files()]
+        path = project / _SOURCE
+        own = path.read_text(encoding="utf-8") if path.exists() and not source else ""
+        source = _find_source(project, source or own.strip().rpartition("\n")[2])
+        text = own or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
+        records = [Planned(Path(_SOURCE), text, _state(path, text))]
+    planned = []
+    for come, go, summary in files:
+        text = (template_folder() / come).read_text(encoding="utf-8")
+        text = text.replace(_BRANCH, f"branches: [{branch}]")
+        text = _with_image(project / go, text, image)
+        if go == "Dockerfile" and not _COMMIT.fullmatch(source):  # the image is built from a copy
+            text = text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
+        state = _state(project / go, text)
+        planned.append(Planned(Path(go), text, state, go.endswith(".sh"), summary))
+    return planned + records
 
 
 def write_files(project: Path, planned: list[Planned], *, force: bool = False) -> None:
@@ -151,13 +158,6 @@ def _common_files() -> list[tuple[str, str]]:
     ]
 
 
-def _plan_file(project: Path, come: str, go: str, branch: str, summary: str = "") -> Planned:
-    text = (template_folder() / come).read_text(encoding="utf-8")
-    text = text.replace(_BRANCH, f"branches: [{branch}]")
-    state = _state(project / go, text)
-    return Planned(Path(go), text, state, executable=go.endswith(".sh"), summary=summary)
-
-
 def _state(path: Path, text: str) -> State:
     try:
         present = path.read_text(encoding="utf-8")
@@ -170,81 +170,43 @@ def _state(path: Path, text: str) -> State:
     return "unchanged" if present == text else "changed"
 
 
-def _check_wheel(source: str, planned: list[Planned]) -> None:
-    """Refuse a wheel for one Python when *planned* files use another one."""
-    _, *tags = source.removesuffix(".whl").rsplit("-", 3)
-    if not source.endswith(".whl") or len(tags) < 3 or tags[1] == "abi3":
-        return
-    made_for = {f"{tag[2]}.{tag[3:]}" for tag in tags[0].split(".") if tag.startswith("cp")}
-    uses = {version for file in planned for version in _PYTHON.findall(file.text)}
-    if made_for and (others := sorted(uses - made_for)):
-        raise UsageError(
-            f"{source} is for Python {', '.join(sorted(made_for))}, and these templates run "
-            f"Python {' and '.join(others)}",
-            hint="name a commit, a folder, or a wheel for every Python (py3-none-any)",
-        )
-
-
-def _with_image(project: Path, file: Planned, image: str) -> Planned:
-    """*file* with *image*, or with that of the project's own file: a tag may mean another one."""
-    tag = _IMAGE.search(file.text)
+def _with_image(path: Path, text: str, image: str) -> str:
+    """*text* with *image*, else that of the project's file *path*; a tag changes."""
+    tag = _IMAGE.search(text)
     if tag is None:
-        return file
-    path = project / file.path
+        return text
     own = _IMAGE.search(path.read_text(encoding="utf-8")) if path.is_file() else None
     image = image or (own[2] if own else "")
     if not _BY_DIGEST.fullmatch(image):
         raise UsageError(
-            f"{file.path} runs in a container, and {image or tag[2]} names no digest of it",
+            f"{path.name} runs in a container, and {image or tag[2]} names no digest of it",
             hint=f"name it by its digest with --image, which this prints: docker buildx imagetools "
             f"inspect {tag[2]}",
         )
-    text = _IMAGE.sub(rf"\1{image}", file.text)
-    return replace(file, text=text, state=_state(path, text))
+    return _IMAGE.sub(rf"\1{image}", text)
 
 
-def _with_source(project: Path, file: Planned, source: str) -> Planned:
-    """*file*; an image also copies the folder or wheel that it is built from."""
-    if file.path.name != "Dockerfile" or _COMMIT.fullmatch(source):
-        return file
-    text = file.text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
-    return replace(file, text=text, state=_state(project / file.path, text))
-
-
-def _source(project: Path, given: str) -> Planned:
-    """Source from which CI installs this program; a project's own choice is kept."""
-    path = project / _SOURCE
-    if not given and path.exists():
-        return Planned(Path(_SOURCE), "", "kept")
+def _find_source(project: Path, given: str) -> str:
+    """Source from which CI installs this program: *given*, else that of this installation."""
     source = given or install_commit()
     hint = "bitnet ci-init --from git+https://HOST/OWNER/REPO@COMMIT, or --from a folder or a wheel"
     if not source:
         raise UsageError("cannot tell where CI should install this program from", hint=hint)
-    if not _COMMIT.fullmatch(source):
-        inside = not Path(source).is_absolute() and ".." not in Path(source).parts
-        if "://" in source or not inside or not (project / source).exists():
-            raise UsageError(
-                f"--from is {source}, expected git+https:// with @ and a commit of 40 digits, or a "
-                "folder or a wheel of the project",
-                hint=hint,
-            )
-    text = f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
-    state = _state(path, text)
-    return Planned(Path(_SOURCE), text, state)
-
-
-@dataclass(frozen=True)
-class LintResult:
-    """Result of one linter."""
-
-    linter: str  # its name
-    problems: str = ""  # its findings as text
-    missing: bool = False  # it is not installed
-
-    def __str__(self) -> str:
-        if self.missing:
-            return f"- {self.linter}: not installed"
-        return f"✗ {self.linter}:\n{self.problems}" if self.problems else f"✓ {self.linter}"
+    if _COMMIT.fullmatch(source):
+        return source
+    inside = not Path(source).is_absolute() and ".." not in Path(source).parts
+    if "://" in source or not inside or not (project / source).exists():
+        raise UsageError(
+            f"--from is {source}, expected git+https:// with @ and a commit of 40 digits, or a "
+            "folder or a wheel of the project",
+            hint=hint,
+        )
+    if source.endswith(".whl") and not re.search(r"-(py3|\w+-abi3)-", source):
+        raise UsageError(
+            f"{source} is for one Python, and the templates run more than one",
+            hint="name a commit, a folder, or a wheel for every Python (py3-none-any)",
+        )
+    return source
 
 
 _WORKFLOWS, _ACTIONS = ".github/workflows/*.y*ml", ".github/actions/*/action.y*ml"
@@ -263,8 +225,8 @@ LINTERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 }
 
 
-def lint(project: Path) -> list[LintResult]:
-    """Run every linter over the workflows, actions and scripts of *project*; works offline."""
+def lint(project: Path) -> list[Finding]:
+    """What every linter finds in workflows, actions and scripts of *project*; works offline."""
     folder = project.resolve()
 
     def find(*patterns: str) -> list[str]:
@@ -272,17 +234,17 @@ def lint(project: Path) -> list[LintResult]:
 
     if not find(_WORKFLOWS, _ACTIONS):
         raise NotFound(f"no workflow in {folder / '.github'}", hint="bitnet ci-init")
-    outcomes = []
+    findings = []
     for name, runs in LINTERS.items():
         program = shutil.which(name, path=_path())
-        reports = [
-            _run([program, *options, *files], folder)
-            for options, patterns in runs
-            if program is not None and (files := find(*patterns))
-        ]
+        if program is None:
+            findings.append(Finding("skipped", name, "not installed"))
+            continue
+        files = [(options, find(*patterns)) for options, patterns in runs]
+        reports = [_run([program, *options, *paths], folder) for options, paths in files if paths]
         problems = "\n".join(filter(None, reports))
-        outcomes.append(LintResult(name, problems, missing=program is None))
-    return outcomes
+        findings.append(Finding.from_check(name, not problems, problems or "no problem"))
+    return findings
 
 
 def _path() -> str:

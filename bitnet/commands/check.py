@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -408,11 +407,11 @@ def ci_lint(c, project=option(".", "root of the project", metavar="DIR"), output
     """
     from bitnet.ci.templates import lint
 
-    outcomes = lint(Path(project))
+    findings = lint(Path(project))
     failure: BitnetError | None = None
-    if failed := [outcome.linter for outcome in outcomes if outcome.problems]:
+    if failed := [finding.subject for finding in findings if finding.failed]:
         text = f"workflows of {project} failed: {', '.join(failed)}"
         failure = VerificationFailed(text, hint="correct what is listed")
-    elif missing := [outcome.linter for outcome in outcomes if outcome.missing]:
+    elif missing := [finding.subject for finding in findings if finding.severity == "skipped"]:
         failure = NotFound(f"not installed: {', '.join(missing)}", hint=extra_command("ci"))
-    output.finish([asdict(outcome) for outcome in outcomes], map(str, outcomes), failure)
+    output.finish([finding.facts() for finding in findings], map(str, findings), failure)

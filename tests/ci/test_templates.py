@@ -144,7 +144,7 @@ def test_a_wheel_must_be_for_the_pythons_of_the_templates(tmp_path, wheel, fits)
     if fits:
         assert plan(tmp_path, source=wheel)
         return
-    with pytest.raises(UsageError, match=r"run Python 3\.1"):
+    with pytest.raises(UsageError, match="is for one Python"):
         plan(tmp_path, source=wheel)
 
 
@@ -186,7 +186,7 @@ def test_no_report_is_signed_after_a_failed_comparison():
 def test_writing_twice_changes_nothing(tmp_path):
     write_files(tmp_path, plan(tmp_path))
     assert set(states(tmp_path).values()) == {"unchanged"}
-    assert states(tmp_path, source="")[".github/bitnet/source.txt"] == "kept"
+    assert states(tmp_path, source="")[".github/bitnet/source.txt"] == "unchanged"
 
 
 def test_a_changed_file_stops_everything_unless_forced(tmp_path):
@@ -229,9 +229,7 @@ def test_every_template_has_a_name_that_can_be_asked_for_and_a_purpose():
 
 
 def test_this_projects_workflows_are_the_templates():
-    assert {p: s for p, s in states(ROOT, OURS, source="").items() if s != "unchanged"} == {
-        ".github/bitnet/source.txt": "kept"
-    }
+    assert set(states(ROOT, OURS, source="").values()) == {"unchanged"}
     names = {path.stem for path in (ROOT / ".github/workflows").glob("*.yml")}
     # This project's own: its checks, and the site of its documentation.
     assert names == {*OURS, "ci", "site"}
