@@ -120,7 +120,11 @@ async def request(port, kind, name, expected):
         status, found, wanted = status - 200, facts["error"]["param"], field
     else:
         if kind == "choice":
-            path, body, wanted = "/v1/completions", {"prompt": "a", "guided_choice": [word]}, word
+            path, body, wanted = (
+                "/v1/completions",
+                {"prompt": "a", "structured_outputs": {"choice": [word]}},
+                word,
+            )
             body |= {"max_tokens": 4 * TOKENS}
         else:
             schema = {
@@ -138,7 +142,7 @@ async def request(port, kind, name, expected):
                     "tool_choice": "required",
                     "parallel_tool_calls": False,
                 },
-                "chat": {"guided_choice": [f"chat {word}"]},
+                "chat": {"structured_outputs": {"choice": [f"chat {word}"]}},
             }
             path, body = "/v1/chat/completions", chat | own[kind]
             wanted = f"chat {word}" if kind == "chat" else {"id": word}
@@ -192,7 +196,7 @@ def attacks(context):
         "nothing": None,
         "schema": chat | {"response_format": form(450), "n": 8},
         "schema, refused": chat | {"response_format": form(4096), "n": 8},
-        "regex": chat | {"guided_regex": "(a|b|c)*" * 64 + "(.*a){200}", "n": 8},
+        "regex": chat | {"structured_outputs": {"regex": "(a|b|c)*" * 64 + "(.*a){200}"}, "n": 8},
         "prompt": chat | {"messages": [{"role": "user", "content": "a b" * (context // 4)}]},
         "long text": chat | {"messages": [{"role": "user", "content": "ab" * 400_000}]},
         "messages": chat | {"messages": [{"role": "user", "content": "a"}] * 4096},

@@ -40,13 +40,15 @@ def table(
     rows: Sequence[Sequence[str]],
     *,
     shrink: Sequence[int] = (),
+    whole: int | None = None,
     right: Sequence[int] = (),
     stream: TextIO | None = None,
 ) -> Iterator[str]:
     """Lines of a table, the heading first; the cells of the columns *right* end in one line.
 
     Where the terminal *stream*, by default stdout, is too narrow, the cells of the columns *shrink*
-    lose their middle, the widest first. Names that are typed again are in none of these.
+    lose their middle, the widest first. The column *whole* has names that are typed again: one that
+    is too long moves the rest of its row.
     """
     stream = stream or sys.stdout
     rows = [[harmless(cell) for cell in row] for row in rows]
@@ -54,17 +56,18 @@ def table(
     bold, plain = "", ""
     if stream.isatty():
         room = shutil.get_terminal_size().columns - len(_GAP) * (len(head) - 1)
+        if whole is not None and sum(widths) > room:
+            widths[whole] = min(widths[whole], room // 2)
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
             widths[max(shrink, key=widths.__getitem__)] -= 1
         if not settings.no_color() and not settings.dumb_terminal():
             bold, plain = _BOLD, _PLAIN
 
     def line(cells: Sequence[str]) -> str:
-        fitted = map(_cut, cells, widths)
-        padded = (
-            text.rjust(width) if at in right else text.ljust(width)
-            for at, (text, width) in enumerate(zip(fitted, widths, strict=True))
-        )
+        padded = []
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            text = cell if at == whole else _cut(cell, width)
+            padded.append(text.rjust(width) if at in right else text.ljust(width))
         return _GAP.join(padded).rstrip()
 
     yield f"{bold}{line(head)}{plain}"

@@ -49,7 +49,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
         for entry in listing
         if entry.inode not in of_repositories
     ]
-    others = table(head, rows, shrink=(2, 4, 5), right=(0, 1)) if rows else ()
+    others = table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)) if rows else ()
     summary = f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}"
     lines = [*_by_repository(listing, cache.root), *others, summary]
     whole = {"root": str(cache.root), "size_bytes": total, "entries": facts}
@@ -69,7 +69,7 @@ def _by_repository(listing, root):
             rows.append((f"  {entry.origin.file}", human_size(entry.size_bytes), held_by))
     if rows:
         head = ("repository and file", "size", "held by")
-        yield from table(head, rows, shrink=(2,), right=(1,))
+        yield from table(head, rows, shrink=(2,), whole=0, right=(1,))
         yield ""
 
 

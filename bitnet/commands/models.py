@@ -78,7 +78,7 @@ def _lines(rows):
         runs = yes[row["runs"]] + (f" ({row['why_not'][0]})" if row["why_not"] else "")
         words = (row["name"], yes[row["here"]], _size(row["size_bytes"]), row["family"] or "?")
         cells.append((*words, runs, row["licence"] or "?"))
-    return table(head, cells, shrink=(3, 4, 5), right=(2,))
+    return table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
 
 
 def _size(size_bytes):

@@ -53,7 +53,6 @@ _FIELDS = {
     "thinking": OBJECT
     | {"description": "disabled, enabled with budget_tokens, or adaptive: the model decides"},
     "output_config": OBJECT | {"description": "only format, a JSON schema"},
-    "output_format": OBJECT | {"description": "a JSON schema"},
 }
 _IDLE = {
     "cache_control": OBJECT, "metadata": OBJECT, "service_tier": TEXT, "inference_geo": TEXT,
@@ -109,12 +108,13 @@ def _schema(body: Mapping[str, Any]) -> Any:
     if unknown := next((name for name in config if name != "format"), None):
         name = f"output_config.{unknown[:80]}"
         raise UsageError(f"{name} is not served", field=name)
-    form = body["output_format"] or config.get("format")
+    form = config.get("format")
     if form is None:
         return None
     is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
     if not is_schema or not isinstance(form.get("schema"), dict):
-        raise UsageError("output_format: expected a json_schema", field="output_format")
+        name = "output_config.format"
+        raise UsageError(f"{name}: expected a json_schema", field=name)
     return form["schema"]
 
 

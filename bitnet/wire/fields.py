@@ -52,7 +52,7 @@ NAMES: dict[str, tuple[str, str, str, str, str]] = {
     "presence_penalty": ("presence_penalty", "", "", "presence_penalty", "presence_penalty"),
     "seed": ("seed", "", "", "seed", "seed"),
     "logit_bias": ("logit_bias", "", "", "", "logit_bias"),
-    "json_schema": ("json_schema", "text.format", "output_format", "format", "json_schema"),
+    "json_schema": ("json_schema", "text.format", "output_config", "format", "json_schema"),
     "messages": ("messages", "input", "messages", "messages", ""),
     "tools": ("tools", "tools", "tools", "tools", ""),
     "tool_choice": ("tool_choice", "tool_choice", "tool_choice", "", ""),
@@ -250,7 +250,9 @@ class Form:
             raise UsageError(
                 f"{label}: this field is not known here, and nothing is ignored", field=label
             )
-        if value not in (None, "", [], {}, False):
+        if isinstance(value, dict):  # clients send objects without values
+            value = [entry for entry in value.values() if entry is not None]
+        if value not in (None, "", [], False):
             raise UsageError(f"{label} is not served", field=label)
 
     def openapi(self) -> Schema:

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import Unsupported, UsageError
+from bitnet.base.errors import Unsupported
 from bitnet.runtime.conversation_text import conversation_text
-from bitnet.runtime.request import MAX_BIASES, Request
+from bitnet.runtime.request import Request
 from bitnet.wire.fields import (
     DIALECTS,
     FLAG,
     MESSAGES,
     NAMES,
-    NUMBER,
     OBJECTS,
     TEXT,
     TEXTS,
@@ -57,7 +56,6 @@ _GAPS = (
 )
 _REPOSITORY = ("<|repo_name|>", "<reponame>", "<repo_name>")
 _FILE = ("<|file_sep|>", "<file_sep>")
-_PAIR = {"type": "array", "items": optional(NUMBER, FLAG)}
 
 
 def embedding_requests(body: Body, *_: object) -> list[Request]:
@@ -84,8 +82,6 @@ def completion_requests(
     """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out."""
     at = DIALECTS.index(_DIALECT)
     given = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
-    if isinstance(body["logit_bias"], list):
-        given["logit_bias"] = dict(_bias(one) for one in body["logit_bias"])
     request = Request.from_mapping(given, random(default, **DEFAULTS))
     return [replace(request, logprobs=body["n_probs"] or None)]
 
@@ -149,18 +145,6 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     yield _end_facts(body, head, answer) | {"content": "", "tokens": []}
 
 
-def _bias(entry: list[Any]) -> tuple[str, float]:
-    if len(entry) != 2 or isinstance(entry[0], bool) or entry[1] is True:
-        raise UsageError(
-            "logit_bias: expected pairs of a token id and a number or false", field="logit_bias"
-        )
-    token, bias = entry
-    try:
-        return str(token), float("-inf") if bias is False else float(bias)
-    except OverflowError:
-        raise UsageError("logit_bias: a number is out of its range", field="logit_bias") from None
-
-
 def _ids(body: Body, ids: list[int | None]) -> list[int]:
     return [one for one in ids if one is not None] if body["return_tokens"] else []
 
@@ -218,11 +202,6 @@ COMPLETION = Form(
         "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
         "model": TEXT,
         "n_predict": WHOLE | {"description": "-1: as many as there is room for"},
-        "logit_bias": optional(
-            {"type": "object", "additionalProperties": NUMBER},
-            {"type": "array", "items": _PAIR, "maxItems": MAX_BIASES},
-            about="ids and what is added to them; false forbids one",
-        ),
         "n_probs": TOP_LOGPROBS,
         "stream": FLAG,
         "return_tokens": FLAG,

@@ -59,8 +59,6 @@ _RUNNING = {
     "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock",
     "num_thread", "num_keep", "vocab_only", "logits_all", "embedding_only",
 }  # fmt: skip
-# Values that disable features which do not exist here.
-_OFF = {"mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0), "penalize_newline": (True,)}
 
 _ASKED = {
     "model": TEXT,
@@ -150,7 +148,7 @@ def _check_options(body: Body, model: LanguageModel | None) -> dict[str, Any]:
                     f"options.num_ctx is {value:,}, the context holds {model.context:,}",
                     field="options.num_ctx",
                 )
-        if not is_served and value not in _OFF.get(name, ()):
+        if not is_served:
             name = f"options.{name[:80]}"
             raise UsageError(f"{name} is not served", field=name)
     return options

@@ -22,7 +22,6 @@ from bitnet.wire.fields import (
     NULL,
     OBJECT,
     TEXT,
-    TEXTS,
     TOP_LOGPROBS,
     Form,
     Schema,
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 MAX_CHOICES = 8
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
-# Fields that constrain the answer, besides response_format.
-GRAMMARS = ("json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs")
 _SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression
 # Variables of a chat template that clients must not set.
 _OURS = {
@@ -63,15 +60,11 @@ ANSWER: dict[str, Schema] = {
     "model": TEXT,
     **schemas_by_name("openai", without=_CHAT_ONLY),
     "repeat_penalty": {"type": "number", "description": "another name of repetition_penalty"},
-    "guided_json": optional(OBJECT, TEXT),
-    "guided_regex": TEXT,
-    "guided_choice": TEXTS,
     "structured_outputs": OBJECT | {"description": "json, regex or choice; json_object"},
 }
-UNSERVED = ("grammar", "guided_grammar", "reasoning_effort")
-_CHOICES: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES}
+UNSERVED = ("grammar", "reasoning_effort")
 _STREAMED: dict[str, Schema] = {
-    "n": _CHOICES,
+    "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
     "stream": FLAG,
     "stream_options": {
         "type": "object",
@@ -116,8 +109,6 @@ def completion_requests(
 ) -> list[Request]:
     """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts."""
     _check_stream(body)
-    if body["best_of"] is not None and body["best_of"] != (body["n"] or 1):
-        raise UsageError("best_of must be n: answers are not ranked", field="best_of")
     if body["echo"] and body["logprobs"] is not None:
         raise UsageError(
             "echo: there are no log-probabilities of a prompt, which are not computed", field="echo"
@@ -190,18 +181,16 @@ def texts_of(given: Any, field: str, *, at_most: int = MAX_PROMPTS) -> list[str 
 def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
     """The field of *body* that constrains the answer, and ``json_schema`` or ``regex``."""
     grammars: dict[str, tuple[str, Any]] = {}
-    for name in GRAMMARS[:-1]:
-        if (value := body.get(name)) is not None:
-            kind = {"guided_regex": "regex", "guided_choice": "choice"}.get(name, "json_schema")
-            grammars[name] = kind, value
-    for name, value in (body.get(GRAMMARS[-1]) or {}).items():
-        kinds = {"json": "json_schema", "json_object": "any", "regex": "regex", "choice": "choice"}
+    form = schema_of(body.get("response_format"))
+    for name, schema in (("json_schema", body.get("json_schema")), ("response_format", form)):
+        if schema is not None:
+            grammars[name] = "json_schema", schema
+    kinds = {"json": "json_schema", "json_object": "any", "regex": "regex", "choice": "choice"}
+    for name, value in (body.get("structured_outputs") or {}).items():
+        field = f"structured_outputs.{name}"[:100]
         if name not in kinds:
-            name = f"structured_outputs.{name}"[:100]
-            raise UsageError(f"{name} is not served", field=name)
-        grammars[f"structured_outputs.{name}"] = kinds[name], value
-    if (schema := schema_of(body.get("response_format"))) is not None:
-        grammars["response_format"] = "json_schema", schema
+            raise UsageError(f"{field} is not served", field=field)
+        grammars[field] = kinds[name], value
     if len(grammars) > 1:
         raise UsageError(f"{' and '.join(grammars)} are both given", field=next(iter(grammars)))
     for name, (kind, value) in grammars.items():
@@ -209,10 +198,8 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
             return name, {"json_schema": {"type": "object"}} if value else {}
         if kind != "choice":
             return name, {kind: value}
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
             raise UsageError(f"{name} is not a list of texts", field=name)
-        if not value:
-            raise UsageError(f"{name} is empty", field=name)
         return name, {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)}
     return "", {}
 
@@ -460,11 +447,10 @@ CHAT = Form(
 )  # fmt: skip
 COMPLETION = Form(
     "CompletionRequest",
-    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": TOP_LOGPROBS, "echo": FLAG}
-    | {"best_of": _CHOICES},
+    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": TOP_LOGPROBS, "echo": FLAG},
     required=("prompt",),
     idle=IDLE,
-    unserved=(*UNSERVED, "suffix"),
+    unserved=(*UNSERVED, "suffix", "best_of"),
     tag="OpenAI", summary="The continuation of texts",
     about="Continue ``prompt``; ``stream`` sends server-sent events.",
     id_prefix="cmpl-", requests=completion_requests, reply=completion_reply,

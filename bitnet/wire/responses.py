@@ -15,6 +15,7 @@ from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import (
     FLAG,
     OBJECT,
+    OBJECTS,
     TEXT,
     TEXTS,
     TOP_LOGPROBS,
@@ -34,21 +35,17 @@ if TYPE_CHECKING:
 
 PATH = "/v1/responses"
 STREAM = "named"  # events
+_UNSERVED = (
+    "previous_response_id", "background", "max_tool_calls", "reasoning", "conversation", "prompt",
+    "context_management",
+)  # fmt: skip
 INCLUDED = "message.output_text.logprobs"
-_ANY_OBJECTS = {"type": "array", "items": OBJECT}
-
-_UNSERVED = ("reasoning", "conversation", "prompt", "context_management")
 
 
 def response_requests(
     body: Body, default: Request | None = None, _: object = None
 ) -> list[Request]:
     """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
-    for name in _UNSERVED:
-        value = body[name]
-        is_empty = isinstance(value, dict) and all(entry is None for entry in value.values())
-        if value and not is_empty:
-            raise UsageError(f"{name} is not served", field=name)
     include, top = body["include"], body["top_logprobs"]
     if any(entry != INCLUDED for entry in include or ()):
         raise UsageError(f"include: only {INCLUDED} is served", field="include")
@@ -309,7 +306,7 @@ RESPONSE = Form(
     "ResponseRequest",
     {
         "model": TEXT,
-        "input": optional(TEXT, _ANY_OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
+        "input": optional(TEXT, OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
         "instructions": TEXT,
         **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
         **schemas_by_name("responses", "tools", "tool_choice", "parallel_tool_calls"),
@@ -318,15 +315,11 @@ RESPONSE = Form(
         "include": TEXTS | {"description": f"only {INCLUDED}"},
         "truncation": {"type": "string", "enum": ["disabled"]},
         "stream": FLAG,
-        "reasoning": OBJECT,
-        "conversation": optional(TEXT, OBJECT),
-        "prompt": OBJECT,
-        "context_management": _ANY_OBJECTS,
     },
     required=("input",),
     # Nothing is stored, and the reply says so.
     idle={name: IDLE[name] for name in IDLE if name != "cache_prompt"} | {"stream_options": OBJECT},
-    unserved=("previous_response_id", "background", "max_tool_calls"),
+    unserved=_UNSERVED,
     dialect="responses",
     tag="OpenAI",
     summary="The next items of a conversation",

@@ -87,7 +87,7 @@ def test_rows_of_all_addresses_are_answered_in_one_file(answered, model_path):
 def test_a_row_may_have_several_choices_and_an_echo(answered, model_path):
     rows = [
         line("chat", CHAT, messages=ASK, n=3, max_tokens=9, temperature=9.0, seed=1),
-        line("text", TEXT, prompt=["ab", "c"], n=2, best_of=2, max_tokens=9, temperature=9.0,
+        line("text", TEXT, prompt=["ab", "c"], n=2, max_tokens=9, temperature=9.0,
              seed=1, echo=True),
     ]  # fmt: skip
     _, found = answered(model_path, rows, "--max-batch", 2)
@@ -144,7 +144,7 @@ def test_functions_and_schemas_are_done_in_responses_and_completions(answered, t
     rows = [
         line("call", ITEMS, input=ASK, tools=[tool], tool_choice=named, max_output_tokens=300),
         line("schema", ITEMS, input="a", text={"format": form}, max_output_tokens=300),
-        line("guided", TEXT, prompt="a", guided_json=schema, max_tokens=300),
+        line("guided", TEXT, prompt="a", structured_outputs={"json": schema}, max_tokens=300),
     ]
     done, found = answered(model, rows)
     assert done.code == 0, done.err
@@ -163,7 +163,7 @@ WRONG = [
     (line("", CHAT, messages=ASK) | {"more": 1}, "more is not a field of a line"),
     (line("", CHAT) | {"body": [1]}, "body: expected a JSON object"),
     (line("", CHAT, messages=ASK, n=10**6), "body.n is 1000000, expected 1 to 8"),
-    (line("", CHAT, messages=ASK, guided_regex="(\ud800)"), "body.guided_regex has half a surr"),
+    (line("", CHAT, messages=ASK, structured_outputs={"regex": "\ud800"}), "body.structured"),
     (line("", TEXT, prompt="a", json_schema={"const": "\ud800"}), "body.json_schema has half a"),
     (line("", TEXT, prompt="a", json_schema=DEEP), "body.json_schema is nested more than 100"),
     (line("", TEXT, prompt="\0"), "body.prompt has a NUL character"),
@@ -184,7 +184,7 @@ WRONG = [
     (line("", TEXT, prompt=["a", ""]), "the prompt is empty"),
     (line("", TEXT, prompt="a", logprobs=True), "body.logprobs: expected a whole number"),
     (line("", TEXT, prompt="a", logprobs=1, echo=True), "body.echo: there are no log-prob"),
-    (line("", TEXT, prompt="a", best_of=2), "body.best_of must be n"),
+    (line("", TEXT, prompt="a", best_of=2), "body.best_of is not served"),
     (line("", TEXT, prompt="a", ignore_eos=1), "body.ignore_eos: expected true or false"),
     (line("", TEXT, prompt=[1, 10**6]), "token ids outside the model's vocabulary"),
     (line("", VECTORS, input="a", dimensions=10**6), "1,000,000 dimensions, the vectors of this"),

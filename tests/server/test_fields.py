@@ -92,13 +92,9 @@ def test_repeat_penalty_is_the_repetition_penalty(worker):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"guided_regex": "q{3}"}, "qqq"),
-        ({"guided_choice": ["xyz", "xyzz"]}, "xyzz?"),
         ({"structured_outputs": {"regex": "q{3}"}}, "qqq"),
         ({"structured_outputs": {"choice": ["k", "no"]}}, "k|no"),
         ({"json_schema": {"const": None}}, "null"),
-        ({"guided_json": {"const": None}}, "null"),
-        ({"guided_json": '{"const": true}'}, "true"),
         ({"structured_outputs": {"json": {"const": None}}}, "null"),
     ],
 )
@@ -118,8 +114,8 @@ def test_other_names_of_structured_answers_are_done(worker, path, fields, expect
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"guided_regex": "a", "guided_json": {}}, "guided_json"),
-        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
         ({"json_schema": {"const": 1}, "response_format": {"type": "json_object"}}, "json_schema"),

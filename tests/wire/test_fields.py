@@ -138,13 +138,15 @@ def test_a_dialects_name_sets_the_field(path, values, expected):
     assert (request.max_tokens, request.temperature) == expected
 
 
+OUTPUT = {"type": "json_schema", "schema": {"pattern": "\0"}}
+
+
 @pytest.mark.parametrize(
     ("path", "values", "field"),
     [
         ("/api/chat", {"options": {"stop": ["a"] * 17}}, "options.stop"),
         ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict"),
-        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": {"pattern": "\0"}}},
-         "output_format"),
+        ("/v1/messages", {"output_config": {"format": OUTPUT}}, "output_config"),
         ("/completion", {"n_predict": 0}, "n_predict"),
         ("/v1/chat/completions", {"logit_bias": {str(at): 1 for at in range(2000)}}, "logit_bias"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a\0"}]}, "messages"),

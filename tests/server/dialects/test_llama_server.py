@@ -37,7 +37,7 @@ def test_biases_and_probabilities_come_in_its_forms(worker):
     first = worker.post("/completion", GREEDY | {"n_probs": 2, "n_predict": 1}).json()
     (entry,) = first["completion_probabilities"]
     assert entry["top_logprobs"][0]["id"] == entry["id"]
-    banned = GREEDY | {"n_predict": 1, "logit_bias": [[entry["id"], False]], "n_probs": 1}
+    banned = GREEDY | {"n_predict": 1, "logit_bias": {str(entry["id"]): -100}, "n_probs": 1}
     other = worker.post("/completion", banned).json()["completion_probabilities"][0]
     assert other["id"] != entry["id"]
 
@@ -97,7 +97,7 @@ def test_vectors_come_as_lists_of_rows(worker):
         ({"n_predict": 0}, "n_predict is 0"),
         ({"top_p": 3.0}, "top_p is 3.0"),
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
-        ({"logit_bias": [[1, 2, 3]]}, "logit_bias: expected pairs"),
+        ({"logit_bias": [[1, 2]]}, "logit_bias: expected a JSON object"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [999]}, "the prompt has token ids outside"),
     ],

@@ -61,7 +61,7 @@ def test_options_are_done(client):
     assert text(stop=[plain[3:5]]) == plain[: plain.index(plain[3:5])]
     hot = {"temperature": 50, "top_k": 0, "top_p": 1}
     assert text(**hot, seed=7) == text(**hot, seed=7) != text(**hot, seed=8)
-    assert text(num_thread=1, num_ctx=2048, mirostat=0) == plain
+    assert text(num_thread=1, num_ctx=2048) == plain
 
 
 def test_nothing_to_answer_is_how_a_model_is_loaded(client):

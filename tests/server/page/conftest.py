@@ -148,7 +148,7 @@ def dictated(person):
 
     def dictate(text):
         def handle(route):
-            body = route.request.post_data_json | {"guided_choice": [text]}
+            body = route.request.post_data_json | {"structured_outputs": {"choice": [text]}}
             route.continue_(post_data=json.dumps(body))
 
         person.page.unroute("**/v1/chat/completions")
