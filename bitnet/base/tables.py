@@ -60,6 +60,8 @@ def table(
             widths[whole] = min(widths[whole], room // 2)
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
             widths[max(shrink, key=widths.__getitem__)] -= 1
+        if whole is not None:
+            widths[whole] = max(NARROWEST, widths[whole] - max(0, sum(widths) - room))
         if not settings.no_color() and not settings.dumb_terminal():
             bold, plain = _BOLD, _PLAIN
 

@@ -141,7 +141,7 @@ def _list_files(model, file, rev, select, common):
             hint="choose fewer with --include and --exclude, or another disk with --output DIR",
         )
     facts = {"files": files, "size_bytes": total, "free_disk": free}
-    common.output.finish(facts, table(("file", "size"), rows, right=(1,)), failure)
+    common.output.finish(facts, table(("file", "size"), rows, whole=0, right=(1,)), failure)
 
 
 def _here(model, common):
