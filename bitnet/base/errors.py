@@ -10,6 +10,8 @@ import os
 
 from bitnet.base.invocation import as_started
 
+EXIT_CODES = {0: "success", 1: "internal error: please report it"}  # classes below add theirs
+
 
 class BitnetError(Exception):
     """Base class; the message says what failed, on what, and what was expected.
@@ -23,6 +25,7 @@ class BitnetError(Exception):
         super().__init_subclass__()
         if exit_code is not None:
             cls.exit_code = exit_code
+            EXIT_CODES[exit_code] = (cls.__doc__ or "").partition("\n")[0].rstrip(".")
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -53,7 +56,7 @@ class NoSpace(BitnetError, exit_code=10):
 
 
 class AuthError(BitnetError, exit_code=11):
-    """The hub refused access."""
+    """The hub refused access: no token, a wrong one, or terms that are not accepted."""
 
 
 class TokenMissing(AuthError):
@@ -69,11 +72,11 @@ class LicenceNotAccepted(AuthError):
 
 
 class RateLimited(BitnetError, exit_code=12):
-    """The server keeps answering 429."""
+    """The server keeps answering 429: too many requests."""
 
 
 class IntegrityError(BitnetError, exit_code=13):
-    """Bytes are not as expected."""
+    """Bytes are not as expected: hash, size or format are wrong, or the file was replaced."""
 
 
 class HashMismatch(IntegrityError):
@@ -113,7 +116,7 @@ class PermissionDenied(BitnetError, exit_code=18):
 
 
 class NotFound(BitnetError, exit_code=19):
-    """A file, repository, revision or key does not exist."""
+    """A file, model, repository, revision, tokenizer or key does not exist."""
 
 
 class TokenizerNotFound(NotFound):
@@ -121,7 +124,7 @@ class TokenizerNotFound(NotFound):
 
 
 class Unsupported(BitnetError, exit_code=20):
-    """Recognised, but not supported."""
+    """An architecture, encoding, tokenizer or file version that is not supported."""
 
 
 class CacheBusy(BitnetError, exit_code=21):
@@ -129,7 +132,7 @@ class CacheBusy(BitnetError, exit_code=21):
 
 
 class ReferenceUnavailable(BitnetError, exit_code=22):
-    """The reference engine is not installed."""
+    """The reference engine is not installed; nothing was compared."""
 
 
 class Offline(BitnetError, exit_code=23):
@@ -142,29 +145,6 @@ class RowsFailed(BitnetError, exit_code=24):
 
 class Interrupted(BitnetError, exit_code=130):
     """Stopped by the user or by a signal."""
-
-
-EXIT_CODES: dict[int, str] = {
-    0: "success",
-    1: "internal error: please report it",
-    2: "wrong usage: unknown option, bad value, missing argument",
-    10: "no space left on the device, or over quota",
-    11: "authentication: token missing, token not accepted, or licence not accepted",
-    12: "rate limited by the server",
-    13: "integrity: wrong hash or size, damaged file, another kind of file, upstream file replaced",
-    14: "network: no connection, time-out, broken transfer",
-    15: "verification or parity failed",
-    16: "inference failed",
-    17: "benchmark failed",
-    18: "permission denied, read-only or missing folder",
-    19: "not found: file, model in a folder, repository, revision, tokenizer",
-    20: "unsupported architecture, encoding, tokenizer or file version",
-    21: "cache entry busy: another process holds its lock",
-    22: "reference engine unavailable: comparison not run",
-    23: "offline: the network is needed and switched off",
-    24: "rows of a batch failed; the others are answered",
-    130: "interrupted",
-}
 
 
 _CACHE_IS_FULL = (

@@ -59,8 +59,6 @@ def test_names_are_never_cut_at_60_columns(hub, place):
     assert {ref, "smollm2-135m", "bitnet-tiny"} <= words
     kept = ESCAPE.sub("", shown(place, "cache", "list", columns=60)).splitlines()
     assert {f"hf:{name}@{revision}", file} <= {word for line in kept for word in line.split()}
-    rest = [line for line in [*listed, *kept] if name not in line and file not in line]
-    assert [line for line in rest if len(line) > 60 and f" in {place}" not in line] == []
 
 
 @pytest.mark.parametrize("words", [("models",), ("cache", "list")])
