@@ -1,8 +1,6 @@
 """Find the tokenizer of a model: the first place of the search with one that fits.
 
-Explicit, then embedded in the GGUF file, then next to the model, one folder up, in our cache, in
-the Hugging Face cache of the model's own repository. No connection is opened: if no place has one,
-the result names what could be fetched, and only a command typed by the user does that.
+No connection is opened: if no place has one, the result names what could be fetched.
 """
 
 from __future__ import annotations
@@ -232,18 +230,17 @@ def search(
 ) -> Search:
     """Look for the tokenizer of *model*, place by place.
 
-    An *explicit* file, named by the user, is the only candidate. *pre* overrides the GGUF
-    file's pre-tokenizer. With *exhaustive* every place is looked at, even after one has won;
-    *places* names those to look at, all when empty.
+    An *explicit* file is the only candidate. With *exhaustive* every place is looked at, even
+    after one has won; *places* names those to look at, all when empty.
     """
     text = "Discovering tokenizer strategy for %s model (vocab_size: %d)"
     logger.info(text, model.family, model.vocab_size)
     logger.debug("model type: %s (%s)", model.family, model.path)
     outcome = Search(model)
     if explicit is not None:
-        _consider(outcome, "explicit", explicit, pre)
-        if outcome.refusal is not None:
-            raise outcome.refusal[1]
+        outcome.tokenizer = load_tokenizer(explicit, pre=pre)
+        outcome.place, outcome.path = "explicit", explicit
+        outcome.note("explicit", explicit, "chosen", fits(model, outcome.tokenizer))
         return outcome
     for place, path in _places(model):
         if outcome.tokenizer is not None and not exhaustive:
@@ -258,8 +255,6 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
     model = outcome.model
     if not path.exists():
         outcome.note(place, path, "absent", "no such file")
-        if place == "explicit":
-            load_tokenizer(path)  # raises with the text for a missing tokenizer
         return
     if place == "embedded" and model.token_count == 0:
         outcome.note(place, path, "absent", "Missing tokenizer.ggml.tokens")
@@ -379,10 +374,6 @@ def resolve_tokenizer(
         explicit: tokenizer file or folder; then nothing else is searched.
         pre: pre-tokenizer name to use instead of the GGUF file's.
         allow_mock: fall back to bytes, with a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
-
-    Raises:
-        TokenizerNotFound: no place has one that fits; the message lists every place.
-        VocabMismatch: the explicit one does not fit.
     """
     outcome = search(model_facts(model), explicit=Path(explicit) if explicit else None, pre=pre)
     if outcome.tokenizer is not None:
@@ -394,11 +385,7 @@ def resolve_tokenizer(
 
 
 class TokenizerDiscovery:
-    """Finds the tokenizer of one model.
-
-    Args:
-        model: GGUF file, or folder with ``config.json``, or either when it is open.
-    """
+    """Finds the tokenizer of one *model*, as :func:`resolve_tokenizer` takes it."""
 
     def __init__(self, model: str | Path | Checkpoint) -> None:
         self.model: ModelFacts = model_facts(model)

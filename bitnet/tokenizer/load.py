@@ -56,21 +56,11 @@ def load_tokenizer(
     verify: bool = False,
     files: Inventory | None = None,
 ) -> Tokenizer:
-    """The tokenizer in *path*, ready to use; see :func:`load_spec`.
+    """The tokenizer in *path*, ready to use; arguments are those of :func:`load_spec`.
 
     Reading files takes long; their compiled form is found by a hash of their content. The hash
-    is computed once: it is trusted while size, inode and both times of the file are unchanged; no
-    program can set back the time of the last change.
-
-    Args:
-        path: as of :func:`load_spec`.
-        pre: as of :func:`load_spec`.
-        verify: read the files again regardless.
-        files: as of :func:`load_spec`.
-
-    Raises:
-        WrongType: *path* is not a path.
-        BitnetError: as :func:`load_spec`.
+    is computed once: it is trusted while size, inode and both times of the file are unchanged (no
+    program can set back the time of the last change), and computed again with *verify*.
     """
     check_type("path", path, "a path", str, os.PathLike)
     key = _content_key(Path(path), pre, verify=verify)
@@ -123,16 +113,9 @@ def load_spec(
 def extract_tokenizer_from_gguf(
     model: str | os.PathLike[str] | GGUF, *, pre: str | None = None
 ) -> Tokenizer:
-    """The tokenizer embedded in a GGUF file.
+    """The tokenizer embedded in a GGUF file, also in an open one, or the first part of a split one.
 
-    Args:
-        model: the file, or the first part of a split one, or either when it is open.
-        pre: overrides ``tokenizer.ggml.pre``.
-
-    Raises:
-        TokenizerNotFound: none is embedded, or its pre-tokenizer is unknown.
-        InvalidFormat: the file is damaged.
-        Unsupported: the kind of tokenizer is unknown.
+    *pre* overrides ``tokenizer.ggml.pre``.
     """
     return Tokenizer.from_spec(_spec_in_gguf(model, pre))
 

@@ -56,8 +56,7 @@ class Tokenizer:
         self.pre: str = meta["pre"]
         self.model: str = meta["model"]
         self.fingerprint: str = meta["fingerprint"]
-        self._prefix: list[int] = meta["prefix"]
-        self._suffix: list[int] = meta["suffix"]
+        self._prefix, self._suffix = meta["prefix"], meta["suffix"]
         self._decoding = meta["decoder"], engine, dict(meta["respelled"])
         try:
             self._pieces = start_decoding(*self._decoding)
@@ -72,12 +71,7 @@ class Tokenizer:
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
         """The tokenizer of a specification, native if that is exact, else run by a library.
 
-        With a fingerprint whose compiled form is in the cache, only that and the source of
-        *spec* are read.
-
-        Raises:
-            InvalidFormat: the specification's steps or vocabulary are unusable.
-            Unsupported: neither the compiled module nor a library runs it exactly.
+        If its compiled form is in the cache, the sequences of *spec* are not read.
         """
         engine, meta = open_engine(spec)
         # Cheap facts come from the specification, not from the cache.
@@ -88,10 +82,7 @@ class Tokenizer:
 
     @classmethod
     def from_cache(cls, fingerprint: str, *, source: str) -> Tokenizer | None:
-        """The tokenizer whose compiled form is in the cache, ``None`` if there is none.
-
-        *fingerprint* is that of its specification, *source* its name in messages.
-        """
+        """The tokenizer whose compiled form is in the cache, ``None`` if there is none."""
         compiled = find_compiled(fingerprint)
         if compiled is None:
             return None
@@ -123,9 +114,7 @@ class Tokenizer:
             raise wrong_type("text", text, "a text")
         with _utf8():
             ids = self._engine.encode(text, parse_special=parse_special)
-        if add_special:
-            return self._within_affixes(ids, at_most)
-        return ids if at_most is None else ids[:at_most]
+        return self._within_affixes(ids, at_most) if add_special else ids[:at_most]
 
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
@@ -133,10 +122,6 @@ class Tokenizer:
         """Ids of each of *texts*, equal to those of :meth:`encode`.
 
         The native engine uses ``BITNET_THREADS`` threads.
-
-        Raises:
-            UsageError: a text contains half of a surrogate pair.
-            WrongType: *texts* is one text, or holds something else.
         """
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise wrong_type("texts", texts, "a list of texts")
@@ -159,11 +144,6 @@ class Tokenizer:
 
         The offsets are those of the ``tokenizers`` library before a post-processor trims them, or
         those of ``sentencepiece``; bytes of a character have the whole of it, BOS and EOS nothing.
-        Slower than :meth:`encode`, with the same ids.
-
-        Raises:
-            UsageError: *text* contains half of a surrogate pair.
-            WrongType: *text* is not a text.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
@@ -198,10 +178,6 @@ class Tokenizer:
         Args:
             ids: token ids; a space that encoding adds at the start is removed if the original does.
             skip_special: leave special tokens out.
-
-        Raises:
-            UsageError: an id is not in the vocabulary.
-            WrongType: *ids* is not iterable, or holds something else.
         """
         if not isinstance(ids, Iterable):
             raise wrong_type("ids", ids, "token ids")
@@ -209,28 +185,15 @@ class Tokenizer:
         return "".join(map(stream.push, ids)) + stream.finish()
 
     def token_bytes(self, id: int) -> bytes:
-        """Text of *id* inside a text.
-
-        Raises:
-            UsageError: it is not in the vocabulary.
-        """
+        """Text of *id* inside a text."""
         return self._pieces.piece(self.check_id(id))
 
     def spelling(self, id: int) -> bytes:
-        """*id* as in the vocabulary, with spaces as spaces, independent of the file format.
-
-        Raises:
-            UsageError: it is not in the vocabulary.
-        """
+        """*id* as in the vocabulary, with spaces as spaces, independent of the file format."""
         return self._engine.spelling(self.check_id(id)).replace(SPACE_SYMBOL.encode(), b" ")
 
     def check_id(self, id: int) -> int:
-        """*id* as an ``int``; NumPy integers are accepted.
-
-        Raises:
-            UsageError: it is not in the vocabulary.
-            WrongType: it is not an integer.
-        """
+        """*id* as an ``int``, if it is in the vocabulary; NumPy integers are accepted."""
         try:
             id = operator.index(id)
         except TypeError:
@@ -245,12 +208,10 @@ class Tokenizer:
 
     def id_of(self, text: str) -> int | None:
         """Id of the token for exactly *text*, ``None`` if there is none."""
-        id = self._engine.id_of(text)
-        if id is None:
-            return None
+        id, spelled = self._engine.id_of(text), text.encode().removeprefix(b" ")
         # <0x0A> is the name of a byte token, not its text.
-        spelled = text.encode().removeprefix(b" ")
-        return id if self.token_bytes(id).removeprefix(b" ") == spelled else None
+        same = id is not None and self.token_bytes(id).removeprefix(b" ") == spelled
+        return id if same else None
 
     def stream(self, *, skip_special: bool = False) -> TokenStream:
         """A decoder for ids that arrive one by one."""
@@ -296,11 +257,7 @@ class TokenStream:
         self._due = 0  # characters of the text before
 
     def push(self, id: int) -> str:
-        """Text that becomes certain with *id*, often empty inside a character.
-
-        Raises:
-            UsageError: *id* is not in the vocabulary.
-        """
+        """Text that becomes certain with *id*, often empty inside a character."""
         id = self._tokenizer.check_id(id)
         hidden = id in self._skipped
         return self._after(self._chain.leave_out() if hidden else self._chain.take(id))
@@ -310,11 +267,7 @@ class TokenStream:
         return self._after(self._chain.finish())
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Take *ids* as context without returning their text: what follows continues it.
-
-        Raises:
-            UsageError: an id is not in the vocabulary.
-        """
+        """Take *ids* as context without returning their text: what follows continues it."""
         given = "".join(map(self.push, ids))
         whole = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
         # Bytes at the end of an incomplete character belong to what follows.

@@ -1,14 +1,13 @@
 r"""Known pre-tokenizers and vocabularies, by name and by a hash of the token list.
 
-Pre-tokenizers of byte-level BPE vocabularies have llama.cpp's names (``tokenizer.ggml.pre``, in its
-``src/llama-vocab.cpp``). The steps in ``pre_tokenizers.json`` are those of the model's own
-``tokenizer.json`` where it is known, in Hugging Face's terms; llama.cpp rewrites some of them, with
-different results for rare characters. Two equivalent rewritings keep the expressions simple: no
-possessive quantifiers where backtracking cannot succeed, and ``(?!\p{Han})`` instead of a class
-intersection.
+Pre-tokenizers have llama.cpp's names (``tokenizer.ggml.pre``, in its ``src/llama-vocab.cpp``). The
+steps in ``pre_tokenizers.json`` are those of the model's own ``tokenizer.json`` where it is known;
+llama.cpp rewrites some of them, with different results for rare characters. Two equivalent
+rewritings keep the expressions simple: no possessive quantifiers where backtracking cannot succeed,
+and ``(?!\p{Han})`` instead of a class intersection.
 
-Many GGUF files lack ``tokenizer.ggml.pre``, or say ``default``; some conversions name a wrong one.
-The token list itself tells which tokenizer it is, since two different tokenizers never share one.
+Many GGUF files lack ``tokenizer.ggml.pre``, or name a wrong one. The token list itself tells which
+tokenizer it is, since two different tokenizers never share one.
 """
 
 from __future__ import annotations
@@ -102,10 +101,7 @@ class KnownVocabulary:
 
 
 def fingerprint(tokens: Sequence[str] | Sequence[bytes] | memoryview) -> str:
-    """SHA-256 of a token list: for each token, its length as 64 bits and its UTF-8 bytes.
-
-    That is how GGUF stores the list, so the raw bytes of the array give the same result.
-    """
+    """SHA-256 of a token list as GGUF stores it: the length in 64 bits, then the bytes in UTF-8."""
     if isinstance(tokens, memoryview):
         return hashlib.sha256(tokens).hexdigest()
     digest = hashlib.sha256()
@@ -135,11 +131,7 @@ _MERGE_COUNTS = {known.n_merges for known in KNOWN if known.merges_key}
 
 
 def identify(n_tokens: int, n_merges: int, key: str) -> KnownVocabulary | None:
-    """The known vocabulary with this fingerprint, if any.
-
-    A file with fewer merges is not that vocabulary; *key* is the :func:`fingerprint` of the
-    tokens.
-    """
+    """The known vocabulary whose tokens have the :func:`fingerprint` *key*, with all its merges."""
     known = _BY_KEY.get(key)
     return known if known and (known.n_tokens, known.n_merges) == (n_tokens, n_merges) else None
 
@@ -158,18 +150,12 @@ def another_pre(vocabulary: KnownVocabulary, named: object) -> bool:
 
 
 def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | None:
-    """The known vocabulary with these merges, regardless of its special tokens.
-
-    *key* gives the :func:`fingerprint` of the merges; called only if the length is known.
-    """
+    """The known vocabulary with these merges, whose :func:`fingerprint` *key* gives if needed."""
     return _BY_MERGES.get((n_merges, key())) if n_merges in _MERGE_COUNTS else None
 
 
 def spec_key(spec: TokenizerSpec, *content: bytes) -> str:
-    """Hash of everything a specification depends on: key of its compiled form.
-
-    Its long sequences are hashed as *content*, the bytes it was built from.
-    """
+    """Hash of a specification, with the *content* it was built from: key of its compiled form."""
     digest = hashlib.sha256()
     for part in content:
         digest.update(struct.pack("<Q", len(part)))
