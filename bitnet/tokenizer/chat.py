@@ -1,9 +1,7 @@
 """Chat templates: render a conversation as the text that the model was trained to continue.
 
-Templates are programs from the model's file. What one costs cannot be told from its text: one
-operation may take hours or all memory, and nothing interrupts it inside of the interpreter. So they
-run in a process of their own, which is started with the first template, ended at its limits of time
-and memory, and then replaced.
+Templates are programs from the model's file, and what one costs cannot be told from its text. They
+run in a process of their own, which is ended at its limits of time and memory and then replaced.
 """
 
 from __future__ import annotations
@@ -57,17 +55,9 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A *template*, Jinja source, which was compiled once and sees the texts of BOS and EOS.
 
-    Args:
-        template: Jinja source.
-        bos_token: text of the BOS token, as the template's variable of that name.
-        eos_token: text of the EOS token, likewise.
-        source: the tokenizer's name, for messages.
-        now: the clock behind ``strftime_now``.
-
-    Raises:
-        InvalidFormat: the template has a syntax error; names the line.
+    *source* is the tokenizer's name in messages, *now* the clock behind ``strftime_now``.
     """
 
     def __init__(
@@ -79,9 +69,7 @@ class ChatTemplate:
         source: str = "the model",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self.source = source
-        self._now = now
-        self._template = template
+        self.source, self._now, self._template = source, now, template
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in tokens.items() if text}
         if len(template) > TEMPLATE_CHARS:
@@ -112,16 +100,12 @@ class ChatTemplate:
             add_generation_prompt: end with the beginning of the assistant's turn.
             variables: additional variables for the template, such as ``enable_thinking``.
         """
-        return self._render(
-            [self._adapt(message) for message in messages],
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            **(variables or {}),
-        )
+        own = {"tools": tools, "documents": documents, **(variables or {})}
+        return self._render([*map(self._adapt, messages)], add_generation_prompt, **own)
 
-    def _render(self, messages: Sequence[Message], **variables: Any) -> str:
-        seen = {"messages": messages, "tools": None, "documents": None, **self._tokens, **variables}
+    def _render(self, messages: Sequence[Message], is_open: bool, /, **variables: Any) -> str:
+        seen = {"tools": None, "documents": None, **self._tokens, **variables}
+        seen |= {"messages": messages, "add_generation_prompt": is_open}
         now = self._now().isoformat()
         return template_process().render(self._template, seen, now=now, source=self.source)
 
@@ -171,9 +155,8 @@ class ChatTemplate:
 
     def _attempt(self, *messages: Message) -> str:
         """Text of *messages*; empty if the template fails."""
-        is_open = messages[-1]["role"] == "user"
         try:
-            return self._render([*messages], add_generation_prompt=is_open)
+            return self._render([*messages], messages[-1]["role"] == "user")
         except BitnetError:
             return ""
 
@@ -190,13 +173,9 @@ def _with_object(call: Any) -> Any:
 
 
 def _flatten(parts: Sequence[Any]) -> str:
-    texts = []
-    for part in parts:
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        else:
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise Unsupported(f"content of type {kind!r} is not supported; only text is")
     return "\n".join(texts)
@@ -224,10 +203,9 @@ class TemplateProcess:
     def render(
         self, template: str, variables: dict[str, Any] | None, *, now: str, source: str
     ) -> str:
-        """The text of *template*, Jinja source, which sees the JSON values *variables*.
+        """The text of *template*, which sees the JSON values *variables*. ``None`` compiles it.
 
-        Empty for variables that are ``None``, when it is only compiled. *now* is the time in
-        ISO 8601, *source* the name of the tokenizer in messages.
+        *now* is the time in ISO 8601, *source* the name of the tokenizer in messages.
         """
         try:
             job = marshal.dumps((chat_child.CPU_MS, template, variables, now))

@@ -46,13 +46,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as in the training data of models: not escaped for HTML, keys in order."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    form = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **form)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=8)

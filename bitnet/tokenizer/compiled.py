@@ -1,12 +1,11 @@
 """Compiled tokenizers for the native engine: one file of tables, mapped into memory.
 
-``<cache>/tokenizers/compiled/<fingerprint>.tok`` is written when a tokenizer is first used and
-contains everything :class:`~bitnet.tokenizer.tokenizer.Tokenizer` needs, so later uses build
-nothing. The native module checks version, size and checksum before it reads the content; an invalid
-file is written again. Without a writable cache folder, the tables stay in memory.
+``<cache>/tokenizers/compiled/<fingerprint>.tok`` is written when a tokenizer is first used; later
+uses build nothing. The native module checks version, size and checksum before it reads the content,
+and an invalid file is written again. Without a writable cache folder, the tables stay in memory.
 
-A specification with a step that the native engine does not run exactly as the ``tokenizers``
-library does is refused here (:class:`NotNative`), and a library may run it.
+A specification with a step that the native engine does not run exactly is refused here
+(:class:`NotNative`), and a library may run it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import mmap
 import struct
 from array import array
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -88,9 +86,9 @@ def _has_steps(spec: TokenizerSpec) -> bool:
 
 
 def is_spelled(spec: TokenizerSpec) -> bool:
-    """True if the model reads the characters that stand for bytes, not the bytes themselves.
+    """True if the model must read the characters that stand for bytes, not the bytes themselves.
 
-    The results of both are the same where ByteLevel is the last step and every byte has a token.
+    Both are the same where ByteLevel is the last step and every byte has a token.
     """
     if not spec.byte_level:
         return False
@@ -214,10 +212,7 @@ def path_of_compiled(fingerprint: str) -> Path:
 
 
 def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | None:
-    """Native engine of *fingerprint* from the cache, and its facts from :func:`read_meta`.
-
-    ``None`` if the file is missing or invalid.
-    """
+    """Native engine of *fingerprint* from the cache, if it is valid, and its facts."""
     module = native.module()
     if not fingerprint or module is None:
         return None
@@ -238,10 +233,7 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
 
 
 def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]:
-    """Native engine of *spec*, and its facts, as :func:`find_compiled`.
-
-    If it is cached, only ``spec.fingerprint`` is read; lazy sequences stay unloaded.
-    """
+    """As :func:`find_compiled`, or of the sequences of *spec*, which are not read before."""
     found = find_compiled(spec.fingerprint)
     if found is not None:
         return found
@@ -324,13 +316,10 @@ class NativeEngine:
 
     def id_of(self, text: str) -> int | None:
         """Id of the token spelled *text*."""
-        if text in self._ids_of_added:
-            return self._ids_of_added[text]
+        added = next((id for id, spelled, _ in self._engine.added() if spelled == text), None)
+        if added is not None:
+            return added
         if self._spelled:
             return self._engine.find(byte_spelling(text.encode()).encode())
         spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
         return self._engine.find(spelled.encode())
-
-    @cached_property
-    def _ids_of_added(self) -> dict[str, int]:
-        return {text: id for id, text, _ in reversed(self._engine.added())}

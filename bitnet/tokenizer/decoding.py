@@ -1,10 +1,9 @@
 """Decode ids to text: a chain of steps, from ``tokenizer.json`` or implied by a container.
 
-:class:`Chain` gives the spelling of each id to the first step, and every step passes tokens on,
-whole or in parts, so that text comes out as soon as later ids cannot change it. Joined, the parts
-equal the original's text for all ids at once. Steps of ``tokenizer.json`` do what the
-``tokenizers`` library's decoders of the same name do; ``Bytes`` and ``SentencePiece`` are implied
-by GGUF files and by tiktoken's and SentencePiece's models.
+Every step passes tokens on, whole or in parts, so that text comes out as soon as later ids cannot
+change it. Joined, the parts equal the original's text for all ids at once. Steps of
+``tokenizer.json`` do what the ``tokenizers`` library's decoders of the same name do; ``Bytes`` and
+``SentencePiece`` are implied by GGUF files and by tiktoken's and SentencePiece's models.
 """
 
 from __future__ import annotations
@@ -182,11 +181,9 @@ class _Steps(Chain):
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
-    """A new decoding.
+    """A new decoding by *steps*, types and options in order.
 
-    *steps* are types and options in order. *texts* are those of tokens whose decoded text
-    differs from their spelling: in ``tokenizer.json``, added tokens that are found in
-    normalized text.
+    *texts* are those of added tokens whose decoded text differs from their spelling.
     """
     chain = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}.get(steps[0][0], _Steps)
     return chain(steps, spellings, texts)
@@ -212,15 +209,12 @@ def _check_pattern(pattern: Any) -> None:
     (kind, text), *_ = pattern.items()
     if kind == "String" and text:
         return
-    module = native.module()
-    reason = "it needs the compiled module"
     try:
-        if module is not None:
-            module.regex_find_all(text, "")
-            return
+        if (module := native.module()) is None:
+            raise ValueError("it needs the compiled module")
+        module.regex_find_all(text, "")
     except ValueError as error:
-        reason = str(error)
-    raise refusal(f"a decoder replaces {text!r:.80}: {reason}")
+        raise refusal(f"a decoder replaces {text!r:.80}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -366,13 +360,11 @@ class _ByteFallback(DecodingStep):
 class _Metaspace(DecodingStep):
     """Replaces the symbol by spaces, except in a prefix that encoding prepends."""
 
-    def inside(self, text: str) -> str:
-        return text.replace(self.options.get("replacement", SPACE_SYMBOL), " ")
+    def inside(self, text: str, space: str = " ") -> str:
+        return text.replace(self.options.get("replacement", SPACE_SYMBOL), space)
 
     def at_start(self, text: str) -> str:
-        if self.options.get("prepend_scheme", "always") == "never":
-            return self.inside(text)
-        return text.replace(self.options.get("replacement", SPACE_SYMBOL), "")
+        return self.inside(text, " " * (self.options.get("prepend_scheme") == "never"))
 
 
 # English contractions and punctuation split by BERT's tokenizer, joined again.

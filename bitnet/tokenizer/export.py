@@ -1,13 +1,7 @@
-"""Write a tokenizer in the formats of others, if they can express it exactly.
+"""Write a tokenizer as Hugging Face's files, or as the ``tokenizer.*`` keys of a GGUF file.
 
-As files for Hugging Face's tools:
-
-    tokenizer.json            vocabulary, merges, pre-tokenizer, added tokens, BOS and EOS
-    tokenizer_config.json     special tokens by role, chat template
-    generation_config.json    every id that ends a generation
-
-or as the ``tokenizer.*`` keys of a GGUF file. Both are read back and compared with the original
-on the probe texts: an approximate form is not written.
+Both are read back and compared with the original on the probe texts: what cannot be said exactly is
+not written.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from bitnet.tokenizer.spec import TokenizerSpec
@@ -41,15 +35,23 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
     """
     document = tokenizer_json(spec)
     library = load_library(spec.source, **document)
-
-    def encode(text: str, _: bool) -> list[int]:
-        return list(library.encode(text, add_special_tokens=False).ids)
-
-    hint = "use the original file: it can be read as it is"
-    _prove_same(spec, encode, [True], form="as tokenizer.json", hint=hint)
+    engine, _ = open_engine(spec)
+    for text in probe_texts():
+        ids = library.encode(text, add_special_tokens=False).ids
+        if ids != engine.encode(text):
+            hint = "use the original file: it can be read as it is"
+            raise _inexact(spec, f"as tokenizer.json: {text!r} would be {ids}", hint)
+    roles = {"bos_token": spec.bos_id, "eos_token": spec.eos_id, "unk_token": spec.unknown_id}
     files = {
         "tokenizer.json": document,
-        "tokenizer_config.json": _config(spec),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "add_bos_token": spec.add_bos,
+            "add_eos_token": spec.add_eos,
+            **{name: None if id is None else spec.tokens[id] for name, id in roles.items()},
+            "chat_template": spec.chat_template,
+        },
         "generation_config.json": {
             "bos_token_id": spec.bos_id,
             "eos_token_id": sorted(spec.stop_ids),
@@ -69,34 +71,8 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
     return [folder / name for name in files]
 
 
-def _config(spec: TokenizerSpec) -> dict[str, Any]:
-    ids = {"bos_token": spec.bos_id, "eos_token": spec.eos_id, "unk_token": spec.unknown_id}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "add_bos_token": spec.add_bos,
-        "add_eos_token": spec.add_eos,
-        **{name: None if id is None else spec.tokens[id] for name, id in ids.items()},
-        "chat_template": spec.chat_template,
-    }
-
-
-def _prove_same(
-    spec: TokenizerSpec,
-    encode: Callable[[str, bool], list[int]],
-    specials: Sequence[bool],
-    *,
-    texts: Sequence[str] = (),
-    form: str,
-    hint: str,
-) -> None:
-    """Compare *encode*, of a text and ``parse_special``, on *texts* and the probe texts."""
-    engine, _ = open_engine(spec)
-    for text, special in product([*probe_texts(), *texts], specials):
-        expected, ids = engine.encode(text, parse_special=special), encode(text, special)
-        if expected != ids:
-            change = f"{text!r} is {expected}, and would be {ids}"
-            raise Unsupported(f"{spec.source} cannot be said exactly {form}: {change}", hint=hint)
+def _inexact(spec: TokenizerSpec, change: str, hint: str) -> Unsupported:
+    return Unsupported(f"{spec.source} cannot be said exactly {change}", hint=hint)
 
 
 def gguf_keys(
@@ -120,16 +96,22 @@ def gguf_keys(
         )
     form = as_sentencepiece(spec) or spec
     ids = {"bos": form.bos_id, "eos": form.eos_id, "unknown": form.unknown_id}
-    keys = _vocabulary(form, rows) | _kind(form, rows, pre)
+    padding = range(form.vocab_size, rows)
+    types = [*map(int, form.token_types or _types(form))][: form.vocab_size]
+    keys: dict[str, Any] = {
+        f"{_GGML}tokens": [*form.tokens, *(f"[PAD{id}]" for id in padding)],
+        f"{_GGML}token_type": types + [int(TokenType.UNUSED)] * len(padding),
+        **_kind(form, rows, pre),
+    }
     keys |= {f"{_GGML}{role}_token_id": id for role, id in ids.items() if id is not None}
     keys[f"{_GGML}add_bos_token"] = form.add_bos and form.bos_id is not None
     keys[f"{_GGML}add_eos_token"] = form.add_eos and form.eos_id is not None
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
-    left = sorted(spec.stop_ids - _read_back(keys, more, spec).stop_ids)
+    left = sorted(spec.stop_ids - _read_back(keys, more or {}, spec).stop_ids)
     for role, id in zip(("eot", "eom"), left, strict=False):
         keys[f"{_GGML}{role}_token_id"] = id
-    _prove(_read_back(keys, more, spec), spec)
+    _prove(_read_back(keys, more or {}, spec), spec)
     return keys
 
 
@@ -145,16 +127,6 @@ def pre_name(spec: TokenizerSpec) -> str:
     raise Unsupported(
         f"{spec.source} cuts text in a way GGUF has no name for", hint=f"--pre NAME, or {_HINT}"
     )
-
-
-def _vocabulary(spec: TokenizerSpec, rows: int) -> dict[str, Any]:
-    """Texts and types of all ids, padded to *rows*."""
-    padding = range(spec.vocab_size, rows)
-    kinds = [*map(int, spec.token_types or _types(spec))][: spec.vocab_size]
-    return {
-        f"{_GGML}tokens": [*spec.tokens, *(f"[PAD{id}]" for id in padding)],
-        f"{_GGML}token_type": kinds + [int(TokenType.UNUSED)] * len(padding),
-    }
 
 
 def _types(spec: TokenizerSpec) -> list[TokenType]:
@@ -201,10 +173,9 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
 
 
 def _read_back(
-    keys: Mapping[str, Any], more: Mapping[str, Any] | None, spec: TokenizerSpec
+    keys: Mapping[str, Any], more: Mapping[str, Any], spec: TokenizerSpec
 ) -> TokenizerSpec:
-    items = {**keys, **(more or {})}.items()
-    plain = {key: list(value) if isinstance(value, bytes) else value for key, value in items}
+    plain = {k: list(v) if isinstance(v, bytes) else v for k, v in {**keys, **more}.items()}
     try:
         return spec_from_metadata(plain, source="read back")
     except BitnetError as error:
@@ -221,14 +192,12 @@ def _prove(copied: TokenizerSpec, spec: TokenizerSpec) -> None:
         ("the chat template", spec.chat_template, copied.chat_template),
     ):
         if expected != got:
-            change = f"{what} is {expected}, and would be {got}"
-            raise Unsupported(f"{spec.source} cannot be said exactly in GGUF: {change}", hint=_HINT)
-    copy = open_engine(copied)[0]
-
-    def encode(text: str, special: bool) -> list[int]:
-        return copy.encode(text, parse_special=special)
-
+            raise _inexact(spec, f"in GGUF: {what} is {expected}, and would be {got}", _HINT)
+    engine, copy = open_engine(spec)[0], open_engine(copied)[0]
     # Added tokens between letters and spaces, where their flags matter.
     forms = ("a{}b", "a  {}  b", " {0}{0}\n")
     texts = [form.format(token.text) for token in spec.added[:_ADDED_PROBED] for form in forms]
-    _prove_same(spec, encode, [True, False], texts=texts, form="in GGUF", hint=_HINT)
+    for text, special in product([*probe_texts(), *texts], (True, False)):
+        ids = copy.encode(text, parse_special=special)
+        if ids != engine.encode(text, parse_special=special):
+            raise _inexact(spec, f"in GGUF: {text!r} would be {ids}", _HINT)

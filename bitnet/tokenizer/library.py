@@ -2,8 +2,8 @@
 
 ``tokenizers`` runs every ``tokenizer.json``, and what other files say as one, which is written here
 too; ``sentencepiece`` runs SentencePiece's models between the tokens that are found in raw text.
-Both have the last word on what is exact. Their expressions take time without a bound, so only those
-of published tokenizers, and the simplest, are run here.
+Their expressions take time without a bound: only those of published tokenizers, and the simplest,
+are run.
 """
 
 from __future__ import annotations
@@ -194,11 +194,7 @@ _SLOW = ("afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe")
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Translate exceptions of a library into :class:`InvalidFormat` about *what*.
-
-    ``tokenizers`` raises bare ``Exception``, and for Rust panics one that ``except Exception`` does
-    not catch.
-    """
+    """Translate exceptions of a library, also its panics, into :class:`InvalidFormat`."""
     try:
         yield
     except (BitnetError, MemoryError, UnicodeEncodeError):
@@ -289,15 +285,12 @@ class LibraryEngine:
     def _ids(self) -> dict[str, int]:
         return {text: id for id, text in enumerate(self._spec.tokens)}
 
-    @cached_property
-    def _ids_of_added(self) -> dict[str, int]:
-        return {token.text: token.id for token in reversed(self._spec.added)}
-
     def id_of(self, text: str) -> int | None:
         """Id of the token spelled *text*."""
         is_bytes = self._spec.byte_level
         spelled = byte_spelling(text.encode()) if is_bytes else text.replace(" ", SPACE_SYMBOL)
-        return self._ids_of_added.get(text, self._ids.get(spelled))
+        added = next((token.id for token in self._spec.added if token.text == text), None)
+        return self._ids.get(spelled) if added is None else added
 
 
 class _Tokenizers(LibraryEngine):
@@ -361,32 +354,29 @@ def _document(spec: TokenizerSpec) -> dict[str, Any]:
 @cache
 def _patterns_in_use() -> frozenset[str]:
     published = (pre for name, pre in PRE_TOKENIZERS.items() if name not in _SLOW)
-    steps = (step for pre in published for step in (*pre.normalizer, *pre.steps))
-    return frozenset(filter(None, map(_regex, steps)))
+    steps = (step.options for pre in published for step in (*pre.normalizer, *pre.steps))
+    return frozenset(_regexes([*steps]))
 
 
-def _regex(step: Step) -> str:
-    pattern = step.options.get("pattern")
-    return str(pattern.get("Regex", "")) if isinstance(pattern, dict) else ""
+def _regexes(value: object) -> Iterator[str]:
+    """The expressions in a part of a ``tokenizer.json``."""
+    if isinstance(value, dict):
+        if isinstance(value.get("Regex"), str):
+            yield value["Regex"]
+        value = [*value.values()]
+    for part in value if isinstance(value, list) else ():
+        yield from _regexes(part)
 
 
 def _check_patterns(document: dict[str, Any], source: str) -> None:
     """Refuse expressions that are not those of a published tokenizer."""
-    waiting: list[Any] = [document.get("normalizer"), document.get("pre_tokenizer")]
-    while waiting:
-        entry = waiting.pop()
-        if isinstance(entry, list):
-            waiting.extend(entry)
-        elif isinstance(entry, dict):
-            waiting.extend(entry.values())
-            regex = entry.get("Regex")
-            known = regex in _patterns_in_use() or _FORWARD.fullmatch(str(regex))
-            if isinstance(regex, str) and not known:
-                raise Unsupported(
-                    f"{source} has the expression {regex!r:.80}, which takes time without a bound"
-                    " outside of the compiled module",
-                    hint=_HINT,
-                )
+    for regex in _regexes([document.get("normalizer"), document.get("pre_tokenizer")]):
+        if regex not in _patterns_in_use() and not _FORWARD.fullmatch(regex):
+            raise Unsupported(
+                f"{source} has the expression {regex!r:.80}, which takes time without a bound"
+                " outside of the compiled module",
+                hint=_HINT,
+            )
 
 
 class _SentencePiece(LibraryEngine):

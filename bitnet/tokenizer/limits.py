@@ -1,13 +1,13 @@
 """Bounds on what a tokenizer file may ask for; ``SECURITY.md`` states them for users.
 
-Far above the needs of published tokenizers, and low enough that a hostile file, or a hostile text
-for a careless one, ends in an error instead of exhausting the machine.
-``native/tokenizer/budget.hpp`` has the same numbers; a test compares the three.
+Far above the needs of published tokenizers. ``native/tokenizer/budget.hpp`` has the same numbers; a
+test compares the three.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,13 @@ def damage_error(text: str) -> InvalidFormat:
     return InvalidFormat(text, hint=f"fetch the file again, or {_ELSE}")
 
 
+def json_fault(error: Exception) -> str:
+    """The *error* of the JSON parser, with its place."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at line {error.lineno} column {error.colno}"
+    return str(error)
+
+
 def refusal(text: str) -> Unsupported:
     """Error for a tokenizer that is not supported."""
     return Unsupported(text, hint=_ELSE)
@@ -75,10 +82,7 @@ def beyond(source: str, what: str, most: float) -> Unsupported:
 
 
 def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
-    """Refuse a specification that is inconsistent or exceeds the bounds.
-
-    The ids of the *merges* may be left to a later step.
-    """
+    """Refuse a specification that is inconsistent or exceeds the bounds, its *merges* included."""
     with reading(f"the tokenizer {spec.source}", "tokenizer"):
         _check_tokens(spec)
         _check_ids(spec, spec.merges if merges else ())
@@ -93,7 +97,9 @@ def _check_tokens(spec: TokenizerSpec) -> None:
     added = {token.id for token in spec.added}
     piece = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
     own = (text for id, text in enumerate(tokens) if id not in added)
-    _within(spec, "bytes in a token", _longest(own, byte_level=spec.byte_level), piece)
+    # A character of GPT-2's spelling is one byte.
+    longest = max(map(len, own), default=0) if spec.byte_level else _longest(own)
+    _within(spec, "bytes in a token", longest, piece)
     types = enumerate(spec.token_types)
     user = (tokens[id] for id, kind in types if kind == TokenType.USER_DEFINED)
     looked_for = itertools.chain((token.text for token in spec.added), user)
@@ -107,10 +113,7 @@ def _check_tokens(spec: TokenizerSpec) -> None:
         raise ValueError("a score that is not a number of a sensible size")
 
 
-def _longest(texts: Any, *, byte_level: bool = False) -> int:
-    """Bytes of the longest of *texts*; a character of GPT-2's spelling is one byte."""
-    if byte_level:
-        return max(map(len, texts), default=0)
+def _longest(texts: Iterable[str]) -> int:
     return max((len(text.encode("utf-8", "surrogatepass")) for text in texts), default=0)
 
 
@@ -149,12 +152,12 @@ def _check_steps(spec: TokenizerSpec) -> None:
         _within(spec, f"bytes for each byte, after the {name}", growth, GROWTH)
 
 
-def _texts(value: object) -> list[str]:
-    if isinstance(value, str):
-        return [value]
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, dict):
-        return [text for item in value.items() for part in item for text in _texts(part)]
-    return []
+        for item in value.items():
+            yield from (text for part in item for text in _texts(part))
+    elif isinstance(value, str):
+        yield value
 
 
 def _growth(step: Step) -> float:

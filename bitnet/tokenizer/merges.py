@@ -16,10 +16,9 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """A sequence that *load* creates when it is asked for; a compiled tokenizer needs none.
+    """A sequence that *load* creates when it is asked for; *raw* is the source of the elements.
 
-    Its *length* is ``None`` if it is known only then; *raw* is the source of the elements, for
-    callers that do not need them.
+    Its *length* is ``None`` if it is known only then.
     """
 
     def __init__(
@@ -93,11 +92,10 @@ def halves_of(text: str, tokens: Container[str]) -> Iterator[tuple[str, str]]:
 def merges_from_ranks(
     tokens: Sequence[str], ids: Iterable[int], source: str
 ) -> list[tuple[int, int]]:
-    """Merges with which a BPE gives tiktoken's results for the same ranks.
+    """Merges with which a BPE gives tiktoken's results for *ids*, those of tokens by rank.
 
     tiktoken joins the neighbours whose joined text has the lowest rank, whatever the halves are;
-    so every split of a token into two tokens is a merge, in the order of the token's rank. *tokens*
-    are texts by id, in byte-level spelling, *ids* those of the ordinary ones, in order of rank.
+    so every split of a token into two tokens is a merge, in the order of the token's rank.
     """
     id_by_text = {tokens[id]: id for id in ids}
     work = sum(len(text) * len(text) for text in id_by_text)

@@ -37,8 +37,7 @@ class AddedToken:
 
     id: int  # its id
     text: str  # the text to match; if *normalized*, already normalized
-    # control tokens; skipped by ``decode(skip_special=True)``, and only recognised with
-    # ``encode(parse_special=True)``. Other added tokens are always recognised.
+    # Skipped by ``decode(skip_special=True)``, and only found with ``encode(parse_special=True)``.
     special: bool = True
     lstrip: bool = False  # the match includes white space to the left
     rstrip: bool = False  # the match includes white space to the right
@@ -49,15 +48,18 @@ class AddedToken:
 ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 
+def parse_added_token(id: int, entry: dict[str, Any]) -> AddedToken:
+    """An added token as ``tokenizer.json`` and ``tokenizer_config.json`` write it."""
+    flags = {name: bool(entry.get(name, False)) for name in ADDED_FLAGS}
+    return AddedToken(id, str(entry["content"]), **flags)
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of a normalizer or pre-tokenizer, named as in Hugging Face's ``tokenizer.json``."""
 
-    # ``NFC``, ``Lowercase``, ``Prepend``, ``Replace``, ``BertNormalizer``, ``Split``, ``Digits``,
-    # ``ByteLevel``, ``Metaspace``, ``BertPreTokenizer`` ...
-    type: str
-    # the step's other fields, as in ``tokenizer.json``
-    options: dict[str, object] = field(default_factory=dict)
+    type: str  # ``NFC``, ``Lowercase``, ``Prepend``, ``Replace``, ``Split``, ``ByteLevel`` ...
+    options: dict[str, object] = field(default_factory=dict)  # its other fields
 
 
 def read_steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
@@ -83,30 +85,23 @@ PLAIN_DECODING = (
 class TokenizerSpec:
     """A complete tokenizer."""
 
-    # ``bpe`` (byte-level or plain merges), ``spm`` (SentencePiece BPE: merges by score),
-    # ``unigram`` (SentencePiece Unigram: best segmentation by score), ``wordpiece`` or
-    # ``wordlevel`` (a piece is a token or unknown)
+    # ``bpe`` merges in order, ``spm`` (SentencePiece BPE) by score; ``unigram`` finds the best
+    # segmentation by score; in ``wordpiece`` and ``wordlevel`` a piece is a token or unknown
     model: Model
-    # the text of every id as the vocabulary spells it: byte-level BPE in GPT-2's byte-to-character
-    # spelling, SentencePiece with U+2581 for the space and ``<0xNN>`` for bytes. Length =
-    # vocabulary size.
+    # The text of every id as the vocabulary spells it: byte-level BPE in GPT-2's byte-to-character
+    # spelling, SentencePiece with U+2581 for the space and ``<0xNN>`` for bytes.
     tokens: Sequence[str]
-    # ``bpe`` only: ``(left, right)`` ids in order of priority
-    merges: Sequence[tuple[int, int]] = ()
-    # ``spm`` and ``unigram``: log-probability per token, float32; else empty
-    scores: Sequence[float] = ()
+    merges: Sequence[tuple[int, int]] = ()  # ``bpe``: ids of both halves, in order of priority
+    scores: Sequence[float] = ()  # ``spm`` and ``unigram``: log-probability per token, float32
     token_types: Sequence[int] = ()  # ``TokenType`` of every id; empty when the source has none
-    # tokens split off the text first, longest match first. One that is matched in raw and in
+    # Tokens split off the text first, longest match first. One that is matched in raw and in
     # normalized text is listed twice.
     added: tuple[AddedToken, ...] = ()
-    # ids of added tokens missing from the model's own vocabulary: ordinary text never becomes one
-    # of them
+    # Ids of added tokens that the model lacks: ordinary text never becomes one of them.
     outside: frozenset[int] = frozenset()
-    normalizer: tuple[Step, ...] = ()  # steps applied to the text between added tokens, in order
-    pre_tokenizer: tuple[Step, ...] = ()  # steps that split normalized text into pieces, in order
-    # steps that decode tokens to text, in order, as in ``tokenizer.json``; empty for those implied
-    # by the model
-    decoder: tuple[Step, ...] = ()
+    normalizer: tuple[Step, ...] = ()  # steps applied to the text between added tokens
+    pre_tokenizer: tuple[Step, ...] = ()  # steps that split normalized text into pieces
+    decoder: tuple[Step, ...] = ()  # as in ``tokenizer.json``; empty if the model implies them
     byte_level: bool = False  # token texts are in GPT-2's byte spelling
     byte_fallback: bool = False  # characters without a token become their ``<0xNN>`` bytes
     fuse_unknown: bool = False  # ``bpe``: a run of characters without a token is one unknown
@@ -115,24 +110,20 @@ class TokenizerSpec:
     # raw text (not after tokens found in normalized text)
     add_space_prefix: bool = False
     remove_extra_whitespaces: bool = False  # runs of spaces become one and the ends are trimmed
-    charsmap: bytes = b""  # SentencePiece's precompiled normalization table, empty when it has none
-    unknown_id: int | None = None  # id of unknown text, ``None`` if there is none
+    charsmap: bytes = b""  # SentencePiece's precompiled normalization table
+    unknown_id: int | None = None  # id of unknown text
     unknown_text: str = " \u2047 "  # text of *unknown_id* of a SentencePiece model
-    # ``wordpiece`` and ``bpe``: prefix of tokens inside a word in the token list
-    continuing_prefix: str = ""
-    word_suffix: str = ""  # ``bpe``: suffix of tokens at the end of a word in the token list
+    continuing_prefix: str = ""  # ``wordpiece`` and ``bpe``: of tokens inside a word
+    word_suffix: str = ""  # ``bpe``: of tokens at the end of a word
     max_chars_per_word: int = 100  # ``wordpiece``: longer words are unknown
-    bos_id: int | None = None  # id put before the text, ``None`` when the vocabulary has none
-    eos_id: int | None = None  # id put after the text, ``None`` when the vocabulary has none
+    bos_id: int | None = None
+    eos_id: int | None = None
     add_bos: bool = False  # ``encode(add_special=True)`` puts *bos_id* first
     add_eos: bool = False  # ``encode(add_special=True)`` puts *eos_id* last
-    # put first by ``encode(add_special=True)`` if it is more than *bos_id*
-    prefix_ids: tuple[int, ...] | None = None
-    # put last by ``encode(add_special=True)`` if it is more than *eos_id*
-    suffix_ids: tuple[int, ...] | None = None
+    prefix_ids: tuple[int, ...] | None = None  # put first instead of *bos_id*
+    suffix_ids: tuple[int, ...] | None = None  # put last instead of *eos_id*
     stop_ids: frozenset[int] = frozenset()  # every id that ends a generation
-    # Jinja source of the chat template, ``None`` when there is none
-    chat_template: str | None = None
+    chat_template: str | None = None  # Jinja source
     pre: str = ""  # name of the pre-tokenizer in GGUF (``llama-bpe``), or empty
     source: str = ""  # its name in messages: ``embedded in model.gguf``
     document: bytes = b""  # content of the ``tokenizer.json`` it was read from, or empty
@@ -213,9 +204,8 @@ _UNSHIFT = {byte: code for code, byte in _LETTERS.items()}
 
 def spell_bytes(text: str) -> bytes | None:
     """Bytes of a byte-level token, ``None`` if a character is not in the alphabet."""
-    shifted = text.translate(_SHIFT)
     try:
-        return shifted.encode("latin-1")
+        return text.translate(_SHIFT).encode("latin-1")
     except UnicodeEncodeError:
         return None
 
@@ -238,11 +228,7 @@ END_OF_GENERATION = frozenset({
 
 
 def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:
-    """Every id that ends a generation.
-
-    *special* are control and user-defined tokens by text; *declared* those of the file: EOS,
-    end of turn, end of message, ``generation_config.json``'s list; ``None`` is skipped.
-    """
+    """Every id that ends a generation: *declared* by the file, or of a usual text in *special*."""
     named = frozenset(id for id in declared if id is not None)
     by_text = {text: id for text, id in special.items() if text in END_OF_GENERATION}
     # In these vocabularies <|end|> closes a message in the middle of an answer, and </s> is an

@@ -1,7 +1,7 @@
-"""tiktoken's rank files: lines of a token in base64 and its rank, without regex or special tokens.
+"""tiktoken's rank files and Mistral's ``tekken.json``.
 
-The regex and the special tokens of a file follow from its number of ranks, which is unique among
-published vocabularies.
+The regex and the special tokens of a rank file follow from its number of ranks, which is unique
+among published vocabularies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
 
 if TYPE_CHECKING:
-    from bitnet.tokenizer.side_files import TokenizerFile
+    from bitnet.tokenizer.from_files import TokenizerFile
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
@@ -197,21 +197,14 @@ def _pre_tokenizer(path: str, pattern: object, pre: str | None) -> tuple[str, Pr
         return pre, pre_tokenizer(pre)
     for name in ("tekken", *PRE_TOKENIZERS):
         known = PRE_TOKENIZERS[name]
-        if pattern and _regex(known) == pattern and known.byte_level and not known.normalizer:
+        cut = [step.options.get("pattern") for step in known.steps]
+        if cut == [{"Regex": pattern}, None] and known.byte_level and not known.normalizer:
             return name, known
     raise Unsupported(
         f"{path} cuts text with a pattern that is not a known one: {pattern!r:.120}",
         hint="say which one it equals with --pre NAME, or name the model's tokenizer.json with"
         " --tokenizer FILE",
     )
-
-
-def _regex(pre: PreTokenizer) -> object:
-    """The single expression of *pre*, ``None`` if there are other steps."""
-    if len(pre.steps) != 2 or pre.steps[0].type != "Split":
-        return None
-    pattern = pre.steps[0].options["pattern"]
-    return pattern.get("Regex") if isinstance(pattern, dict) else None
 
 
 def _special(document: dict[str, Any], version: str) -> list[str]:

@@ -11,15 +11,16 @@ from bitnet.base.errors import InvalidFormat, Unsupported, VocabMismatch, from_o
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
-from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, reading, refusal
+from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, json_fault, reading, refusal
 from bitnet.tokenizer.merges import LazySequence, pair_merges, parse_merges
-from bitnet.tokenizer.side_files import SideFiles, TokenizerFile, json_fault, parse_added_token
-from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, read_steps
+from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, parse_added_token, read_steps
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from bitnet.tokenizer.from_files import SideFiles, TokenizerFile
 
 logger = logging.getLogger(__name__)
 
@@ -79,17 +80,16 @@ def _check_outline(data: dict[str, Any], source: str) -> None:
 
 def _ids(entries: Any, source: str) -> dict[str, int]:
     """Id by token, the last one of equal ones."""
-    if isinstance(entries, list):
-        for entry in entries:
-            if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not str:
-                raise damage_error(f"{source}: {entry!r:.80} is not a piece and its score")
-            if type(entry[1]) not in (int, float):
-                raise damage_error(f"{source}: the piece {entry[0]!r:.60} has no number as score")
-        return {piece: id for id, (piece, _) in enumerate(entries)}
-    for token, id in entries.items():
-        if type(id) is not int:
-            raise damage_error(f"{source}: the token {token!r:.60} has the id {id!r:.60}")
-    return entries  # type: ignore[no-any-return]
+    if isinstance(entries, dict):
+        for token, id in entries.items():
+            if type(id) is not int:
+                raise damage_error(f"{source}: the token {token!r:.60} has the id {id!r:.60}")
+        return entries
+    for entry in entries:
+        kinds = [*map(type, entry)] if isinstance(entry, list) else []
+        if kinds not in ([str, int], [str, float]):
+            raise damage_error(f"{source}: {entry!r:.80} is not a piece and its score")
+    return {piece: id for id, (piece, _) in enumerate(entries)}
 
 
 def _outside(
@@ -142,8 +142,7 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
         if all(isinstance(merge, str) for merge in merges):
             return parse_merges(merges, tokens, prefix)
         for merge in merges:
-            pair = merge if isinstance(merge, list) else ()
-            if len(pair) != 2 or not all(isinstance(half, str) for half in pair):
+            if not isinstance(merge, list) or [*map(type, merge)] != [str, str]:
                 raise damage_error(f"the merge {merge!r:.80} is not a pair of texts")
         return pair_merges(merges, tokens, prefix)
 
@@ -186,11 +185,8 @@ def _wordpiece(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
 
 def _wordlevel(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
     unknown = model.get("unk_token", "<unk>")
-    return TokenizerSpec(
-        model="wordlevel",
-        tokens=tokens,
-        unknown_id=tokens.index(unknown) if unknown in model["vocab"] else None,
-    )
+    unknown_id = _id_of(tokens, unknown) if unknown in model["vocab"] else None
+    return TokenizerSpec(model="wordlevel", tokens=tokens, unknown_id=unknown_id)
 
 
 _MODELS = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _wordpiece, "WordLevel": _wordlevel}
@@ -226,18 +222,15 @@ def _with_special(
         key = vocabularies.fingerprint(spec.tokens)
         known = vocabularies.identify(len(spec.tokens), len(spec.merges), key)
         pre = known.pre if known else ""
-    if around is None:
-        adds_bos = pre and PRE_TOKENIZERS[pre].add_bos
-        around = ((bos,) if adds_bos and bos is not None else (), ())
-    first, last = around
+    adds_bos = pre and PRE_TOKENIZERS[pre].add_bos and bos is not None
+    first, last = around or ((bos,) if adds_bos else (), ())
     if len(first) == 1:
         bos = first[0]
     if len(last) == 1 and spec.model == "wordpiece":
         eos = last[0]
-    add_bos, add_eos = side.adds("bos"), side.adds("eos")
-    if add_bos is not None:
+    if (add_bos := side.adds("bos")) is not None:
         first = (bos,) if add_bos and bos is not None else ()
-    if add_eos is not None:
+    if (add_eos := side.adds("eos")) is not None:
         last = (eos,) if add_eos and eos is not None else ()
     elif len(last) == 1:
         eos = last[0]
@@ -273,19 +266,18 @@ def _template(
     items = processor["single"]
     if sum("Sequence" in item for item in items) != 1:
         raise _odd_template("does not have the text once")
-    before: list[int] = []
-    after: list[int] = []
-    side = before
+    around: tuple[list[int], list[int]] = [], []
+    side = around[0]
     for item in items:
         if "Sequence" in item:
-            side = after
+            side = around[1]
             continue
         name = item["SpecialToken"]["id"]
         ids = processor["special_tokens"].get(name, {}).get("ids")
         side.extend(ids if ids is not None else [special[name]])
-        if len(before) + len(after) > AFFIX_IDS:
+        if sum(map(len, around)) > AFFIX_IDS:
             raise _odd_template(f"has more than {AFFIX_IDS:,} of them")
-    return tuple(before), tuple(after)
+    return tuple(around[0]), tuple(around[1])
 
 
 def _odd_template(what: str) -> Unsupported:
