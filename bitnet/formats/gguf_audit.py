@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.findings import Finding, worst
 from bitnet.formats.containers import find_ignored_keys
 from bitnet.formats.gguf_contents import Array, in_order, layout_faults
-from bitnet.quants.scaled_blocks import SCALED_BLOCKS, split_digits
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
+from bitnet.quants.ternary import split_digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.quants.ternary import Ternary, codes_from_unsigned
+from bitnet.quants.ternary import Ternary, codes_from_unsigned, split_digits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,17 +68,6 @@ class CodeBytes:
         shifts = np.arange(self.digits, dtype=np.uint8) * np.uint8(self.base // 2)
         packed: NDArray[np.uint8] = np.bitwise_or.reduce(bits << shifts, axis=2)
         return packed
-
-
-def split_digits(packed: NDArray[np.uint8], base: int, count: int) -> NDArray[np.uint8]:
-    """The codes of *count* digits of every byte, as a new last axis."""
-    n = np.arange(count, dtype=np.uint8)
-    if base == 3:
-        moved = packed[..., None] * (np.uint8(3) ** n)  # modulo 256
-        return ((moved.astype(np.uint16) * 3) >> 8).astype(np.uint8)
-    if base == 2:
-        return (packed[..., None] >> n & np.uint8(1)) << np.uint8(1)
-    return packed[..., None] >> (2 * n) & np.uint8(3)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ _X86_BLOCK, _ARM_BLOCK = 128, 64  # of I2_S
 # Of weights; ik_llama.cpp's products of IQ1_BN and IQ2_BN abort at shorter ones.
 SHORTEST_ROW = 512
 _BLOCK = 64  # of IQ1_BN and IQ2_BN
-_POW3_DOWN = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +87,17 @@ def codes_from_unsigned(
             hint="the file is damaged, or written with another layout; download it again",
         )
     return fields.astype(np.int8) - np.int8(1)
+
+
+def split_digits(packed: NDArray[np.uint8], base: int, count: int) -> NDArray[np.uint8]:
+    """The codes of *count* digits of every byte, as a new last axis."""
+    n = np.arange(count, dtype=np.uint8)
+    if base == 3:
+        moved = packed[..., None] * (np.uint8(3) ** n)  # modulo 256
+        return ((moved.astype(np.uint16) * 3) >> 8).astype(np.uint8)
+    if base == 2:
+        return (packed[..., None] >> n & np.uint8(1)) << np.uint8(1)
+    return packed[..., None] >> (2 * n) & np.uint8(3)
 
 
 def pow2_fields(packed: NDArray[np.uint8], shifts: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -192,15 +202,11 @@ def unpack_iq1_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
     """Ternary matrix of an IQ1_BN tensor of *shape* ``(rows, columns)``."""
     rows = packed.reshape(shape[0], -1)
     blocks = rows[:, 2:].reshape(-1, 13)
-    fives = _digits(blocks[:, :12, None] * _POW3_DOWN)  # (blocks, 12, 5)
-    singles = _digits(blocks[:, 12:] * _POW3_DOWN[:4])  # (blocks, 4)
+    fives = split_digits(blocks[:, :12], 3, 5)[..., ::-1]  # (blocks, 12, 5)
+    singles = split_digits(blocks[:, 12], 3, 5)[:, :0:-1]  # (blocks, 4)
     runs = np.concatenate([fives.reshape(-1, 4, 15), singles[:, :, None]], axis=2)
     codes = codes_from_unsigned(runs, "IQ1_BN").reshape(tuple(shape))
     return Ternary(codes, _row_scales(rows[:, :2], "<f2"))
-
-
-def _digits(bytes_: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return ((bytes_.astype(np.uint16) * 3) >> 8).astype(np.uint8)
 
 
 def _row_scales(stored: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:

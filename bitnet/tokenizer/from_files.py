@@ -25,13 +25,13 @@ from bitnet.tokenizer.spec import (
     stop_ids,
 )
 from bitnet.tokenizer.tiktoken_file import (
+    RANK_LINE,
     is_tekken,
-    looks_like_ranks,
     spec_from_ranks,
     spec_from_tekken,
 )
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
-from bitnet.tokenizer.vocabularies import pre_tokenizer, spec_key
+from bitnet.tokenizer.vocabularies import bpe_spec, spec_key
 
 if TYPE_CHECKING:
     import os
@@ -71,7 +71,7 @@ def spec_from_file(
         return (
             spec_from_tekken(file) if is_tekken(file.document) else spec_from_tokenizer_json(file)
         )
-    if looks_like_ranks(data):
+    if RANK_LINE.match(data):
         return spec_from_ranks(file)
     if file.path.suffix == ".txt":
         return _vocab_txt(file)
@@ -128,7 +128,6 @@ def _vocab_merges(file: TokenizerFile) -> TokenizerSpec:
     lines = [line.removesuffix("\r") for line in merges.data.decode("utf-8", "replace").split("\n")]
     lines = [line for line in lines if line and not line.startswith("#version")]
     name = _recognize_pre(lines, vocab)
-    kind = pre_tokenizer(name)
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     usual = (text for text in _USUAL_SPECIAL if text in vocabulary)
     special = {vocabulary[text]: AddedToken(vocabulary[text], text) for text in usual}
@@ -137,16 +136,12 @@ def _vocab_merges(file: TokenizerFile) -> TokenizerSpec:
     for token in special.values():
         tokens[token.id] = token.text
     by_text = {token.text: id for id, token in sorted(special.items())}
-    spec = TokenizerSpec(
-        model="bpe",
+    spec = bpe_spec(
+        name,
         tokens=tokens,
         merges=LazySequence(len(lines), lambda: parse_merges(lines, tokens), raw=lines),
         added=tuple(special[id] for id in sorted(special)),
-        normalizer=kind.normalizer,
-        pre_tokenizer=kind.steps,
         byte_level=True,
-        ignore_merges=kind.ignore_merges,
-        pre=name,
         source=str(vocab.path),
         **side.ends(by_text, bos=(None, False), eos=(None, False)),
     )

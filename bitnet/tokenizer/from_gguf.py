@@ -27,7 +27,7 @@ from bitnet.tokenizer.spec import (
     bert_spec,
     stop_ids,
 )
-from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, pre_tokenizer
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec, pre_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,11 +43,7 @@ _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def spec_from_gguf(gguf: GGUF, *, pre: str | None = None) -> TokenizerSpec:
-    """The tokenizer embedded in *gguf*.
-
-    It keeps views into the open file. *pre* overrides ``tokenizer.ggml.pre`` and the
-    recognition of known vocabularies.
-    """
+    """The tokenizer embedded in *gguf*, with views into the open file; *pre* overrides its own."""
     return spec_from_metadata(gguf.metadata, pre=pre, source=f"embedded in {gguf.path.name}")
 
 
@@ -92,21 +88,17 @@ def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
     if add_sep and separator is not None and not add_eos:
         eos, add_eos = separator, True
     lowercase = name == "whitespace" and fields.flag("normalizer.lowercase", False)
-    return TokenizerSpec(
-        model="bpe",
+    return bpe_spec(
+        name,
         tokens=fields.tokens,
         merges=_merges(fields, fields.tokens),
         normalizer=(Step("Lowercase"),) if lowercase else kind.normalizer,
-        pre_tokenizer=kind.steps,
-        byte_level=kind.byte_level,
         byte_fallback=not kind.byte_level,
-        ignore_merges=kind.ignore_merges,
         unknown_id=fields.token_id("unknown", None),
         bos_id=bos,
         eos_id=eos,
         add_bos=fields.flag("add_bos_token", kind.add_bos),
         add_eos=add_eos,
-        pre=name,
     )
 
 
@@ -190,13 +182,10 @@ def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG0
 def _bert_spelling(tokens: Sequence[str]) -> list[str]:
     if not any(token.startswith(SPACE_SYMBOL) for token in tokens):
         return list(tokens)  # already in BERT's own spelling
+    kept = [text.startswith("[") and text.endswith("]") for text in tokens]
     return [
-        token[1:]
-        if token.startswith(SPACE_SYMBOL)
-        else token
-        if token.startswith("[") and token.endswith("]")
-        else f"##{token}"
-        for token in tokens
+        text[1:] if text.startswith(SPACE_SYMBOL) else text if is_kept else f"##{text}"
+        for text, is_kept in zip(tokens, kept, strict=True)
     ]
 
 
@@ -313,8 +302,7 @@ class _Fields:
         if value is not None or default is None or default >= self.length("tokens"):
             return value
         text = self.tokens_at(default)
-        is_special = text.startswith("<") and text.endswith(">") and text not in BYTE_NAMES
-        return default if is_special else None
+        return default if text[:1] + text[-1:] == "<>" and text not in BYTE_NAMES else None
 
     def length(self, name: str) -> int:
         """Number of elements of an array."""

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.tokenizer.limits import TOKENS, damage_error, reading, refusal
 from bitnet.tokenizer.merges import LazySequence, merges_from_ranks
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, byte_spelling
-from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
+from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec
 
 if TYPE_CHECKING:
     from bitnet.tokenizer.from_files import TokenizerFile
+    from bitnet.tokenizer.spec import TokenizerSpec
 
-_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,10 @@ def _read_published() -> dict[int, _Published]:
 
 def _expand(text: str) -> list[str]:
     """*text*, or the texts that ``{2..5}`` in it stands for."""
-    before, brace, rest = text.partition("{")
-    numbers, _, behind = rest.partition("}")
-    if not brace:
+    if (span := re.search(r"\{(\d+)\.\.(\d+)\}", text)) is None:
         return [text]
-    first, last = map(int, numbers.split(".."))
-    return [f"{before}{n}{behind}" for n in range(first, last + 1)]
-
-
-def looks_like_ranks(data: bytes) -> bool:
-    """True if *data* begins like a rank file."""
-    return _LINE.match(data) is not None
+    numbers = range(int(span[1]), int(span[2]) + 1)
+    return [f"{text[: span.start()]}{n}{text[span.end() :]}" for n in numbers]
 
 
 def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
@@ -92,20 +86,16 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     if min(ranks, default=0) < 0 or len(ranks) + sum(id < last for id in special) != last + 1:
         raise damage_error(f"{path} has {len(ranks):,} ranks up to {last:,}: some are missing")
     tokens = [ranks.get(id) or special.get(id, "") for id in range(size)]
-    kind = pre_tokenizer(name)
     flags = {token.id: token for token in side.added}
     by_text = {text: id for id, text in sorted(special.items())}
-    spec = TokenizerSpec(
-        model="bpe",
+    spec = bpe_spec(
+        name,
         tokens=tokens,
         merges=LazySequence(None, lambda: merges_from_ranks(tokens, sorted(ranks), str(path))),
         added=tuple(flags.get(id, AddedToken(id, text)) for id, text in sorted(special.items())),
         outside=frozenset(special),
-        normalizer=kind.normalizer,
-        pre_tokenizer=kind.steps,
         byte_level=True,
         ignore_merges=True,
-        pre=name,
         source=str(path),
         **side.ends(
             by_text,
@@ -166,40 +156,35 @@ def _spec(file: TokenizerFile) -> TokenizerSpec:
     if version not in _VERSIONS:
         supported = ", ".join(_VERSIONS)
         raise refusal(f"{path} has the tekken version {version!r:.40}; supported: {supported}")
-    name, cut = _pre_tokenizer(path, config["pattern"], file.pre)
+    name = file.pre or _pre_of_pattern(path, config["pattern"])
     special = _special(document, version)
     own = _whole(config, "default_vocab_size") - len(special)
     tokens = special + _tekken_ranks(document["vocab"], own)
     ids = {text: id for id, text in enumerate(special)}
     own_ids = range(len(special), len(tokens))
-    return TokenizerSpec(
-        model="bpe",
+    return bpe_spec(
+        name,
         tokens=tokens,
         merges=LazySequence(None, lambda: merges_from_ranks(tokens, own_ids, path)),
         added=tuple(AddedToken(id, text) for id, text in enumerate(special)),
         outside=frozenset(range(len(special))),
-        normalizer=cut.normalizer,
-        pre_tokenizer=cut.steps,
         decoder=_DECODER,
         byte_level=True,
         ignore_merges=True,
         bos_id=ids.get("<s>"),
         eos_id=ids.get("</s>"),
         add_bos="<s>" in ids,
-        pre=name,
         source=path,
     )
 
 
-def _pre_tokenizer(path: str, pattern: object, pre: str | None) -> tuple[str, PreTokenizer]:
-    """The pre-tokenizer; a pattern is accepted only if it is known to be supported exactly."""
-    if pre is not None:
-        return pre, pre_tokenizer(pre)
+def _pre_of_pattern(path: str, pattern: object) -> str:
+    """The pre-tokenizer with this *pattern*, if it is known to be supported exactly."""
     for name in ("tekken", *PRE_TOKENIZERS):
         known = PRE_TOKENIZERS[name]
         cut = [step.options.get("pattern") for step in known.steps]
         if cut == [{"Regex": pattern}, None] and known.byte_level and not known.normalizer:
-            return name, known
+            return name
     raise Unsupported(
         f"{path} cuts text with a pattern that is not a known one: {pattern!r:.120}",
         hint="say which one it equals with --pre NAME, or name the model's tokenizer.json with"

@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.tokenizer.spec import Step
+from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from bitnet.tokenizer.spec import TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,8 @@ class PreTokenizer:
     normalizer: tuple[Step, ...] = ()  # steps before that
     ignore_merges: bool = False  # a piece that is a token as a whole becomes that token
     add_bos: bool = False  # default if the file has no ``tokenizer.ggml.add_bos_token``
-    # token texts are in GPT-2's byte spelling; else they are plain UTF-8 with U+2581 for the space
-    # and ``<0xNN>`` for bytes
-    byte_level: bool = True
-    # a file without ``tokenizer.ggml.bos_token_id`` has the default BOS nevertheless
-    has_bos: bool = True
+    byte_level: bool = True  # token texts are in GPT-2's byte spelling, else in SentencePiece's
+    has_bos: bool = True  # a file without ``tokenizer.ggml.bos_token_id`` has the default BOS
 
 
 def _read_steps(entries: Iterable[Any], *, byte_level: bool = False) -> tuple[Step, ...]:
@@ -84,6 +79,14 @@ def pre_tokenizer(name: str) -> PreTokenizer:
         ) from None
 
 
+def bpe_spec(pre: str, **fields: Any) -> TokenizerSpec:
+    """A BPE that cuts text as the pre-tokenizer *pre* does; *fields* are the others of its own."""
+    kind = pre_tokenizer(pre)
+    usual = {"byte_level": kind.byte_level, "ignore_merges": kind.ignore_merges, "pre": pre}
+    usual |= {"normalizer": kind.normalizer, "pre_tokenizer": kind.steps}
+    return TokenizerSpec(model="bpe", **usual | fields)
+
+
 @dataclass(frozen=True)
 class KnownVocabulary:
     """Facts implied by a known list of tokens."""
@@ -92,12 +95,9 @@ class KnownVocabulary:
     pre: str  # its pre-tokenizer, as in ``tokenizer.ggml.pre``; empty if there is none
     n_tokens: int  # number of tokens
     n_merges: int  # number of merges of its canonical conversion; 0 if there are none
-    key: str = ""  # SHA-256 of the tokens, see ``fingerprint``; empty if only the merges are known
-    # the same for the merge list; empty if there is none. Fine-tuned models with more special
-    # tokens keep it.
-    merges_key: str = ""
-    # other pre-tokenizers with which this list of tokens is used
-    also: frozenset[str] = frozenset()
+    key: str = ""  # ``fingerprint`` of the tokens; empty if only the merges are known
+    merges_key: str = ""  # that of the merges, which fine-tuned models with more tokens keep
+    also: frozenset[str] = frozenset()  # other pre-tokenizers that are used with the list of tokens
 
 
 def fingerprint(tokens: Sequence[str] | Sequence[bytes] | memoryview) -> str:
