@@ -82,7 +82,11 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 def bpe_spec(pre: str, **fields: Any) -> TokenizerSpec:
     """A BPE that cuts text as the pre-tokenizer *pre* does; *fields* are the others of its own."""
     kind = pre_tokenizer(pre)
-    usual = {"byte_level": kind.byte_level, "ignore_merges": kind.ignore_merges, "pre": pre}
+    usual: dict[str, Any] = {
+        "byte_level": kind.byte_level,
+        "ignore_merges": kind.ignore_merges,
+        "pre": pre,
+    }
     usual |= {"normalizer": kind.normalizer, "pre_tokenizer": kind.steps}
     return TokenizerSpec(model="bpe", **usual | fields)
 

@@ -30,7 +30,6 @@ from bitnet.tokenizer.comparison import compatibility, measure_agreement
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
 from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files
-from bitnet.verify.content import content_of
 from bitnet.verify.trace import forward_verdict
 from bitnet.verify.vocabulary import vocabulary_out_of_range
 from bitnet.verify.weights import (
@@ -365,7 +364,7 @@ class _Examination:
 
     @_check("vocabulary")
     def _vocabulary(self) -> Finding | str:
-        odd = vocabulary_out_of_range(content_of(self._require_checkpoint()))
+        odd = vocabulary_out_of_range(self._require_checkpoint(), self.pre)
         if odd is None:
             self._require_tokenizer()  # without any tokenizer there is nothing to say
             text = "the tokenizer is not part of the model; nothing is known of it"

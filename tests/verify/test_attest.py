@@ -363,11 +363,11 @@ def test_a_strange_tokenizer_file_has_a_digest_and_no_traceback(tmp_path, tokeni
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": [1], "bos_token": {}}))
     checkpoint = open_checkpoint(folder)
     assert compare(attest(checkpoint, trace=False), checkpoint) == []
-    vocabulary_out_of_range(content_of(checkpoint))
+    vocabulary_out_of_range(checkpoint)
 
 
 def test_a_list_of_the_wrong_type_has_a_digest_and_no_traceback(tmp_path):
     keys = {"tokenizer.ggml.token_type": Typed(STRING, ["a"]), "tokenizer.ggml.eos_token_id": "x"}
     checkpoint = open_checkpoint(model(tmp_path / "m.gguf", keys=keys))
     assert compare(attest(checkpoint, trace=False), checkpoint) == []
-    vocabulary_out_of_range(content_of(checkpoint))
+    vocabulary_out_of_range(checkpoint)

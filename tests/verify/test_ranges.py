@@ -9,7 +9,6 @@ from damages import small, write_model
 from tiny_models import FAMILIES, tiny
 
 from bitnet.formats.containers import open_checkpoint
-from bitnet.verify.content import content_of
 from bitnet.verify.vocabulary import vocabulary_out_of_range
 from bitnet.verify.weights import numbers_out_of_range, settings_out_of_range
 
@@ -25,13 +24,13 @@ def test_real_models_have_nothing_odd(test_models, name):
     checkpoint = open_checkpoint(test_models / name)
     assert list(settings_out_of_range(checkpoint)) == []
     assert list(numbers_out_of_range(checkpoint)) == []
-    assert vocabulary_out_of_range(content_of(checkpoint)) == []
+    assert vocabulary_out_of_range(checkpoint) == []
 
 
 def test_real_vocabularies_have_nothing_odd(test_data):
     paths = sorted((test_data / "vocab").glob("*.gguf"))
     assert paths
-    odd = {path.name: vocabulary_out_of_range(content_of(open_checkpoint(path))) for path in paths}
+    odd = {path.name: vocabulary_out_of_range(open_checkpoint(path)) for path in paths}
     assert set(map(str, odd.values())) == {"[]"}, odd
 
 
@@ -80,7 +79,7 @@ def test_a_setting_that_no_released_model_has_is_named(value):
 
 
 def odd_vocabulary(model, tmp_path):
-    return vocabulary_out_of_range(content_of(open_checkpoint(write_model(model, tmp_path))))
+    return vocabulary_out_of_range(open_checkpoint(write_model(model, tmp_path)))
 
 
 def test_tokens_out_of_the_order_of_their_merges_are_named(model, tmp_path):
@@ -110,8 +109,8 @@ def test_the_tokens_of_a_known_model_are_recognised_but_for_one(test_models, tmp
         name = f"tokenizer.ggml.{part}"
         keys[name] = Typed(STRING, list(source.metadata[name]))
     keys["tokenizer.ggml.tokens"].value[1234] = "renamed"
-    content = content_of(open_checkpoint(write_gguf(tmp_path / "v.gguf", keys)))
-    assert vocabulary_out_of_range(content) == [
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "v.gguf", keys))
+    assert vocabulary_out_of_range(checkpoint) == [
         "tokenizer.ggml.tokens is that of smollm2-135m but for: item: 1,234 'renamed'"
     ]
 
