@@ -21,14 +21,10 @@ from bitnet.base.options import check_type
 from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import blobs
-from bitnet.tokenizer.from_files import (
-    SIDE_FILES,
-    TOKENIZER_FILES,
-    spec_from_file,
-    spec_from_folder,
-)
+from bitnet.tokenizer.from_files import TOKENIZER_FILES, spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.merges import split_merge
+from bitnet.tokenizer.side_files import SIDE_FILES
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 

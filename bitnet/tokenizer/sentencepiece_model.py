@@ -19,7 +19,7 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, TokenizerSpec, Token
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.tokenizer.from_files import TokenizerFile
+    from bitnet.tokenizer.side_files import TokenizerFile
 
 T = TypeVar("T", int, bytes)
 

@@ -23,7 +23,7 @@ from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec
 
 if TYPE_CHECKING:
-    from bitnet.tokenizer.from_files import TokenizerFile
+    from bitnet.tokenizer.side_files import TokenizerFile
     from bitnet.tokenizer.spec import TokenizerSpec
 
 RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from bitnet.tokenizer.from_files import SideFiles, TokenizerFile
+    from bitnet.tokenizer.side_files import SideFiles, TokenizerFile
 
 logger = logging.getLogger(__name__)
 
