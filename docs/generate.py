@@ -19,7 +19,7 @@ from bitnet.commands.program import summary
 from bitnet.families import config_json
 from bitnet.families.family import Family, families
 from bitnet.families.keys import COMMON
-from bitnet.families.rope_keys import PARAMETERS
+from bitnet.families.rope import PARAMETERS
 from bitnet.runtime import request
 from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name
 

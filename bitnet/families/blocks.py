@@ -286,19 +286,6 @@ class ModelConfig:
         ropes = (it.rope for it in self.mixers() if isinstance(it, kinds))
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
-    @property
-    def _shares_well(self) -> bool:
-        """True if every cache that is read by several is of their kind, and filled before."""
-        filled: list[CacheKind] = []
-        for mixer in self.mixers():
-            if mixer.cache is not None:
-                filled.append(mixer.cache)
-            elif (
-                isinstance(mixer, Attention) and mixer.reads not in filled[mixer.shared_cache :][:1]
-            ):
-                return False
-        return True
-
     def regime(self, reach: int) -> tuple[int, ...]:
         """Key of the RoPE frequencies for a prompt; prompts with equal keys can share a cache."""
         return tuple(rope.regime(reach) for rope in self.ropes)
@@ -309,7 +296,6 @@ class ModelConfig:
             (min(self.vocab_size, self.context_length) < 1, "no vocabulary or no context"),
             (self.norm_eps < 0, "norms of a negative epsilon"),
             (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
-            (not self._shares_well, "attention that reads a cache of another kind"),
         )
         for fails, fault in chain(own, *(mixer.faults() for mixer in self.mixers())):
             if fails:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.experts import expert_count
 from bitnet.families.family import Family, Values, architecture_refusal, families, of_model_type
@@ -25,7 +27,7 @@ from bitnet.families.keys import (
     refusal,
     without,
 )
-from bitnet.families.rope_keys import from_parameters
+from bitnet.families.rope import FORMULAS, PARAMETERS, Scaling, Tables, above_zero
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -34,18 +36,12 @@ if TYPE_CHECKING:
 
 #: Read for every family.
 READ: dict[str, Rule] = {
-    **reads(
-        "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads "
-        "head_dim max_position_embeddings rms_norm_eps"
-    ),
+    **reads("num_hidden_layers hidden_size intermediate_size num_attention_heads head_dim"),
+    **reads("num_key_value_heads max_position_embeddings rms_norm_eps tie_word_embeddings"),
+    **reads("rope_parameters rope_theta quantization_config is_causal"),
     "vocab_size": read("must be the rows of the embedding"),
-    "tie_word_embeddings": read("the head is the embedding"),
-    "rope_parameters": read("see below"),
     "rope_scaling": read("former name of `rope_parameters`"),
-    "rope_theta": read("base of the RoPE frequencies"),
-    "quantization_config": read("see below"),
     "architectures": read("must be a model that generates text"),
-    "is_causal": read("causal or bidirectional attention"),
     "auto_map": read("custom code is not run: it must name this family's class"),
 }
 _NOTHING = _NO_NUMBER = neutral(None, False, 0)
@@ -90,11 +86,8 @@ CHANGES: dict[str, Rule] = {
 #: Of ``quantization_config``: ternary weights of BitNet.
 QUANTIZATION: dict[str, Rule] = {
     "quant_method": neutral("bitnet"),
-    "linear_class": read("the scale of packed weights divides or multiplies"),
-    "quantization_mode": read("`online`: plain weights are quantized here; `offline`: packed"),
-    "modules_to_not_convert": read("linear layers that are not quantized"),
-    "use_rms_norm": read("norms before every projection"),
-    "rms_norm_eps": read("epsilon of these norms; must be the model's own"),
+    **reads("linear_class quantization_mode modules_to_not_convert use_rms_norm"),
+    "rms_norm_eps": read("must be the model's own"),
 }
 #: The same of blocks of MXFP4 (gpt-oss).
 MXFP4: dict[str, Rule] = {
@@ -106,6 +99,7 @@ _BELOW = "quantization_config."
 # A file without one of these is refused: published files state them, for which transformers has
 # defaults of its own.
 _STATED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
+_EVERYWHERE = {"rope_type", "type", "rope_theta"}  # keys of any kind of scaling
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
@@ -175,7 +169,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     rope = {**config, "head_dim": head_dim}
     if family.layered_rope:
         rope.pop("original_max_position_embeddings", None)
-    rope_keys, freq_factors = from_parameters(rope, family)
+    rope_keys, freq_factors = _rope_tables(rope, family)
     keys = rope_keys | keys | _both_ways(config, keys)
     biases = (part for key, part in family.biases.items() if not key or config.get(key))
     name = keys.pop("architecture", family.architecture)
@@ -310,3 +304,72 @@ def _check_quantization(quantization: Config, config: Config) -> None:
     mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):
         raise ValueError(f"quantization_config with {linear!r}, {mode!r}")
+
+
+def _rope_tables(config: Config, family: Family) -> Tables:
+    """GGUF keys and tensors of the position embedding of *config*."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    local: dict[str, Any] = {}
+    if family.layered_rope:
+        parameters, local = _split_by_attention(config)
+    parameters = {
+        key: value for key, value in _in_one_word(parameters).items() if value is not None
+    }
+    kind = parameters.get("rope_type") or "default"
+    if kind not in PARAMETERS:
+        raise Unsupported(
+            f"rope scaling {kind!r}; known: {', '.join(PARAMETERS)}", hint="choose another model"
+        )
+    if family.layered_rope and parameters.get("truncate") is False:
+        raise refusal("rope_parameters.full_attention.truncate", False)
+    dims = _rotary_dims(config, parameters, family)
+    names = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
+    rest = {key: value for key, value in parameters.items() if key not in names}
+    check(rest, {}, below="rope_parameters.")
+    base = above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
+    more, tensors = FORMULAS[kind](Scaling(config, parameters, base, dims))
+    if family.has_freq_factors:
+        tensors = {"rope_freqs.weight": np.ones(dims // 2, dtype=np.float32)} | tensors
+    return {"rope.freq_base": base, "rope.dimension_count": dims, **local, **more}, tensors
+
+
+def _split_by_attention(config: Config) -> tuple[Config, dict[str, Any]]:
+    """Parameters of layers with full attention, and the RoPE base of the others."""
+    nested = config.get("rope_parameters") or {}
+    full = _in_one_word(nested.get("full_attention") or {})
+    full |= _in_one_word(config.get("rope_scaling") or {})
+    local = _in_one_word(nested.get("sliding_attention") or {})
+    for key in nested.keys() - {"full_attention", "sliding_attention"}:
+        raise refusal(f"rope_parameters.{key}", nested[key])
+    key = "rope_parameters.sliding_attention"
+    if (local.get("rope_type") or "default") != "default":
+        raise refusal(key, local, "layers with a window support RoPE without scaling only")
+    rest = {
+        name: value
+        for name, value in local.items()
+        if name not in _EVERYWHERE and value is not None
+    }
+    check(rest, {}, below=f"{key}.")
+    its = local.get("rope_theta"), config.get("rope_local_base_freq"), config.get("rope_theta")
+    return full, {"rope.freq_base_swa": above_zero(*its)}
+
+
+def _in_one_word(parameters: Config) -> dict[str, Any]:
+    """*parameters* with ``type``, the earlier name of ``rope_type``, under the later one."""
+    kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
+    if len(kinds) > 1:
+        raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
+    rest = {key: value for key, value in parameters.items() if key not in ("rope_type", "type")}
+    return rest | ({"rope_type": kinds.pop()} if kinds else {})
+
+
+def _rotary_dims(config: Config, parameters: Config, family: Family) -> int:
+    """Number of rotary dimensions of a head."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial is None or partial == 1.0 or parameters.get("rope_type") == "proportional":
+        return int(head_dim)
+    if not family.partial_rotation:
+        why = "models of this family apply RoPE to whole heads"
+        raise refusal("partial_rotary_factor", partial, why)
+    return int(head_dim * partial)

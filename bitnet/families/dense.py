@@ -108,16 +108,11 @@ def dense(
 ) -> ModelConfig:
     """ModelConfig of the usual blocks.
 
-    Args:
-        keys: the model.
-        norms: names before and behind each branch.
-        window: window of layers that have one, if no key gives it.
-        period: the last layer of each *period* has full attention; 0: none.
-        each: attention of a layer, from its number and the usual one.
-        residual_scale: factor on the outputs of attention and feed-forward.
-        ffn: fields of :class:`FeedForward`.
-        mixture: experts of all layers but the first ones, of which a key gives the number.
-        more: fields of :class:`Attention`.
+    *norms* are the names before and behind each branch, *window* is that of layers that have one,
+    if no key gives it; the last layer of each *period* has full attention. *each* gives attention
+    of a layer, from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *more*
+    those of :class:`Attention`; all layers but the first ones, of which a key gives the number,
+    have the *mixture*.
     """
     model_sizes = sizes(keys)
     causal = bool(keys.value("attention.causal", True))

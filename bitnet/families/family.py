@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -180,43 +179,13 @@ def of_model_type(model_type: str, named: str = "") -> Family | None:
     return own or next((it for it in families() if model_type in it.model_types), None)
 
 
-_EXPERTS = "a mixture of experts"
-_STATE = "a model with state-space or recurrent layers"
-_LATENT = "a model with latent attention"
-_BY_NAME = (
-    (re.compile(r"deepseek[-_]?v?(2|32|4)|minicpm3|kimi"), _LATENT),
-    (re.compile(r"moe|mixtral|dbrx|grok|deepseek|llama4|arctic|minimax"), _EXPERTS),
-    (re.compile(r"mamba|rwkv|jamba|qwen3[-_]?next|bamba"), _STATE),
-    (re.compile(r"bert|t5enc|embed"), "an encoder for embeddings"),
-    (re.compile(r"^t5|bart|whisper"), "an encoder and a decoder"),
-    (re.compile(r"gemma-?3n|openelm|deci"), "a model whose layers differ in shape"),
-    (re.compile(r"clip|vit|vision|siglip|mmproj"), "a model of images"),
-)
-_BY_TENSOR = (
-    (re.compile(r"_exps\.|\.experts\.|ffn_gate_inp|block_sparse_moe"), _EXPERTS),
-    (re.compile(r"\bssm_|\.mamba\.|\.mixer\.|time_mix"), _STATE),
-    (re.compile(r"lora_[ab]\b|\.lora_", re.IGNORECASE), "an adapter (LoRA), not a whole model"),
-    (re.compile(r"^(v|mm)\.|vision"), "a multimodal model with images"),
-    (re.compile(r"attn_sinks|self_attn\.sinks"), "a model with attention sinks"),
-    (re.compile(r"cross_attn|encoder\."), "a model with an encoder"),
-    (re.compile(r"^cls\.|^score\.|classifier"), "a classifier"),
-)  # fmt: skip
-
-
 def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "") -> Unsupported:
-    """Error for a model of the architecture *name*, with what that is if the name says so."""
-    text = next((text for pattern, text in _BY_NAME if pattern.search(name.lower())), "")
+    """Error for a model of the architecture *name*."""
     return Unsupported(
         f"Unsupported {kind}architecture: {name or '(none)'}. "
-        f"Supported: {', '.join(sorted(supported))}{text and f'. {name} is {text}'}",
+        f"Supported: {', '.join(sorted(supported))}",
         hint="choose a model of one of these families",
     )
-
-
-def what_it_is(tensors: Iterable[str]) -> str:
-    """The kind of model that contains one of *tensors*; empty if they say nothing."""
-    names = list(tensors)
-    return next((text for pattern, text in _BY_TENSOR if any(map(pattern.search, names))), "")
 
 
 def check_keys(

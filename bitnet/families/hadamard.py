@@ -19,7 +19,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -36,7 +36,6 @@ _READ = (
     *("inverse_weight_names", "gdn_v_grouped"),
 )
 _LARGEST_BLOCK = 1 << 16
-_HINT = "fetch the file again; or another file of this model"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,77 +62,63 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
     keys = {
         key.removeprefix(_PREFIX): value
         for key, value in checkpoint.metadata.items()
-        if key.startswith("prism.") and key.startswith(_PREFIX)
+        if key.startswith(_PREFIX)
     }
     if not keys:
         return None
-    label = checkpoint.path.name
-    for key, value in keys.items():
-        if key not in _READ and (key not in _KNOWN or value != _KNOWN[key]):
-            raise Unsupported(
-                f"{label}: {_PREFIX}{key} is {value!r:.80}, expected "
-                f"{_KNOWN.get(key, 'no such key')!r}: the weights are in a basis that is not known",
-                hint="update bitnet, or choose another file of this model",
+    for key, is_right, expected in _checks(keys, checkpoint.weights):
+        if not is_right:
+            error = InvalidFormat if key in _READ else Unsupported
+            raise error(
+                f"{checkpoint.path.name}: {_PREFIX}{key} is {keys.get(key)!r:.80}, expected "
+                f"{expected}: the weights are in a basis that is not known",
+                hint="update bitnet, fetch the file again, or choose another file of this model",
             )
-    for key in (*_KNOWN, "block_size", "sign_mode", "weight_names"):
-        if key not in keys:
-            raise _wrong(label, key, "missing")
-    block = keys["block_size"]
-    if type(block) is not int or not 2 <= block <= _LARGEST_BLOCK or block & (block - 1):
-        raise _wrong(label, "block_size", f"{block!r:.80}, expected a power of two")
-    weights = _names(label, "weight_names", keys, checkpoint)
-    embeddings = _names(label, "inverse_weight_names", keys, checkpoint)
-    if embeddings - {"token_embd.weight"}:
-        raise _wrong(label, "inverse_weight_names", "more than the token embedding")
-    is_recurrent = any(name.endswith(".ssm_out.weight") for name in weights)
+    has_signs = keys["sign_mode"] == "explicit"
+    widths, values = (
+        list(keys.get(key, ())) if has_signs else [] for key in ("sign_widths", "sign_values")
+    )
+    parts = np.split(np.array(values, dtype=np.float32), np.cumsum(widths, dtype=int))
+    return HadamardBasis(
+        keys["block_size"],
+        dict(zip(widths, parts, strict=False)),
+        frozenset(keys["weight_names"]),
+        frozenset(keys.get("inverse_weight_names", ())),
+        keys.get("gdn_v_grouped", False),
+    )
+
+
+def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """Keys, if they are as expected, and what is; each in its turn, as later ones build on it."""
+    for key in keys:
+        yield key, key in _READ or key in _KNOWN, "no such key"
+    for key, known in _KNOWN.items():
+        yield key, keys.get(key) == known, repr(known)
+    block, mode = keys.get("block_size"), keys.get("sign_mode")
+    is_size = type(block) is int and 2 <= block <= _LARGEST_BLOCK and not block & (block - 1)
+    yield "block_size", is_size, "a power of two"
+    yield "weight_names", "weight_names" in keys, "names of tensors"
+    for key in ("weight_names", "inverse_weight_names", "sign_widths", "sign_values"):
+        entries = keys.get(key, ())
+        yield key, isinstance(entries, Iterable) and not isinstance(entries, str), "a list"
+    names = []
+    for key in ("weight_names", "inverse_weight_names"):
+        names = list(keys.get(key, ()))
+        are_tensors = all(isinstance(name, str) and name in tensors for name in names)
+        yield key, are_tensors and len(set(names)) == len(names), "names of tensors, once each"
+    yield key, not set(names) - {"token_embd.weight"}, "the token embedding at most"
+    names += keys["weight_names"]
+    columns = {tensors[name].shape[-1] for name in names}
+    yield "block_size", not any(it % block for it in columns), f"a divisor of {sorted(columns)}"
+    yield "sign_mode", mode in ("explicit", "identity"), "explicit or identity"
+    if mode == "explicit":
+        widths, values = list(keys.get("sign_widths", ())), list(keys.get("sign_values", ()))
+        are_sizes = all(type(width) is int and width > 0 for width in widths)
+        is_whole = are_sizes and len(set(widths)) == len(widths) and columns <= set(widths)
+        yield "sign_widths", is_whole, f"different widths, {sorted(columns)} among them"
+        are_signs = all(type(value) is int and abs(value) == 1 for value in values)
+        yield "sign_values", are_signs and len(values) == sum(widths), "1 or -1 for every column"
+    is_recurrent = any(name.endswith(".ssm_out.weight") for name in names)
     grouped = keys.get("gdn_v_grouped", None if is_recurrent else False)
-    if type(grouped) is not bool or (grouped and not is_recurrent):
-        raise _wrong(label, "gdn_v_grouped", f"{grouped!r:.80}, expected a rotated ssm_out with it")
-    basis = HadamardBasis(block, _signs(label, keys), weights, embeddings, grouped)
-    for name in weights | embeddings:
-        width = checkpoint.weights[name].shape[-1]
-        if width % block:
-            raise _wrong(label, "block_size", f"{block}, which does not divide {name}'s {width}")
-        if keys["sign_mode"] == "explicit" and width not in basis.signs:
-            raise _wrong(label, "sign_widths", f"without {width}, the width of {name}")
-    return basis
-
-
-def _names(label: str, key: str, keys: Mapping[str, Any], checkpoint: Keys) -> frozenset[str]:
-    names = _entries(label, key, keys)
-    unknown = [n for n in names if not isinstance(n, str) or n not in checkpoint.weights]
-    if unknown or len(set(names)) != len(names):
-        raise _wrong(label, key, f"with {unknown[:1] or 'a name twice'!s}, not a tensor each")
-    return frozenset(names)
-
-
-def _signs(label: str, keys: Mapping[str, Any]) -> dict[int, NDArray[np.float32]]:
-    mode = keys["sign_mode"]
-    if mode == "identity":
-        return {}
-    if mode != "explicit":
-        raise Unsupported(
-            f"{label}: {_PREFIX}sign_mode is {mode!r:.80}, expected 'explicit' or 'identity'",
-            hint=_HINT,
-        )
-    widths = _entries(label, "sign_widths", keys)
-    values = _entries(label, "sign_values", keys)
-    are_sizes = all(type(width) is int and width > 0 for width in widths)
-    if not are_sizes or len(set(widths)) != len(widths):
-        raise _wrong(label, "sign_widths", "not different widths")
-    if len(values) != sum(widths) or not all(type(v) is int and abs(v) == 1 for v in values):
-        raise _wrong(label, "sign_values", "not a 1 or -1 for every column of sign_widths")
-    parts = np.split(np.array(values, dtype=np.float32), np.cumsum(widths)[:-1]) if widths else []
-    return dict(zip(widths, parts, strict=True))
-
-
-def _entries(label: str, key: str, keys: Mapping[str, Any]) -> list[Any]:
-    """The list *key*; empty if there is none."""
-    entries = keys.get(key, ())
-    if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise _wrong(label, key, f"{entries!r:.80}, expected a list")
-    return list(entries)
-
-
-def _wrong(label: str, key: str, problem: str) -> InvalidFormat:
-    return InvalidFormat(f"{label}: {_PREFIX}{key} is {problem}", hint=_HINT)
+    is_flag = type(grouped) is bool and (is_recurrent or not grouped)
+    yield "gdn_v_grouped", is_flag, "a flag, with a rotated ssm_out"

@@ -182,70 +182,6 @@ def _show(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-_OFF = neutral(0, False, note="not computed")
-#: For every family.
-COMMON: dict[str, Rule] = {
-    "block_count": read("layers"),
-    "embedding_length": read("width of the residual stream"),
-    "feed_forward_length": read("width inside the network, of all layers or of each; 0: none"),
-    "context_length": read("positions the model was trained for"),
-    "vocab_size": HARMLESS,
-    "attention.head_count": read("query heads"),
-    "attention.head_count_kv": read("key and value heads, of all layers or of each; 0: none"),
-    "attention.key_length": read("width of a head"),
-    "attention.value_length": read("must be the width of a head"),
-    "attention.layer_norm_rms_epsilon": read("epsilon of every norm"),
-    "attention.layer_norm_epsilon": HARMLESS,
-    "attention.scale": read(
-        "on scores; beside Gemma and Granite only one over the root of the width"
-    ),
-    "attention.sliding_window": read("positions a query attends to; 0: all"),
-    "attention.sliding_window_pattern": read("which layers have a window"),
-    "attention.causal": Rule("causal or bidirectional attention", (True, False), is_read=True),
-    "attention.max_alibi_bias": _OFF,
-    "attention.clamp_kqv": _OFF,
-    "attention.shared_kv_layers": _OFF,
-    "attention.temperature_scale": _OFF,
-    "rope.dimension_count": read("rotary dimensions of a head"),
-    "rope.freq_base": read("base of the RoPE frequencies"),
-    "rope.scale_linear": read("name of `rope.scaling.factor` in 2023"),
-    "rope.scaling.type": read("`none`, `linear`, `yarn`, `longrope`, `dynamic`"),
-    "rope.scaling.factor": read("factor of context extension; `linear` without a type"),
-    "rope.scaling.original_context_length": read("context before"),
-    "rope.scaling.attn_factor": read("on rotated queries and keys, besides that of `yarn`"),
-    "rope.scaling.yarn_beta_fast": neutral(32.0, note="of `yarn`"),
-    "rope.scaling.yarn_beta_slow": neutral(1.0, note="of `yarn`"),
-    "rope.scaling.yarn_ext_factor": neutral(1.0, -1.0),
-    "rope.scaling.yarn_attn_factor": neutral(1.0),
-    "rope.scaling.yarn_log_multiplier": _OFF,
-    "rope.scaling.finetuned": HARMLESS,
-    "rope.scaling.alpha": _OFF,
-    "pooling_type": Rule(
-        "how vectors are pooled: 0 (no vectors), 1 mean, 2 first, 3 last",
-        (0, 1, 2, 3),
-        is_read=True,
-    ),
-    "tensor_data_layout": neutral("Meta AI original pth"),
-    "use_parallel_residual": neutral(False),
-    "attn_logit_softcapping": _OFF,
-    "final_logit_softcapping": _OFF,
-    "logit_scale": neutral(1.0, 0),
-    "residual_scale": neutral(1.0, 0),
-    "embedding_scale": neutral(1.0, 0),
-    **dict.fromkeys(
-        (
-            "expert_count",
-            "expert_used_count",
-            "expert_shared_count",
-            "expert_feed_forward_length",
-            "leading_dense_block_count",
-            "nextn_predict_layers",
-            "embedding_length_per_layer_input",
-        ),
-        _OFF,
-    ),
-}
-
 #: GGUF keys of the same value, by the key of ``config.json``.
 BECOMES = {
     "attention_multiplier": "attention.scale",
@@ -296,4 +232,41 @@ BECOMES = {
     "top_k_experts": "expert_used_count",
     "topk_group": "expert_group_used_count",
     "v_head_dim": "attention.value_length_mla",
+}
+
+_OFF = neutral(0, False, note="not computed")
+#: For every family.
+COMMON: dict[str, Rule] = {
+    **reads("block_count embedding_length feed_forward_length context_length attention.head_count"),
+    **reads("attention.head_count_kv attention.key_length attention.layer_norm_rms_epsilon"),
+    **reads("attention.sliding_window attention.sliding_window_pattern rope.dimension_count"),
+    **reads("rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor"),
+    **reads("rope.scaling.original_context_length rope.scaling.attn_factor"),
+    "vocab_size": HARMLESS,
+    "attention.value_length": read("must be the width of a head"),
+    "attention.layer_norm_epsilon": HARMLESS,
+    "attention.scale": read(
+        "on scores; beside Gemma and Granite only one over the root of the width"
+    ),
+    "attention.causal": Rule("causal or bidirectional attention", (True, False), is_read=True),
+    "rope.scaling.yarn_beta_fast": neutral(32.0),
+    "rope.scaling.yarn_beta_slow": neutral(1.0),
+    "rope.scaling.yarn_ext_factor": neutral(1.0, -1.0),
+    "rope.scaling.yarn_attn_factor": neutral(1.0),
+    "rope.scaling.finetuned": HARMLESS,
+    "pooling_type": Rule("0 (no vectors), 1 mean, 2 first, 3 last", (0, 1, 2, 3), is_read=True),
+    "tensor_data_layout": neutral("Meta AI original pth"),
+    "use_parallel_residual": neutral(False),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), neutral(1.0, 0)),
+    **dict.fromkeys(
+        (
+            *("attention.max_alibi_bias", "attention.clamp_kqv", "attention.shared_kv_layers"),
+            *("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
+            *("rope.scaling.alpha", "attn_logit_softcapping", "final_logit_softcapping"),
+            *("expert_count", "expert_used_count", "expert_shared_count"),
+            *("expert_feed_forward_length", "leading_dense_block_count"),
+            *("nextn_predict_layers", "embedding_length_per_layer_input"),
+        ),
+        _OFF,
+    ),
 }

@@ -1,17 +1,24 @@
-"""Rotary position embedding (RoPE): frequencies, and scaling to longer contexts."""
+"""Rotary position embedding (RoPE): frequencies, scaling to longer contexts, and their keys.
+
+``rope_parameters`` of a ``config.json`` become GGUF's keys and tensors by the formulas of
+transformers. The kinds of scaling, their parameters and their meaning:
+https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/modeling_rope_utils.py
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.keys import Keys, RopeStyle, contradiction
+from bitnet.families.keys import Config, Keys, RopeStyle, contradiction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
@@ -140,3 +147,155 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         divided_by = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
         implied = rope.frequencies(1)[1] / magnitude(factor, divided_by)
     return replace(rope, attention_factor=attention_factor * implied)
+
+
+# GGUF's keys and tensors.
+Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
+
+# Parameters of each kind of scaling, besides rope_theta and the kind itself. With ``dynamic`` the
+# original context is ignored: ``max_position_embeddings`` counts.
+_CONTEXT = "original_max_position_embeddings"
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", _CONTEXT),
+    "yarn": (
+        *("factor", _CONTEXT, "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": ("short_factor", "long_factor", _CONTEXT, "factor", "attention_factor"),
+    "proportional": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _CONTEXT),
+}
+_NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's converter writes it
+
+
+class Scaling(NamedTuple):
+    """What the formula of a kind of scaling reads."""
+
+    config: Config
+    parameters: Config
+    base: float
+    dims: int
+
+    @property
+    def original(self) -> int:
+        """Original context length; a key next to ``rope_parameters`` takes precedence."""
+        context = self.parameters.get(_CONTEXT, self.config["max_position_embeddings"])
+        return int(self.config.get(_CONTEXT, context))
+
+    @property
+    def factor(self) -> float:
+        """Factor of the extension, by default that of both context lengths."""
+        given = self.parameters.get("factor")
+        return float(given or self.config["max_position_embeddings"] / self.original)
+
+
+def above_zero(*candidates: Any) -> float:
+    """The first of *candidates* that is set, a base of RoPE frequencies; 10,000 if none is."""
+    base = float(next((value for value in candidates if value is not None), 10000.0))
+    if base <= 0:
+        raise ValueError(f"a RoPE base of {base:g}")
+    return base
+
+
+def _dynamic(its: Scaling) -> Tables:
+    if its.parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
+        stretch = its.parameters["alpha"] ** (its.dims / (its.dims - 2))
+        return {"rope.freq_base": above_zero(its.base * stretch)}, {}
+    return _scaling_keys("dynamic", float(its.parameters["factor"])), {}
+
+
+def _scaling_keys(kind: str, factor: float) -> dict[str, Any]:
+    return {"rope.scaling.type": kind, "rope.scaling.factor": factor}
+
+
+def _yarn(its: Scaling) -> Tables:
+    parameters, factor = its.parameters, its.factor
+    implied = magnitude(factor)
+    magnification = parameters.get("attention_factor")
+    if magnification is None and parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        magnification = magnitude(factor, parameters["mscale"]) / magnitude(
+            factor, parameters["mscale_all_dim"]
+        )
+    scale = implied if magnification is None else above_zero(magnification)
+    fast, slow = parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1
+    if fast < slow:
+        raise ValueError("beta_fast below beta_slow")
+    whole = bool(parameters.get("truncate", True))
+    low, high = (
+        its.dims * math.log(its.original / (turns * 2 * math.pi)) / (2 * math.log(its.base))
+        for turns in (fast, slow)
+    )
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, its.dims - 1)
+    if whole and (fast, slow) == (32, 1) and low <= high:
+        keys = {
+            "rope.scaling.original_context_length": its.original,
+            **_scaling_keys("yarn", factor),
+        }
+        if scale != implied:
+            keys["rope.scaling.attn_factor"] = scale / implied
+        return keys, {}
+    # llama.cpp has no key for other bounds and treats crossed bounds in its own way; frequency
+    # factors express them exactly.
+    ramp = np.clip((np.arange(its.dims // 2) - low) / ((high - low) or 0.001), 0, 1)
+    freq_factors = 1 / (1 - ramp + ramp / factor)
+    return {"rope.scaling.attn_factor": scale}, {
+        "rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)
+    }
+
+
+def _longrope(its: Scaling) -> Tables:
+    factor, scale = its.factor, its.parameters.get("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(its.original))
+    keys = {
+        "rope.scaling.original_context_length": its.original,
+        "rope.scaling.attn_factor": float(scale),
+    }
+    tensors = {
+        f"rope_factors_{name}.weight": np.array(its.parameters[f"{name}_factor"], dtype=np.float32)
+        for name in ("short", "long")
+    }
+    for freq_factors in tensors.values():
+        if freq_factors.shape != (its.dims // 2,):
+            raise ValueError(f"{freq_factors.size} factors for {its.dims // 2} pairs")
+    return keys, tensors
+
+
+def _llama3(its: Scaling) -> Tables:
+    """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
+    pairs, parameters = its.dims // 2, its.parameters
+    frequencies = its.base ** (-np.arange(pairs, dtype=np.float64) / pairs)
+    turns = its.original * frequencies / (2 * math.pi)
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    if not high > low:
+        raise ValueError("high_freq_factor is not above low_freq_factor")
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    freq_factors = 1 / ((1 - kept) / parameters["factor"] + kept)
+    return {}, {"rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)}
+
+
+def _proportional(its: Scaling) -> Tables:
+    """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
+    share = its.parameters.get("partial_rotary_factor", 1.0)
+    pairs, turning = its.dims // 2, int(share * its.dims // 2)
+    if not 0 <= turning <= pairs:
+        raise ValueError(f"a partial_rotary_factor of {share}")
+    freq_factors = np.full(pairs, _NO_TURN, dtype=np.float32)
+    freq_factors[:turning] = above_zero(its.parameters.get("factor", 1.0))
+    return {}, {"rope_freqs.weight": freq_factors}
+
+
+#: Formula of each kind of scaling.
+FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
+    "default": lambda _its: ({}, {}),
+    "linear": lambda its: (_scaling_keys("linear", float(its.parameters["factor"])), {}),
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
+    "llama3": _llama3,
+}

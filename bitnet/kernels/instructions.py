@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from bitnet.families.mixers import Activation
     from bitnet.families.rope import Rope
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.ops import Pass
-    from bitnet.kernels.program import Register
+    from bitnet.kernels.program import Pass, Register
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from bitnet.kernels.instructions import sigmoid, silu, softmax
 if TYPE_CHECKING:
     from bitnet.families.mixers import Routing
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.ops import Pass
-    from bitnet.kernels.program import Register
+    from bitnet.kernels.program import Pass, Register
 
 LEAST_SUM = 2.0**-14  # of weights that are divided by it, as in llama.cpp
 

@@ -21,9 +21,8 @@ from bitnet.base.machine import thread_count, usable_cores
 from bitnet.families.rope import Rope
 from bitnet.kernels.instructions import Attend, Join, Rotate, Take
 from bitnet.kernels.kv_cache import page_tables, state_ranges
-from bitnet.kernels.ops import KERNELS, Interpreter, Ops, by_regime
 from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
-from bitnet.kernels.program import Mark, Program, Register
+from bitnet.kernels.program import KERNELS, Interpreter, Mark, Ops, Program, Register, by_regime
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
 
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.ops import Pass
-    from bitnet.kernels.program import Instruction, Segment
+    from bitnet.kernels.program import Instruction, Pass, Segment
     from bitnet.quants.weight import Weight
 
 logger = logging.getLogger(__name__)

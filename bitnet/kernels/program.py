@@ -1,21 +1,30 @@
-"""A model's forward pass as data, instructions over named registers.
+"""A model's forward pass as data, instructions over named registers, and its run on a backend.
 
 A register holds float rows, one per token of the batch: ``(T, width)``. Weights are named; the
 tokens of all segments of a batch follow each other. ``instructions.py`` says what each instruction
-means, in NumPy; a backend may compile the list instead.
+means, in NumPy; a backend multiplies weights, in its own form, and may compile the list instead.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from bitnet.families.blocks import CacheKind
+    from bitnet.families.rope import Rope
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.kv_codes import Array
+    from bitnet.quants.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,8 @@ class Segment:
 class Instruction(Protocol):
     """A step of a program, a dataclass; ``instructions.py`` has all there are."""
 
-    def run(self, on: Any) -> None:
-        """Do it in a ``Pass``: in NumPy, with the products of any backend, which defines it."""
+    def run(self, on: Pass) -> None:
+        """Do it in NumPy, with the products of any backend, which defines what it means."""
 
 
 class Register(NamedTuple):
@@ -64,5 +73,201 @@ class Mark:
     name: str
     register: Register
 
-    def run(self, on: Any) -> None:
+    def run(self, on: Pass) -> None:
         """Nothing: a trace stops here."""
+
+
+Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
+
+#: Names in counters of the operations that are a kernel, by their instruction.
+KERNELS = {
+    "Attend": "attention",
+    "Convolve": "convolve",
+    "DeltaRule": "delta_rule",
+    "Gate": "gate",
+    "Norm": "rms_norm",
+    "Rotate": "rope",
+    "Route": "route",
+    "SelectiveScan": "selective_scan",
+}
+
+
+class Ops(ABC):
+    """A backend: products of weights, in the form that it prefers, and all other instructions."""
+
+    name: str  # what ``--version`` and reports call it
+
+    def expect(self, weights: Collection[Weight]) -> None:  # noqa: B027 - most have nothing to choose
+        """Choose the form of a model's *weights* by all of them, before they are prepared."""
+
+    @abstractmethod
+    def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Prepared:
+        """Prepare *weight* once, in the layout that the other operations expect.
+
+        It is *looked_up* if mostly :meth:`embed` and others that take single rows will read
+        it, an *expert* if it is one of a mixture, of which a token reads few.
+        """
+
+    def reads(self, prepared: Prepared) -> list[NDArray[np.uint8]]:  # noqa: ARG002
+        """Bytes of mapped files that operations on *prepared* read; none where it is a copy."""
+        return []
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Prepared]
+    ) -> Callable[[Sequence[Segment]], Array]:
+        """*program* over *weights* as a function from a batch to the rows of its outputs.
+
+        A backend may run it in any way that gives the bits of its own instructions one by one.
+        """
+        return Interpreter(program, weights, self).run
+
+    @abstractmethod
+    def run(self, instruction: Instruction, on: Pass) -> None:
+        """Do *instruction* in a pass, near to what its own ``run`` computes in float64."""
+
+    @abstractmethod
+    def counters(self) -> Mapping[str, int]:
+        """Number of calls of each kernel since the process began, counted in the kernel.
+
+        Names are ``operation/instruction set``, with the encoding in between where there is one.
+        """
+
+    @abstractmethod
+    def embed(self, table: Prepared, tokens: Sequence[int]) -> Array:
+        """Rows *tokens* of the ``(vocabulary, dim)`` *table*: ``(T, dim)``."""
+
+    @abstractmethod
+    def linear(self, x: Array, weight: Prepared, bias: Prepared | None = None) -> Array:
+        """``x @ weight.T + bias``: ``(T, inputs)`` to ``(T, outputs)``.
+
+        Ternary weights of a BitNet (``rounds_input``) round *x* to int8 per token first (W1.58A8):
+        with ``s = 127 / max(|x|, 1e-5)`` and ``q = clip(round_half_even(x * s), -128, 127)`` the
+        result is ``sum(code * q) / s * scale``, whichever encoding holds them;
+        where blocks of a row have scales of their own, their integer sums are scaled and added in
+        float64, first to last, before the division. Backends agree bit for bit.
+        """
+
+    @abstractmethod
+    def softcap(self, x: Array, cap: float) -> Array:
+        """``cap * tanh(x / cap)``."""
+
+
+class Pass:
+    """One run of a program over *segments*, whose registers are empty at first."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Prepared],
+        ops: Ops,
+        segments: Sequence[Segment],
+    ) -> None:
+        self.program = program
+        self.weights = weights
+        self.ops = ops
+        self.segments = segments
+        self.registers: dict[Register, Array] = {}  # their values, ``(T, width)`` each
+        self.states = [segment.cache.begin() for segment in segments]
+        self._angles: dict[int, tuple[Array, float]] = {}
+        self._selected = False
+
+    def finish(self) -> Array:
+        """The result; the caches now hold the segments' tokens."""
+        for segment in self.segments:
+            segment.cache.advance(len(segment.tokens))
+        return self.registers[self.program.result]
+
+    def select(self) -> list[int]:
+        """Numbers of the requested rows, which are all rows from now on."""
+        requested: list[int] = []
+        at = 0
+        for segment in self.segments:
+            at += len(segment.tokens)
+            requested.extend(range(at - segment.rows, at))
+        self._selected = True
+        self._angles = {}
+        return requested
+
+    def positions(self) -> list[range]:
+        """The positions of the rows of each segment."""
+        stops = [its.cache.length + len(its.tokens) for its in self.segments]
+        counts = [its.rows if self._selected else len(its.tokens) for its in self.segments]
+        return [range(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+
+    def heads(self, register: Register, head_dim: int) -> Array:
+        """Value of *register* head by head, ``(T, heads, head_dim)``."""
+        x = self.registers[register]
+        return x.reshape(len(x), -1, head_dim)
+
+    def rows(self) -> Iterator[tuple[slice, KVCache]]:
+        """Rows of each segment, and its cache."""
+        end = 0
+        for segment, positions in zip(self.segments, self.positions(), strict=True):
+            end += len(positions)
+            yield slice(end - len(positions), end), segment.cache
+
+    def states_of(
+        self, number: int, shape: tuple[int, ...], *, first: bool = False
+    ) -> Iterator[tuple[slice, Array]]:
+        """Rows of each segment, and the last or the *first* numbers of its state *number*."""
+        size = math.prod(shape)
+        for rows, cache in self.rows():
+            state = cache.state(number)
+            yield rows, (state[:size] if first else state[-size:]).reshape(shape)
+
+    def angles(self, rotation: Rope) -> tuple[Array, float]:
+        """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
+        angles = self._angles.get(id(rotation))
+        if angles is None:
+            parts = [np.empty((0, len(rotation.frequencies(1)[0])))]
+            scale = rotation.frequencies(1)[1]
+            for segment, positions in zip(self.segments, self.positions(), strict=True):
+                for its in by_regime(positions, segment.cache.reach, rotation):
+                    rows = np.array(its, dtype=np.float64)
+                    frequencies, scale = rotation.frequencies(max(segment.cache.reach, its.stop))
+                    parts.append(rows[:, None] * frequencies)
+            angles = self._angles[id(rotation)] = (np.concatenate(parts), scale)
+        return angles
+
+
+def by_regime(positions: range, reach: int, rotation: Rope) -> Iterator[range]:
+    """*positions* in parts that *rotation* turns by the same frequencies."""
+    for _, group in groupby(positions, lambda at: rotation.regime(max(reach, at + 1))):
+        first, *more = group
+        yield range(first, first + 1 + len(more))
+
+
+class Interpreter:
+    """Runs a program one operation at a time. This is the definition of what a program means."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Prepared], ops: Ops) -> None:
+        self.program = program
+        self._weights = weights
+        self._ops = ops
+
+    def run(self, segments: Sequence[Segment]) -> Array:
+        """Rows of the outputs of all *segments*, ``(R, width)``; their caches are advanced."""
+        on = Pass(self.program, self._weights, self._ops, segments)
+        for _ in self._steps(on):
+            pass
+        return on.finish()
+
+    def trace(
+        self, segments: Sequence[Segment]
+    ) -> Generator[tuple[str, Array], Array | None, Array]:
+        """As :meth:`run`, with the name and the value of every mark that is passed.
+
+        A value sent in return takes the place of the marked one.
+        """
+        on = Pass(self.program, self._weights, self._ops, segments)
+        yield from self._steps(on)
+        return on.finish()
+
+    def _steps(self, on: Pass) -> Generator[tuple[str, Array], Array | None, None]:
+        for instruction in self.program.instructions:
+            if not isinstance(instruction, Mark):
+                self._ops.run(instruction, on)
+                continue
+            sent = yield instruction.name, on.registers[instruction.register]
+            if sent is not None:
+                on.registers[instruction.register] = sent

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import UsageError
-from bitnet.kernels.ops import KERNELS, Ops
+from bitnet.kernels.program import KERNELS, Ops
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.ops import Pass
-    from bitnet.kernels.program import Instruction
+    from bitnet.kernels.program import Instruction, Pass
     from bitnet.quants.weight import Weight
 
 _CHUNK = 1 << 18  # codes turned into floats at a time: they stay in the processor's cache

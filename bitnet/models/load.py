@@ -16,7 +16,7 @@ from bitnet.models.transformer import Model
 if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.kernels.ops import Ops
+    from bitnet.kernels.program import Ops
     from bitnet.models.exact_head.head import HeadMode
 
 #: Names of the supported architectures in GGUF files.

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.base.machine import lock_pages
 from bitnet.base.progress import human_size
-from bitnet.families.family import what_it_is
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
-from bitnet.kernels.ops import Interpreter
-from bitnet.kernels.program import Segment
+from bitnet.kernels.program import Interpreter, Segment
 from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
 from bitnet.models.hidden_program import hidden_program, layout
 from bitnet.quants import registry, types
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.kernels.program import Program
+    from bitnet.kernels.program import Ops, Prepared, Program
     from bitnet.models.layout import Layout
 
 logger = logging.getLogger(__name__)
@@ -268,11 +265,9 @@ def bind(
 
 def _check_fit(checkpoint: Checkpoint, expected: Layout) -> None:
     if wrong := list(differences(checkpoint, expected)):
-        kind = what_it_is(checkpoint.weights)
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
-            f"{expected.decoder.architecture}{kind and f'; this is {kind}'}:\n  "
-            + "\n  ".join(wrong),
+            f"{expected.decoder.architecture}:\n  " + "\n  ".join(wrong),
             hint="the file is incomplete or was converted for another architecture",
         )
 

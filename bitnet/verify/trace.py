@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitnet.base.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.kernels.ops import Ops
+    from bitnet.kernels.program import Ops
     from bitnet.tokenizer.tokenizer import Tokenizer
 
 TEXT = (

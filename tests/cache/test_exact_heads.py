@@ -24,8 +24,7 @@ from bitnet.cache.exact_heads import (
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.models.exact_head import copy as head_copy
-from bitnet.models.exact_head.copy import TILE_ROWS, HeadCopy, broken_premise, sample_tiles
-from bitnet.models.exact_head.logits import Needed
+from bitnet.models.exact_head.copy import TILE_ROWS, HeadCopy, Needed, broken_premise, sample_tiles
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 

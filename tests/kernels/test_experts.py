@@ -14,8 +14,7 @@ from bitnet.kernels import packing
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.mixer_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.ops import Pass
-from bitnet.kernels.program import Register, Segment
+from bitnet.kernels.program import Pass, Register, Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 

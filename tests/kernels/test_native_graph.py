@@ -13,8 +13,7 @@ from bitnet.kernels.instructions import Attend, Embed, Linear
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.kv_codes import PAGE, page_words
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.ops import Interpreter
-from bitnet.kernels.program import Program, Register, Segment
+from bitnet.kernels.program import Interpreter, Program, Register, Segment
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model
 from bitnet.models.transformer import bind

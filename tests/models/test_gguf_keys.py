@@ -112,28 +112,6 @@ def test_infer_says_which_keys_it_ignored(tmp_path, bitnet):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "kind"),
-    [
-        ("blk.0.ffn_gate_exps.weight", "mixture of experts"),
-        ("blk.0.ssm_in.weight", "state-space"),
-    ],
-)
-def test_a_refusal_names_what_the_model_is(tensor, kind):
-    checkpoint = tiny("qwen3")
-    checkpoint.weights[tensor] = checkpoint.weights["blk.0.attn_norm.weight"]
-    with pytest.raises(InvalidFormat, match=kind):
-        load_model(checkpoint)
-
-
-@pytest.mark.parametrize("name", ["minicpm3", "mamba2", "bert", "gemma3n"])
-def test_an_unknown_architecture_is_named_with_what_it_is(name):
-    checkpoint = tiny("llama")
-    other = type(checkpoint)(checkpoint.path, name, metadata("llama"), checkpoint.weights, "half")
-    with pytest.raises(Unsupported, match=f"{name} is a"):
-        config_from(other)
-
-
-@pytest.mark.parametrize(
     ("keys", "why"),
     [
         ({"attention.key_length_mla": None}, "a file of before May 2025"),

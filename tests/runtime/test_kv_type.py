@@ -11,8 +11,7 @@ from bitnet.base import native
 from bitnet.base.errors import UsageError
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.ops import Interpreter
-from bitnet.kernels.program import Segment
+from bitnet.kernels.program import Interpreter, Segment
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model
 from bitnet.models.transformer import bind

@@ -13,8 +13,7 @@ from bitnet.families.blocks import KeysValues
 from bitnet.kernels.kv_cache import KVCache, page_tables
 from bitnet.kernels.kv_codes import PAGE
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.ops import Interpreter
-from bitnet.kernels.program import Segment
+from bitnet.kernels.program import Interpreter, Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from

@@ -6,8 +6,7 @@ import numpy as np
 
 from bitnet.families.mixers import State
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.ops import Pass
-from bitnet.kernels.program import Program, Register, Segment
+from bitnet.kernels.program import Pass, Program, Register, Segment
 
 
 def compute(ops, kind, rows, widths, *, states=(), **fields):

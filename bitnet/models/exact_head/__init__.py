@@ -6,10 +6,6 @@ leave, and the rows that six leave are computed by the head's own kernel, with t
 product. Where that does not decide the token, or does not save time, the whole head is computed.
 ``docs/architecture/exact-head.md`` proves the bounds.
 
-    logits.py       the logits that a sampler needs, and those that it gets
-    head.py         Head.logits: from the copy or the whole head, by the bytes that they read
-    copy.py         HeadCopy: makes the copy and finds logits by it; checks one from the cache
-
-Callers know ``Head.logits`` and ``logits.py``. The kernels are in ``native/kernels/head``, kept
-copies in ``bitnet.cache.exact_heads``.
+Callers know ``Head.logits``, what a sampler needs (``Needed``) and gets (``Logits``). The kernels
+are in ``native/kernels/head``, kept copies in ``bitnet.cache.exact_heads``.
 """

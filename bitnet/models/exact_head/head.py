@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from bitnet.base.errors import Unsupported
 from bitnet.formats.mapped_file import files_behind
-from bitnet.models.exact_head.copy import HeadCopy, reason_against, refusal, saves_time
-from bitnet.models.exact_head.logits import Logits
+from bitnet.models.exact_head.copy import (
+    HeadCopy,
+    Logits,
+    reason_against,
+    refusal,
+    saves_time,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,8 +23,8 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_codes import Array
-    from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.models.exact_head.logits import Found, Needed
+    from bitnet.kernels.program import Ops, Prepared
+    from bitnet.models.exact_head.copy import Found, Needed
 
 logger = logging.getLogger(__name__)
 
