@@ -22,7 +22,7 @@ from damages import DAMAGES, FILE_DAMAGES, Model, Stored
 from verify.test_mutation_gate import ALL, STAGES, stages_that_catch
 
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_contents import Array
+from bitnet.formats.gguf_header import Array
 from bitnet.verify.attest import attest
 
 TYPES = {"string": STRING, "int32": INT32}

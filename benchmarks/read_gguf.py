@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_contents import Array
+from bitnet.formats.gguf_header import Array
 
 
 def header(path):

@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from synthetic_shapes import SHAPES, expert_keys, tensors
 
-from bitnet.formats import gguf_index
+from bitnet.formats import gguf_header
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_index import ARRAY, VALUE_TYPES
+from bitnet.formats.gguf_header import ARRAY, VALUE_TYPES
 from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, pack_i2_s
@@ -143,7 +143,7 @@ def vocabulary_keys(path):
     """The arrays of the vocabulary in *path* as header bytes, and the number of tokens."""
     with GGUF.open(path) as gguf:
         view = gguf.file_view()
-        index = gguf_index.index(view, len(view), gguf.path.name)
+        index = gguf_header.index(view, len(view), gguf.path.name)
         keys = {}
         for key in index.keys:
             if key.type == ARRAY and key.name.startswith(b"tokenizer.ggml."):

@@ -18,7 +18,7 @@ from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
 from bitnet.cache.prune import space_hint
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_contents import printable
+from bitnet.formats.gguf_header import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -22,9 +22,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
-from bitnet.formats import gguf_index, not_a_model
-from bitnet.formats.gguf_contents import TensorInfo, decode, layout_faults, printable
-from bitnet.formats.gguf_index import NeedMoreBytes, TensorEntry
+from bitnet.formats import gguf_header, not_a_model
+from bitnet.formats.gguf_header import (
+    NeedMoreBytes,
+    TensorEntry,
+    TensorInfo,
+    decode,
+    layout_faults,
+    printable,
+)
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
@@ -41,7 +47,6 @@ MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 30
 _UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is available
-_MOST_PARTS = 0xFFFF  # split.count is a 16-bit number
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _REFETCH = "the file is incomplete or damaged: fetch it again"
 
@@ -150,7 +155,7 @@ class GGUF:
 
     @classmethod
     def parse(
-        cls, buffer: gguf_index.Buffer, *, size: int | None = None, label: str = "GGUF header"
+        cls, buffer: gguf_header.Buffer, *, size: int | None = None, label: str = "GGUF header"
     ) -> GGUF:
         """Read the header at the start of *buffer*, which may hold only a prefix of the file.
 
@@ -235,7 +240,7 @@ def _close(maps: list[MappedFile]) -> None:
 def _parse(view: memoryview, total: int, label: str) -> _Part:
     """Header of one file whose first bytes are *view*."""
     version = _version(view, total, label)
-    header = gguf_index.index(view, total, label)
+    header = gguf_header.index(view, total, label)
     metadata: dict[str, Any] = {}
     for entry in header.keys:
         metadata[_new_name(entry.name, metadata, "key", label)] = decode(view, entry)
@@ -275,14 +280,9 @@ def _version(view: memoryview, total: int, label: str) -> int:
             f"{label} is a big-endian GGUF file; only little-endian files are read",
             hint="convert it with gguf-py: gguf-convert-endian FILE little",
         )
-    if version == 1:
-        raise Unsupported(
-            f"{label} is GGUF version 1 of August 2023, which had another layout",
-            hint="fetch a current file, or convert it with a llama.cpp of that time",
-        )
     raise Unsupported(
         f"{label} is GGUF version {version}; versions 2 and 3 are read",
-        hint="fetch the file again, or write it with a version that is known",
+        hint="fetch a current file, or write it again with the llama.cpp that reads it",
     )
 
 
@@ -354,29 +354,11 @@ def _part_paths(path: Path) -> list[Path]:
 
 def _check_split(part: _Part, number: int, count: int) -> None:
     """Compare a part's metadata with its file name."""
-    split_count = part.metadata.get("split.count", 0)
-    if type(split_count) is not int or not 0 <= split_count <= _MOST_PARTS:
+    stated = part.metadata.get("split.no", 0), part.metadata.get("split.count", 0)
+    if stated != (number, count) and not (count == 1 and stated[1] in (0, 1)):
+        at, of = (f"{value!r:.40}" for value in stated)
         raise InvalidFormat(
-            f"{part.label}: split.count is {_describe(split_count)}, expected a whole number up to"
-            f" {_MOST_PARTS:,}",
-            hint=_REFETCH,
-        )
-    if count == 1:
-        if split_count in (0, 1):
-            return
-        raise InvalidFormat(
-            f"{part.label} is one of {split_count} parts, and is not named like one",
-            hint=f"name the parts model-00001-of-{split_count:05d}.gguf and so on",
-        )
-    split_number = part.metadata.get("split.no")
-    if (split_number, split_count) != (number, count):
-        raise InvalidFormat(
-            f"{part.label} says it is part {_describe(split_number)} (from 0) of {split_count}, "
+            f"{part.label} says it is part {at} (from 0) of {of}, "
             f"its name says {number} of {count}",
-            hint="fetch the parts again, and do not rename them",
+            hint="fetch the parts again, and name them model-00001-of-00003.gguf and so on",
         )
-
-
-def _describe(value: object) -> str:
-    """A number itself, or the type of anything else."""
-    return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"

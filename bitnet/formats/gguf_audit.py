@@ -11,23 +11,23 @@ the codes of each byte value.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bitnet.base.findings import Finding, worst
 from bitnet.formats.containers import find_ignored_keys
-from bitnet.formats.gguf_contents import Array, in_order, layout_faults
+from bitnet.formats.gguf_header import Array, layout_faults
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import split_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
-    import numpy as np
+    from numpy.typing import NDArray
 
     from bitnet.formats.gguf import GGUF
-    from bitnet.formats.gguf_contents import TensorInfo
 
 _MAX_TENSOR_NAME = 63  # ggml cuts longer names
 _MIN_ALIGNMENT = 8  # of the format's definition
@@ -49,24 +49,13 @@ def audit(gguf: GGUF) -> list[Finding]:
 
 
 def _layout(gguf: GGUF) -> Iterator[Finding]:
-    """Findings on tensor layout: what the reader refuses, and gaps."""
+    """Findings on the tensors: what the reader refuses, names and types."""
     if gguf.alignment < _MIN_ALIGNMENT:
         yield Finding(
             "warning", "alignment", f"general.alignment is {gguf.alignment}, at least 8 expected"
         )
     for kind, fault in layout_faults(gguf.tensors.values(), gguf.part_sizes, gguf.alignment):
         yield Finding("failed", kind, fault)
-    for part, size in enumerate(gguf.part_sizes.values()):
-        end = None
-        for previous, info in in_order(gguf.tensors.values(), part):
-            gap = info.offset - previous.offset - previous.size_bytes if previous else 0
-            if previous is not None and gap >= gguf.alignment:
-                text = f"{gap:,} unused bytes between {previous.name} and {info.name}"
-                yield Finding("note", "gap", text)
-            end = max(end or 0, info.offset + info.size_bytes)
-        if gguf.size is not None and end is not None and size - end >= gguf.alignment:
-            text = f"{size - end:,} unused bytes at the end of the file"
-            yield Finding("note", "trailing", text)
     for name, info in gguf.tensors.items():
         if len(name.encode()) > _MAX_TENSOR_NAME:
             yield Finding("warning", "long-name", f"tensor name {name!r} is longer than 63 bytes")
@@ -137,6 +126,7 @@ def _tokenizer(gguf: GGUF) -> Iterator[Finding]:
 
 _CHUNK_BYTES = 1 << 20
 SAMPLE_BYTES = 1 << 18
+_NOTHING, _NO_CODES = np.zeros(0, np.uint8), np.zeros(4, np.int64)
 
 
 @dataclass(frozen=True)
@@ -159,94 +149,42 @@ class TernaryCounts:
 
 
 def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
-    """Counts of every tensor of a type in :data:`READERS`, in file order.
+    """Counts of every ternary tensor, in file order.
 
     Unless all weights are counted (*full*), a sample from each tensor's start reads at most 256
     KiB of it.
     """
     for info in gguf.tensors.values():
-        reader = READERS.get(info.type.name)
-        if reader is not None:
-            yield reader(info, gguf.tensor_bytes(info.name), full)
+        name, scale, double, four = info.type.name, None, False, (4, 4)  # base, digits of a byte
+        view = np.asarray(gguf.tensor_bytes(info.name)) if info.type.is_ternary else _NOTHING
+        if name in SCALED_BLOCKS:
+            layout = SCALED_BLOCKS[name]
+            width, double = layout.size, layout.double
+            parts = [(it.start, it.count, (it.base, it.digits)) for it in layout.parts]
+        elif name == "I2_S":
+            scale = float(view[-32:-28].view("<f4")[0])
+            view, width, parts = view[:-32], 1, [(0, 1, four)]
+        elif name in ("IQ2_BN", "IQ2_BN_R4"):
+            # A row is its f32 scale and 16 bytes per 64 weights; _R4 interleaves four rows after
+            # their scales, which leaves the share and the positions of the scale bytes unchanged.
+            rows = 4 if name == "IQ2_BN_R4" else 1
+            width = rows * (4 + info.shape[-1] // 4)
+            parts = [(rows * 4, width - rows * 4, four)]
+        else:
+            continue
+        blocks = view[: len(view) // width * width].reshape(-1, width)
+        sample = blocks if full else blocks[: max(1, SAMPLE_BYTES // width)]
+        codes = sum((_count(sample[:, at : at + n], *kind) for at, n, kind in parts), _NO_CODES)
+        minus, zero, plus, last = codes.tolist()
+        twice, invalid = (last, 0) if double else (0, last)
+        complete = len(sample) == len(blocks)
+        yield TernaryCounts(info.name, minus, zero, plus, invalid, scale, complete, twice)
 
 
-def _histogram(raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Number of occurrences of each byte value in *raw*, shape ``(256,)``, int64."""
-    import numpy as np
-
-    counts = np.zeros(256, dtype=np.int64)
-    flat = raw.reshape(-1)
+def _count(packed: NDArray[np.uint8], base: int, digits: int) -> NDArray[np.int64]:
+    """Occurrences of the codes 0 to 3, shape ``(4,)``: each byte value is counted once."""
+    times, flat = np.zeros(256, dtype=np.int64), packed.reshape(-1)
     for start in range(0, flat.size, _CHUNK_BYTES):
-        counts += np.bincount(flat[start : start + _CHUNK_BYTES], minlength=256)
-    return counts
-
-
-def _two_bits(byte: int) -> list[int]:
-    return [byte >> shift & 3 for shift in (0, 2, 4, 6)]
-
-
-def _count(
-    info: TensorInfo,
-    pieces: list[tuple[np.ndarray[Any, Any], Callable[[int], list[int]]]],
-    *,
-    complete: bool,
-    scale: float | None = None,
-    double: bool = False,
-) -> TernaryCounts:
-    codes = [0, 0, 0, 0]
-    for raw, split in pieces:
-        for byte, times in enumerate(_histogram(raw).tolist()):
-            for code in split(byte) if times else ():
-                codes[code] += times
-    minus, zero, plus, last = codes
-    twice, invalid = (last, 0) if double else (0, last)
-    return TernaryCounts(info.name, minus, zero, plus, invalid, scale, complete, twice)
-
-
-def _i2_s(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
-    import numpy as np
-
-    packed = len(view) - 32
-    raw = np.asarray(view[: packed if full else min(packed, SAMPLE_BYTES)])
-    (scale,) = struct.unpack_from("<f", view, packed)
-    return _count(info, [(raw, _two_bits)], complete=raw.size == packed, scale=scale)
-
-
-def _blocks(
-    view: memoryview, full: bool, *, width: int, head: int = 0
-) -> tuple[np.ndarray[Any, Any], bool]:
-    """Rows of *width* bytes without the first *head* of each; and true if these are all."""
-    import numpy as np
-
-    rows = len(view) // width
-    taken = rows if full else min(rows, max(1, SAMPLE_BYTES // width))
-    raw = np.asarray(view[: taken * width]).reshape(taken, width)
-    return raw[:, head:], taken == rows
-
-
-def _count_scaled_blocks(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
-    import numpy as np
-
-    layout = SCALED_BLOCKS[info.type.name]
-    raw, complete = _blocks(view, full, width=layout.size)
-    pieces = []
-    for part in layout.parts:
-        every = split_digits(np.arange(256, dtype=np.uint8), part.base, part.digits).tolist()
-        pieces.append((raw[:, part.start : part.start + part.count], every.__getitem__))
-    return _count(info, pieces, complete=complete, double=layout.double)
-
-
-def _iq2_bn(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
-    # A row is its f32 scale and 16 bytes per 64 weights; _R4 interleaves four rows after their four
-    # scales, which leaves the share and the positions of the scale bytes unchanged.
-    rows = 4 if info.type.name.endswith("_R4") else 1
-    width = rows * (4 + info.shape[-1] // 4)
-    raw, complete = _blocks(view, full, width=width, head=rows * 4)
-    return _count(info, [(raw, _two_bits)], complete=complete)
-
-
-READERS: Mapping[str, Callable[[TensorInfo, memoryview, bool], TernaryCounts]] = {
-    "I2_S": _i2_s,
-    "IQ2_BN": _iq2_bn,
-    "IQ2_BN_R4": _iq2_bn,
-} | dict.fromkeys(SCALED_BLOCKS, _count_scaled_blocks)
+        times += np.bincount(flat[start : start + _CHUNK_BYTES], minlength=256)
+    codes = split_digits(np.arange(256, dtype=np.uint8), base, digits)  # (256, digits)
+    return np.stack([((codes == code).sum(axis=1) * times).sum() for code in range(4)])

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, Unsupported, UsageError, from_os_error
-from bitnet.formats import gguf_index
+from bitnet.formats import gguf_header
 from bitnet.formats.gguf import GGUF, MAGIC
-from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES, Index, TensorEntry
+from bitnet.formats.gguf_header import ARRAY, STRING, VALUE_TYPES, Index, TensorEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,18 +52,13 @@ class KeyChange:
 
     def encode(self) -> bytes:
         """Type id and value as stored in a GGUF file."""
-        number = _TYPE_IDS[self.type]
-        head = struct.pack("<I", number)
-        if number == STRING:
-            return head + _string(str(self.value))
-        return head + struct.pack("<" + VALUE_TYPES[number][1], self.value)
+        return struct.pack("<I", _TYPE_IDS[self.type]) + _scalar(self.type, self.value)
 
 
 def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str]) -> KeyChange:
     """The change requested by ``key=value`` or ``key:type=value``.
 
-    Without a type the key keeps its type; a new key gets ``bool`` for ``true`` and ``false``,
-    ``uint32`` (``int64`` if that is too small) or ``float32`` for numbers, else ``string``.
+    Without a type the key keeps its type; a new key gets that of its value, as ``encode_value``.
     """
     name, equals, value = text.partition("=")
     key, _, kind = name.partition(":")
@@ -76,45 +71,27 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
         raise UsageError(f"{key!r} is not a metadata key of letters, digits, '.', '_' and '-'")
     if key.startswith(_LAYOUT_KEYS):
         raise UsageError(f"{key} says how the file is laid out and cannot be changed")
-    kind = kind or types.get(key) or _guess(value)
-    if kind == "array":
-        raise UsageError(f"{key} is an array; only single values can be set")
-    if kind not in _TYPE_IDS:
+    kind = kind or types.get(key) or _kind(_guess(value))
+    if kind not in _TYPE_IDS or kind == "array":
         known = ", ".join(entry for entry in _TYPE_IDS if entry != "array")
-        raise UsageError(f"{key}: no value type {kind!r}", hint=f"use one of {known}")
-    change = KeyChange(key, kind, _value(key, kind, value), metadata.get(key))
+        raise UsageError(
+            f"{key}: no single value has the type {kind!r}", hint=f"use one of {known}"
+        )
     try:
+        number = float if kind.startswith("float") else int
+        read = {"string": str, "bool": _WORDS.__getitem__}.get(kind, number)
+        change = KeyChange(key, kind, read(value), metadata.get(key))
         change.encode()
-    except (struct.error, OverflowError):
-        raise UsageError(f"{key}: {value} does not fit into {kind}") from None
+    except (KeyError, ValueError, OverflowError, struct.error):
+        raise UsageError(f"{key}: {value!r} is not a valid {kind}") from None
     return change
 
 
-def _guess(value: str) -> str:
-    if value in _WORDS:
-        return "bool"
-    try:
-        number = int(value)
-    except ValueError:
-        pass
-    else:
-        return "uint32" if 0 <= number < 2**32 else "int64"
-    try:
-        float(value)
-    except ValueError:
-        return "string"
-    return "float32"
-
-
-def _value(key: str, kind: str, text: str) -> str | int | float | bool:
-    if kind == "string":
-        return text
-    try:
-        if kind == "bool":
-            return _WORDS[text]
-        return float(text) if kind.startswith("float") else int(text)
-    except (KeyError, ValueError):
-        raise UsageError(f"{key}: {text!r} is not a valid {kind}") from None
+def _guess(text: str) -> str | int | float | bool:
+    for read in (_WORDS.__getitem__, int, float):
+        with suppress(KeyError, ValueError):
+            return read(text)
+    return text
 
 
 def write_copy(
@@ -181,7 +158,7 @@ def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF
 
 def _index(gguf: GGUF) -> Index:
     view = gguf.file_view()
-    return gguf_index.index(view, len(view), gguf.path.name)
+    return gguf_header.index(view, len(view), gguf.path.name)
 
 
 def raw_values(gguf: GGUF) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.containers import effective_keys
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import TernaryCounts, audit, code_counts
-from bitnet.formats.gguf_contents import Array, printable
+from bitnet.formats.gguf_header import Array, printable
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
@@ -217,12 +217,7 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         alignment=gguf.alignment,
         architecture=gguf.architecture,
         dialect=gguf.dialect,
-        metadata={
-            key: {"type": its.item_type, "length": len(its), "first": its[:_FIRST]}
-            if isinstance(its, Array)
-            else its
-            for key, its in gguf.metadata.items()
-        },
+        metadata={key: _first_of(value) for key, value in gguf.metadata.items()},
         tensors=[
             {
                 "name": info.name,
@@ -242,6 +237,14 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         ternary=ternary,
         findings=findings,
     )
+
+
+def _first_of(value: Any) -> Any:
+    """*value*, or a summary of an array."""
+    if not isinstance(value, Array):
+        return value
+    first = [value[at] for at in range(min(len(value), _FIRST))]
+    return {"type": value.item_type, "length": len(value), "first": first}
 
 
 def describe_basis(metadata: Mapping[str, Any]) -> str:

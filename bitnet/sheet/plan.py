@@ -22,7 +22,7 @@ from bitnet.families.blocks import KVType
 from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_index import NeedMoreBytes
+from bitnet.formats.gguf_header import NeedMoreBytes
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.packing import multiplies_in_rows
 from bitnet.models.load import ARCHITECTURES, config_from

@@ -24,7 +24,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats import safetensors
-from bitnet.formats.gguf_contents import Array
+from bitnet.formats.gguf_header import Array
 from bitnet.formats.inventory import find_repeated_keys
 from bitnet.tokenizer.load import read_files
 

@@ -23,7 +23,7 @@ from builders import (
 
 from bitnet.base.errors import InvalidFormat, NotFound, PermissionDenied, Unsupported
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_index import NeedMoreBytes
+from bitnet.formats.gguf_header import NeedMoreBytes
 
 
 @pytest.fixture(params=["auto", "reference"])
@@ -62,7 +62,6 @@ def test_numeric_arrays_read_as_lists_and_as_numpy(backend, kind):
     assert list(array) == values
     assert array[1] == values[1]
     assert array[-1] == values[2]
-    assert array[1:] == values[1:]
     assert len(array) == array.length == 3
     numbers = array.numpy()
     assert numbers.tolist() == values
@@ -336,7 +335,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path):
 
 def test_a_renamed_part_is_recognised(tmp_path):
     path = _split(tmp_path).rename(tmp_path / "renamed.gguf")
-    with pytest.raises(InvalidFormat, match="one of 3 parts"):
+    with pytest.raises(InvalidFormat, match="of 3, its name says 0 of 1"):
         GGUF.open(path)
 
 

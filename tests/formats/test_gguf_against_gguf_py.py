@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import quantize
 
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_contents import Array
+from bitnet.formats.gguf_header import Array
 
 
 @pytest.fixture(params=["auto", "reference"])

@@ -8,9 +8,9 @@ import json
 from contextlib import suppress
 
 from bitnet.base.errors import BitnetError, InvalidFormat
-from bitnet.formats import gguf_index
+from bitnet.formats import gguf_header
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_contents import Array
+from bitnet.formats.gguf_header import Array
 from bitnet.sheet.inspection import examine
 
 try:
@@ -21,13 +21,13 @@ except ImportError:
 
 def walks(data, total):
     """Index of *data* or its error, and the same where the compiled module skips strings."""
-    yield _walk(data, total, gguf_index.skip_strings)
-    yield _walk(data, total, getattr(NATIVE, "gguf_skip_strings", gguf_index.skip_strings))
+    yield _walk(data, total, gguf_header.skip_strings)
+    yield _walk(data, total, getattr(NATIVE, "gguf_skip_strings", gguf_header.skip_strings))
 
 
 def _walk(data, total, skip):
     try:
-        return gguf_index.walk(data, total, "x", skip)
+        return gguf_header.index(data, total, "x", skip)
     except BitnetError as error:
         return type(error), error.message, error.hint
 

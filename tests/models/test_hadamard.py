@@ -17,7 +17,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.convert.options import ConvertOptions
 from bitnet.families.mixers import State
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_contents import Array
+from bitnet.formats.gguf_header import Array
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps

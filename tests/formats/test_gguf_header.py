@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.formats import gguf_index
-from bitnet.formats.gguf_index import Index, NeedMoreBytes
+from bitnet.formats import gguf_header
+from bitnet.formats.gguf_header import Index, NeedMoreBytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from exercise_gguf import NATIVE, exercise, walks
@@ -18,7 +18,7 @@ FILE = gguf_bytes(
     {**vocabulary(["a", "b", "ccc"], merges=["a b"], scores=[0.0, 1.0, 2.0]), "n": 7, "s": "text"},
     [f32("token_embd.weight", (3, 4)), i2_s("w", (1, 128)), Tensor("q", (2, 256), 35, bytes(132))],
 )
-HEADER = gguf_index.walk(FILE, len(FILE), "x").end
+HEADER = gguf_header.index(FILE, len(FILE), "x").end
 
 needs_native = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
@@ -32,7 +32,7 @@ def _walk(data, total=None):
     total = len(data) if total is None else total
     plain, compiled = walks(data, total)
     assert plain == compiled
-    return gguf_index.walk(data, total, "m.gguf")
+    return gguf_header.index(data, total, "m.gguf")
 
 
 def _key(payload, name=b"k"):

@@ -1,0 +1,419 @@
+"""Header of a GGUF file: metadata and tensor directory, with every length checked before use.
+
+The compiled module skips and decodes arrays of strings, which have hundreds of thousands of items.
+Scalars are decoded at once, arrays when they are read. What is wrong with a layout is refused by
+the reader and listed by the audit. llama.cpp refuses such files, too: one bit of an offset lets two
+layers have the same weights.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+
+from bitnet.base import native, terminal
+from bitnet.base.errors import InvalidFormat, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    import numpy as np
+
+    from bitnet.quants.types import QuantType
+
+MAX_ENTRIES = 65536  # keys, and tensors: far more than any model has
+MAX_NAME_BYTES = 65535  # the format's own limit for keys
+MAX_DIMS = 4
+
+STRING, ARRAY = 8, 9
+
+# Name, struct code and bytes per metadata value type, in the order of their ids.
+VALUE_TYPES: tuple[tuple[str, str, int], ...] = (
+    ("uint8", "B", 1),
+    ("int8", "b", 1),
+    ("uint16", "H", 2),
+    ("int16", "h", 2),
+    ("uint32", "I", 4),
+    ("int32", "i", 4),
+    ("float32", "f", 4),
+    ("bool", "?", 1),
+    ("string", "", 0),
+    ("array", "", 0),
+    ("uint64", "Q", 8),
+    ("int64", "q", 8),
+    ("float64", "d", 8),
+)
+
+_HEADER_BYTES = 24
+_MIN_KEY_BYTES = 8 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
+_MAX_U64 = 2**64 - 1
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+Buffer = bytes | bytearray | memoryview
+Skip: TypeAlias = "Callable[[memoryview, int, int], tuple[int, int]]"
+
+
+class NeedMoreBytes(InvalidFormat):
+    """A prefix of a file ends before its header does.
+
+    Attributes:
+        needed: least number of bytes needed from the start of the file; the header may be longer
+            still, so a reader that fetches ranges should double its range.
+    """
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(
+            f"the header needs at least the first {needed:,} bytes",
+            hint="read a longer prefix of the file",
+        )
+        self.needs = needed
+
+
+class KeyEntry(NamedTuple):
+    """A metadata key: *at* and *end* enclose its value, or the elements of its array."""
+
+    name: bytes
+    type: int
+    at: int
+    end: int
+    item_type: int
+    length: int
+
+
+class TensorEntry(NamedTuple):
+    """An entry of the tensor directory; *shape* has rows first, *offset* counts from the data."""
+
+    name: bytes
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+
+
+class Index(NamedTuple):
+    """A whole header; *end* is the offset after the tensor directory."""
+
+    keys: list[KeyEntry]
+    tensors: list[TensorEntry]
+    end: int
+
+
+def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
+    """Offset behind those of *count* strings from *at* on that fit, and the number of the others.
+
+    At any point the remaining ones need at least 8 bytes each.
+    """
+    left = count
+    for at in _string_ends(data, at, count):
+        left -= 1
+    return at, left
+
+
+def _string_ends(data: memoryview, at: int, count: int) -> Iterator[int]:
+    """Offsets behind the strings that fit."""
+    unpack, have = _U64.unpack_from, len(data)
+    for left in range(count, 0, -1):
+        size = unpack(data, at)[0] if left * 8 <= have - at else _MAX_U64
+        if size > have - at - 8:
+            return
+        at += 8 + size
+        yield at
+
+
+def index(buffer: Buffer, total: int, label: str, skip: Skip | None = None) -> Index:
+    """Index of *buffer*, the first bytes of the file *label* of *total* bytes.
+
+    The caller checks magic and version; *skip* replaces the compiled function that skips strings.
+    """
+    skip = skip or getattr(native.module(), "gguf_skip_strings", skip_strings)
+    return _Walker(memoryview(buffer).cast("B"), total, label, skip).run()
+
+
+class _Walker:
+    """State of one walk: its position, and the current key or tensor."""
+
+    def __init__(self, data: memoryview, total: int, label: str, skip_strings: Skip) -> None:
+        self.data = data
+        self.label = label
+        self.skip_strings = skip_strings
+        self.have = len(data)
+        self.total = total
+        self.at = 0
+        self.section = "header"
+        self.number = 0
+        self.name = b""
+
+    def run(self) -> Index:
+        self.need(_HEADER_BYTES)
+        n_tensors, n_keys = struct.unpack_from("<QQ", self.data, 8)
+        most = f"announced, at most {MAX_ENTRIES:,} expected"
+        if n_tensors > MAX_ENTRIES:
+            self.fail(8, f"{n_tensors:,} tensors {most}")
+        if n_keys > MAX_ENTRIES:
+            self.fail(16, f"{n_keys:,} metadata keys {most}")
+        self.at = _HEADER_BYTES
+        self.need(n_keys * _MIN_KEY_BYTES + n_tensors * _MIN_TENSOR_BYTES)
+        keys = []
+        self.section = "key"
+        for self.number in range(n_keys):
+            keys.append(self.key())
+        tensors = []
+        self.section = "tensor"
+        for self.number in range(n_tensors):
+            tensors.append(self.tensor())
+        return Index(keys, tensors, self.at)
+
+    @property
+    def where(self) -> str:
+        """Part of the header at which the walk is."""
+        if self.section == "header":
+            return f"{self.label}: header"
+        name = self.name.decode("utf-8", "replace")
+        return f"{self.label}: {self.section} {self.number}" + (f" ({name!r})" if name else "")
+
+    def fail(self, at: int, problem: str) -> NoReturn:
+        raise InvalidFormat(
+            f"{self.where} at byte {at:,}: {problem}",
+            hint="the file is damaged or not a GGUF file: fetch it again",
+        )
+
+    def need(self, n: int) -> None:
+        if n > self.total - self.at:
+            end = self.at + min(n, _MAX_U64)
+            raise InvalidFormat(
+                f"{self.where} needs bytes {self.at:,}..{end:,}, the file ends at {self.total:,}",
+                hint="the file is incomplete or damaged: fetch it again",
+            )
+        if n > self.have - self.at:
+            raise NeedMoreBytes(self.at + n)
+
+    def skip(self, n: int) -> None:
+        self.need(n)
+        self.at += n
+
+    def take(self, form: struct.Struct) -> int:
+        value: int = form.unpack_from(self.data, self.at)[0]
+        self.at += form.size
+        return value
+
+    def read_name(self) -> bytes:
+        self.name = b""
+        self.need(8)
+        size = self.take(_U64)
+        if size > MAX_NAME_BYTES:
+            problem = f"a name of {size:,} bytes, at most {MAX_NAME_BYTES:,} expected"
+            self.fail(self.at - 8, problem)
+        self.skip(size)
+        self.name = bytes(self.data[self.at - size : self.at])
+        return self.name
+
+    def key(self) -> KeyEntry:
+        name = self.read_name()
+        self.need(4)
+        kind, at = self.take(_U32), self.at - 4
+        item_type = length = 0
+        if kind == ARRAY:
+            self.need(12)
+            item_type, length, at = self.take(_U32), self.take(_U64), self.at - 12
+            if item_type == ARRAY:
+                raise Unsupported(
+                    f"{self.where} at byte {at:,} is an array of arrays, which no model uses",
+                    hint="write the file again with arrays of plain values",
+                )
+        if max(kind, item_type) >= len(VALUE_TYPES):
+            known = f"expected 0 to {len(VALUE_TYPES) - 1}"
+            self.fail(at, f"value type {max(kind, item_type)}, {known}")
+        start = self.at
+        of, count = (item_type, length) if kind == ARRAY else (kind, 1)
+        size = VALUE_TYPES[of][2] or 8  # least bytes of each
+        self.need(count * size)
+        if of != STRING:
+            self.at += count * size
+            return KeyEntry(name, kind, start, self.at, item_type, length)
+        self.at, left = self.skip_strings(self.data, self.at, count)
+        if left:  # one of these fails
+            self.need(left * 8)
+            self.need(self.take(_U64))
+        return KeyEntry(name, kind, start, self.at, item_type, length)
+
+    def tensor(self) -> TensorEntry:
+        name = self.read_name()
+        self.need(4)
+        n_dims = self.take(_U32)
+        if n_dims > MAX_DIMS:
+            self.fail(self.at - 4, f"{n_dims} dimensions, at most {MAX_DIMS} expected")
+        self.need(8 * n_dims + 12)
+        n = 1
+        shape: list[int] = []
+        for i in range(n_dims):
+            dim = self.take(_U64)
+            if dim == 0:
+                self.fail(self.at - 8, f"dimension {i} is 0")
+            if dim > (2**63 - 1) // n:
+                problem = f"dimension {dim:,} makes the number of weights overflow"
+                self.fail(self.at - 8, problem)
+            n *= dim
+            shape.insert(0, dim)
+        return TensorEntry(name, tuple(shape), self.take(_U32), self.take(_U64))
+
+
+def decode(view: memoryview, entry: KeyEntry) -> Any:
+    """Value of *entry* in *view*, the file from its first byte: a scalar or an :class:`Array`.
+
+    Bytes that are not UTF-8 become surrogates, so that encoding with ``surrogateescape`` restores
+    them.
+    """
+    if entry.type == ARRAY:
+        return Array(view[entry.at : entry.end], entry.item_type, entry.length)
+    if entry.type == STRING:
+        return bytes(view[entry.at + 8 : entry.end]).decode("utf-8", "surrogateescape")
+    return struct.unpack_from("<" + VALUE_TYPES[entry.type][1], view, entry.at)[0]
+
+
+def printable(text: str) -> str:
+    """*text* with control characters escaped that could affect a terminal."""
+    return text if terminal.decode_names(text).isprintable() else repr(text)[1:-1]
+
+
+class Array:
+    """An array in a file's metadata, a view into the file."""
+
+    __slots__ = ("_starts", "_type", "item_type", "length", "raw")
+
+    def __init__(self, raw: memoryview, item_type: int, length: int) -> None:
+        # bytes of all elements as stored (strings: each after its 64-bit length); hash these to
+        # identify an array
+        self.raw = raw
+        self._type = item_type
+        self.item_type: str = VALUE_TYPES[item_type][0]  # ``string``, ``int32``, ``float32`` ...
+        self.length = length
+        self._starts: memoryview | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"<Array of {self.length:,} {self.item_type}>"
+
+    def __getitem__(self, at: int) -> Any:
+        at = range(self.length)[at]
+        if self._type == STRING:
+            return self.bytes_at(at).decode("utf-8", "surrogateescape")
+        return self.numpy()[at].item()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.strings() if self._type == STRING else self.numpy().tolist())
+
+    @property
+    def starts(self) -> memoryview:
+        """Offsets into :attr:`raw`, unsigned 64-bit, ``length + 1`` of them; for arrays of strings.
+
+        String *i* is ``raw[starts[i] + 8 : starts[i + 1]]``.
+        """
+        if self._starts is None:
+            self._expect_strings()
+            module = native.module()
+            if module is not None:
+                offsets = module.gguf_string_starts(self.raw, self.length)
+            else:
+                offsets = array("Q", [0, *_string_ends(self.raw, 0, self.length)])
+            self._starts = memoryview(self._whole(offsets)).cast("B").cast("Q").toreadonly()
+        return self._starts
+
+    def bytes_at(self, at: int) -> bytes:
+        """Bytes of string *at*, 0 or more; for arrays of strings."""
+        starts = self.starts
+        return bytes(self.raw[starts[at] + 8 : starts[at + 1]])
+
+    def strings(self) -> list[str]:
+        """All strings; bytes that are not UTF-8 become surrogates."""
+        self._expect_strings()
+        module = native.module()
+        if module is not None:
+            return self._whole(module.gguf_strings(self.raw, self.length))  # type: ignore[no-any-return]
+        starts, data = self.starts.tolist(), bytes(self.raw)
+        return [
+            data[start + 8 : end].decode("utf-8", "surrogateescape")
+            for start, end in pairwise(starts)
+        ]
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The numbers, shape ``(length,)``: a read-only view of the file (booleans are copied)."""
+        import numpy as np
+
+        if self._type == STRING:
+            raise InvalidFormat("an array of strings where numbers are expected")
+        code = "B" if self.item_type == "bool" else VALUE_TYPES[self._type][1]
+        values = np.frombuffer(self.raw, dtype=np.dtype("<" + code))
+        values.flags.writeable = False
+        return values != 0 if self.item_type == "bool" else values
+
+    def _expect_strings(self) -> None:
+        if self._type != STRING:
+            raise InvalidFormat(f"an array of {self.item_type} where strings are expected")
+
+    def _whole(self, items: Any) -> Any:
+        """*items* of all strings, which were all there when the header was read."""
+        if items is None or len(items) < self.length:
+            raise InvalidFormat(
+                "the file was changed while it was being read",
+                hint="run the command again when nothing writes to the file",
+            )
+        return items
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a file."""
+
+    name: str  # its GGUF name
+    shape: tuple[int, ...]  # rows first, as in NumPy; the file has the opposite order
+    type: QuantType  # quantization type
+    offset: int  # of its first byte, from the start of its file
+    size_bytes: int  # bytes it takes; for an unknown type, the room up to the next tensor
+    part: int = 0  # number of its file in a split model, from 0
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind it."""
+        return self.offset + self.size_bytes
+
+
+def layout_faults(
+    tensors: Collection[TensorInfo], sizes: Mapping[str, int], alignment: int
+) -> Iterator[tuple[str, str]]:
+    """Kind and description of each tensor that is cut off, misaligned, or in another one.
+
+    *sizes* are those of all files of the model, by name.
+    """
+    for part, (name, size) in enumerate(sizes.items()):
+        furthest: TensorInfo | None = None  # of those before, the one that ends last
+        infos = [info for info in tensors if info.part == part and info.size_bytes]
+        for info in sorted(infos, key=lambda info: (info.offset, info.size_bytes)):
+            end, behind = info.end, furthest.end if furthest else 0
+            if end > size:
+                yield (
+                    "truncated",
+                    f"{name}: tensor {printable(info.name)} needs bytes "
+                    f"{info.offset:,}..{end:,}, the file ends at {size:,}",
+                )
+            if info.offset % alignment:
+                yield (
+                    "unaligned",
+                    f"tensor {printable(info.name)} starts at byte {info.offset:,}, "
+                    f"not a multiple of the alignment {alignment}",
+                )
+            if furthest is not None and info.offset < behind:
+                yield (
+                    "tensor-overlap",
+                    f"tensors {printable(furthest.name)} and {printable(info.name)} share "
+                    f"{min(behind, end) - info.offset:,} bytes from byte {info.offset:,}",
+                )
+            furthest = info if end > behind else furthest
