@@ -204,10 +204,10 @@ def health(
 
     Ends with exit code 15 when one failed; `bitnet verify` shows the checks of a single one.
     """
-    from bitnet.formats.model_files import candidates_below, find_models
+    from bitnet.formats.model_files import find_models
 
     reports, options = [], {"allow_mock": allow_mock, "ignore_keys": ignore_key}
-    for model in find_models(Path(model_dir), among=candidates_below):
+    for model in find_models(Path(model_dir), broken=True):
         try:
             expected = _expectations_here(model, cache.root)
             report = examine(model, output, show=False, **options, **expected)

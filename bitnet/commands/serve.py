@@ -128,8 +128,7 @@ def _paths(options, model, common):
                 f"--{name.replace('_', '-')} and --models exclude each other",
                 hint="what belongs to one model needs a worker of its own",
             )
-    from bitnet.formats import not_a_model
-    from bitnet.formats.model_files import is_model_folder, models_below
+    from bitnet.formats.model_files import find_models, is_model_folder
 
     names = options.models
     for argument in [names] if Path(names).exists() else map(str.strip, names.split(",")):
@@ -140,10 +139,7 @@ def _paths(options, model, common):
         if not path.is_dir():
             path = common.model(argument, fetch=model.auto_download)
         if path.is_dir() and not is_model_folder(path):
-            below = [*models_below(path)]
-            if not below:
-                raise not_a_model.folder_without_model(path)
-            yield from (("", model) for model in below)
+            yield from (("", model) for model in find_models(path))
         else:
             yield argument, path
 

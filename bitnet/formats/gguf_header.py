@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
@@ -110,10 +111,10 @@ def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
 
     At any point the remaining ones need at least 8 bytes each.
     """
-    left = count
-    for at in _string_ends(data, at, count):
-        left -= 1
-    return at, left
+    last = deque([(0, at)], maxlen=1)
+    last.extend(enumerate(_string_ends(data, at, count), 1))
+    done, end = last[0]
+    return end, count - done
 
 
 def _string_ends(data: memoryview, at: int, count: int) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
@@ -14,7 +13,7 @@ from bitnet.formats import not_a_model, safetensors
 from bitnet.formats.gguf import part_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
 
 def model_name(path: Path) -> str:
@@ -37,26 +36,29 @@ def models_below(folder: Path) -> Iterator[Path]:
     left out, and so are the further parts of a split file and the files that llama.cpp calls
     ``mmproj``, which are not models by themselves.
     """
-    for here, folders, files in _walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if is_model_folder(here):
-            yield here
-        for name in sorted(files):
-            is_gguf = name.endswith(".gguf") and not name.startswith(("mmproj", "."))
-            if is_gguf and part_number(name) == 1 and _is_file(here / name):
-                yield here / name
+    for path in candidates_below(folder):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        is_gguf = path.name.endswith(".gguf") and part_number(path.name) == 1
+        if not is_hidden and ((is_gguf and _is_file(path)) or is_model_folder(path)):
+            yield path
 
 
 def candidates_below(folder: Path) -> Iterator[Path]:
     """Everything in *folder* and below it that is a model, or is meant to be one.
 
     Unlike :func:`models_below` also what cannot be opened (links to nothing, folders with only a
-    configuration or only weights, a split file without its first part), and what is hidden or
-    linked. The folders inside of a model, such as ``1_Pooling``, belong to it.
+    configuration or only weights, a split file without its first part), and what is hidden. The
+    folders inside of a model, such as ``1_Pooling``, belong to it.
     """
+
+    def fail(error: OSError) -> None:
+        raise from_os_error(error, error.filename or folder) from error
+
     seen: set[Path] = set()
     models: set[Path] = set()  # folders with weights
-    for here, folders, files in _walk(folder, links=True):
+    for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        here = Path(place)
+        folders.sort()
         if here.resolve() in seen or here.name == ".git":
             folders.clear()
             continue
@@ -75,26 +77,13 @@ def candidates_below(folder: Path) -> Iterator[Path]:
         yield from (here / name for name in sorted(by_model.values()))
 
 
-def _walk(folder: Path, *, links: bool = False) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Folders as from ``os.walk``, with our error for one that cannot be read."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    try:
-        for place, folders, files in os.walk(folder, onerror=fail, followlinks=links):
-            yield Path(place), folders, files
-    except OSError as error:
-        raise from_os_error(error, error.filename or folder) from error
-
-
 def _is_file(path: Path) -> bool:
     """As ``path.is_file()``, which in some versions takes what may not be looked at for missing."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return False
         raise from_os_error(error, path) from error
 
 
@@ -109,10 +98,8 @@ def only_model(path: Path) -> Path:
     return path
 
 
-def find_models(
-    folder: Path, *, among: Callable[[Path], Iterable[Path]] = models_below
-) -> list[Path]:
-    """The models below *folder*, sorted."""
+def find_models(folder: Path, *, broken: bool = False) -> list[Path]:
+    """The models below *folder*, sorted; with *broken* all :func:`candidates_below` it."""
     try:
         if not folder.is_dir():
             if folder.exists():
@@ -123,7 +110,7 @@ def find_models(
             raise not_a_model.missing(folder)
     except OSError as error:
         raise from_os_error(error, folder) from error
-    models = sorted(among(folder))
+    models = sorted((candidates_below if broken else models_below)(folder))
     if not models:
         raise not_a_model.folder_without_model(folder)
     return models

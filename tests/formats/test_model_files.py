@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder, monkeypatch):
         list(models_below(folder))
 
 
-@pytest.mark.parametrize("place", ["a/config.json", "a/c.gguf"])
+@pytest.mark.parametrize("place", ["index/config.json", "a/c.gguf"])
 def test_a_folder_that_can_be_listed_but_not_searched_is_an_error(folder, place, monkeypatch):
     """On Unix the right to list a folder is one, and that to look at its files another."""
     look = Path.stat
