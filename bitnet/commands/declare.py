@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 #: The commands of each are together in the help of the program.
 GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
-NETWORK = "Network"  # the section of options that help only names: every download has them
 
 _TYPES: dict[str, type] = {
     "bool": bool,
@@ -316,32 +315,29 @@ def _type_of(annotation: Any, default: Any) -> type:
 
 
 class Words:
-    """The words of one command line for *command*, bound to its options.
+    """The words of a command line for *command*, bound to its options.
 
-    A bare word is the value of the first positional option that it fits. One that is called like a
-    command begins it, unless *command* needs a text.
+    A bare word is the value of the first positional option that it fits.
     """
 
-    def __init__(self, command: Task, words: list[str], is_command: Callable[[str], bool]) -> None:
+    def __init__(self, command: Task, words: list[str]) -> None:
         self.values: dict[str, Any] = {}
-        self.rest = deque(words)  # in the end those of the next command
-        self._command, self._is_command, self._typed = command, is_command, words
+        self._command, self._rest = command, deque(words)
         self._flags = {flag: option for option in command.options for flag in option.flags}
         self._off = {option.off_flag: option for option in command.options if option.off_flag}
-        self._positional = [option for option in command.options if option.positional]
         self._spelled: dict[str, str] = {}  # the flag of each value
-        self._bare: list[tuple[str, str]] = []  # with the word before
-        self._bind_options()
-        self._bind_bare()
-        missing = [o for o in self._positional if o.default is None and o.name not in self.values]
+        positional = [option for option in command.options if option.positional]
+        self._bind_bare(self._bind_options(), positional)
+        missing = [o for o in positional if o.default is None and o.name not in self.values]
         if missing:
             names = ", ".join(option.label() for option in missing)
             raise UsageError(f"{command.command_words} needs {names}", hint=command.usage)
 
-    def _bind_options(self) -> None:
-        before = ""
-        while self.rest:
-            word = self.rest.popleft()
+    def _bind_options(self) -> list[tuple[str, str]]:
+        """Bind what has a name; the other words, each with the word before it."""
+        bare, before = [], ""
+        while self._rest:
+            word = self._rest.popleft()
             flag, equals, text = word.partition("=")
             letter = word[:2] if not word.startswith("--") else ""
             if word in self._off:
@@ -352,15 +348,13 @@ class Words:
                 self._take(letter, word[2:])
             elif letter in self._flags:  # -vv
                 self._take(letter, None)
-                self.rest.appendleft(f"-{word[2:]}")
+                self._rest.appendleft(f"-{word[2:]}")
             elif word.startswith("-") and word != "-":
                 raise self._unknown(flag)
-            elif self._begins_command(word):
-                self.rest.appendleft(word)
-                break
             else:
-                self._bare.append((word, before))
+                bare.append((before, word))
             before = word
+        return bare
 
     def _take(self, flag: str, text: str | None) -> None:
         """Set the option *flag* to the value *text*, or to the next word."""
@@ -371,67 +365,44 @@ class Words:
             self.values[name] = self.values.get(name, 0) + 1 if option.count else True
             return
         if text is None:
-            following = self.rest[0].partition("=")[0] if self.rest else flag
+            following = self._rest[0].partition("=")[0] if self._rest else flag
             if following in self._flags or following in self._off:
                 hint = f"a value that starts with a dash is written {flag}=-value; see: "
                 raise UsageError(f"{flag} needs a value", hint=hint + self._command.usage)
-            text = self.rest.popleft()
-        if option.type is list:
-            self.values.setdefault(name, []).append(option.parse(text))
-            return
-        if name in self.values:
+            text = self._rest.popleft()
+        if name in self.values and option.type is not list:
             both = sorted({flag, self._spelled[name]})
             what = f"{' and '.join(both)} are one option," if both[1:] else f"{flag} is"
             raise UsageError(f"{what} given twice", hint=self._command.usage)
-        self.values[name], self._spelled[name] = option.parse(text), flag
+        self._spelled[name] = flag
+        self._set(option, text)
 
-    def _begins_command(self, word: str) -> bool:
-        if any(option.required for option in self._positional) or not self._is_command(word):
-            return False
-        if self._positional and Path(word).exists():
-            raise UsageError(
-                f"{word} is a command, and a file or folder here",
-                hint=f"write ./{word} for what is here",
-            )
-        return True
+    def _set(self, option: Option, text: str) -> None:
+        value = option.parse(text)
+        if option.type is list:
+            self.values.setdefault(option.name, []).append(value)
+        else:
+            self.values[option.name] = value
 
-    def _bind_bare(self) -> None:
-        named = {
-            option.long_names[0]: self.values[option.name]
-            for option in self._positional
-            if option.type is not list and option.name in self.values
-        }
-        free = [option for option in self._positional if option.long_names[0] not in named]
-        for word, before in self._bare:
-            needed = next((it for it in free if it.required), None)  # it says what it expects
-            option = next((it for it in free if _fits(word, it, self._flags)), needed)
-            if option is not None and option.type is list:
-                self.values.setdefault(option.name, []).append(option.parse(word))
-            elif option is not None:
-                free.remove(option)
-                self.values[option.name] = option.parse(word)
-            elif free or word not in named.values():  # else the same once more
-                raise self._refuse_word(word, before, {} if free else named)
+    def _bind_bare(self, words: list[tuple[str, str]], positional: list[Option]) -> None:
+        for before, word in words:
+            free = [o for o in positional if o.type is list or o.name not in self.values]
+            fitting = [o for o in free if _fits(word, o, self._flags)]
+            option = next(iter(fitting or [o for o in free if o.required]), None)
+            if option is None:
+                raise self._refuse_word(before, word)
+            self._set(option, word)
 
-    def _refuse_word(self, word: str, before: str, named: dict[str, Any]) -> UsageError:
-        command = self._command.command_words
+    def _refuse_word(self, before: str, word: str) -> UsageError:
         if before in self._flags and not self._flags[before].takes_value:
             return _takes_no_value(self._flags[before], before, word)
-        if named:
-            name, value = next(iter(named.items()))
-            text = f"{command} got {word!r} and --{name} {value}"
-            return UsageError(text, hint="leave one of them out")
         likely = ["--input"] if word.endswith((".jsonl", ".txt")) else []
-        free = [f for f in self._flags if self._flags[f].name not in self.values]
+        likely += ["--prompt", "--model-dir", "--output"]
+        flags = [f for f in likely if f in self._flags and self._flags[f].name not in self.values]
         hint = f"a value with spaces needs quotes; see: {self._command.usage}"
-        if flag := next(
-            (f for f in [*likely, "--prompt", "--model-dir", "--output"] if f in free), ""
-        ):
-            at = self._typed.index(word)
-            quoted = [shlex.quote(each) for each in self._typed]
-            line = " ".join([command, *quoted[:at], flag, *quoted[at:]])
-            hint = f"bitnet {line}"
-        return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
+        if flags:
+            hint = f"did you mean {flags[0]} {shlex.quote(word)}?"
+        return UsageError(f"{self._command.command_words}: unexpected argument {word!r}", hint=hint)
 
     def _unknown(self, flag: str) -> UsageError:
         flags = [*self._flags, *self._off]

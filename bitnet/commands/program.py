@@ -15,7 +15,6 @@ import signal
 import sys
 import textwrap
 import traceback
-from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless
 from bitnet.commands import load
-from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Words, nearest
+from bitnet.commands.declare import GROUPS, Option, Task, Words, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -126,64 +125,48 @@ class Program(InvokeProgram):
             _, *typed = self.core.remainder.split() or [""]
             print(*candidates(typed, self.collection), sep="\n")
             raise Exit
+        self.tasks = []
         words: list[str] = self.core.unparsed
         if isinstance(self.args.help.value, str):  # --help COMMAND
             words = [self.args.help.value, "--help", *words]
         words = words[: words.index("--")] if "--" in words else words
-        if words:
-            words[0] = words[0].replace("_", "-")
-            words = self._obey_plain_words(words)
-        calls: list[tuple[str, dict[str, Any]]] = []
-        while words:
-            command = self._find(words[0])
-            if any(word in _HELP for word in words):
-                raise _end_with(command_help(command))
-            bound = Words(command, words[1:], self._names.__contains__)
-            calls.append((self._names[words[0]], bound.values))
-            words = [*bound.rest]
-            if self.core.remainder and not command.takes_remainder:
-                text = f"{command.command_words} takes nothing after ' -- '"
-                hint = "write every option before the ' -- ', or leave it out"
-                raise UsageError(f"{text}, got {self.core.remainder!r}", hint=hint)
-        self.tasks = calls  # type: ignore[assignment]  # the executor takes these, too
+        if not words:
+            return
+        name, *words = self._with_full_name(words)
+        command: Task = self.collection[name]
+        if any(word in _HELP for word in words):
+            raise _end_with(command_help(command))
+        if self.core.remainder and not command.takes_remainder:
+            text = f"{command.command_words} takes nothing after ' -- '"
+            hint = "write every option before the ' -- ', or leave it out"
+            raise UsageError(f"{text}, got {self.core.remainder!r}", hint=hint)
+        self.tasks = [(name, Words(command, words).values)]  # type: ignore[list-item]
 
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """Every name of a command, and the one that the collection has."""
+    def _with_full_name(self, words: list[str]) -> list[str]:
+        """*words* with the collection's name of their command; ``help`` and the like are obeyed."""
         by_name = self.collection.task_names.items()
-        return {name: own for own, aliases in by_name for name in (own, *aliases)}
-
-    def _find(self, word: str) -> Task:
-        if word in self._names:
-            command: Task = self.collection[self._names[word]]
-            return command
-        what, known = f"no command {word!r}", [name.replace(".", " ") for name in self._names]
-        if word.startswith("-"):
-            flags = self.initial_context.flags
-            what, known = f"no such option: {word}", [*flags, *flags.aliases]
-        raise UsageError(what, hint=nearest(word, known) or "bitnet --list")
-
-    def _obey_plain_words(self, words: list[str]) -> list[str]:
-        """*words* with the full name of their command; those such as ``help`` are obeyed."""
-        if words[0] in self._names:
-            return words
-        if words == ["help", "network"]:
-            raise _end_with(network_help(self.collection))
+        names = {name: own for own, aliases in by_name for name in (own, *aliases)}
         if words[0] == "help" and words[1:]:
-            words = [*words[1:], "--help"]  # what is not a command is said not to be one
-        if ".".join(words[:2]) in self._names:
-            return [".".join(words[:2]), *words[2:]]
+            words = [*words[1:], "--help"]
+        first = words[0].replace("_", "-")
+        for name, rest in ((first, words[1:]), (".".join(words[:2]), words[2:])):
+            if name in names:
+                return [names[name], *rest]
         if words == ["help"]:
             raise _end_with(program_help(self.collection))
         if words == ["version"]:
             self.print_version()
             raise Exit
-        if members := sorted(name for name in self._names if name.startswith(f"{words[0]}.")):
+        if members := sorted(name for name in names if name.startswith(f"{first}.")):
             if any(word in _HELP for word in words):
-                raise _end_with(commands_help(words[0], self.collection))
+                raise _end_with(program_help(self.collection, first))
             listed = ", ".join(name.partition(".")[2] for name in members)
-            raise UsageError(f"{words[0]} needs one of {listed}", hint=f"bitnet {words[0]} --help")
-        return words
+            raise UsageError(f"{first} needs one of {listed}", hint=f"bitnet {first} --help")
+        what, known = f"no command {first!r}", [name.replace(".", " ") for name in names]
+        if first.startswith("-"):
+            flags = self.initial_context.flags
+            what, known = f"no such option: {words[0]}", [*flags, *flags.aliases]
+        raise UsageError(what, hint=nearest(words[0], known) or "bitnet --list")
 
     # --- texts -------------------------------------------------------------------------------
 
@@ -209,10 +192,6 @@ class Program(InvokeProgram):
         """Print a summary, an example, and the commands by group."""
         _end_with(program_help(self.collection))
 
-    def task_list_opener(self, extra: str = "") -> str:
-        """Heading of the list of commands."""
-        return f"Commands{f' ({extra})' if extra else ''}"
-
 
 def _end_with(lines: Iterable[str]) -> Exit:
     """Print *lines*: the program ends with them."""
@@ -231,11 +210,9 @@ def _translate(error: BaseException) -> BitnetError:
     if isinstance(error, KeyboardInterrupt | _Terminated):
         terminated = isinstance(error, _Terminated)
         return Interrupted("terminated" if terminated else "interrupted")
-    if isinstance(error, ParseError):  # of the options before the command
+    if isinstance(error, ParseError | UnknownFileType):  # of the options before the command
         flag = r"Flag <Argument: ([\w-]+).*?> needed value.*"
         return UsageError(re.sub(flag, r"--\1 needs a value", str(error)), hint="bitnet --help")
-    if isinstance(error, UnknownFileType):
-        return UsageError(str(error), hint="leave --config out")
     if isinstance(error, OSError):
         return from_os_error(error, error.filename or "output")
     if isinstance(error, MemoryError):
@@ -278,29 +255,24 @@ def main(namespace: Collection | None = None, **options: Any) -> None:
 # --- help, and the words that the tab key offers ------------------------------------------------
 
 
-def program_help(collection: Collection) -> Iterator[str]:
-    """Lines about the program: an example, then the commands by group."""
-    yield from (_ABOUT, "", "Usage: bitnet COMMAND [--options]", f"Example: {_EXAMPLE}")
+def program_help(collection: Collection, word: str = "") -> Iterator[str]:
+    """Lines about the program, or its commands that begin with *word*, such as ``cache``."""
+    if word:
+        yield f"Usage: bitnet {word} COMMAND [--options]"
+    else:
+        yield from (_ABOUT, "", "Usage: bitnet COMMAND [--options]", f"Example: {_EXAMPLE}")
     groups: dict[str, list[Task]] = {group: [] for group in [*GROUPS, "This checkout"]}
     for command in _commands(collection):
-        groups[command.group or "This checkout"].append(command)
+        if not word or command.command_words.startswith(f"{word} "):
+            groups[command.group or "This checkout"].append(command)
     for group, commands in groups.items():
         if commands:
             yield from ("", f"{group}:")
         for command in commands:
             yield from _entry(command.command_words, summary(command), NAMES)
-    yield ""
-    yield "What a command does and takes: bitnet COMMAND --help"
-    yield "Completion by the tab key: bitnet completion bash (or zsh, fish), see its --help"
-
-
-def commands_help(word: str, collection: Collection) -> Iterator[str]:
-    """Lines about the commands of *collection* that begin with *word*, such as ``cache``."""
-    yield from (f"Usage: bitnet {word} COMMAND [--options]", "")
-    for command in _commands(collection):
-        if command.command_words.startswith(f"{word} "):
-            yield from _entry(command.command_words, summary(command), NAMES)
-    yield from ("", f"What a command does and takes: bitnet {word} COMMAND --help")
+    yield from ("", "What a command does and takes: bitnet COMMAND --help")
+    if not word:
+        yield "Completion by the tab key: bitnet completion bash (or zsh, fish), see its --help"
 
 
 def command_help(command: Task) -> Iterator[str]:
@@ -317,22 +289,10 @@ def command_help(command: Task) -> Iterator[str]:
     by_section: dict[str, list[Option]] = {}
     for option in options:
         by_section.setdefault(option.section, []).append(option)
-    network = by_section.pop(NETWORK, [])
     for section, entries in by_section.items():
         yield from ("", f"{section}:")
-        yield from _options(entries)
-    if network:
-        shown = " ".join(f"--{entry.long_names[0]}" for entry in network)
-        yield from ("", f"{NETWORK}, explained by `bitnet help network`:")
-        yield from _wrap(shown, 2)
-
-
-def network_help(collection: Collection) -> Iterator[str]:
-    """Lines about the options that every command of *collection* that fetches has."""
-    options = (option for command in _commands(collection) for option in command.options)
-    shared = {option.name: option for option in options if option.section == NETWORK}
-    yield from ("Every command that fetches something takes these:", "")
-    yield from _options(shared.values())
+        for entry in entries:
+            yield from _entry(entry.spelling(), entry.describe(), COLUMN)
 
 
 def _commands(collection: Collection) -> list[Task]:
@@ -344,11 +304,6 @@ def _commands(collection: Collection) -> list[Task]:
 def summary(command: object) -> str:
     """The first line of the text of *command*."""
     return (command.__doc__ or "").strip().partition("\n")[0]
-
-
-def _options(options: Iterable[Option]) -> Iterator[str]:
-    for entry in options:
-        yield from _entry(entry.spelling(), entry.describe(), COLUMN)
 
 
 def _entry(name: str, text: str, column: int) -> Iterator[str]:

@@ -88,7 +88,7 @@ CASES = (
     # --- what is typed wrongly ---
     Case("--list", "bitnet no-such-command", "shows"),
     Case("--help", "bitnet --config", "shows"),
-    Case("{words[0]} --help", "bitnet cache", "shows"),
+    Case("{first} --help", "bitnet cache", "shows"),
     Case("{self.command_words} --help", "bitnet infer bitnet-tiny --nonsense", "shows"),
     Case("{line}", f"bitnet infer {MODEL} ab --max-tokens 2", "itself", model),
     Case(
@@ -478,7 +478,6 @@ PAGES = {
     "{word} COMMAND [--options]": "usage in the help",
     "{word} COMMAND --help": "a line of the help",
     "{command.command_words}": "usage in the help",
-    "help network": "a line of the help",
     "cache clean": "needs a full disk: tests/hub/test_download.py",
     "cache clean --models": "needs a full disk: tests/hub/test_download.py",
     "doctor --report": "needs a fault of ours: tests/commands/test_program.py",

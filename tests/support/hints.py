@@ -41,7 +41,7 @@ FILLED = {
     "{word(model)}": "models/model.gguf",
     "run {word(self.name)}": "run smollm2-135m",
     "inspect-gguf {text}": "inspect-gguf bitnet-tiny",
-    "{words[0]}": "cache",
+    "{first}": "cache",
     "{word} COMMAND [--options]": "cache --help",
     "{word} COMMAND --help": "cache --help",
     "{command.command_words}": "verify",
