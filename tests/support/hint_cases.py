@@ -90,7 +90,6 @@ CASES = (
     Case("--help", "bitnet --config", "shows"),
     Case("{first} --help", "bitnet cache", "shows"),
     Case("{self.command_words} --help", "bitnet infer bitnet-tiny --nonsense", "shows"),
-    Case("{line}", f"bitnet infer {MODEL} ab --max-tokens 2", "itself", model),
     Case(
         "infer {word(model or 'bitnet-tiny')} --prompt 'Hello'",
         "bitnet infer bitnet-tiny </dev/null",
@@ -476,7 +475,6 @@ PAGES = {
     'run smollm2-135m "Why is the sky blue?"': "an example in the help",
     "completion bash": "a line of the help",
     "{word} COMMAND [--options]": "usage in the help",
-    "{word} COMMAND --help": "a line of the help",
     "{command.command_words}": "usage in the help",
     "cache clean": "needs a full disk: tests/hub/test_download.py",
     "cache clean --models": "needs a full disk: tests/hub/test_download.py",
