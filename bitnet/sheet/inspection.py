@@ -16,8 +16,7 @@ from bitnet.base.findings import Finding, render
 from bitnet.base.progress import human_size
 from bitnet.base.tables import brief, quantity, table
 from bitnet.families.blocks import KeysValues
-from bitnet.formats.checkpoint import Checkpoint
-from bitnet.formats.containers import effective_keys
+from bitnet.formats.containers import Checkpoint, effective_keys
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import TernaryCounts, audit, code_counts
 from bitnet.formats.gguf_header import Array, printable
@@ -53,14 +52,11 @@ class Memory:
     """Memory for running the model, in bytes; ``None`` if the metadata does not say."""
 
     weights: int  # all tensors as stored
-    states: int  # of layers whose cache does not grow, with the copies that a sequence keeps of it
-    # keys and values of all layers for one token, at 16 bits, and their steps
-    kv_per_token: int | None
     context_length: int | None  # positions the model was trained for
-    # KV cache of that many tokens, in whole pages, and *states*; layers with a window keep at most
-    # the window and some positions before it
-    kv_at_context: int | None
-    total: int | None  # weights and a full cache
+    kv_per_token: int | None = None  # keys and values of a token at 16 bits, and their steps
+    # cache of a whole context, in pages; layers with a window keep little more than that
+    kv_at_context: int | None = None
+    total: int | None = None  # weights and a full cache
 
 
 @dataclass(frozen=True)
@@ -166,8 +162,6 @@ class Inspection:
             yield "  KV cache: unknown, the metadata does not describe the attention"
             return
         yield f"  KV cache: {human_size(memory.kv_per_token)} per token (16 bits)"
-        if memory.states:
-            yield f"  states of layers without keys and values: {human_size(memory.states)}"
         if memory.kv_at_context is not None and memory.total is not None:
             yield (
                 f"  at {memory.context_length:,} tokens: KV cache "
@@ -349,14 +343,12 @@ def memory(gguf: GGUF) -> Memory:
     weights = sum(info.size_bytes for info in gguf.tensors.values())
     config = config_of_header(gguf)
     if config is None:
-        context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
-        return Memory(weights, 0, None, context, None, None)
+        return Memory(weights, _number(gguf.metadata, f"{gguf.architecture}.context_length"))
     context = config.context_length
     kinds = [its for its in config.caches if isinstance(its, KeysValues)]
     words = sum(2 * its.kv_heads * kv_codes.page_words(its.head_dim, its.kv_type) for its in kinds)
-    states, per_token = KVCache(config, 1).state_bytes, words * 2 // kv_codes.PAGE
     cache = KVCache(config, context).cost(context, PREFILL_CHUNK)
-    return Memory(weights, states, per_token, context, cache, weights + cache)
+    return Memory(weights, context, words * 2 // kv_codes.PAGE, cache, weights + cache)
 
 
 def config_of_header(gguf: GGUF) -> ModelConfig | None:

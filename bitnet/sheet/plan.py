@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
+from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.base.files import free_space
 from bitnet.base.findings import Finding, render
 from bitnet.base.machine import OVERHEAD_BYTES, free_memory
 from bitnet.base.progress import human_size
 from bitnet.families.blocks import KVType
-from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_header import NeedMoreBytes
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.families.blocks import ModelConfig
-    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.containers import Checkpoint
     from bitnet.quants.types import QuantType
 
 FIRST_WINDOW = 1 << 20
@@ -151,8 +150,7 @@ class ModelPlan:
 
     def _header_lines(self) -> Iterator[str]:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
-        weights = _count(self.parameters)
-        yield f"  architecture   {self.architecture or 'not stated'}, {weights} weights"
+        yield f"  architecture   {self.architecture or 'not stated'}, {self.parameters:,} weights"
         yield f"  encodings      {shares or 'none: a vocabulary without weights'}"
         if self.basis:
             yield f"  weights        {self.basis}"
@@ -211,14 +209,17 @@ def plan_model(
     *,
     name: str,
     size: int | None,
-    licence: str = "",
     **origin: Any,
 ) -> ModelPlan:
     """Requirements of the GGUF file behind *read*, as of :func:`read_header`, on *machine*.
 
-    *origin* is what is known of it besides: ``gated``, ``local``.
+    *origin* is what is known of it besides: ``licence``, ``gated``.
     """
-    gguf, header_bytes = read_header(read, size=size, label=name)
+    gguf, count = read_header(read, size=size, label=name)
+    return _plan_gguf(gguf, machine, name=name, size_bytes=size, header_bytes=count, **origin)
+
+
+def _plan_gguf(gguf: GGUF, machine: Resources, *, licence: str = "", **facts: Any) -> ModelPlan:
     stated, empty = gguf.metadata.get("general.license"), np.empty(0, np.uint8)
     used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
 
@@ -232,14 +233,11 @@ def plan_model(
         used if isinstance(used, int) else 0,
         describe,
         _format_findings(gguf),
-        name=name,
-        size_bytes=size,
-        header_bytes=header_bytes,
         licence=licence or (stated if isinstance(stated, str) else ""),
         architecture=gguf.architecture,
         basis=describe_basis(gguf.metadata),
         machine=machine,
-        **origin,
+        **facts,
     )
     template = isinstance(gguf.metadata.get("tokenizer.chat_template"), str)
     return replace(plan, vocab_size=vocabulary(gguf).size, chat_template=template)
@@ -288,19 +286,9 @@ def plan_path(path: Path, machine: Resources, **origin: Any) -> ModelPlan:
     """Requirements of the model at *path*, a GGUF file or a folder, as :func:`plan_model`."""
     if path.is_dir():
         return _plan_folder(open_checkpoint(path), machine, **origin)
-    try:
-        with path.open("rb") as file:
-
-            def read(start: int, stop: int) -> bytes:
-                file.seek(start)
-                return file.read(stop - start)
-
-            size = path.stat().st_size
-            return plan_model(read, machine, name=path.name, size=size, local=True, **origin)
-    except FileNotFoundError:
-        raise not_a_model.missing(path) from None
-    except OSError as error:
-        raise from_os_error(error, path) from error
+    with GGUF.open(path) as gguf:
+        facts = {"size_bytes": gguf.size, "header_bytes": gguf.data_offset, "local": True}
+        return _plan_gguf(gguf, machine, name=path.name, **facts, **origin)
 
 
 def plan_unread(name: str, size: int | None, machine: Resources, **origin: Any) -> ModelPlan:
@@ -376,25 +364,14 @@ def _format_findings(gguf: GGUF) -> Iterator[Finding]:
 
 
 def _decodable(quant: QuantType) -> bool:
-    """True if the weights can be decoded, tested with one row of zero bits."""
-    columns = math.lcm(quant.block_size, 128) if quant.known else 0
-    size = quant.size_bytes((4, columns))
-    if not columns or size is None:
-        return False
-    weight = Weight("probe", (4, columns), quant, np.zeros(size, np.uint8))
+    """True if the weights can be decoded, tested with four rows of zero bits."""
+    shape = 4, math.lcm(quant.block_size, 128)
     try:
-        dequantize(weight)
-    except Unsupported:
+        dequantize(Weight("probe", shape, quant, np.zeros(quant.size_bytes(shape) or 0, np.uint8)))
+    except BitnetError:
         return False
     return True
 
 
 def _size(count: int | None) -> str:
     return "unknown" if count is None else human_size(count)
-
-
-def _count(number: int) -> str:
-    for limit, unit in ((1e9, "billion"), (1e6, "million")):
-        if number >= limit:
-            return f"{number / limit:.2f} {unit}"
-    return f"{number:,}"
