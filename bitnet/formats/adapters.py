@@ -19,8 +19,8 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import safetensors
+from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry
 
 if TYPE_CHECKING:

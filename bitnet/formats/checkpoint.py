@@ -1,22 +1,35 @@
-"""A model on disk in any container: GGUF keys and tensor names, weights still encoded.
+"""A model on disk: its files, and its GGUF keys and tensors in any container, still encoded.
 
-checkpoint.architecture                          # "llama"
-checkpoint.value("block_count")                  # the key llama.block_count
-checkpoint.weights["blk.0.attn_q.weight"]        # a Weight: a view into the mapped file
+Files are read through an inventory, so that what a model is and what is read are the same::
 
-:func:`bitnet.formats.containers.open_checkpoint` opens one. It is opened once and passed to
-everything that reads the model: tokenizer, configuration, weights, narration, checks.
+    inventory = Inventory(folder)
+    config = inventory.json("config.json", dict)     # read once
+    inventory.sha256["config.json"]                  # of the bytes that were read
+    inventory.unread                                 # files that no reader asked for
+
+:func:`bitnet.formats.containers.open_checkpoint` opens a checkpoint. It is opened once and passed
+to everything that reads the model: tokenizer, configuration, weights, narration, checks::
+
+    checkpoint.architecture                          # "llama"
+    checkpoint.value("block_count")                  # the key llama.block_count
+    checkpoint.weights["blk.0.attn_q.weight"]        # a Weight: a view into the mapped file
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import stat
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
+from bitnet.base.files import digest_of
 from bitnet.families.keys import Keys, contradiction
-from bitnet.formats.inventory import Inventory
-from bitnet.formats.sentence_transformers import Prompts
+from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -28,6 +41,182 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import KVType
     from bitnet.formats.gguf import GGUF
     from bitnet.quants.weight import Weight
+
+T = TypeVar("T", dict, list)  # type: ignore[type-arg]
+
+
+def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -> T:
+    """The object or array that *raw* is, a part of the file *path*.
+
+    A *unique* key may not be there twice; otherwise the last one counts, as in transformers: a
+    published ``config.json`` has one.
+    """
+    try:
+        content = json.loads(raw)
+        if unique and (twice := find_repeated_keys(raw)):
+            raise ValueError(f"the key {twice[0][0][:80]!r} is there twice")
+    except (ValueError, RecursionError) as error:
+        raise damage_error(path, f"it is not valid JSON: {error}") from None
+    if not isinstance(content, kind):
+        raise damage_error(path, f"it is not a JSON {'array' if kind is list else 'object'}")
+    return content
+
+
+def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
+    """Keys in the JSON text *raw* that an object has again later, with their values."""
+    overwritten: list[tuple[str, Any]] = []
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            last = {key: at for at, (key, _) in enumerate(pairs)}
+            overwritten.extend(pair for at, pair in enumerate(pairs) if last[pair[0]] != at)
+        return found
+
+    json.loads(raw, object_pairs_hook=collect)
+    return overwritten
+
+
+def damage_error(path: Path, why: str) -> InvalidFormat:
+    """The error about the file *path*, which is damaged."""
+    where = f"{path.parent.name}/{path.name}"
+    return InvalidFormat(f"{where}: {why}", hint="the file is damaged: fetch it again")
+
+
+_LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
+
+
+class Inventory:
+    """Files of one model, by their names relative to *root*, as they were when they were read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        # content and status of each file that was read
+        self._opened: dict[str, tuple[bytes | MappedFile, os.stat_result]] = {}
+
+    @classmethod
+    def of_mapped(cls, files: Iterable[MappedFile]) -> Inventory:
+        """Inventory of the open *files* of one folder."""
+        files = list(files)
+        inventory = cls(files[0].path.parent)
+        for file in files:
+            inventory._opened[file.path.name] = file, file.status
+        return inventory
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files that were read, sorted."""
+        return sorted(self._opened)
+
+    def path(self, name: str) -> Path:
+        """Path of the file *name*."""
+        parts = name.replace("\\", "/").split("/")
+        if Path(name).is_absolute() or {"", ".", ".."} & set(parts):
+            raise InvalidFormat(f"{self.root.name}: {name!r} is outside of the folder")
+        return self.root / name
+
+    def __contains__(self, name: str) -> bool:
+        """True if there is something called *name* in the folder."""
+        try:
+            self.path(name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise from_os_error(error, self.root / name) from error
+        return True
+
+    def read(self, name: str) -> bytes:
+        """Content of the file *name*."""
+        if name not in self._opened:
+            path = self.path(name)
+            try:
+                status = path.stat()
+                if not stat.S_ISREG(status.st_mode):  # a pipe would block
+                    raise InvalidFormat(f"{path} is not a regular file")
+                if status.st_size > _LARGE:
+                    return bytes(self.map(name))
+                with path.open("rb") as file:
+                    self._opened[name] = file.read(), os.fstat(file.fileno())
+            except OSError as error:
+                raise from_os_error(error, path) from error
+        return bytes(self._opened[name][0])
+
+    def json(self, name: str, kind: type[T]) -> T:
+        """The JSON object or array in the file *name*."""
+        return parse_json(self.read(name), self.path(name), kind)
+
+    def value(self, name: str) -> dict[str, Any] | list[Any]:
+        """The JSON object or array in the file *name*, whichever it is."""
+        first = self.read(name).lstrip()[:1]
+        return self.json(name, list) if first == b"[" else self.json(name, dict)
+
+    def map(self, name: str) -> MappedFile:
+        """The file *name*, mapped once."""
+        opened = self._opened.get(name)
+        if opened is not None and isinstance(opened[0], MappedFile):
+            return opened[0]
+        mapped = MappedFile.open(self.path(name))
+        self._opened[name] = mapped, mapped.status
+        return mapped
+
+    @cached_property
+    def sha256(self) -> dict[str, str]:
+        """SHA-256 of each file, of the bytes that were read."""
+        return {name: hashlib.sha256(self._opened[name][0]).hexdigest() for name in self.names}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file; of several, over their names and digests."""
+        if len(self._opened) == 1:
+            return next(iter(self.sha256.values()))
+        return hashlib.sha256(json.dumps(self.sha256, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def unread(self) -> list[str]:
+        """Files below the folder that no reader asked for, hidden ones left out, sorted."""
+        paths = (
+            Path(place, file).relative_to(self.root)
+            for place, _, files in os.walk(self.root)
+            for file in files
+        )
+        return sorted(
+            path.as_posix()
+            for path in paths
+            if path.as_posix() not in self._opened
+            and not any(part.startswith(".") for part in path.parts)
+        )
+
+    def unread_sha256(self, names: Iterable[str]) -> dict[str, str]:
+        """SHA-256 of each of *names*, files that no reader asked for."""
+        return {name: digest_of(self.path(name)) for name in names}
+
+    def check(self) -> None:
+        """Check that each name still belongs to the file that was read."""
+        for name, (content, status) in self._opened.items():
+            if isinstance(content, MappedFile):
+                content.check()
+            path = self.root / name
+            try:
+                now: os.stat_result | None = path.stat()
+            except OSError:
+                now = None
+            if now is None or _identity(now) != _identity(status):
+                raise IntegrityError(
+                    f"{path} is not the file any more that was read: it was replaced",
+                    hint="run the same command again",
+                )
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prefixes that a model expects before texts it embeds."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)  # by name
+    default: str = ""  # name of the default prefix; empty: none
 
 
 def has_input_norms(names: Iterable[str]) -> bool:

@@ -15,9 +15,8 @@ from bitnet.base.errors import Unsupported, UsageError, from_os_error
 from bitnet.families.family import WINDOWS, Family, of_gguf
 from bitnet.families.keys import RopeStyle, without
 from bitnet.formats import not_a_model, safetensors
-from bitnet.formats.checkpoint import Checkpoint, has_input_norms
+from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
 from bitnet.formats.gguf import GGUF, MAGIC
-from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry
 
 if TYPE_CHECKING:

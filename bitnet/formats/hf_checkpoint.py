@@ -24,9 +24,8 @@ from bitnet.base.invocation import word
 from bitnet.families import config_json
 from bitnet.families.tensor_names import SCALES, gguf_name
 from bitnet.formats import safetensors, sentence_transformers
-from bitnet.formats.checkpoint import Checkpoint, has_input_norms
+from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
 from bitnet.formats.expert_tensors import split_gates, split_heads, stack_experts, turn_experts
-from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, NotFound
-from bitnet.formats.inventory import damage_error, parse_json
+from bitnet.formats.checkpoint import damage_error, parse_json
 from bitnet.quants.types import QuantType, by_name
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bitnet.formats.inventory import Inventory
+    from bitnet.formats.checkpoint import Inventory
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

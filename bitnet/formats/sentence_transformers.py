@@ -11,17 +11,16 @@ https://github.com/huggingface/sentence-transformers/blob/v5.1.0/sentence_transf
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bitnet.families.keys import HARMLESS, Rule, check, neutral, read, refusal, without
-from bitnet.formats.inventory import damage_error
+from bitnet.formats.checkpoint import Prompts, damage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from bitnet.families.blocks import Pooling
-    from bitnet.formats.inventory import Inventory
+    from bitnet.formats.checkpoint import Inventory
 
 #: By their number in GGUF.
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last")
@@ -43,14 +42,6 @@ _POOLING: dict[str, Rule] = {
     "pooling_mode_mean_sqrt_len_tokens": _NOT,
     "pooling_mode_weightedmean_tokens": _NOT,
 }
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Prefixes that a model expects before texts it embeds."""
-
-    texts: Mapping[str, str] = field(default_factory=dict)  # by name
-    default: str = ""  # name of the default prefix; empty: none
 
 
 def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:

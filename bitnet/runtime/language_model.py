@@ -18,7 +18,7 @@ import numpy as np
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import word
 from bitnet.base.options import check_ids, check_type
-from bitnet.formats.sentence_transformers import Prompts
+from bitnet.formats.checkpoint import Prompts
 from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime.answer import Answer

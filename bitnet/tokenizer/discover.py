@@ -14,9 +14,8 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import word
 from bitnet.formats import not_a_model
-from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.checkpoint import Checkpoint, Inventory
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.inventory import Inventory
 from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.formats import not_a_model
-from bitnet.formats.inventory import Inventory
+from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.merges import LazySequence, parse_merges

@@ -31,8 +31,7 @@ from bitnet.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.formats.inventory import Inventory
+    from bitnet.formats.checkpoint import Checkpoint, Inventory
 
 logger = logging.getLogger(__name__)
 

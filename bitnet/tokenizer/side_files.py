@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.formats.inventory import Inventory
+from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer.limits import damage_error, json_fault
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, parse_added_token, stop_ids
 from bitnet.tokenizer.vocabularies import spec_key

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
     from bitnet.base.findings import Severity
     from bitnet.families.blocks import ModelConfig
-    from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.formats.inventory import Inventory
+    from bitnet.formats.checkpoint import Checkpoint, Inventory
     from bitnet.tokenizer.tokenizer import Tokenizer
     from bitnet.verify.attest import Attestation
 

@@ -20,7 +20,7 @@ from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, Usage
 from bitnet.base.files import read_bytes
 from bitnet.base.invocation import extra_command
 from bitnet.base.trust import SHA256, is_plain_text
-from bitnet.formats.inventory import parse_json
+from bitnet.formats.checkpoint import parse_json
 from bitnet.tokenizer.load import read_files
 from bitnet.verify.attest import Attestation
 

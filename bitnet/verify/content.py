@@ -24,15 +24,14 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats import safetensors
+from bitnet.formats.checkpoint import find_repeated_keys
 from bitnet.formats.gguf_header import Array
-from bitnet.formats.inventory import find_repeated_keys
 from bitnet.tokenizer.load import read_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.formats.inventory import Inventory
+    from bitnet.formats.checkpoint import Checkpoint, Inventory
     from bitnet.quants.weight import Weight
 
 # Keys about layout, not content.

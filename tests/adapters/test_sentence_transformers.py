@@ -29,7 +29,7 @@ def test_vectors_are_those_of_the_model_in_any_order_of_length(model):
 
 
 def test_prompts_stand_before_texts(model):
-    from bitnet.formats.sentence_transformers import Prompts
+    from bitnet.formats.checkpoint import Prompts
 
     model.prompts = Prompts({"query": "Find: "}, "query")
     made = adapter.sentence_transformer(model)

@@ -152,7 +152,7 @@ def test_packed_bitnet_weights_become_i2_s(tmp_path, linear_class):
 
 
 def _stored(folder):
-    from bitnet.formats.inventory import Inventory
+    from bitnet.formats.checkpoint import Inventory
     from bitnet.formats.safetensors import read_folder
 
     return {

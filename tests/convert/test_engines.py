@@ -14,8 +14,8 @@ from tiny_models import TOKENS, ternary_gguf, tiny_gguf
 from bitnet.base.errors import Unsupported
 from bitnet.convert.options import ConvertOptions
 from bitnet.convert.run import plan_conversion
+from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.inventory import Inventory
 from bitnet.formats.safetensors import read_folder
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps

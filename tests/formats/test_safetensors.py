@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.formats import safetensors
-from bitnet.formats.inventory import Inventory
+from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.safetensors import INDEX, recognises
 
 MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
