@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from bitnet.base.errors import RowsFailed, UsageError
 from bitnet.base.files import write_bytes
 from bitnet.base.options import option
 from bitnet.base.tables import LiveLine, table
+from bitnet.base.terminal import as_json
 from bitnet.batch.options import BatchOptions
-from bitnet.commands.context import Context, model_path, open_model, read_text, say, write_json
+from bitnet.commands.context import Context, model_path, open_model, read_text, say
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions, VectorOptions
 
@@ -54,15 +55,13 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
     failed, failure = files.error_count, None
     facts: dict[str, Any] = {"rows": files.total, "answered_before": files.done, "failed": failed}
     facts |= {"ignored_keys": list(ignored)} if ignored else {}
-    listed = dict(list(files.errors.items())[:SHOWN])
     if failed:
         facts["errors"] = files.errors
-        more = f" and {failed - SHOWN} more" if failed > SHOWN else ""
-        text = f"{failed} of {files.total} rows failed: {', '.join(map(repr, listed))}{more}"
+        for row_id, error in () if common.output.json else [*files.errors.items()][:SHOWN]:
+            say(f"row {row_id!r}: {error}")
         hint = "correct the rows that are wrong, then run this again with --retry-errors"
-        failure = RowsFailed(text, hint=hint)
-    for row_id, error in listed.items() if not common.output.json else ():
-        say(f"row {row_id!r}: {error}")
+        names = ", ".join(map(repr, [*files.errors][:SHOWN]))
+        failure = RowsFailed(f"{failed} of {files.total} rows failed: {names}", hint=hint)
     line = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
     common.output.finish(facts, [line], failure)
 
@@ -73,15 +72,13 @@ def _check(target, options, model):
         raise UsageError(
             f"--output {options.output} is a folder", hint="name a file in it for the answers"
         )
-    known = ("model", "threads", "features", "no_default_features")
-    unknown = [it.name for it in fields(model) if it.name not in known]
-    for name in unknown if options.engine == "ray" else ():
-        if getattr(model, name) != getattr(ModelOptions(), name):
-            flag = name.replace("_", "-")
-            raise UsageError(
-                f"--{flag} is not known to the processes of --engine ray",
-                hint=f"leave --{flag} out: they load the model as it is",
-            )
+    known = replace(ModelOptions(), model=model.model, threads=model.threads)
+    known = replace(known, features=model.features, no_default_features=model.no_default_features)
+    if options.engine == "ray" and model != known:
+        raise UsageError(
+            "the processes of --engine ray load a model as it is",
+            hint="leave the options of the model out, except for --threads",
+        )
 
 
 def _answer(files, options, model, common):
@@ -146,20 +143,16 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
         summary = f"{len(texts):,} vectors of {embeddings.shape[1]:,} numbers"
         say(f"{summary} in {time.perf_counter() - started:.2f} s | {running.backend}")
         pooling = running.config.pooling.replace("none", "mean")
-    facts = {
-        "vectors": len(texts),
-        "dimensions": embeddings.shape[1],
-        "precision": options.precision,
-        "pooling": pooling,
-    }
+    facts = {"vectors": len(texts), "dimensions": embeddings.shape[1]}
+    facts |= {"precision": options.precision, "pooling": pooling}
     if target is not None:
         content = io.BytesIO()
-        if target.suffix.lower() == ".npy":
-            np.save(content, vectors)
-        write_bytes(target, content.getvalue() or _lines(vectors).encode())
+        np.save(content, vectors)
+        is_npy = target.suffix.lower() == ".npy"
+        write_bytes(target, content.getvalue() if is_npy else _lines(vectors).encode())
     if common.output.json:
         result = {"output": str(target)} if target else {"embeddings": vectors.tolist()}
-        write_json(facts | result)
+        print(as_json(facts | result), flush=True)
     else:
         print(f"{target}\n" if target else _lines(vectors), end="", flush=True)
 
@@ -175,14 +168,14 @@ def _texts(name: str) -> list[str]:
         raise UsageError("there are no texts", hint="put one on each line")
     texts: list[Any] = [line.removesuffix("\r") for line in whole.split("\n")]
     for at, line in enumerate(texts) if name.lower().endswith(".jsonl") else ():
-        place = f"{name}, line {at + 1}"
         try:
             entry: Any = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{place}: no JSON: {error}") from None
+        except (ValueError, RecursionError):
+            entry = None
         texts[at] = entry.get("text") if isinstance(entry, dict) else entry
         if not isinstance(texts[at], str):
-            raise UsageError(f'{place}: expected a JSON text, or {{"text": "..."}}')
+            expected = 'expected a JSON text, or {"text": "..."}'
+            raise UsageError(f"{name}, line {at + 1}: {expected}")
     return texts
 
 
@@ -242,8 +235,7 @@ def bench(c, options=BenchOptions(), model=ModelOptions(), common=Context()):
         ]
         head = ("metric", "before", "after", "ratio")
         lines += ["", *table(head, rows, right=(1, 2, 3))]
-        for part, name in (("model", "name"), ("machine", "cpu"), ("machine", "backend")):
-            was, label = before[part][name], {"name": "model", "cpu": "processor"}.get(name, name)
-            if was != report[part][name] and not common.output.json:
-                say(f"Note: the earlier report is of another {label}: {was}")
+        was = before["model"]["name"], before["machine"]["cpu"], before["machine"]["backend"]
+        if was != (report["model"]["name"], report["machine"]["cpu"], report["machine"]["backend"]):
+            say(f"Note: the earlier report is of another model or machine: {', '.join(was)}")
     common.output.finish(report, lines)

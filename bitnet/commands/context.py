@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 import shlex
 import subprocess
 import sys
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.hub.project import Project
-    from bitnet.hub.resolve import RepoModel
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
@@ -71,7 +68,7 @@ class Context:
         from bitnet.hub.project import Project
 
         limits = Limits(rate=self.fetch.rate, connections=self.fetch.at_once)
-        project = Project(folder, self.cache.root, self.fetch, limits=limits, pick=ask)
+        project = Project(folder, self.cache.root, self.fetch, limits=limits)
         return replace(project, progress=self.output.progress, **options)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
@@ -95,32 +92,15 @@ def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Artifact
     return provide_all(orders, project, skip_gated=skip_gated)
 
 
-def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
-    """The one of *models* that a person at a terminal chooses; ``None`` without one."""
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        return None
-    print(f"{repo} has {len(models)} models:", file=sys.stderr)
-    for number, one in enumerate(models, 1):
-        print(f"{number:>3}{one.line()}", file=sys.stderr)
-    print("which one? (number, or nothing to leave) ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline().strip()
-    if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(models):
-        return models[int(answer) - 1]
-    return None
-
-
 Opened = TypeVar("Opened")
 
 DEFAULT_MODEL = "smollm2-135m"
 
 
 def say(text: str, *, stream: TextIO | None = None) -> None:
-    """One line for people, on stderr; *stream* is what stands for it."""
-    stream = stream or sys.stderr
-    with suppress(OSError):  # a result is not lost because its timing cannot be printed
-        # At once: ``print`` lets another thread in before the end.
-        stream.write(f"{text}\n")
-        stream.flush()
+    """Write one line to stderr, or to *stream*; a result is not lost because that fails."""
+    with suppress(OSError):
+        show(text, stream=stream or sys.stderr)
 
 
 def write(piece: str) -> bool:
@@ -137,12 +117,6 @@ def say_escaped() -> None:
         f"Note: this locale writes {sys.stdout.encoding}, which lacks some characters of the text: "
         "they are escaped, as \\u00e9. All of them: set PYTHONUTF8=1, or add --json"
     )
-
-
-def write_json(facts: Any) -> None:
-    """*facts* as one line on stdout, readable where it can take more than ASCII."""
-    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
-    print(json.dumps(terminal.decode_names(facts), ensure_ascii=not is_utf8), flush=True)
 
 
 def decode_text(text: str, option: str) -> str:
@@ -167,10 +141,7 @@ def read_text(file: str, *, whole: bool = False, errors: str = "strict") -> str:
 
 
 def with_piped_text(text: str | None, option: str) -> str | None:
-    """The text that is piped in and then *text*, the value of *option*, on lines of their own.
-
-    One alone where there is no other; ``None`` where there is neither.
-    """
+    """The text that is piped in and then *text*, the value of *option*; ``None`` without either."""
     own, raw = None if text is None else decode_text(text, option), b""
     if sys.stdin is not None and not sys.stdin.isatty():
         with suppress(OSError):  # a stdin that was closed, or cannot be read, holds no text
@@ -197,56 +168,42 @@ def _without_newline(text: str) -> str:
 
 def open_model(options: ModelOptions, common: Context) -> LanguageModel:
     """The model and tokenizer that *options* name, fetched first where that is allowed."""
-    checkpoint = open_file(options, common)
-    if options.lora:
-        from bitnet.models.adapted import split_adapters
+    from bitnet.models.adapted import split_adapters
 
-        for name in split_adapters(options.lora)[1]:
-            raise UsageError(
-                f"--lora {name}=...: requests to `serve` choose an adapter by its name",
-                hint="leave the name out to run the model with it",
-            )
+    checkpoint = open_file(options, common)
+    for name in split_adapters(options.lora)[1]:
+        raise UsageError(
+            f"--lora {name}=...: requests to `serve` choose an adapter by its name",
+            hint="leave the name out to run the model with it",
+        )
     return load_model(options, common, checkpoint)
 
 
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     """The file or folder that *options* name, open; the packaged one when they name none."""
     from bitnet.formats.containers import open_checkpoint
+    from bitnet.models.adapted import split_adapters, with_adapters
 
     layout, aside = options.i2_s_layout, options.ignore_key
     checkpoint = open_checkpoint(model_path(options, common), i2_s_layout=layout, ignore_keys=aside)
     checkpoint = replace(checkpoint, kv_type=options.kv_type)
-    if not options.lora:
-        return checkpoint
-    from bitnet.models.adapted import split_adapters, with_adapters
-
     always, _ = split_adapters(options.lora)
     return with_adapters(checkpoint, always) if always else checkpoint
 
 
-def _with_each_adapter(options: ModelOptions, common: Context) -> dict[str, Checkpoint]:
-    """The model of *options* with each of its adapters that has a name."""
-    if not options.lora:
-        return {}
-    from bitnet.models.adapted import split_adapters, with_adapters
-
-    always, by_name = split_adapters(options.lora)
-    if not by_name:
-        return {}
-    plain = open_file(replace(options, lora=[]), common)
-    return {name: with_adapters(plain, [*always, its]) for name, its in by_name.items()}
-
-
 def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
     """The open *checkpoint* with its tokenizer, which is fetched where that is allowed."""
+    from bitnet.models.adapted import split_adapters, with_adapters
     from bitnet.runtime.language_model import load_checkpoint
 
     if options.features or options.no_default_features:
         features = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
-    draft, adapted = None, _with_each_adapter(options, common)
+    draft, (always, by_name), plain = None, split_adapters(options.lora), replace(options, lora=[])
     if options.draft_model:
-        draft = open_file(replace(options, model=options.draft_model, lora=[]), common)
+        draft = open_file(replace(plain, model=options.draft_model), common)
+    bare = open_file(plain, common) if by_name else checkpoint
+    adapted = {name: with_adapters(bare, [*always, its]) for name, its in by_name.items()}
 
     def attempt(tokenizer: Path | None) -> LanguageModel:
         return load_checkpoint(
@@ -375,8 +332,8 @@ def edit_text():
         raise UsageError("!edit needs an editor", hint="export EDITOR=nano")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "message.md"
-        path.touch()
         try:
+            path.touch()
             subprocess.run([*shlex.split(editor), str(path)], check=True)
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError, subprocess.CalledProcessError) as error:

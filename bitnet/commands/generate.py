@@ -15,6 +15,7 @@ from bitnet.base.files import write_text
 from bitnet.base.invocation import word
 from bitnet.base.options import option
 from bitnet.base.progress import human_size
+from bitnet.base.terminal import as_json
 from bitnet.commands.context import (
     Context,
     decode,
@@ -28,7 +29,6 @@ from bitnet.commands.context import (
     summary,
     with_piped_text,
     write,
-    write_json,
 )
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions, PromptOptions
@@ -139,7 +139,7 @@ def answer_once(running, prompt, request, output):
     if output.json:
         "".join(answer)
         ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
-        write_json(_facts(answer, ids=prompt.dump_ids) | drawn | ignored)
+        print(as_json(_facts(answer, ids=prompt.dump_ids) | drawn | ignored), flush=True)
     else:
         _show(answer)
         if prompt.dump_ids:
@@ -323,7 +323,7 @@ def _answer(talk, line, *, json_line=False):
         return
     with closing(talk.ask(line)) as pieces:
         if json_line:
-            write_json({"role": "assistant", "content": "".join(pieces)})
+            print(as_json({"role": "assistant", "content": "".join(pieces)}), flush=True)
             return
         _show(pieces)
     if talk.finish_reason in CUT_OFF:

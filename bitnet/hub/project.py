@@ -28,14 +28,12 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
     from bitnet.store import Artifact
 
-    Pick = Callable[[str, list[Any]], Any]  # a repository and its models; one of them
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +55,6 @@ class Project:
     records: bool = True  # write provided files into the lock file
     # shared by all transfers
     limits: Limits = field(default_factory=Limits, compare=False, repr=False)
-    # asked to choose among several models of a repository; ``None`` if it cannot
-    pick: Pick = field(default=lambda _repo, _models: None, compare=False, repr=False)
 
     @property
     def lock_path(self) -> Path:

@@ -34,7 +34,7 @@ def test_json_can_be_compared_with_later(bitnet, words, tmp_path):
     told = bitnet(*words, "--compare", earlier)
     assert told.code == 0
     assert "x0.00" in told.out
-    assert "another processor: Tomorrow's" in told.err
+    assert "another model or machine: tiny.gguf, Tomorrow's" in told.err
     as_json = bitnet(*words, "--compare", earlier, "--json")
     assert as_json.code == 0
     assert json.loads(as_json.out)["changes"][0]["ratio"] < 0.5

@@ -81,7 +81,7 @@ def test_prompt_dimensions_lengths_and_bits(run, model, tmp_path):
         (("--input", "missing.txt"), "missing.txt"),
         (("--input", "empty.txt"), "there are no texts"),
         (("--input", "wrong.jsonl"), "wrong.jsonl, line 2: expected a JSON text"),
-        (("--input", "broken.jsonl"), "broken.jsonl, line 1: no JSON"),
+        (("--input", "broken.jsonl"), "broken.jsonl, line 1: expected a JSON text"),
         (("--input", "texts.txt", "--prompt-name", "passage"), "no prompt called 'passage'"),
         (("--input", "texts.txt", "--dimensions", "0"), "of this model have 128"),
         (("--input", "texts.txt", "--dimensions", "12", "--precision", "binary"), "into a byte"),
