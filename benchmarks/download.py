@@ -43,7 +43,8 @@ def bitnet(hub, target, *, connections):
     from bitnet.sources import Source
     from bitnet.store import Store
 
-    options = FetchOptions(base_url=hub, connections=connections)
+    os.environ["BITNET_CONNECTIONS"] = str(connections)
+    options = FetchOptions(base_url=hub)
     store = Store(target.parent / "cache")
     begun = _clocks()
     url = file_url(REPO, "main", FILE, options)
@@ -122,6 +123,7 @@ def measure_store(size_mb):
     from bitnet.hub.provision import provide
     from bitnet.sources import Source
 
+    os.environ["BITNET_CONNECTIONS"] = "1"
     size, source = size_mb * 1_000_000, Source("bench", REPO, FILE)
     with tempfile.TemporaryDirectory() as folder, HubServer() as hub:
         folder = Path(folder)
@@ -129,7 +131,7 @@ def measure_store(size_mb):
             for _ in range(size_mb):
                 file.write(os.urandom(1_000_000))
         hub.add(REPO, FILE, folder / "source")
-        options = FetchOptions(base_url=hub.url, retries=1, connections=1)
+        options = FetchOptions(base_url=hub.url, retries=1)
 
         def project(name, cache="cache"):
             (folder / name).mkdir(exist_ok=True)

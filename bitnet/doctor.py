@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from bitnet import __version__
 from bitnet.base import locks, native, settings
 from bitnet.base.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
+from bitnet.base.files import CACHE_HINT
 from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
-from bitnet.cache.prune import space_hint
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_header import printable
 
@@ -127,7 +127,7 @@ def _cache(root: Path) -> list[Finding]:
         return [*findings, Finding.of("cache folder", problem)]
     text = f"{human_size(free)} free"
     if free < SPACE_BYTES:
-        full = NoSpace(f"only {text} in {root}", hint=space_hint(root, SPACE_BYTES - free))
+        full = NoSpace(f"only {text} in {root}", hint=CACHE_HINT)
         return [*findings, Finding.of("disk", full)]
     return [*findings, Finding("ok", "disk", text)]
 

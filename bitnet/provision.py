@@ -191,7 +191,7 @@ def locate(
 
     path = Path(text)
     with suppress(OSError, ValueError):  # at once, without what opens connections
-        if path.exists() and path.suffix != ".whl":
+        if path.exists():
             return only_model(path)
     from bitnet.hub.models import provide
     from bitnet.hub.ref import names, parse

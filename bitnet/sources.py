@@ -59,7 +59,8 @@ class Source:
     cache_key: str = ""  # folder of a tokenizer below ``<cache>/tokenizers``
     licence: str = ""  # name of the terms as their owner calls them
     licence_url: str = ""  # where the terms are
-    gated: bool = False  # the hub wants a token of an account that accepted the terms
+    # the hub wants a token of an account that accepted the terms; ``None``: unknown
+    gated: bool | None = False
     # architecture of a model, as GGUF files name it; empty if unknown. Of a tokenizer, how the
     # architectures begin that use it: other families have vocabularies of the same size (Mistral
     # and Phi-3 about 32,000)

@@ -12,15 +12,16 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bitnet.base.errors import InvalidFormat, NoSpace, from_os_error
 from bitnet.base.progress import human_size
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _READ_BYTES = 1 << 18  # fits into a core's cache
+CACHE_HINT = (
+    "free space there (bitnet cache clean --models --dry-run lists what the cache can free), or "
+    "choose another disk: --cache-dir DIR"
+)
 
 
 def sha256_of(path: Path) -> str:
@@ -80,17 +81,15 @@ def free_space(folder: Path) -> int:
         raise from_os_error(error, folder) from error
 
 
-def require_space(
-    folder: Path, size: int, what: str, hint: Callable[[int], str], *, spare: int = 0
-) -> None:
-    """Refuse *size* bytes below *folder* that leave less than *spare*; *hint*: what is missing."""
+def require_space(folder: Path, size: int, what: str, hint: str, *, spare: int = 0) -> None:
+    """Refuse *size* bytes below *folder* that leave less than *spare* free."""
     free = free_space(folder)
     if size + spare > free:
         extra = f" and {human_size(spare)} to spare" if spare else ""
         raise NoSpace(
             f"No space left on device (os error {errno.ENOSPC}): {what} needs {human_size(size)} "
             f"more{extra}, {human_size(free)} are free in {folder}",
-            hint=hint(size + spare - free),
+            hint=hint,
         )
 
 

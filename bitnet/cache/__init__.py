@@ -8,9 +8,8 @@
     <cache>/models/                                    links into the store, by the names of models
     <cache>/exact-heads/<hash of the head>.copy        copy of an output head, also rebuilt
 
-There is no index: the folder itself is the truth, and any file or folder in it may be deleted at
-any time without losing anything but speed. Files outside these folders are never touched; links
-are never followed.
+There is no index: any file or folder in it may be deleted at any time without losing anything but
+speed. Files outside these folders are never touched.
 """
 
 from __future__ import annotations
@@ -31,4 +30,3 @@ class Selection:
     key: str = option("", "only this entry, as `cache list` names it", metavar="KEY")
     tokenizers_only: bool = option(False, "remove tokenizers only")
     models: bool = option(False, "also remove downloaded models")
-    unreferenced: bool = option(False, "remove only stored files that no project links to")

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import BitnetError, from_os_error
 from bitnet.base.files import sha256_of
-from bitnet.cache.exact_heads import problem_of
 from bitnet.store import Store
-from bitnet.store.tag import AREAS
+from bitnet.store.blobs import AREAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -79,14 +78,16 @@ def entries(root: Path) -> list[Entry]:
     """Every entry of the cache, grouped by folder; empty if there is no cache yet."""
     all_entries: list[Entry] = _store_entries(root)
     for folder, names in _folders(root):
-        companions = {lock for name in names for lock in _companions_of(name, names)}
-        for name in sorted(set(names) - companions):
+        # the record of a partial file goes with it
+        beside = {f"{name}.json" for name in names if _PARTIAL.fullmatch(name)} & names
+        for name in sorted(names - beside):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                all_entries.append(_entry(root, folder / name, sorted(_companions_of(name, names))))
+                companions = [f"{name}.json"] if f"{name}.json" in beside else []
+                all_entries.append(_entry(root, folder / name, companions))
     return all_entries
 
 
-def _folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
+def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
     """Folders of the cache, without links, and the names of the files and links in each."""
     waiting = [root / "store/partial" if area == "store" else root / area for area in AREAS[::-1]]
     while waiting:
@@ -96,7 +97,7 @@ def _folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
                 continue
             items = list(os.scandir(folder))
             inner = [item.name for item in items if item.is_dir(follow_symlinks=False)]
-            files = [i.name for i in items if i.is_file() or (i.is_symlink() and not i.is_dir())]
+            files = {i.name for i in items if i.is_file() or (i.is_symlink() and not i.is_dir())}
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -104,16 +105,6 @@ def _folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
         yield folder, files
         inner = [name for name in inner if not name.startswith(".pip-")]
         waiting += [folder / name for name in sorted(inner, reverse=True)]
-
-
-def _companions_of(name: str, names: Iterable[str]) -> set[str]:
-    """Those of *names* that belong to *name*: lock, sidecar of a partial file."""
-    if name.endswith(".lock"):
-        return set()
-    expected = {f"{name}.lock"}
-    if _PARTIAL.fullmatch(name):
-        expected.add(f"{name}.json")
-    return expected.intersection(names)
 
 
 def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
@@ -140,7 +131,7 @@ def _store_entries(root: Path) -> list[Entry]:
     blobs = list(store.blobs())
     if not blobs:
         return []
-    names, users, busy = list(store.index), store.users(), _owner(store.in_use)
+    names, users = list(store.index), store.users()
     blob_entries: list[Entry] = []
     for blob in blobs:
         ours = [name for name in names if name.sha256 == blob.sha256]
@@ -150,7 +141,6 @@ def _store_entries(root: Path) -> list[Entry]:
                 _entry(root, blob.path, []),
                 kind="tokenizer" if record and record.kind == "tokenizer" else "model",
                 key=record.key if record and record.key else blob.sha256,
-                owner=_owner(store.folder / "partial" / f"{blob.sha256}.lock") or busy,
                 companions=(store.verified.file_for(blob.path),),
                 users=tuple(users.get(blob.sha256, ())),
                 origin=record,
@@ -178,20 +168,16 @@ def _key(area: str, inner: list[str]) -> str:
     return "/".join(inner)
 
 
-def locks_for(path: Path) -> Iterator[Path]:
-    """Lock files of *path*: its own, and that of the file it is a part of."""
-    name = path.name
-    if name.endswith(".lock"):
-        yield path
-        return
-    if path.parent.parent.name == "partial":
-        yield path.parent.with_name(f"{path.parent.name}.lock")
-    yield path.with_name(f"{name}.lock")
-    partial = _PARTIAL.fullmatch(name)
-    while partial and name:
-        # A writer's own partial file carries its name: tokenizer.json.partial.<writer>
-        name = name.rpartition(".")[0]
-        yield path.with_name(f"{name}.lock")
+def locks_for(path: Path) -> list[Path]:
+    """Lock files of *path*: of its transfer, and of those whose files wait in the store."""
+    if path.name.endswith(".lock"):
+        return [path]
+    store = path.parents[2]
+    if path.parents[1].name == "partial":
+        return [path.parent.with_name(f"{path.parent.name}.lock")]
+    if path.parents[1].name == "sha256":
+        return [store / "partial" / f"{path.name}.lock", Store(store.parent).in_use]
+    return []
 
 
 def _owner(lock_path: Path) -> str:
@@ -209,24 +195,18 @@ class EntryCheck:
     check: str
     problem: str = ""
 
-    @property
-    def intact(self) -> bool:
-        """True if there is no problem."""
-        return not self.problem
-
     def facts(self) -> dict[str, Any]:
         """The result as JSON values."""
         return {
             **self.entry.facts(),
             "check": self.check,
-            "intact": self.intact,
+            "intact": not self.problem,
             "problem": self.problem or None,
         }
 
     def __str__(self) -> str:
-        if self.intact:
-            return f"✓ Valid {self.check}: {self.entry.path}"
-        return f"✗ Invalid {self.check}: {self.entry.path}: {self.problem}"
+        text = f"{self.check}: {self.entry.path}"
+        return f"✗ Invalid {text}: {self.problem}" if self.problem else f"✓ Valid {text}"
 
 
 def verify(
@@ -237,7 +217,7 @@ def verify(
 ) -> EntryCheck:
     """Check *entry* by its name, with *read_gguf*, and by *expected*, SHA-256 by path."""
     path = entry.path
-    check = {".json": "JSON", ".gguf": "GGUF", ".copy": "exact head"}.get(path.suffix, "file")
+    check = {".json": "JSON", ".gguf": "GGUF"}.get(path.suffix, "file")
     try:
         if not path.stat().st_size:
             return EntryCheck(entry, check, "the file is empty")
@@ -249,8 +229,6 @@ def verify(
             problem = _json_problem(path)
         elif check == "GGUF":
             problem = _gguf_problem(path, read_gguf)
-        elif check == "exact head":
-            problem = problem_of(path)
     except OSError as error:
         return EntryCheck(entry, check, from_os_error(error, path).message)
     return EntryCheck(entry, check, problem)

@@ -115,7 +115,6 @@ def cache_verify(
     from bitnet.cache.entries import entries, verify
     from bitnet.formats.gguf import GGUF
     from bitnet.store import Store
-    from bitnet.store.tag import is_marked
 
     root, failure = common.cache.root, None
     expected = Store(root).digests()
@@ -124,12 +123,10 @@ def cache_verify(
         for entry in entries(root)
         if entry.kind not in ("partial", "leftover")
     ]
-    if damaged := [verdict for verdict in verdicts if not verdict.intact]:
+    if damaged := [verdict for verdict in verdicts if verdict.problem]:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""
         remedy = f"bitnet cache clean --key {word(first.key)}{models} --yes"
-        if not is_marked(root, first.path):
-            remedy = f"delete {first.path}"
         text = f"{len(damaged)} of {len(verdicts)} files in {root} are damaged"
         failure = IntegrityError(text, hint=f"{remedy}, then fetch it again")
     facts = [verdict.facts() for verdict in verdicts]
@@ -166,11 +163,11 @@ def rm(
 
     held = remove_model(parse(model), common.project(), dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    size = sum(blob.size for blob, holders in held if not holders)
-    lines = [f"{verb} {blob.path} ({human_size(blob.size)})" for blob, _ in held]
+    size = sum(entry.size_bytes for entry, holders in held if not holders)
+    lines = [f"{verb} {entry.path} ({human_size(entry.size_bytes)})" for entry, _ in held]
     lines += [f"still on the disk: {', '.join(holders)}" for _, holders in held if holders]
     lines.append(f"{verb} {quantity(len(held), 'file')}, {human_size(size)} freed")
-    files = [{"path": str(b.path), "size_bytes": b.size, "held_by": holders} for b, holders in held]
+    files = [{**entry.facts(), "held_by": holders} for entry, holders in held]
     common.output.finish({"size_bytes": size, "files": files}, map(brief, lines))
 
 
@@ -240,34 +237,32 @@ def bundle_export(
     what the lock file says about it. Nothing is fetched. `bundle import` reads the file on a
     machine without a network.
     """
-    from bitnet.hub.bundles import Collection
-    from bitnet.store.bundle import write_bundle
+    from bitnet.hub import bundles
 
     context = Context(FetchOptions(offline=True), cache, console)
-    chosen = Collection(context.project())
+    project = context.project()
     if unknown := [name for name in tokenizer if name not in TOKENIZERS]:
         hint = f"known: {', '.join(TOKENIZERS)}"
         raise UsageError(f"no tokenizer is called {unknown[0]!r}", hint=hint)
-    paths = [chosen.add_model(name) for name in model]
-    for name in tokenizer:
-        chosen.add_tokenizer(TOKENIZERS[name])
+    files = [file for name in model for file in bundles.model_files(name, project)]
+    files += [bundles.tokenizer_file(TOKENIZERS[name], project) for name in tokenizer]
+    paths = [context.model(name) for name in model]
     if not model and not tokenizer:
-        entries = chosen.project.pins()
-        if not entries:
+        files = bundles.list_pinned(project)
+        if not files:
             raise NotFound(
-                f"{chosen.project.lock_path} pins nothing that could be exported",
+                f"{project.lock_path} pins nothing that could be exported",
                 hint="`bitnet models` lists them: bitnet bundle export MODEL --output FILE",
             )
-        paths = chosen.add_locked(entries)
+        paths = [file.path for file in files if file.path.suffix == ".gguf"]
     attestations: dict[str, str] = {}
     for path in paths:
-        attestations |= _attestation_for(path, chosen.project.store)
-        _add_tokenizer_of(path, chosen)
-    target = Path(output)
-    contents = chosen.contents(attestations)
+        attestations |= _attestation_for(path, project.store)
+        files += _tokenizer_of(path, project)
+    target, contents = Path(output), bundles.collect(files, attestations, project)
     with Progress(target.name, mode=console.progress) as bar:
-        digest = write_bundle(contents, target, force=force, report=bar.reach)
-    size, count = target.stat().st_size, len({file.sha256 for file in contents.files})
+        digest = bundles.write_bundle(contents, target, force=force, report=bar.reach)
+    size, count = target.stat().st_size, len(contents.blobs)
     print(f"✓ {quantity(count, 'file')}, {human_size(size)}", file=sys.stderr)
     facts = {
         "path": output,
@@ -297,16 +292,18 @@ def _attestation_for(path, store):
     return {store.digest_of(path): written.read_text(encoding="utf-8")}
 
 
-def _add_tokenizer_of(path, chosen):
-    """Let the tokenizer go along that the model at *path* would have to fetch."""
+def _tokenizer_of(path, project):
+    """The tokenizer that the model at *path* would otherwise have to fetch."""
+    from bitnet.hub import bundles
     from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
 
     match TokenizerDiscovery(path).discover_tokenizer_strategy():
         case TokenizerStrategy.NeedsDownload(info):
             key, file = info.cache_key, info.files[0]
-            chosen.add_tokenizer(Source(key, info.repo, file, cache_key=key))
+            return [bundles.tokenizer_file(Source(key, info.repo, file, cache_key=key), project)]
         case TokenizerStrategy.Discovered(found):
-            chosen.add_cached_tokenizer(found)
+            return bundles.find_tokenizer(found, project)
+    return []
 
 
 @task(group="Models", example="bitnet bundle import smollm2.tar", name="bundle.import")

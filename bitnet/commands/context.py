@@ -64,10 +64,10 @@ class Context:
 
         The *options* are ``force``, ``update`` and ``verify`` of :class:`Project`.
         """
-        from bitnet.hub.limits import Limits
+        from bitnet.hub.http import Limits
         from bitnet.hub.project import Project
 
-        limits = Limits(rate=self.fetch.rate, connections=self.fetch.at_once)
+        limits = Limits(rate=self.fetch.rate)
         project = Project(folder, self.cache.root, self.fetch, limits=limits)
         return replace(project, progress=self.output.progress, **options)
 
@@ -274,12 +274,16 @@ def _explicit(named: str, common: Context) -> Path | None:
         return None  # without loading what opens connections: 20 MB and 0.2 s
     from bitnet.hub.models import provide_tokenizer
     from bitnet.hub.ref import parse
+    from bitnet.tokenizer.from_files import TOKENIZER_FILES
     from bitnet.tokenizer.load import load_spec
+    from bitnet.tokenizer.side_files import SIDE_FILES
 
     remote = parse(named)
     if not (remote.repo or remote.url):
         return Path(named)
-    return provide_tokenizer(remote, common.project(common.cache.root), check=load_spec)
+    files = {"names": TOKENIZER_FILES, "beside": ("merges.txt", *SIDE_FILES)}
+    project = common.project(common.cache.root)
+    return provide_tokenizer(remote, project, check=load_spec, **files)
 
 
 def summary(answer: Answer) -> str:

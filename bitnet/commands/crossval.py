@@ -67,7 +67,7 @@ def _compare(requested, texts, options, common):
     """The evidence of the comparison that was *requested*."""
     from bitnet.crossval.references import choose
     from bitnet.crossval.run import cross_validate, recordable
-    from bitnet.store.tag import make_cache
+    from bitnet.store.blobs import make_cache
 
     if options.lora:
         raise UsageError(

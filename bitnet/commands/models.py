@@ -163,15 +163,14 @@ def _plan(model, file, rev, common, local):
 
     project, machine = common.project(), this_machine(Path("models"))
     (ref,) = refs_of(model, file, rev)
-    header = header_of(resolve(ref, project)[0], project)
-    source = header.source
-    origin: dict[str, Any] = {"licence": source.licence, "gated": header.gated}
-    if header.path is not None:
-        return plan_path(header.path, machine, **origin)
+    source, path, read = header_of(resolve(ref, project)[0], project)
+    origin: dict[str, Any] = {"licence": source.licence, "gated": source.gated}
+    if path is not None:
+        return plan_path(path, machine, **origin)
     name = source.file.rpartition("/")[2]
-    if header.read is None:
+    if read is None:
         return plan_unread(name, source.size, machine, **origin)
-    return plan_model(header.read, machine, name=name, size=source.size, **origin)
+    return plan_model(read, machine, name=name, size=source.size, **origin)
 
 
 @task(group="Models", example="bitnet download-model smollm2-135m", aliases=("pull",))

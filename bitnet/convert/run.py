@@ -104,7 +104,7 @@ class ConversionPlan:
         """Write the file *output*, which must not exist."""
         refuse_existing(output)
         hint = "choose another disk, or a smaller --type"
-        require_space(output.parent, self.size_bytes, output.name, lambda _missing: hint)
+        require_space(output.parent, self.size_bytes, output.name, hint)
         results: list[tuple[Converted, bytes]] = []
         read = [view for one in self.jobs for view in one.weight.views]
 

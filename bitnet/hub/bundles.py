@@ -1,160 +1,253 @@
-"""Bundles: collect files that are here for one, and take in the files of one.
+"""Bundles: files that are here in one tar file, for machines without a network.
 
-Only local files are bundled, and no connection is opened. Their names are included, so that a name
-has the same meaning on the other machine.
+    bitnet-bundle.json      the files under their names, a project's lock file, attestations
+    sha256/<sha256>         content, in the order of the digests
+
+No connection is opened, to write or to read one. The same files give the same bundle, bit by bit:
+no times, owners or paths of the machine. Reading is strict: every header must equal the one that
+would be written for the listed file. So a bundle cannot name a path to write to, and contains no
+links, no duplicate names and nothing else. Any ``tar`` can list and unpack it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
 import re
+import tarfile
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Offline, UsageError
-from bitnet.base.files import path_of, write_text
-from bitnet.hub.models import list_models, provide, provide_here, remember
+from bitnet.base import locks
+from bitnet.base.errors import (
+    BitnetError,
+    HashMismatch,
+    IntegrityError,
+    InvalidFormat,
+    NotFound,
+    Offline,
+    Unsupported,
+    UsageError,
+    from_os_error,
+)
+from bitnet.base.files import path_of, require_space, write_text
+from bitnet.base.trust import SHA256
+from bitnet.hub.models import list_models, provide, provide_here
 from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
 from bitnet.hub.provision import notices, provide_all
 from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
-from bitnet.store.bundle import Bundle, read_bundle, unpack
-from bitnet.store.records import LOCK_FILE, Artifact, lock_text, parse_lock, read_lock, relative
+from bitnet.store.blobs import make_cache
+from bitnet.store.records import (
+    LOCK_FILE,
+    Artifact,
+    from_record,
+    lock_text,
+    parse_lock,
+    read_lock,
+    relative,
+    to_record,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
     from bitnet.hub.project import Project
-    from bitnet.store.bundle import Report
+    from bitnet.store.blobs import Store
+
+    Report = Callable[[int, int], None]
 
 logger = logging.getLogger(__name__)
 
+VERSION = 1
+MANIFEST = "bitnet-bundle.json"
+
+_CHUNK = 1 << 20
+_BLOCK = tarfile.BLOCKSIZE
+_LARGEST_MANIFEST = 256 << 20  # bytes; an attestation of a large model has a few
 _TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
 
 
-@dataclass
-class Collection:
-    """The files of *project* for a bundle, added one by one; *files* has those, by name."""
+@dataclass(frozen=True)
+class Bundle:
+    """Content of a bundle, to write or just read."""
 
-    project: Project
-    files: dict[tuple[str, ...], Artifact] = field(default_factory=dict)
-    _models: list[dict[str, Any]] = field(default_factory=list)
+    files: tuple[Artifact, ...]  # the files under their names; those to write have a path
+    lock: str | None = None  # text of a project's lock file, if there is one
+    attestations: dict[str, str] = field(default_factory=dict)  # texts, by digest of the model
+    path: Path = field(default=Path(), compare=False)  # of an open bundle
 
-    def add_model(self, text: str) -> Path:
-        """Add the model *text* with its notices; return its path."""
-        model = parse(text)
-        if model.path is not None or model.url:
-            raise UsageError(
-                f"{text!r} is not the name of a model; a bundle holds models by name",
-                hint="`bitnet models` lists the names; a file of your own is copied as it is",
-            )
-        if model.shipped:
-            raise UsageError(
-                f"{text} is part of this program: every installation has it",
-                hint="leave it out of the bundle",
-            )
-        try:
-            files = provide_here(model, self.project)
-        except Offline:
-            hint = f"fetch it first: {model.command}"
-            raise NotFound(f"{text} is not on this machine", hint=hint) from None
-        for file in files:
-            self._add(file)
-        if model.packaged:
-            self._add_notices(model.packaged, files[0])
-        else:
-            self._means(model.repo, model.revision, model.file, [file.file for file in files])
-        return provide(model, self.project, fetch=False)
+    @cached_property
+    def blobs(self) -> dict[str, Artifact]:
+        """Each file once, by its digest, in the order of the bundle."""
+        return dict(sorted({file.sha256: file for file in self.files}.items()))
 
-    def add_tokenizer(self, tokenizer: Source) -> None:
-        """Add the file of *tokenizer*."""
-        store, entry = self.project.store, tokenizer_entry(tokenizer, self.project.cache)
-        name = tokenizer.repo, tokenizer.revision, tokenizer.file
-        record = store.index.find(*name) or Artifact("tokenizer", *name)
-        blob = store.find(record.sha256) if record.sha256 else None
-        path = blob.path if blob is not None else entry
-        if not path.is_file():
-            raise NotFound(
-                f"the tokenizer {tokenizer.repo}/{tokenizer.file} is not on this machine",
-                hint=f"fetch it first: {tokenizer_command(tokenizer)}",
-            )
-        self._add(replace(record, place=relative(entry, self.project.cache), path=path))
+    @cached_property
+    def manifest(self) -> bytes:
+        """The first member."""
+        in_order = partial(json.dumps, sort_keys=True)
+        document = {
+            "version": VERSION,
+            "files": sorted(map(to_record, self.files), key=in_order),
+            "lock": self.lock,
+            "attestations": self.attestations,
+        }
+        return (json.dumps(document, indent=1, ensure_ascii=True, sort_keys=True) + "\n").encode()
 
-    def add_cached_tokenizer(self, path: Path) -> None:
-        """Add the tokenizer at *path*, if it is one that the cache keeps for models."""
-        if path.parent.parent != self.project.cache / "tokenizers":
-            return
-        place, digest = relative(path, self.project.cache), self.project.store.digest_of(path)
-        for record in self.project.store.index:
-            if (record.kind, record.place, record.sha256) == ("tokenizer", place, digest):
-                self._add(replace(record, path=path))
-                return
+    @property
+    def size(self) -> int:
+        """Bytes of the tar file, including the empty blocks at its end."""
+        sizes = [len(self.manifest), *(blob.size for blob in self.blobs.values())]
+        used = sum(_BLOCK + size + -size % _BLOCK for size in sizes) + 2 * _BLOCK
+        return used + -used % tarfile.RECORDSIZE
+
+
+# --- export --------------------------------------------------------------------------------------
+
+
+def model_files(text: str, project: Project) -> list[Artifact]:
+    """The files of the model *text*, with its notices."""
+    model = parse(text)
+    if model.path is not None or model.url:
+        raise UsageError(
+            f"{text!r} is not the name of a model; a bundle holds models by name",
+            hint="`bitnet models` lists the names; a file of your own is copied as it is",
+        )
+    if model.shipped:
+        raise UsageError(
+            f"{text} is part of this program: every installation has it",
+            hint="leave it out of the bundle",
+        )
+    try:
+        files = provide_here(model, project)
+    except Offline:
+        hint = f"fetch it first: {model.command}"
+        raise NotFound(f"{text} is not on this machine", hint=hint) from None
+    return [*files, *_notices(files[0], project)]
+
+
+def tokenizer_file(source: Source, project: Project) -> Artifact:
+    """The file of the tokenizer *source* in the cache."""
+    entry = tokenizer_entry(source, project.cache)
+    if not entry.is_file():
+        raise NotFound(
+            f"the tokenizer {source.repo}/{source.file} is not on this machine",
+            hint=f"fetch it first: {tokenizer_command(source)}",
+        )
+    name = source.repo, source.revision, source.file
+    return Artifact("tokenizer", *name, place=relative(entry, project.cache), path=entry)
+
+
+def find_tokenizer(path: Path, project: Project) -> list[Artifact]:
+    """The tokenizer at *path*, if it is one that the cache keeps for models."""
+    place, store = relative(path, project.cache), project.store
+    if place is None or not _TOKENIZER.fullmatch(place):
+        return []
+    digest = store.digest_of(path)
+    found = [it for it in store.index if (it.place, it.sha256) == (place, digest)]
+    if not found:
         logger.warning("%s is not in the bundle: where it is from is not known", path)
+    return [replace(record, path=path) for record in found[:1]]
 
-    def add_locked(self, entries: Iterable[Artifact]) -> list[Path]:
-        """Add the files that a lock file pins; return the project's paths of its models."""
-        folders: dict[tuple[str, str], list[str]] = {}
-        models: list[Path] = []
-        for entry in entries:
-            self._add_pinned(entry)
-            place = self.project.folder / path_of(entry.place) if entry.place is not None else None
-            if place is not None and place.suffix == ".gguf" and place.is_file():
-                models.append(place)
-            if entry.kind == "model":
-                folders.setdefault((entry.repo, entry.revision), []).append(entry.file)
-        for (repo, revision), files in folders.items():
-            if "config.json" in files and any(file.endswith(".safetensors") for file in files):
-                self._means(repo, revision, "", files)
-        return models
 
-    def contents(self, attestations: dict[str, str]) -> Bundle:
-        """All files added, and their entries in the lock file."""
-        digests = {file.sha256 for file in self.files.values()}
-        pinned = [entry for entry in self.project.pins() if entry.sha256 in digests]
-        lock = lock_text(pinned) if pinned else None
-        return Bundle(tuple(self.files.values()), tuple(self._models), lock, attestations)
-
-    def _add_pinned(self, entry: Artifact) -> None:
-        store = self.project.store
-        target = self.project.folder / path_of(entry.place) if entry.place is not None else None
-        blob = store.find_anywhere(entry.sha256, entry.size, target)
+def list_pinned(project: Project) -> list[Artifact]:
+    """The files that the lock file pins."""
+    files = []
+    for entry in project.pins():
+        target = project.folder / path_of(entry.place) if entry.place is not None else None
+        blob = project.store.find_anywhere(entry.sha256, entry.size, target)
         if blob is None:
             raise NotFound(
                 f"{entry.repo}/{entry.file}, which {LOCK_FILE} pins, is not on this machine",
                 hint="fetch it first: bitnet sync",
             )
-        place = None
-        if entry.kind == "tokenizer":
-            record = store.index.find(*entry.index_name)
-            keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
-            usual = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
-            place = record.place if record is not None and record.place is not None else usual
-        self._add(replace(entry, path=blob.path, place=place))
-        if entry.kind == "package" and entry.repo in sources.PACKAGED:
-            self._add_notices(entry.repo, replace(entry, place=None))
+        keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
+        place = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
+        files.append(replace(entry, path=blob.path, place=place))
+        files += _notices(entry, project)
+    return files
 
-    def _add_notices(self, name: str, model: Artifact) -> None:
-        for file, blob in notices(sources.PACKAGED[name], self.project.store).items():
-            self._add(replace(model, file=file, path=blob.path))
 
-    def _means(self, repo: str, revision: str, asked: str, files: list[str]) -> None:
-        """Record the *files* that a model name means."""
-        meaning = {"repo": repo, "revision": revision, "asked": asked, "files": sorted(files)}
-        if meaning not in self._models:
-            self._models.append(meaning)
+def _notices(model: Artifact, project: Project) -> list[Artifact]:
+    source = sources.PACKAGED.get(model.repo) if model.kind == "package" else None
+    inside = notices(source, project.store) if source is not None else {}
+    return [replace(model, file=file, path=blob.path) for file, blob in inside.items()]
 
-    def _add(self, file: Artifact) -> None:
-        """Add *file* with the digest of the content at its path, and the commit that is known."""
-        sha256, size = self.project.store.digest_of(file.path), file.path.stat().st_size
-        record = self.project.store.index.find(*file.index_name)
+
+def collect(files: Iterable[Artifact], attestations: dict[str, str], project: Project) -> Bundle:
+    """A bundle of *files*, as they are at their paths now, and their pins."""
+    store, by_name = project.store, {}
+    for file in files:
+        sha256, record = store.digest_of(file.path), store.index.find(*file.index_name)
         commit = record.commit if record is not None and record.sha256 == sha256 else file.commit
         place = file.place if file.kind == "tokenizer" else None
-        file = replace(file, commit=commit, sha256=sha256, size=size, place=place, licence="")
-        self.files[file.index_name] = file
+        file = replace(file, commit=commit, sha256=sha256, place=place, licence="")
+        by_name[file.index_name] = replace(file, size=file.path.stat().st_size)
+    digests = {file.sha256 for file in by_name.values()}
+    pinned = [entry for entry in project.pins() if entry.sha256 in digests]
+    return Bundle(tuple(by_name.values()), lock_text(pinned) if pinned else None, attestations)
+
+
+def write_bundle(
+    bundle: Bundle, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
+) -> str:
+    """Write *bundle*, with its digests computed again, to *path* or nothing; its own SHA-256."""
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
+    total, digest = bundle.size, hashlib.sha256()
+    fresh = path.with_name(f".{path.name[:99]}.partial")  # replaced by the next if this is killed
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        require_space(path.parent, total, str(path), "choose another disk with --output FILE")
+        guard = fresh.with_suffix(".lock")
+        with locks.hold(guard, timeout_s=0, leave=False), fresh.open("wb") as out:
+
+            def put(data: bytes) -> None:
+                out.write(data)
+                digest.update(data)
+                report(out.tell(), total)
+
+            put(_member(MANIFEST, len(bundle.manifest)) + bundle.manifest)
+            put(bytes(-len(bundle.manifest) % _BLOCK))
+            for sha256, blob in bundle.blobs.items():
+                put(_member(f"sha256/{sha256}", blob.size))
+                content, begin = hashlib.sha256(), out.tell()
+                with blob.path.open("rb") as file:
+                    for chunk in _chunks(file, blob.size):
+                        put(chunk)
+                        content.update(chunk)
+                if (out.tell() - begin, content.hexdigest()) != (blob.size, sha256):
+                    raise HashMismatch(
+                        f"{blob.path} is not the file with sha256 {sha256} any more",
+                        hint="fetch it again; `bitnet cache verify` finds others like it",
+                    )
+                put(bytes(-blob.size % _BLOCK))
+            put(bytes(total - out.tell()))
+            out.flush()
+            os.fsync(out.fileno())
+            fresh.replace(path)
+    except OSError as error:
+        raise from_os_error(error, error.filename or path) from error
+    finally:
+        fresh.unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def _member(name: str, size: int) -> bytes:
+    """Header of a member: nothing but name and size."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    return entry.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")
+
+
+# --- import --------------------------------------------------------------------------------------
 
 
 def import_bundle(
@@ -165,7 +258,7 @@ def import_bundle(
     into: Path | None,
     report: Report,
 ) -> tuple[Bundle, set[str], dict[str, Path]]:
-    """Put the files of the bundle at *path* into the store and record their names.
+    """Put the files of the bundle at *path* into the store, and under their names.
 
     The names come last: until then nothing of the bundle is visible. With ``force`` of *project*,
     names that mean another file on this machine are replaced. *check* reads the text of an
@@ -174,7 +267,6 @@ def import_bundle(
     are new to the store, and the paths of the models that are now available, by name.
     """
     bundle = read_bundle(path)
-    models = _check_names(bundle)
     for digest, text in bundle.attestations.items():
         check(text, f"{path}: attestation of {digest}")
     lock = _lock_for(into, bundle, force=project.force) if into is not None else None
@@ -184,47 +276,81 @@ def import_bundle(
         [_order(file, project) for file in files],
         replace(project, records=False, force=False),
         root=project.cache,
-        obtain=lambda: fresh.extend(unpack(bundle, project.store, report=report)),
+        obtain=lambda: fresh.extend(_unpack(bundle, project.store, report)),
     )
     for file in files:
         project.store.index.write(file, *file.index_name)
-    for model, names in models:
-        remember(model, project, names)
     if into is not None and lock is not None:
         write_text(into / LOCK_FILE, lock)
-    return bundle, set(fresh), _usable(bundle, project)
-
-
-def _usable(bundle: Bundle, project: Project) -> dict[str, Path]:
-    """Paths of the models of *bundle* that can be used by name."""
     paths = {}
     for row in list_models(project.store):
-        if row.path is None or row.path.name not in bundle.blobs:
-            continue
-        with suppress(NotFound, Offline):  # only a part of a model, such as one file of a folder
-            paths[row.name] = provide(parse(row.name), project, fetch=False)
-    return paths
+        if row.path is not None and row.path.name in bundle.blobs:
+            with suppress(NotFound, Offline):  # only a part of a model, such as one file of several
+                paths[row.name] = provide(parse(row.name), project, fetch=False)
+    return bundle, set(fresh), paths
 
 
-def _check_names(bundle: Bundle) -> list[tuple[Ref, list[str]]]:
-    """Model names of *bundle* and their files; every name is checked, as paths are made of it."""
-    models = []
+def read_bundle(path: Path) -> Bundle:
+    """The bundle at *path*, with its manifest checked; its files are not read yet."""
     try:
-        for file in bundle.files:
+        with path.open("rb") as file:
+            block = file.read(_BLOCK)
+            try:
+                size = tarfile.TarInfo.frombuf(block, "ascii", "strict").size
+                is_ours = 0 <= size <= _LARGEST_MANIFEST and block == _member(MANIFEST, size)
+            except (tarfile.HeaderError, ValueError, UnicodeError):
+                is_ours = False
+            if not is_ours:
+                raise InvalidFormat(
+                    f"{path} is not a bundle: it does not begin with {MANIFEST}",
+                    hint="make one with: bitnet bundle export MODEL --output FILE",
+                )
+            bundle = _parse_manifest(file.read(size), path)
+            expected, actual = bundle.size, os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if expected != actual:
+        raise InvalidFormat(
+            f"{path} has {actual:,} bytes, its list speaks of {expected:,}", hint="copy it again"
+        )
+    return bundle
+
+
+def _parse_manifest(text: bytes, path: Path) -> Bundle:
+    try:
+        document = json.loads(text)
+        if (version := document.pop("version")) != VERSION:
+            raise Unsupported(
+                f"{path} has version {version!r}, this program reads {VERSION}",
+                hint="update bitnet",
+            )
+        files = tuple(from_record(item, "files") for item in document.pop("files"))
+        bundle = Bundle(files, **document, path=path)
+        texts = [*bundle.attestations.values(), bundle.lock or ""]
+        if not all(map(SHA256.fullmatch, bundle.attestations)):
+            raise ValueError("an attestation of no file")
+        if not all(isinstance(entry, str) for entry in texts):
+            raise ValueError("not a text")
+        if len({(file.sha256, file.size) for file in files}) != len(bundle.blobs):
+            raise ValueError("two sizes of one file")
+        if bundle.manifest != text:
+            raise ValueError("it is not as this program writes it")
+        for file in files:  # paths are made of these
             if file.kind == "version":
-                raise InvalidFormat(f"not a kind of file: {file.kind!r}")
+                raise ValueError(f"not a kind of file: {file.kind!r}")
             if file.kind != "package":
                 file_url(file.repo, file.revision, file.file)
             if file.kind == "tokenizer" and not _TOKENIZER.fullmatch(file.place or ""):
-                raise InvalidFormat(f"not a place of a tokenizer: {file.place!r}")
-        for meaning in bundle.models:
-            repo, revision, files = meaning["repo"], meaning["revision"], meaning["files"]
-            for name in files:
-                file_url(repo, revision, name)
-            models.append((Ref("", repo=repo, revision=revision, file=meaning["asked"]), files))
+                raise ValueError(f"not a place of a tokenizer: {file.place!r}")
+    except Unsupported:
+        raise
     except BitnetError as error:
-        raise InvalidFormat(f"{bundle.path}: its list is damaged: {error.message}") from error
-    return models
+        problem = error.message
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = str(error)
+    else:
+        return bundle
+    raise InvalidFormat(f"{path}: its list is damaged: {problem}", hint="copy it again")
 
 
 def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
@@ -257,9 +383,55 @@ def _is_other(file: Artifact, project: Project) -> bool:
 
 
 def _order(file: Artifact, project: Project) -> FileOrder:
-    """The order for *file*: the cache's entry of a tokenizer, else only the store."""
+    """The order for *file*, at its place in the cache."""
     source = Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
-    entry = project.cache / path_of(file.place) if file.place is not None else None
-    if entry is not None and entry.exists() and not project.force:
-        entry = None
-    return FileOrder(source, file.kind, place=file.place, entry=entry)
+    if file.place is not None:
+        entry = project.cache / file.place
+        is_free = project.force or not entry.exists()
+        return FileOrder(source, file.kind, entry=entry if is_free else None)
+    packaged = file.repo if file.kind == "package" else ""
+    ref = Ref("", repo=file.repo, revision=file.revision, packaged=packaged)
+    return FileOrder(source, file.kind, target=ref.folder(project.cache) / path_of(file.file))
+
+
+def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
+    """Put every missing file of *bundle* into *store*; the digests of those files.
+
+    A file is moved into place when it is complete and verified. If one is wrong, nothing of the
+    bundle stays; if the process is killed, finished files stay, and the next run continues.
+    """
+    make_cache(store.root)
+    blobs = bundle.blobs.values()
+    missing = sum(blob.size for blob in blobs if not store.path_of(blob.sha256).is_file())
+    require_space(store.root, missing, bundle.path.name, "choose another disk: --cache-dir DIR")
+    fresh: list[str] = []
+    done, total = 0, sum(blob.size for blob in blobs)
+    try:
+        with bundle.path.open("rb") as file:
+            file.seek(_BLOCK + len(bundle.manifest) + -len(bundle.manifest) % _BLOCK)
+            for blob in blobs:
+                name = f"sha256/{blob.sha256}"
+                if file.read(_BLOCK) != _member(name, blob.size):
+                    raise InvalidFormat(f"something else is where {name} belongs")
+                end = file.tell() + blob.size + -blob.size % _BLOCK
+                if store.find(blob.sha256) is None:
+                    store.put(_chunks(file, blob.size), blob, alone=False)
+                    fresh.append(blob.sha256)
+                file.seek(end)
+                done += blob.size
+                report(done, total)
+            if any(file.read()):
+                raise InvalidFormat("something follows its last member")
+    except IntegrityError as error:
+        for artifact in filter(None, map(store.find, fresh)):
+            store.drop(artifact)
+        raise type(error)(f"{bundle.path}: {error.message}", hint="copy it again") from error
+    except OSError as error:
+        raise from_os_error(error, error.filename or bundle.path, in_cache=True) from error
+    return fresh
+
+
+def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
+    while size and (chunk := file.read(min(_CHUNK, size))):
+        yield chunk
+        size -= len(chunk)

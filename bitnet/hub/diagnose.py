@@ -6,7 +6,6 @@ import socket
 import ssl
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -14,8 +13,7 @@ from bitnet.base.errors import BitnetError, NetworkError
 from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
 from bitnet.base.trust import origin, redact_url
-from bitnet.hub.http import requests
-from bitnet.hub.limits import Transient
+from bitnet.hub.http import Transient, requests
 from bitnet.hub.session import HubSession
 
 if TYPE_CHECKING:
@@ -42,84 +40,58 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     proxy = requests.utils.select_proxy(url, proxies["proxies"])
     yield Finding("ok", "hub", redact_url(options.endpoint))
     yield Finding("ok", "proxy", redact_url(proxy) if proxy else "none")
+    is_secured = url.startswith("https:") and not proxy
+    names = ("DNS", "TCP", *["TLS"] * is_secured, "reply", "speed")
     _, host, port = origin(proxy or url)
     with HubSession(options) as session:
-        steps = [
-            ("DNS", partial(_resolve, str(host), port)),
-            ("TCP", partial(_connect, str(host), port)),
-            ("TLS", partial(_certificate, str(host), port, bundle)),
-            ("reply", partial(_reply, session, url)),
-            ("speed", partial(_speed, session, url)),
-        ]
-        for name, look in steps:
-            if name == "TLS" and (proxy or not url.startswith("https:")):
-                continue
+        steps = _steps(session, url, str(host), port or 443, bundle if is_secured else "")
+        for name in names:
             started = time.monotonic()
             try:
-                step = Finding("ok", name, look())
+                step = Finding("ok", name, next(steps))
             except BitnetError as error:
                 step = Finding.of(name, error)
             except Transient as broken:
                 step = Finding.of(name, broken.error)
             except (OSError, UnicodeError) as error:  # requests' are OSErrors, invalid names not
                 text = f"{name} fails for {redact_url(url)}: {error}"
-                step = Finding.of(name, NetworkError(text, hint=_HINTS[name]))
+                step = Finding.of(name, NetworkError(text, hint=_HINTS.get(name, _HINT)))
             yield replace(step, duration_s=time.monotonic() - started)
             if step.failed:
                 return
 
 
+_HINT = "try again, or use a mirror: --base-url=URL"
 _HINTS = {
-    "DNS": "check the host name and the DNS server; behind a proxy: export HTTPS_PROXY=URL; "
-    "a mirror: --base-url=URL",
+    "DNS": "check the host name and the DNS server; behind a proxy: export HTTPS_PROXY=URL",
     "TCP": "a firewall blocks it; behind a proxy: export HTTPS_PROXY=URL; a mirror: --base-url=URL",
     "TLS": "behind an inspecting proxy: export REQUESTS_CA_BUNDLE=FILE with its certificate",
-    "reply": "try again, or use a mirror: --base-url=URL",
-    "speed": "try again, or use a mirror: --base-url=URL",
 }
 
 
-def _resolve(host: str, port: int | None) -> str:
+def _steps(session: HubSession, url: str, host: str, port: int, bundle: str) -> Iterator[str]:
+    """Result of each step in turn; TLS only with a *bundle* of certificates."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    return f"{host} is {', '.join(addresses[:4])}"
-
-
-def _connect(host: str, port: int | None) -> str:
-    with socket.create_connection((host, port or 443), timeout=TIMEOUT_S) as connection:
-        return f"connected to {connection.getpeername()[0]} port {port}"
-
-
-def _certificate(host: str, port: int | None, bundle: str) -> str:
-    context = ssl.create_default_context(cafile=bundle)
-    with (
-        socket.create_connection((host, port or 443), timeout=TIMEOUT_S) as connection,
-        context.wrap_socket(connection, server_hostname=host) as secured,
-    ):
-        certificate = secured.getpeercert() or {}
-        version = secured.version()
-    issuer: dict[str, str] = {}
-    for part in certificate.get("issuer", ()):
-        issuer.update(part)  # type: ignore[arg-type]
-    name = issuer.get("organizationName") or issuer.get("commonName") or "unknown"
-    return f"{version}, certificate issued by {name}"
-
-
-def _reply(session: HubSession, url: str) -> str:
-    response = session.open(url, method="HEAD", leave_origin=False)
-    response.close()
-    target = response.headers.get("Location", "")
-    moved = f", the file comes from {urlsplit(target).hostname}" if target else ""
-    return f"status {response.status_code}{moved}"
-
-
-def _speed(session: HubSession, url: str) -> str:
+    yield f"{host} is {', '.join(addresses[:4])}"
+    with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
+        yield f"connected to {connection.getpeername()[0]} port {port}"
+        if bundle:
+            context = ssl.create_default_context(cafile=bundle)
+            with context.wrap_socket(connection, server_hostname=host) as secured:
+                issuer = dict(part[0] for part in (secured.getpeercert() or {}).get("issuer", ()))
+                name = issuer.get("organizationName") or issuer.get("commonName") or "unknown"
+                yield f"{secured.version()}, certificate issued by {name}"
+    with session.open(url, method="HEAD", leave_origin=False) as response:
+        target = response.headers.get("Location", "")
+        moved = f", the file comes from {urlsplit(target).hostname}" if target else ""
+        yield f"status {response.status_code}{moved}"
     started, size = time.monotonic(), 0
-    response = session.open(url, headers={"Range": f"bytes=0-{SPEED_BYTES - 1}"}, accept=(200, 206))
-    with response:
+    part = {"Range": f"bytes=0-{SPEED_BYTES - 1}"}
+    with session.open(url, headers=part, accept=(200, 206)) as response:
         for chunk in response.iter_content(1 << 16):
             size += len(chunk)
             if size >= SPEED_BYTES or time.monotonic() - started > TIMEOUT_S:
                 break
     rate = size / max(time.monotonic() - started, 1e-6)
-    return f"{human_size(size)} from {urlsplit(response.url).hostname} at {human_size(rate)}/s"
+    yield f"{human_size(size)} from {urlsplit(response.url).hostname} at {human_size(rate)}/s"

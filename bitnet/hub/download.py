@@ -9,7 +9,6 @@ place (:mod:`bitnet.store.partial`).
 
 from __future__ import annotations
 
-import functools
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,22 +16,20 @@ from typing import TYPE_CHECKING
 
 from bitnet.base import locks, settings
 from bitnet.base.errors import (
-    BitnetError,
     HashMismatch,
     InvalidFormat,
     NetworkError,
     UpstreamChanged,
     from_os_error,
 )
-from bitnet.base.files import git_oid, require_space
+from bitnet.base.files import CACHE_HINT, git_oid, require_space
 from bitnet.base.progress import Mode, Progress, human_size
 from bitnet.base.trust import redact_url
-from bitnet.cache.prune import space_hint
 from bitnet.hub.repository import head
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.store import Artifact, Partial, Store
-from bitnet.store.partial import clear, sweep
-from bitnet.store.tag import make_cache
+from bitnet.store.blobs import make_cache
+from bitnet.store.partial import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,18 +86,13 @@ class _Fetch:
     def run(self) -> Artifact:
         source, store = self.order.source, self.store
         if source.sha256 and not self.force and (blob := store.find(source.sha256)) is not None:
-            self._tidy(source.sha256)
             return blob
         for _ in range(ROUNDS):
             facts = self._facts()
-            before = self._state(facts)
-            again = self.force or self.fresh
-            blob = None if again else self._find_version(facts, self.order.target)
-            if blob is not None:
-                self._tidy(facts.key)
+            if (blob := self._find_version(facts, self.order.target)) is not None:
                 return blob
             try:
-                return self._lock_entry(facts, before)
+                return self._lock_entry(facts)
             except Replaced:
                 logger.warning("%s changed on the server, starting over", source.file)
             except _Damaged as damage:
@@ -112,39 +104,15 @@ class _Fetch:
             hint="try again later, or another mirror with --base-url=URL",
         )
 
-    def _tidy(self, key: str) -> None:
-        """Delete partial files of a version that is in the store, if no process uses them."""
-        folder = self.store.folder / "partial" / key
-        if folder.is_dir():
-            with (
-                suppress(BitnetError, OSError),
-                locks.hold(folder.with_name(f"{key}.lock"), timeout_s=0) as lock,
-            ):
-                clear(folder, alone=lock.is_kernel)
-
-    def _digest(self, facts: Version) -> str | None:
-        """Digest of this version, by its server or as it came before."""
-        if facts.sha256 is not None or not facts.is_bound:
-            return facts.sha256
-        record = self.store.index.find(facts.key)
-        return record.sha256 if record is not None else None
-
     def _find_version(self, facts: Version, beside: Path | None = None) -> Artifact | None:
         """This version, if it is *beside*, in the store, or in another cache."""
-        if (digest := self._digest(facts)) is None:
+        digest = facts.sha256
+        if digest is None and facts.is_bound and (record := self.store.index.find(facts.key)):
+            digest = record.sha256  # as it came before
+        if digest is None or self.force or self.fresh:
             return None
         blob = self.store.find_anywhere(digest, facts.size, beside)
         return _name(blob, facts) if blob is not None else None
-
-    def _state(self, facts: Version) -> tuple[int, int] | None:
-        """State of this version in the store, which changes when it is replaced; or ``None``."""
-        if (digest := self._digest(facts)) is None:
-            return None
-        try:
-            status = self.store.path_of(digest).stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
 
     def _facts(self) -> Version:
         """The server's description of the file, if it is the expected one."""
@@ -169,7 +137,7 @@ class _Fetch:
         size = facts.size if facts.size is not None else source.size
         return replace(facts, size=size, sha256=facts.sha256 or source.sha256)
 
-    def _lock_entry(self, facts: Version, before: tuple[int, int] | None) -> Artifact:
+    def _lock_entry(self, facts: Version) -> Artifact:
         """The file, fetched by this process or by the holder of the lock."""
         make_cache(self.store.root)
         folder = self.store.folder / "partial"
@@ -183,7 +151,7 @@ class _Fetch:
             clock=clock,
             sleep=self.session.sleep,
         ) as lock:
-            if self._state(facts) != before and (blob := self._find_version(facts)) is not None:
+            if (blob := self._find_version(facts)) is not None:
                 return blob  # another process fetched it while we waited
             where = folder / facts.key, name.rpartition("/")[2]
             partial = Partial.begin(*where, facts, alone=lock.is_kernel, fresh=self.fresh)
@@ -196,8 +164,8 @@ class _Fetch:
         name = self.order.source.file
         try:
             if (missing := (facts.size or 0) - partial.done.total) > 0:
-                hint = functools.partial(space_hint, self.store.root)
-                require_space(partial.path.parent, missing, name, hint, spare=HEADROOM_BYTES)
+                where = partial.path.parent
+                require_space(where, missing, name, CACHE_HINT, spare=HEADROOM_BYTES)
             if partial.resumed:
                 logger.info("%s: resuming at %s", name, human_size(partial.resumed))
                 bar.begin_at(partial.resumed, facts.size)
@@ -256,11 +224,10 @@ class _Fetch:
                 hint="the file on the server is empty: try another source or mirror",
             )
         if wrong:
-            raise HashMismatch(
-                f"{url}: {wrong}; nothing was kept",
-                hint="try again; if it stays so, the server or a proxy alters the file: "
-                "use a mirror",
-            )
+            altered = "try again; if it stays so, a server or proxy alters the file: use a mirror"
+            kind = UpstreamChanged if self.order.pinned is not None else HashMismatch
+            hint = self.order.update_hint if self.order.pinned is not None else altered
+            raise kind(f"{url}: {wrong}; nothing was kept", hint=hint)
         if size < _LARGEST_POINTER and partial.path.read_bytes().startswith(_POINTER):
             raise InvalidFormat(
                 f"{url} is a pointer of Git LFS and not the file itself",

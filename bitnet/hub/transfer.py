@@ -1,9 +1,8 @@
 """Transfer bytes from a server into a partial file, until it is complete.
 
-Several connections to one server fetch a piece each. A piece belongs to the connection that took
-it until that connection has ended, and a byte is written once: what is counted is never written
-again, so that the digest which follows the transfer is that of the published file. A mirror is a
-fallback: it continues what the servers before it began.
+Several connections to one server fetch a piece each, which belongs to its connection until that has
+ended. What is counted is never written again, so that the digest which follows the transfer is that
+of the published file. A mirror is a fallback: it continues what the servers before it began.
 """
 
 from __future__ import annotations
@@ -12,16 +11,26 @@ import hashlib
 import logging
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
+from bitnet.base import settings
 from bitnet.base.errors import AuthError, NetworkError, NotFound, RateLimited, from_os_error
 from bitnet.base.progress import human_size
 from bitnet.base.trust import redact_url
-from bitnet.hub.http import as_count, content_range, refuse_pages, urllib3
-from bitnet.hub.limits import Stopped, Transient, first_error, in_threads, request_error
+from bitnet.hub.http import (
+    Stopped,
+    Transient,
+    as_count,
+    content_range,
+    in_threads,
+    refuse_pages,
+    request_error,
+    urllib3,
+)
 from bitnet.hub.repository import strong_etag
 from bitnet.hub.session import Patience
 
@@ -36,11 +45,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HASHED_BYTES = 1 << 18  # at once; fits into a core's cache
+_STEP_BYTES = 1 << 20  # hashed at once, at least
 
 
-class TrailingHash:
-    """Hashes the beginning of *path* in a thread, up to the limit of :meth:`advance`.
+class _TrailingHash:
+    """SHA-256 of the beginning of *path*, by a thread behind the transfer.
 
     The bytes are read back from the page cache, so their order, the number of connections and
     earlier runs do not matter.
@@ -49,54 +58,34 @@ class TrailingHash:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digest = hashlib.sha256()
-        self._limit = 0
-        self._ended = False
-        self._error: OSError | None = None
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="sha256", daemon=True)
-        self._thread.start()
+        self._at = self._limit = 0
+        self._thread = ThreadPoolExecutor(1, "sha256")
 
     def advance(self, limit: int) -> None:
-        """Allow hashing up to byte *limit*."""
-        with self._changed:
-            if limit > self._limit:
-                self._limit = limit
-                self._changed.notify()
+        """Hash up to byte *limit*, soon."""
+        if limit - self._limit >= _STEP_BYTES:
+            self._limit = limit
+            self._thread.submit(self._read, limit)
 
-    def finish(self) -> str:
-        """Digest of everything allowed so far, hexadecimal."""
-        self.stop()
-        if self._error is not None:
-            raise self._error
+    def finish(self, limit: int) -> str:
+        """Digest of the first *limit* bytes, hexadecimal."""
+        self._thread.submit(self._read, limit).result()
         return self._digest.hexdigest()
 
     def stop(self) -> None:
-        """End the thread after it has hashed up to the limit."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
-        self._thread.join()
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
-        buffer = memoryview(bytearray(_HASHED_BYTES))
-        position = 0
-        try:
-            with open(self._path, "rb", buffering=0) as file:
-                while (limit := self._next(position)) is not None:
-                    count = file.readinto(buffer[: min(_HASHED_BYTES, limit - position)])
-                    if not count:
-                        raise OSError(f"{self._path.name} became shorter while it was hashed")
-                    self._digest.update(buffer[:count])
-                    position += count
-        except OSError as error:
-            self._error = error
-
-    def _next(self, position: int) -> int | None:
-        """Next limit above *position*; ``None`` at the end."""
-        with self._changed:
-            while self._limit <= position and not self._ended:
-                self._changed.wait()
-            return self._limit if self._limit > position else None
+    def _read(self, limit: int) -> None:
+        buffer = memoryview(bytearray(1 << 18))  # fits into a core's cache
+        with open(self._path, "rb", buffering=0) as file:
+            file.seek(self._at)
+            while self._at < limit:
+                count = file.readinto(buffer[: limit - self._at])
+                if not count:
+                    raise OSError(f"{self._path.name} became shorter while it was hashed")
+                self._digest.update(buffer[:count])
+                self._at += count
 
 
 PARALLEL_FROM_BYTES = 64_000_000
@@ -155,18 +144,14 @@ class Transfer:
         self._ranges = True  # use range requests
         self._in_pieces = False
         self._open: set[requests.Response] = set()
-        self._hash = TrailingHash(self.partial.path)
+        self._hash = _TrailingHash(self.partial.path)
 
     def run(self) -> str:
         """Fetch the missing bytes; return the SHA-256 of the whole file."""
         if self.size is not None and self.size > LARGE_BYTES:
-            logger.warning(
-                "%s has %s: above 50 GB the hub sends a file in parts only, and its own programs "
-                "refuse it without their other protocol; it is asked for in parts. Where the hub "
-                "refuses those, a mirror may have it: --base-url=URL",
-                self.name,
-                human_size(self.size),
-            )
+            text = "%s has %s: above 50 GB it is asked for in parts; where the hub refuses them, "
+            text += "a mirror may have it: --base-url=URL"
+            logger.warning(text, self.name, human_size(self.size))
         *others, last = self._servers
         try:
             with self._limits.telling(self._halt):
@@ -186,7 +171,7 @@ class Transfer:
         self._url, self._patience = url, Patience(self.session)
         with self._lock:
             self._advance()
-        size, asked = self.size or 0, self.session.options.at_once
+        size, asked = self.size or 0, settings.connections()
         may_split = asked != 1 and self._ranges and self.facts.accepts_ranges
         is_long = size - self.partial.done.total > 2 * PROBE_BYTES
         is_long = is_long and (asked > 1 or size > PARALLEL_FROM_BYTES)
@@ -197,7 +182,7 @@ class Transfer:
                 self._start_over("no parts from this server")
         while not self._complete:
             self._attempt(self._next_gap())
-        return self._hash.finish()
+        return self._hash.finish(self.partial.done.total)
 
     @property
     def _complete(self) -> bool:
@@ -231,12 +216,12 @@ class Transfer:
                 return False
         speed = (stop - start) / max(self.session.clock() - begun, 1e-9)
         logger.debug("%s: one connection carries %.1f MB/s", self.name, speed / 1e6)
-        return self.session.options.at_once > 1 or speed < FAST_BYTES_PER_S
+        return settings.connections() > 1 or speed < FAST_BYTES_PER_S
 
     def _fetch_pieces(self) -> None:
         """Fetch the gaps in pieces, in several threads, in the order of the file."""
         assert self.size is not None
-        count = self.session.options.at_once or AUTOMATIC_CONNECTIONS
+        count = settings.connections() or AUTOMATIC_CONNECTIONS
         missing = self.partial.done.missing(self.size)
         total = sum(stop - start for start, stop in missing)
         length = max(1 << 20, min(PIECE_BYTES, total // (4 * count)))
@@ -248,11 +233,13 @@ class Transfer:
         self.partial.is_contiguous = False
         self.partial.note()
         self._in_pieces = True
-        workers = in_threads([self._work] * count, count, self._halt)
-        self._in_pieces = False
-        error = first_error(workers)
-        if error and not self._complete:
-            raise error
+        try:
+            in_threads([self._work] * count, count, self._halt)
+        except Exception:
+            if not self._complete:
+                raise
+        finally:
+            self._in_pieces = False
         self._stop.clear()
 
     def _halt(self) -> None:
@@ -301,7 +288,7 @@ class Transfer:
         self._stop.clear()
         self._hash.stop()
         self.partial.restart()
-        self._hash = TrailingHash(self.partial.path)
+        self._hash = _TrailingHash(self.partial.path)
 
     def _fetch(self, piece: _Piece) -> None:
         """Request *piece*, and write what arrives."""
@@ -387,7 +374,7 @@ class Transfer:
             self._store(piece, chunk)
             since += limits.pay(len(chunk), self._ending)
             waited = session.clock() - since
-            if waited >= session.options.stall_s:
+            if waited >= settings.stall_timeout():
                 if piece.at - at_since < STALL_BYTES_PER_S * waited:
                     raise Transient(request_error(self._url, "stalled"))
                 since, at_since = session.clock(), piece.at

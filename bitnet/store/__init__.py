@@ -7,9 +7,8 @@
     <cache>/store/partial/<digest>/model.gguf.partial.json    its version and finished parts
     <cache>/store/partial/<digest>.lock                       held by the process that fetches it
 
-A digest is computed once. While size, modification time and inode of a file are unchanged, it is
-not read again. If a file of the store is changed through a hard link in a project, these reveal it,
-and the file is read and removed. Deleting anything here costs only time.
+While size, modification time and inode of a file are unchanged, it is not read again
+(docs/adr/0007). Deleting anything here costs only time.
 """
 
 from __future__ import annotations

@@ -1,38 +1,143 @@
-"""Files by digest: find them, add them, and link them into projects."""
+"""The cache folder, and the files of its store by digest: find, add, and link them into projects.
+
+``CACHEDIR.TAG`` marks a folder as this program's cache.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bitnet.base import settings
 from bitnet.base.errors import (
     BitnetError,
     HashMismatch,
+    InvalidFormat,
     NoSpace,
     PermissionDenied,
     from_os_error,
 )
-from bitnet.base.files import digest_of, git_oid, sha256_of
+from bitnet.base.files import digest_of, git_oid, keep, sha256_of
 from bitnet.base.trust import COMMIT, SHA256, open_folder
 from bitnet.store import links
 from bitnet.store.partial import Partial, Version
-from bitnet.store.records import Artifact, RecordFolder, from_record, to_record
-from bitnet.store.tag import make_cache
+from bitnet.store.records import Artifact, from_record, to_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+T = TypeVar("T")
+
+AREAS = ("tokenizers", "models", "store", "exact-heads")
+TAG = "CACHEDIR.TAG"
+SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"  # https://bford.info/cachedir/
+_TEXT = SIGNATURE + b"\n# Cache of bitnet; any file in it may be deleted at any time.\n"
+_BESIDE = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 # Two changes within one tick of a file system's clock leave the same time; FAT counts in steps of
 # two seconds. A file changed less than this ago may change again without showing it.
 SETTLED_S = 3.0
+
+
+def make_cache(root: Path) -> None:
+    """Create the cache folder *root* and its ``store``; a new or empty one is marked as ours.
+
+    A folder that holds other files is not marked: it may be a project's, and backups would leave
+    it out.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        is_new = _is_default(root) or all(item.name == TAG for item in root.iterdir())
+        if is_new and not has_tag(root):
+            with suppress(PermissionError):
+                (root / TAG).write_bytes(_TEXT)
+        (root / "store").mkdir(exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, error.filename or root, in_cache=True) from error
+
+
+def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
+    """Write *parts* to *path* in a cache, as :func:`bitnet.base.files.keep`."""
+    areas = (folder for folder in path.parents if folder.name in AREAS)
+    try:
+        make_cache(next(areas).parent)
+    except BitnetError as error:
+        return error.message
+    return keep(path, *parts)
+
+
+def has_tag(folder: Path) -> bool:
+    """True if *folder* carries this program's tag, and not only some cache's."""
+    try:
+        content = (folder / TAG).read_bytes()
+    except OSError:
+        return False
+    return content.startswith(SIGNATURE) and b"bitnet" in content
+
+
+def tag_problem(root: Path) -> str:
+    """The reason why *root* is not certainly a cache of ours; empty if it is, or is not there.
+
+    A tag can be copied into a project, so nothing else may lie beside the folders of a cache.
+    """
+    if _is_default(root) or not root.exists():
+        return ""
+    if strange := sorted({item.name for item in root.iterdir()} - _BESIDE):
+        return f"it also holds {strange[0]!r}"
+    return "" if has_tag(root) else f"it has no {TAG} of bitnet"
+
+
+def _is_default(root: Path) -> bool:
+    """True if *root* is the default place of the cache."""
+    return settings.cache_dir_override() is None and root == settings.cache_dir()
+
+
+class RecordFolder(Generic[T]):
+    """Records by name in *folder*, a JSON file for each; one that is not readable is not there."""
+
+    def __init__(
+        self, folder: Path, read: Callable[[Any], T], write: Callable[[T], dict[str, Any]]
+    ) -> None:
+        self._folder = folder
+        self._read = read
+        self._write = write
+
+    def __iter__(self) -> Iterator[T]:
+        """Every readable record."""
+        with suppress(OSError):
+            yield from filter(None, map(self._open, sorted(self._folder.iterdir())))
+
+    def find(self, *name: str | Path) -> T | None:
+        """Record of *name*, such as a path; or a repository, revision and file."""
+        return self._open(self.file_for(*name))
+
+    def write(self, record: T, *name: str | Path) -> None:
+        """Record the meaning of *name*; without permission nothing happens."""
+        if self.find(*name) != record:
+            keep_in_cache(self.file_for(*name), json.dumps(self._write(record)).encode())
+
+    def forget(self, *name: str | Path) -> None:
+        """Drop the record of *name*."""
+        with suppress(OSError):
+            self.file_for(*name).unlink()
+
+    def file_for(self, *name: str | Path) -> Path:
+        """Path of the record of *name*."""
+        key = hashlib.sha256(json.dumps([*map(str, name)]).encode()).hexdigest()
+        return self._folder / f"{key[:32]}.json"
+
+    def _open(self, path: Path) -> T | None:
+        try:
+            return self._read(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError, InvalidFormat):
+            return None
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@
     model.gguf.partial                      left behind by a process that stopped, resumable
     model.gguf.partial.json                 its sidecar
 
-The sidecar binds the bytes to one version of one file: digest, or address, ETag, commit and size.
-A process takes over a partial file by renaming it, which only one process can do, and writes only
-under a name of its own. So two processes that both believe to hold the lock never write into the
-same file, and no byte is copied.
+The sidecar binds the bytes to one version of one file. A process takes over a partial file by
+renaming it, which only one process can do, and writes only under a name of its own.
 """
 
 from __future__ import annotations
@@ -77,7 +75,6 @@ class Ranges:
 _FLUSH_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _FORGOTTEN_S = 14 * 24 * 3600.0
-_SWEPT_TIMES = 100
 _ABANDONED_S = 900.0  # silence after which a process on another machine counts as gone
 
 
@@ -151,7 +148,6 @@ class Partial:
         Other leftovers are deleted; with *fresh* all, since they proved wrong. *alone* says that
         the kernel keeps other processes of this machine out.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         own = folder / fresh_name(name)
         left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
         taken = None
@@ -287,18 +283,6 @@ class Partial:
             self.fd = -1
 
 
-def clear(folder: Path, *, alone: bool) -> None:
-    """Delete partial files in *folder*, whose lock is held, of a version now in the store."""
-    for path in _partials(folder):
-        if _is_free(path, alone=alone):
-            _delete(path)
-    with suppress(OSError):
-        if alone and not _partials(folder):
-            for note in folder.iterdir():  # of a process that was killed just before the end
-                _unlink(note)
-        folder.rmdir()
-
-
 def sweep(folder: Path) -> None:
     """Delete partial files below *folder* that were not resumed for weeks, with their locks.
 
@@ -364,11 +348,10 @@ def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
 
 def _create(path: Path) -> int:
     """The new file *path*, open; a process that sweeps the empty folder may interfere."""
-    for _ in range(_SWEPT_TIMES):
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
 
 
 def _parts(sidecar: Sidecar, length: int) -> list[tuple[int, int]]:

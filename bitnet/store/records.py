@@ -3,15 +3,9 @@
 A lock file, the index of a store and the list of a bundle hold the same records::
 
     {
-      "kind": "tokenizer",
-      "repo": "baseten/Meta-Llama-3-tokenizer",
-      "revision": "main",
-      "file": "tokenizer.json",
-      "commit": "1460c22666392e470910ce3d44ffeb2ab7dbd4df",
-      "sha256": "...",
-      "size": 9085657,
-      "licence": "Meta Llama 3 Community License",
-      "path": null
+      "kind": "tokenizer", "repo": "baseten/Meta-Llama-3-tokenizer", "revision": "main",
+      "file": "tokenizer.json", "commit": "1460c226...", "sha256": "...", "size": 9085657,
+      "licence": "Meta Llama 3 Community License", "path": null
     }
 
 *path* is a place relative to the folder that the record belongs to: a project's for a lock file, a
@@ -22,21 +16,17 @@ the same text, and a mirror can serve them.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError, from_os_error
-from bitnet.base.files import keep, text_of, write_text
+from bitnet.base.files import text_of, write_text
 from bitnet.base.trust import SHA256, is_plain_text, path_problem, place_problem, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-T = TypeVar("T")
+    from collections.abc import Iterable, Mapping
 
 LOCK_FILE = "bitnet.lock.json"
 VERSION = 1
@@ -183,47 +173,6 @@ def relative(path: Path, folder: Path) -> str | None:
         return None
 
 
-class RecordFolder(Generic[T]):
-    """Records by name in *folder*, a JSON file for each; one that is not readable is not there."""
-
-    def __init__(
-        self, folder: Path, read: Callable[[Any], T], write: Callable[[T], dict[str, Any]]
-    ) -> None:
-        self._folder = folder
-        self._read = read
-        self._write = write
-
-    def __iter__(self) -> Iterator[T]:
-        """Every readable record."""
-        with suppress(OSError):
-            yield from filter(None, map(self._open, sorted(self._folder.iterdir())))
-
-    def find(self, *name: str | Path) -> T | None:
-        """Record of *name*, such as a path; or a repository, revision and file."""
-        return self._open(self.file_for(*name))
-
-    def write(self, record: T, *name: str | Path) -> None:
-        """Record the meaning of *name*; without permission nothing happens."""
-        if self.find(*name) != record:
-            keep(self.file_for(*name), json.dumps(self._write(record)).encode())
-
-    def forget(self, *name: str | Path) -> None:
-        """Drop the record of *name*."""
-        with suppress(OSError):
-            self.file_for(*name).unlink()
-
-    def file_for(self, *name: str | Path) -> Path:
-        """Path of the record of *name*."""
-        key = hashlib.sha256(json.dumps([*map(str, name)]).encode()).hexdigest()
-        return self._folder / f"{key[:32]}.json"
-
-    def _open(self, path: Path) -> T | None:
-        try:
-            return self._read(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError, InvalidFormat):
-            return None
-
-
 def read_lock(path: Path) -> list[Artifact]:
     """Entries of the lock file at *path*; empty if the file does not exist."""
     try:
@@ -243,8 +192,6 @@ def parse_lock(raw: bytes, path: Path) -> list[Artifact]:
         raise InvalidFormat(f"{path} is larger than a lock file", hint=remedy)
     try:
         document = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InvalidFormat(f"{path} is not UTF-8 text", hint=remedy) from error
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise InvalidFormat(f"{path} is not JSON: {error}", hint=remedy) from error
     if not isinstance(document, dict) or not isinstance(document.get("files"), list):
@@ -277,17 +224,6 @@ def lock_text(entries: Iterable[Artifact]) -> str:
         refuse_unreadable(entry)
     document = {"version": VERSION, "files": [to_record(entry) for entry in ordered]}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
-def pin(path: Path, *entries: Artifact) -> bool:
-    """Put *entries* into the lock file at *path*, replacing those of the same identity.
-
-    Hold the lock of the file if several processes may write. True if the file changed.
-    """
-    pins = read_lock(path)
-    if (changed := add_pins(pins, entries)) != pins:
-        write_lock(path, changed)
-    return changed != pins
 
 
 def add_pins(pins: list[Artifact], entries: Iterable[Artifact]) -> list[Artifact]:
@@ -324,8 +260,7 @@ def _refuse_contradictions(path: Path, entries: list[Artifact]) -> None:
             if first.sha256 != entry.sha256:
                 where = entry.place if name == entry.place else entry.file
                 raise InvalidFormat(
-                    f"{path} pins two files for {where}: {first.repo} ({first.revision}) with "
-                    f"sha256 {first.sha256}, and {entry.repo} ({entry.revision}) with "
-                    f"{entry.sha256}",
+                    f"{path} pins two files for {where}: sha256 {first.sha256} of {first.repo}, "
+                    f"and {entry.sha256} of {entry.repo}",
                     hint="remove one of the two entries, then: bitnet sync",
                 )

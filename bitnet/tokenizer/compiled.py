@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.base import native, settings
 from bitnet.base.machine import thread_count
-from bitnet.store.tag import keep_in_cache
+from bitnet.store.blobs import keep_in_cache
 from bitnet.tokenizer.limits import check_spec, damage_error, over_budget
 from bitnet.tokenizer.merges import token_ids
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of

@@ -19,6 +19,7 @@ from bitnet.cache.prune import plan, prune, refuse_unless_cache
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
 NOW_S = 2_000_000_000.0
 DAY_S = 86_400
+DIGEST = "ab" * 32
 TOKENIZER = b'{"model": {"type": "BPE"}}'
 HOLD = (
     "import sys, pathlib\n"
@@ -40,7 +41,6 @@ def root(tmp_path):
     root = tmp_path / "bitnet"
     put(root / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n")
     put(root / "tokenizers/llama3-128k/tokenizer.json", age_days=1)
-    put(root / "tokenizers/llama3-128k/tokenizer.json.lock", b"")
     put(root / "tokenizers/gpt2-50k/tokenizer.json", age_days=40)
     put(root / "tokenizers/gpt2-50k/tokenizer.json.partial", b"12345", age_days=2)
     put(root / "tokenizers/gpt2-50k/tokenizer.json.partial.json", b"{}")
@@ -49,6 +49,12 @@ def root(tmp_path):
     put(root / "exact-heads" / f"{'cd' * 16}.copy", b"copy", age_days=20)
     put(root / "models/acme--tiny/main/tiny.gguf", b"GGUF....", age_days=60)
     return root
+
+
+@pytest.fixture
+def stored(root):
+    """A file of the store, and the lock of its transfer."""
+    return put(root / f"store/sha256/ab/{DIGEST}"), put(root / f"store/partial/{DIGEST}.lock")
 
 
 @pytest.fixture
@@ -113,18 +119,23 @@ def test_files_outside_our_folders_are_not_ours(root):
     assert listed == {"tokenizers", "models", "exact-heads"}
 
 
-def test_an_entry_that_another_process_holds_names_its_owner(root, holding):
-    pid = holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
-    busy = [entry for entry in entries(root) if entry.owner]
-    assert [entry.key for entry in busy] == ["llama3-128k"]
-    assert busy[0].owner.startswith(f"process {pid} on ")
+def test_an_entry_that_another_process_holds_names_its_owner(root, stored, holding):
+    file, lock = stored
+    pid = holding(lock)
+    busy = {entry.path: entry.owner for entry in entries(root) if entry.owner}
+    assert set(busy) == {file, lock}
+    assert busy[file].startswith(f"process {pid} on ")
 
 
-def test_a_partial_file_is_busy_while_its_file_is_locked(root, holding):
-    put(root / "tokenizers/gpt2-50k/tokenizer.json.partial.4711-ab", b"x")
-    holding(root / "tokenizers/gpt2-50k/tokenizer.json.lock")
-    busy = {entry.path.name for entry in entries(root) if entry.owner}
-    assert busy == {"tokenizer.json", "tokenizer.json.partial", "tokenizer.json.partial.4711-ab"}
+def test_what_waits_in_the_store_is_busy(root, stored, holding):
+    holding(put(root / "store/in-use.lock", b""))
+    assert {entry.path for entry in entries(root) if entry.owner} == {stored[0]}
+
+
+def test_a_partial_file_is_busy_while_its_file_is_locked(root, stored, holding):
+    partial = put(root / f"store/partial/{DIGEST}/tokenizer.json.partial.4711-ab", b"x")
+    holding(stored[1])
+    assert partial in {entry.path for entry in entries(root) if entry.owner}
 
 
 def test_looking_leaves_no_lock_files_behind(root):
@@ -156,7 +167,7 @@ def test_damage_is_found_and_named(tmp_path, name, content, problem):
     (entry,) = entries(tmp_path)
     verdict = verify(entry)
     assert problem in verdict.problem
-    assert verdict.intact == (not problem)
+    assert bool(verdict.problem) == bool(problem)
 
 
 def test_verdicts_read_as_the_health_scripts_expect(root):
@@ -171,7 +182,7 @@ def test_a_model_is_read_whole_by_the_reader_given(root):
         raise InvalidFormat(f"{path.name}: tensor x needs bytes 1..9, the file ends at 8")
 
     model = next(entry for entry in entries(root) if entry.kind == "model")
-    assert verify(model).intact
+    assert not verify(model).problem
     assert "ends at 8" in verify(model, read_gguf=read).problem
     model.path.write_bytes(b"<html>")
     assert verify(model, read_gguf=read).problem == "starts with b'<htm' instead of b'GGUF'"
@@ -180,9 +191,9 @@ def test_a_model_is_read_whole_by_the_reader_given(root):
 def test_a_known_digest_is_compared(root):
     entry = next(entry for entry in entries(root) if entry.kind == "tokenizer")
     right = "8bb2d91febcec5f803e4f418f3e7d21aa7fcb42a49ca016070b21a0b7f6c13ee"  # sha256sum
-    assert verify(entry, expected={str(entry.path): right}).intact
+    assert not verify(entry, expected={str(entry.path): right}).problem
     verdict = verify(entry, expected={str(entry.path): "0" * 64})
-    assert (verdict.check, verdict.intact) == ("SHA-256", False)
+    assert verdict.check == "SHA-256"
     assert right in verdict.problem
 
 
@@ -247,20 +258,20 @@ def test_an_unknown_key_is_an_error_that_lists_the_known_ones(root):
     assert caught.value.exit_code == 19
 
 
-def test_a_busy_entry_is_left_alone(root, holding):
-    holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
-    done = prune(plan(root, Selection(), now_s=NOW_S))
-    assert [entry.key for entry in done.busy] == ["llama3-128k"]
-    assert (root / "tokenizers/llama3-128k/tokenizer.json").read_bytes() == TOKENIZER
+def test_a_busy_entry_is_left_alone(root, stored, holding):
+    holding(stored[1])
+    done = prune(plan(root, Selection(models=True), now_s=NOW_S))
+    assert {entry.path for entry in done.busy} == set(stored)
+    assert stored[0].read_bytes() == TOKENIZER
 
 
-def test_an_entry_that_became_busy_after_the_plan_is_left_alone(root, holding):
-    planned = plan(root, Selection(), now_s=NOW_S)
+def test_an_entry_that_became_busy_after_the_plan_is_left_alone(root, stored, holding):
+    planned = plan(root, Selection(models=True), now_s=NOW_S)
     assert planned.busy == ()
-    holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
+    holding(stored[1])
     done = prune(planned)
-    assert [entry.key for entry in done.busy] == ["llama3-128k"]
-    assert (root / "tokenizers/llama3-128k/tokenizer.json").exists()
+    assert {entry.path for entry in done.busy} == set(stored)
+    assert stored[0].exists()
 
 
 def test_a_file_that_is_already_gone_is_not_an_error(root):
@@ -290,7 +301,7 @@ def test_a_folder_replaced_by_a_link_after_the_plan_is_not_followed(root, tmp_pa
     folder.symlink_to(tmp_path / "moved", target_is_directory=True)
     removed = prune(planned)
     assert removed.remove == ()
-    assert len(removed.foreign) == len(planned.remove)
+    assert len(removed.busy) == len(planned.remove)
     assert (tmp_path / "moved/tokenizer.json").exists()
 
 
@@ -308,16 +319,15 @@ def test_home_and_everything_above_is_refused(folder):
         refuse_unless_cache(Path(folder).expanduser())
 
 
-def test_a_project_folder_is_refused_until_it_is_marked(root):
-    put(root / "pyproject.toml", b"")
-    (root / "CACHEDIR.TAG").unlink()
-    with pytest.raises(UsageError, match=r"also holds 'pyproject.toml'"):
-        plan(root, Selection())
-    tag = b"Signature: 8a477f597d28d172789f06886806bc55\n# cache of bitnet\n"
-    put(root / "CACHEDIR.TAG", tag)
+def test_a_folder_is_refused_until_it_is_marked_and_holds_nothing_else(root):
+    tag = (root / "CACHEDIR.TAG").read_bytes()
     assert plan(root, Selection(), now_s=NOW_S).remove
     put(root / "CACHEDIR.TAG", tag.replace(b"bitnet", b"pip"))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"no CACHEDIR.TAG of bitnet"):
+        plan(root, Selection())
+    put(root / "CACHEDIR.TAG", tag)
+    put(root / "pyproject.toml", b"")
+    with pytest.raises(UsageError, match=r"also holds 'pyproject.toml'"):
         plan(root, Selection())
 
 

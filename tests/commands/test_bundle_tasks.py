@@ -14,8 +14,8 @@ from tiny_models import TOKENS, tiny_gguf
 
 from bitnet import sources
 from bitnet.base import files, settings
+from bitnet.hub.bundles import MANIFEST
 from bitnet.store import Store
-from bitnet.store.bundle import MANIFEST
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 MIRROR = "baseten/Meta-Llama-3-tokenizer"

@@ -165,23 +165,3 @@ def test_a_hub_that_names_no_digest_checks_nothing(work, hub, bitnet):
     done = bitnet("cache", "verify", "org/two")
     assert done.code == 15
     assert "NOT CHECKED" in done.err
-
-
-def test_a_wheel_on_this_machine_is_a_model(work, bitnet, tmp_path):
-    from tiny_packages import wheel
-
-    wheel(tmp_path, "tiny-wheel", {"tiny.gguf": (tmp_path / "made.gguf").read_bytes()})
-    path = tmp_path / "tiny_wheel-1.0-py3-none-any.whl"
-    for _ in range(2):
-        done = bitnet("run", path, "a", "--max-tokens", 1, "--offline")
-        assert done.code == 0, done.err
-    assert path.exists()
-    (path.parent / "other").mkdir()
-    other = shutil.copy(path, path.parent / "other")
-    with Path(other).open("r+b") as file:  # in the model, not in what RECORD says of it
-        file.seek(100)
-        file.write(b"\0" * 8)
-    assert bitnet("cache", "clean", "--models", "--yes").code == 0
-    assert bitnet("run", other, "a", "--max-tokens", 1, "--offline").code in (13, 14)
-    shutil.copyfile(tmp_path / "made.gguf", tmp_path / "no.whl")
-    assert bitnet("run", tmp_path / "no.whl", "a").code == 13

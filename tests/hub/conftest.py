@@ -28,11 +28,14 @@ def clock():
 
 
 @pytest.fixture
-def session(hub, clock):
+def session(hub, clock, monkeypatch):
     """Makes sessions for *hub* that wait in no time."""
     made = []
 
-    def make(**options):
+    def make(connections=None, stall_timeout=None, **options):
+        for name, value in (("CONNECTIONS", connections), ("STALL_TIMEOUT", stall_timeout)):
+            if value is not None:
+                monkeypatch.setenv(f"BITNET_{name}", str(value))
         chosen = FetchOptions(base_url=hub.url, **options)
         made.append(
             HubSession(

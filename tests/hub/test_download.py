@@ -20,6 +20,7 @@ from bitnet.base.errors import (
     PermissionDenied,
     RateLimited,
     UpstreamChanged,
+    UsageError,
     VocabMismatch,
 )
 from bitnet.hub.options import FetchOptions
@@ -380,11 +381,11 @@ def test_a_disk_that_fills_up_keeps_the_partial(session, hub, target):
     assert hub.sent("cdn") == 2_000_000
 
 
-def test_a_folder_that_cannot_be_made_is_a_permission_error(session, hub, tmp_path):
+def test_a_file_where_the_folder_belongs_is_named(session, hub, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PermissionDenied, match=r"\(os error 17\)") as caught:
+    with pytest.raises(UsageError, match=r"\(os error 17\)") as caught:
         fetch(hub, session, tmp_path / "file" / "model.gguf")
-    assert caught.value.exit_code == 18
+    assert "a file is where a folder belongs" in caught.value.hint
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

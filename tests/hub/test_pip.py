@@ -6,11 +6,9 @@ from tiny_packages import TINY
 from bitnet import sources
 from bitnet.base.errors import (
     AuthError,
-    HashMismatch,
     NetworkError,
     NoSpace,
     NotFound,
-    PermissionDenied,
 )
 from bitnet.hub import wheels
 from bitnet.hub.options import FetchOptions
@@ -30,7 +28,7 @@ def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
 
 def test_a_package_that_is_absent_is_not_found_with_the_versions_there_are(local_index, tmp_path):
     parts = (Package("tiny-model", "9.9", "x"),)
-    with pytest.raises(NotFound, match=r"tiny-model==9\.9 \(versions there: 1\.0\)"):
+    with pytest.raises(NotFound, match=r"tiny-model==9\.9: .*\(from versions: 1\.0\)"):
         wheels.find_wheels([package.requirement for package in parts], tmp_path, FetchOptions())
 
 
@@ -39,7 +37,7 @@ def test_an_index_that_does_not_answer_is_a_network_error(local_index, tmp_path,
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
     options = FetchOptions(retries=1, timeout=5.0)
-    with pytest.raises(NetworkError, match="could not reach the package index") as caught:
+    with pytest.raises(NetworkError, match=r"tiny-model==1\.0: .*[Cc]onnection") as caught:
         wheels.find_wheels(["tiny-model==1.0"], tmp_path, options)
     assert "secret" not in str(caught.value)
 
@@ -62,8 +60,8 @@ def test_the_token_is_not_handed_to_pip(local_index, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("output", "error", "said"),
     [
-        ("/usr/bin/python: No module named pip", NotFound, "pip is missing"),
-        ("ERROR: [Errno 28] No space left on device", NoSpace, "os error 28"),
+        ("/usr/bin/python: No module named pip", NotFound, "No module named pip"),
+        ("ERROR: [Errno 28] No space left on device", NoSpace, "No space left"),
         ("ERROR: 401 Client Error: Unauthorized for url: x", AuthError, "401"),
         (
             "WARNING: Retrying after connection broken by 'NewConnectionError(...)'\n"
@@ -75,16 +73,14 @@ def test_the_token_is_not_handed_to_pip(local_index, tmp_path, monkeypatch):
             "ERROR: Could not find a version that satisfies the requirement a==1 "
             "(from versions: none)\nERROR: No matching distribution found for a==1",
             NotFound,
-            "versions there: none",
+            "from versions: none",
         ),
-        ("ERROR: [Errno 13] Permission denied: 'x'", PermissionDenied, "Permission denied"),
-        ("THESE PACKAGES DO NOT MATCH THE HASHES", HashMismatch, "refused"),
         ("ERROR: something else", NetworkError, "something else"),
-        ("", NetworkError, "it printed nothing"),
+        ("", NetworkError, "it said nothing"),
     ],
 )
-def test_what_pip_says_becomes_our_error(tmp_path, output, error, said):
-    found = wheels.explain(output, ["a==1"], folder=tmp_path)
+def test_what_pip_says_becomes_our_error(output, error, said):
+    found = wheels.explain(output, ["a==1"])
     assert type(found) is error
     assert said in found.message
     assert found.hint

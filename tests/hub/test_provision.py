@@ -285,7 +285,7 @@ def test_a_folder_that_cannot_be_written_only_loses_the_pin(project, monkeypatch
     def refuse(*args):
         raise PermissionDenied("Permission denied (os error 13): bitnet.lock.json")
 
-    monkeypatch.setattr(records, "pin", refuse)
+    monkeypatch.setattr(records, "write_lock", refuse)
     assert provide(OPEN, project).path.exists()
     assert "is not pinned: Permission denied (os error 13)" in caplog.text
 

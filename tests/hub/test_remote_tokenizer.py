@@ -1,19 +1,20 @@
 """Tokenizers named by address: one download, then the cache."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tekken_files import write
 
 from bitnet.base.errors import InvalidFormat, NotFound, Offline, UsageError
-from bitnet.hub.models import MAIN_FILES
-from bitnet.hub.models import provide_tokenizer as provide
+from bitnet.hub.models import provide_tokenizer
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
 from bitnet.tokenizer.from_files import TOKENIZER_FILES
 from bitnet.tokenizer.load import load_tokenizer
+from bitnet.tokenizer.side_files import SIDE_FILES
 
 CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()
 REPO = "org/words"
@@ -30,12 +31,11 @@ def project(tmp_path, hub, monkeypatch):
     return Project(tmp_path, tmp_path, FetchOptions(retries=1), "none")
 
 
-def test_a_repository_is_read_as_a_folder_is():
-    assert MAIN_FILES == TOKENIZER_FILES
-
-
 def read(path):
     return path.read_bytes()
+
+
+provide = partial(provide_tokenizer, names=TOKENIZER_FILES, beside=SIDE_FILES)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,10 @@ def other(hub):
 
 
 @pytest.fixture
-def project(hub, other, tmp_path):
+def project(hub, other, tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_CONNECTIONS", "2")
     (tmp_path / "work").mkdir()
-    options = FetchOptions(base_url=f"{hub.url},{other.url}", connections=2)
+    options = FetchOptions(base_url=f"{hub.url},{other.url}")
     return Project(tmp_path / "work", tmp_path / "cache", options, "none")
 
 
@@ -107,10 +108,10 @@ def test_a_list_in_the_project_file_names_fallbacks(hub, other, project):
     (project.folder / "bitnet.toml").write_text(
         f'[mirrors]\n"org/model" = ["{hub.url}", "{other.url}"]\n'
     )
-    options = replace(project, options=FetchOptions(connections=2)).options_for("org/model")
+    options = replace(project, options=FetchOptions()).options_for("org/model")
     assert options.addresses == (hub.url, other.url)
     hub.rules.append(Rule(where="cdn", method="GET", status=404))
-    assert received(replace(project, options=FetchOptions(connections=2)))
+    assert received(replace(project, options=FetchOptions()))
     assert other.sent("cdn") > 0
 
 
@@ -126,9 +127,8 @@ def test_a_file_above_what_the_hub_sends_at_once_is_announced_and_asked_for_in_p
     hub.add("org/model", "model.gguf", CONTENT)
     monkeypatch.setattr(transfer, "LARGE_BYTES", 10_000_000)
     monkeypatch.setattr(transfer, "LARGEST_REQUEST", 3_000_000)
-    project = Project(
-        tmp_path, tmp_path / "cache", FetchOptions(base_url=hub.url, connections=1), "none"
-    )
+    monkeypatch.setenv("BITNET_CONNECTIONS", "1")
+    project = Project(tmp_path, tmp_path / "cache", FetchOptions(base_url=hub.url), "none")
     assert received(project)
     (said,) = [text for text in caplog.messages if "above 50 GB" in text]
     assert "--base-url=URL" in said

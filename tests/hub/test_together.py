@@ -15,7 +15,7 @@ from hub_server import HubServer, Rule
 from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import NetworkError, NotFound, UsageError
-from bitnet.hub.limits import FILES_AT_ONCE, Limits, at_once, in_threads
+from bitnet.hub.http import FILES_AT_ONCE, Limits, at_once, in_threads
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.resolve import download, refs_of
@@ -112,10 +112,11 @@ def test_a_users_file_in_the_folder_stops_everything(project):
     assert seen(project) == {"tokenizer.json": b"mine"}
 
 
-def test_connections_of_all_files_together_are_limited(hub, project):
+def test_connections_of_all_files_together_are_limited(hub, project, monkeypatch):
     from dataclasses import replace
 
-    one = replace(project, limits=Limits(connections=1))
+    monkeypatch.setenv("BITNET_CONNECTIONS", "1")
+    one = replace(project, limits=Limits())
     download(ASKED, one)
     assert seen(project) == FILES
 

@@ -22,7 +22,7 @@ CONTENT = random.Random(8).randbytes(24_000_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 FETCH = f"""
-import logging, sys
+import logging, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from pathlib import Path
 from downloading import download
@@ -31,8 +31,8 @@ logging.basicConfig(level=logging.INFO)
 if "no-locks" in sys.argv:
     import fcntl
     fcntl.flock = lambda *args: None  # what some shared file systems do
-connections = 4 if "parallel" in sys.argv else 1
-options = FetchOptions(base_url=sys.argv[1], connections=connections)
+os.environ["BITNET_CONNECTIONS"] = "4" if "parallel" in sys.argv else "1"
+options = FetchOptions(base_url=sys.argv[1])
 url = sys.argv[1] + "/org/model/resolve/main/model.gguf"
 done = download(url, Path(sys.argv[2]), options=options, progress="none")
 print(done.sha256, done.cached)

@@ -233,6 +233,6 @@ def dripping_server(every_s):
 
 
 def test_a_header_that_drips_ends_with_the_time_out(tmp_path):
-    options = FetchOptions(retries=1, timeout=0.3, stall_timeout=0.3)
+    options = FetchOptions(retries=1, timeout=0.3)
     with dripping_server(0.01) as url, pytest.raises(NetworkError, match="timeout"):
         download(url, tmp_path / "f", options=options, progress="none")

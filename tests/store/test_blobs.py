@@ -98,7 +98,7 @@ def test_a_change_through_a_hard_link_is_noticed_and_never_served(store, blob, t
 
 
 def test_a_file_that_may_still_change_unnoticed_is_not_remembered(tmp_path):
-    verified = VerifiedFiles(tmp_path / "records")
+    verified = VerifiedFiles(tmp_path / "cache/store/verified")
     path = tmp_path / "m.gguf"
     path.write_bytes(CONTENT)
     verified.remember(path, DIGEST)
@@ -135,7 +135,7 @@ def test_a_damaged_record_only_means_reading_again(store, blob, text, hashed):
 
 
 def test_a_store_that_cannot_be_written_is_still_used(store, blob, monkeypatch, hashed):
-    monkeypatch.setattr("bitnet.store.records.keep", lambda *args: "read-only")
+    monkeypatch.setattr("bitnet.store.blobs.keep", lambda *args: "read-only")
     store.verified.file_for(blob.path).unlink()
     assert store.find(DIGEST) == blob
     assert store.find(DIGEST) == blob

@@ -3,9 +3,11 @@
 import pytest
 
 from bitnet.base import settings
+from bitnet.base.errors import UsageError
 from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
-from bitnet.store.tag import has_tag, is_marked, keep_in_cache, make_cache
+from bitnet.store import Artifact, Store
+from bitnet.store.blobs import has_tag, keep_in_cache, make_cache
 
 ALL = Selection(models=True)
 
@@ -21,14 +23,12 @@ def test_a_new_cache_and_an_empty_folder_are_marked(tmp_path):
     for name in ("new/cache", "empty"):
         make_cache(tmp_path / name)
         assert has_tag(tmp_path / name)
-        assert has_tag(tmp_path / name / "store")
 
 
-def test_the_folder_of_a_project_is_not_marked_but_the_store_in_it_is(tmp_path):
+def test_the_folder_of_a_project_is_not_marked(tmp_path):
     put(tmp_path / "models/mine.gguf")
     make_cache(tmp_path)
     assert not has_tag(tmp_path)
-    assert has_tag(tmp_path / "store")
 
 
 def test_the_default_cache_of_an_earlier_version_is_marked():
@@ -39,45 +39,30 @@ def test_the_default_cache_of_an_earlier_version_is_marked():
 
 
 @pytest.mark.parametrize("folder", ["models", "tokenizers", "exact-heads", "store"])
-def test_what_merely_lies_in_a_folder_of_that_name_is_never_removed(tmp_path, folder):
+def test_nothing_is_removed_from_a_folder_that_is_not_marked(tmp_path, folder):
     precious = put(tmp_path / folder / "own/precious.gguf")
-    also = put(tmp_path / folder / "2026.pdf")
-    planned = plan(tmp_path, ALL)
-    assert planned.remove == ()
-    prune(planned)
+    ours = put(tmp_path / "exact-heads" / f"{'cd' * 16}.copy")
+    with pytest.raises(UsageError, match=r"has no CACHEDIR\.TAG of bitnet"):
+        plan(tmp_path, ALL)
     assert precious.exists()
-    assert also.exists()
-
-
-def test_what_only_we_name_so_is_removed_from_an_unmarked_cache(tmp_path):
-    ours = [
-        put(tmp_path / "tokenizers/llama3-128k/tokenizer.json"),
-        put(tmp_path / "tokenizers/compiled" / f"{'ab' * 32}.tok"),
-        put(tmp_path / "models/hf/org/model@main/SmolLM2.gguf"),
-        put(tmp_path / "exact-heads" / f"{'cd' * 16}.copy"),
-    ]
-    theirs = put(tmp_path / "models/mine.gguf")
-    planned = plan(tmp_path, ALL)
-    assert [entry.path for entry in planned.foreign] == [theirs]
-    prune(planned)
-    assert [path.exists() for path in (*ours, theirs)] == [False] * 4 + [True]
+    assert ours.exists()
 
 
 def test_a_mark_of_another_program_is_not_ours(tmp_path):
     put(tmp_path / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# pip\n")
-    path = put(tmp_path / "models/mine.gguf")
-    assert not is_marked(tmp_path, path)
+    put(tmp_path / "models/mine.gguf")
+    with pytest.raises(UsageError, match=r"has no CACHEDIR\.TAG of bitnet"):
+        plan(tmp_path, ALL)
 
 
 def test_a_mark_that_was_copied_into_a_project_makes_nothing_in_it_ours(tmp_path):
     make_cache(tmp_path / "cache")
     project = tmp_path / "project"
-    theirs = [put(project / "models/mine.gguf"), put(project / "exact-heads/2026.pdf")]
+    put(project / "models/mine.gguf")
     put(project / "src/main.py")
     put(project / "CACHEDIR.TAG", (tmp_path / "cache/CACHEDIR.TAG").read_bytes())
-    ours = put(project / "tokenizers/compiled" / f"{'ab' * 32}.tok")
-    prune(plan(project, ALL))
-    assert [path.exists() for path in (*theirs, ours)] == [True, True, False]
+    with pytest.raises(UsageError, match="also holds 'src'"):
+        plan(project, ALL)
 
 
 def test_links_in_a_cache_go_and_what_they_point_at_stays(tmp_path):
@@ -99,4 +84,10 @@ def test_the_first_write_of_any_kind_marks_a_new_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "cache"))
     assert keep_in_cache(tmp_path / "cache/exact-heads" / f"{'0' * 32}.copy", b"x") == ""
     assert has_tag(tmp_path / "cache")
-    assert plan(tmp_path / "cache", ALL).foreign == ()
+    assert len(plan(tmp_path / "cache", ALL).remove) == 1
+
+
+def test_the_first_record_marks_a_new_cache(tmp_path):
+    record = Artifact("model", "org/a", "main", "a.gguf", sha256="0" * 64)
+    Store(tmp_path / "cache").index.write(record, *record.index_name)
+    assert has_tag(tmp_path / "cache")

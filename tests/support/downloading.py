@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from bitnet.base import settings
 from bitnet.base.errors import Offline
+from bitnet.base.files import check_writable
 from bitnet.hub.download import fetch
 from bitnet.hub.orders import FileOrder
-from bitnet.hub.provision import require_folder
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
 from bitnet.store import Artifact, Store
@@ -48,7 +48,7 @@ def download(
             )
     if session.options.is_offline and (digest is None or store.find(digest) is None):
         raise Offline(f"offline: {destination} is not there")
-    require_folder(destination.parent)
+    check_writable(destination.parent)
     source = Source(destination.name, "", destination.name, sha256=digest, size=size, url=url)
     order = FileOrder(source, "tokenizer", check=check)
     got = fetch(order, store, [url], session=session, force=force, progress=progress)

@@ -7,5 +7,5 @@ product. Where that does not decide the token, or does not save time, the whole 
 ``docs/architecture/exact-head.md`` proves the bounds.
 
 Callers know ``Head.logits``, what a sampler needs (``Needed``) and gets (``Logits``). The kernels
-are in ``native/kernels/head``, kept copies in ``bitnet.cache.exact_heads``.
+are in ``native/kernels/head``.
 """

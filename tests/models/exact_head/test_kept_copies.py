@@ -10,21 +10,25 @@ import numpy as np
 import pytest
 
 from bitnet.base import native
-from bitnet.cache.entries import entries, verify
-from bitnet.cache.exact_heads import (
+from bitnet.cache.entries import entries
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.packing import prepare_matrix
+from bitnet.models.exact_head import copy as head_copy
+from bitnet.models.exact_head.copy import (
     _PIECE_BYTES as PIECE,
 )
-from bitnet.cache.exact_heads import (
+from bitnet.models.exact_head.copy import (
+    TILE_ROWS,
+    HeadCopy,
+    Needed,
+    broken_premise,
     content_digest,
     copy_path,
     problem_of,
     read_copy,
+    sample_tiles,
     write_copy,
 )
-from bitnet.kernels.native import NativeOps
-from bitnet.kernels.packing import prepare_matrix
-from bitnet.models.exact_head import copy as head_copy
-from bitnet.models.exact_head.copy import TILE_ROWS, HeadCopy, Needed, broken_premise, sample_tiles
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
@@ -52,18 +56,16 @@ def test_what_was_written_is_read(cache):
     assert read_copy(path, out)
     assert np.array_equal(out, CONTENT)
     assert [entry.path for entry in entries(cache)] == [path]
-    assert verify(entries(cache)[0]).intact
 
 
 @pytest.mark.parametrize("at", [0, 8, 20, 64, 7_000_000, -1])
-def test_a_changed_bit_anywhere_is_noticed(cache, at):
+def test_a_changed_bit_anywhere_is_noticed(at):
     path = written()
     data = bytearray(path.read_bytes())
     data[at] ^= 0x80
     path.write_bytes(data)
     assert not read_copy(path, np.zeros_like(CONTENT))
     assert problem_of(path)
-    assert not verify(entries(cache)[0]).intact
 
 
 @pytest.mark.parametrize("size", [0, 10, 64, 1000])
