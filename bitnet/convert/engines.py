@@ -10,9 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from bitnet.base.findings import Finding
-from bitnet.families.blocks import LatentAttention
+from bitnet.families.blocks import DeltaNet, LatentAttention, Mamba2, State
 from bitnet.families.family import WINDOWS, of_gguf
-from bitnet.families.mixers import DeltaNet, Mamba2, State
 from bitnet.quants.ternary import SHORTEST_ROW
 
 if TYPE_CHECKING:

@@ -14,22 +14,165 @@ from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.families.mixers import (
-    LARGEST_HEAD,
-    Activation,
-    DeltaNet,
-    Experts,
-    FeedForward,
-    Mamba2,
-    ShortConvolution,
-    State,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bitnet.families.hadamard import HadamardBasis
     from bitnet.families.rope import Rope
+
+Activation = Literal[
+    "silu", "gelu_tanh", "relu_squared", "relu", "sigmoid", "silu_clamped", "swiglu_oai", "identity"
+]
+Gating = Literal["softmax", "softmax_chosen", "sigmoid"]
+
+MOST_EXPERTS = 1 << 16
+LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
+LARGEST_HEAD = 1 << 16
+
+
+class _Stateless:
+    """A mixer that needs no other position."""
+
+    cache: ClassVar[None] = None
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward(_Stateless):
+    """A feed-forward network."""
+
+    width: int  # of its inner layer
+    activation: Activation = "silu"  # on the gate
+    gated: bool = True  # it is a GLU; if not, the activation is on ``up`` itself
+    fused: bool = False  # gate and up are one matrix, ``ffn_up``
+    sub_norm: bool = False  # there is a norm before the output projection
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The choice of a token's experts, from the logits of a router.
+
+    The experts with the best scores are chosen; of equal scores, that of the lower number.
+    """
+
+    count: int  # experts
+    used: int  # experts of a token
+    # scores of experts: a softmax over all, a sigmoid each, or the logits themselves, whose softmax
+    # over the chosen ones gives the weights
+    gating: Gating = "softmax"
+    # ``exp_probs_b`` is added to the scores for the choice, not for the weights
+    corrected: bool = False
+    # equal parts of the experts, of which only the best are chosen from; the score of a group is
+    # the sum of its two best
+    groups: int = 1
+    groups_used: int = 1  # groups that are chosen from
+    renormalised: bool = True  # weights are divided by their sum, at least 2**-14
+    scale: float = 1.0  # factor on the weights
+
+
+@dataclass(frozen=True, eq=False)
+class Experts(_Stateless):
+    """A mixture of experts: feed-forward networks; a router chooses some of them for each token."""
+
+    routing: Routing  # the choice
+    width: int  # inside an expert
+    activation: Activation = "silu"  # on the gate
+    gated: bool = True  # experts are GLUs
+    # gate and up of an expert are one matrix, ``ffn_gate_up_exps``, the gate first
+    fused: bool = False
+    biased: bool = False  # the router and the experts must have biases
+    early: bool = False  # the router reads the input of the block, before its first norm
+    # the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its width; the
+    # experts read the norm of their branch
+    normed: bool = False
+    # width of what experts read and give, ``ffn_latent_down`` and ``ffn_latent_up`` lead there and
+    # back; 0: they read and give what the mixture does
+    latent: int = 0
+    shared: int = 0  # width inside a network that every token goes through; 0: there is none
+    shared_gated: bool = False  # its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``
+
+
+@dataclass(frozen=True)
+class State:
+    """A cache of fixed size: the last inputs of a convolution, or a matrix per head."""
+
+    size: int  # numbers
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaNet:
+    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution."""
+
+    heads: int  # of values, each with a matrix of keys by values
+    key_heads: int  # of queries and keys; each serves ``heads / key_heads`` heads
+    key_dim: int  # width of a query or key
+    value_dim: int  # width of a value
+    kernel: int  # positions of the convolution
+    # neighbouring heads share a key head, as in transformers' folders; otherwise every key_heads-th
+    # head does, as in GGUF
+    grouped: bool
+
+    @property
+    def keys_width(self) -> int:
+        """Width of all queries, and of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values_width(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def conv_columns(self) -> int:
+        """Columns of the convolution: queries, keys and values."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the matrices."""
+        return State((self.kernel - 1) * self.conv_columns + self.key_dim * self.values_width)
+
+
+@dataclass(frozen=True, eq=False)
+class ShortConvolution:
+    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``."""
+
+    width: int  # of each of ``b``, ``c`` and ``v``, which are one product of the input
+    kernel: int  # positions of the convolution
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution."""
+        return State((self.kernel - 1) * self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba2:
+    """A state space with one decay per head (arXiv:2405.21060), behind a short convolution."""
+
+    heads: int  # each with a state of *state_size* by *head_dim*
+    head_dim: int  # width of a head
+    groups: int  # of inputs and outputs of states; neighbouring heads share one
+    state_size: int  # rows of a state
+    kernel: int  # positions of the convolution
+    norm_groups: int = 1  # parts of the result with a norm of their own; 0: it has no norm
+    norm_first: bool = False  # the norm is before the gate; otherwise behind it
+
+    @property
+    def width(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_columns(self) -> int:
+        """Columns of the convolution: all heads, and the inputs and outputs of their states."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the states of all heads."""
+        return State((self.kernel - 1) * self.conv_columns + self.width * self.state_size)
+
 
 Pooling = Literal["none", "mean", "cls", "last"]
 KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
@@ -91,30 +234,6 @@ class Attention:
         """Its keys and values; ``None``: it reads those of another."""
         return self.reads if self.shared_cache is None else None
 
-    def faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions, and what it means that one is true."""
-        heads = f"{self.heads} heads of {self.head_dim}, {self.kv_heads} key heads"
-        yield min(self.heads, self.kv_heads, self.head_dim) < 1, f"no heads ({heads})"
-        yield (
-            self.heads % max(self.kv_heads, 1) > 0,
-            f"key heads that do not divide the heads ({heads})",
-        )
-        yield self.growth_length < 1, "queries that grow after no positions"
-        yield abs(self.scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
-        yield _outside(self.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
-        if self.rope is not None:
-            yield from _faults_of(self.rope, self.head_dim)
-
-
-def _faults_of(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
-    yield (
-        not 4 <= rope.dims <= head_dim,
-        f"rotary dimensions outside of 4..head width ({rope.dims} of {head_dim})",
-    )
-    yield rope.dims % 2 > 0, "an odd number of rotary dimensions"
-    yield rope.theta <= 1, "a rope_theta of at most 1"
-    yield rope.original_context < 2, "an original context below 2"
-
 
 @dataclass(frozen=True, eq=False)
 class LatentAttention:
@@ -144,17 +263,9 @@ class LatentAttention:
         """Latents and rotated keys, as keys and, for their other order in memory, as values."""
         return self.reads
 
-    def faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions, and what it means that one is true."""
-        sizes = (self.heads, self.latent, self.key_dim, self.value_dim)
-        yield min(sizes) < 1 or self.query_rank < 0, f"attention without heads or latents {sizes}"
-        yield max(*sizes, self.query_rank) > LARGEST_HEAD, f"latents of {max(sizes):,} dimensions"
-        yield abs(self.scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
-        yield from _faults_of(self.rope, self.rope.dims)
-
 
 @dataclass(frozen=True, eq=False)
-class LayerInput:
+class LayerInput(_Stateless):
     """``proj(activation(inp_gate(x)) * p)``, with the block's part *p* of what each token adds.
 
     The parts of all blocks are a norm of a projection of the embeddings, plus a row of a table.
@@ -162,12 +273,6 @@ class LayerInput:
 
     width: int  # of a part
     activation: Activation  # on the gate
-
-    cache: ClassVar[None] = None  # it needs no other position
-
-    def faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions, and what it means that one is true."""
-        yield self.width < 1, "inputs of layers without a width"
 
 
 Mixer: TypeAlias = (
@@ -297,7 +402,7 @@ class ModelConfig:
             (self.norm_eps < 0, "norms of a negative epsilon"),
             (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
         )
-        for fails, fault in chain(own, *(mixer.faults() for mixer in self.mixers())):
+        for fails, fault in chain(own, *map(_faults, self.mixers())):
             if fails:
                 raise InvalidFormat(
                     f"{self.architecture}: the keys make no transformer: {fault} "
@@ -309,3 +414,61 @@ class ModelConfig:
 def _outside(cap: float) -> bool:
     """True if *cap* is a soft cap that is not computed exactly."""
     return cap != 0 and not CAPS[0] <= cap <= CAPS[1]
+
+
+def _faults(its: Mixer) -> Iterator[tuple[bool, str]]:
+    """Conditions of a mixer, and what it means that one is true."""
+    kernel, scale = getattr(its, "kernel", 1), getattr(its, "scale", 0.0)
+    yield kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
+    yield abs(scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
+    match its:
+        case FeedForward() | LayerInput():
+            yield its.width < 1, "a size below 1 (inside the feed-forward network)"
+        case ShortConvolution():
+            yield min(its.width, kernel) < 1, "a convolution of nothing"
+        case Experts():
+            yield min(its.width, its.latent + 1) < 1, "a size below 1 (inside the experts)"
+            yield from _routing_faults(its.routing)
+        case DeltaNet():
+            sizes = its.heads, its.key_heads, its.key_dim, its.value_dim, kernel
+            heads = f"{its.heads} heads of {its.value_dim}, {its.key_heads} key heads"
+            yield min(sizes) < 1, f"linear attention without heads ({heads})"
+            yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} dimensions"
+            yield its.heads % its.key_heads > 0, f"key heads that do not divide the heads ({heads})"
+        case Mamba2():
+            sizes = its.heads, its.head_dim, its.groups, its.state_size, kernel
+            heads = f"{its.heads} heads of {its.head_dim}, {its.groups} groups"
+            yield min(sizes) < 1, f"a state-space model without heads ({heads})"
+            yield max(sizes) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} dimensions"
+            yield its.heads % its.groups > 0, f"groups that do not divide the heads ({heads})"
+            yield its.width % max(its.norm_groups, 1) > 0, f"{its.norm_groups} norms ({heads})"
+        case Attention():
+            heads = f"{its.heads} heads of {its.head_dim}, {its.kv_heads} key heads"
+            yield min(its.heads, its.kv_heads, its.head_dim) < 1, f"no heads ({heads})"
+            yield its.heads % its.kv_heads > 0, f"key heads that do not divide the heads ({heads})"
+            yield its.growth_length < 1, "queries that grow after no positions"
+            yield _outside(its.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
+            yield from _rope_faults(its.rope, its.head_dim) if its.rope else ()
+        case LatentAttention():
+            sizes = its.heads, its.latent, its.key_dim, its.value_dim
+            yield min(sizes) < 1 or its.query_rank < 0, f"attention without heads {sizes}"
+            yield max(*sizes, its.query_rank) > LARGEST_HEAD, f"latents of {max(sizes):,}"
+            yield from _rope_faults(its.rope, its.rope.dims)
+
+
+def _routing_faults(its: Routing) -> Iterator[tuple[bool, str]]:
+    groups = f"{its.groups_used} of {its.groups} groups of {its.count} experts"
+    yield not 1 <= its.used <= its.count, f"{its.used} of {its.count} experts"
+    yield its.count > MOST_EXPERTS, f"{its.count:,} experts"
+    yield not 1 <= its.groups_used <= its.groups, groups
+    yield its.count % its.groups > 0, f"groups that differ in size ({groups})"
+    available = its.count // its.groups * its.groups_used
+    yield its.used > available, f"more experts of a token than {groups} have ({its.used})"
+
+
+def _rope_faults(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
+    is_inside, sizes = 4 <= rope.dims <= head_dim, f"({rope.dims} of {head_dim})"
+    yield not is_inside, f"rotary dimensions outside of 4..head width {sizes}"
+    yield rope.dims % 2 > 0, "an odd number of rotary dimensions"
+    yield rope.theta <= 1, "a rope_theta of at most 1"
+    yield rope.original_context < 2, "an original context below 2"

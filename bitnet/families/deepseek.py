@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.blocks import LatentAttention
+from bitnet.families.blocks import Experts, FeedForward, Gating, LatentAttention
 from bitnet.families.dense import AROUND, RENAMED, ModelConfig, dense, model_of, sizes, usual_block
 from bitnet.families.experts import GROUPED_CONFIG, GROUPED_KEYS, experts_by_groups, group_keys
 from bitnet.families.family import BIASES, QKV, Family, LlamaCppSupport, register, register_variant
 from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
-from bitnet.families.mixers import Experts, FeedForward, Gating
 from bitnet.families.rope import magnitude, rope_from
 
 _LATENT_EPSILON = 1e-6  # of norms of latents in transformers, whatever the other norms have

@@ -10,10 +10,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.blocks import Attention, Block, Branch, Mixer
+from bitnet.families.blocks import Attention, Block, Branch, Experts, FeedForward, Mixer
 from bitnet.families.blocks import ModelConfig as ModelConfig  # for the families
 from bitnet.families.keys import Config, Keys, contradiction, reads, refusal
-from bitnet.families.mixers import Experts, FeedForward
 from bitnet.families.rope import Rope, rope_from, without_scaling
 
 if TYPE_CHECKING:

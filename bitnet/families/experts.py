@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
+from bitnet.families.blocks import Experts, Gating, Routing
 from bitnet.families.keys import Config, Keys, reads
-from bitnet.families.mixers import Experts, Gating, Routing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.families.blocks import Attention, Branch, LayerInput, Sum
+from bitnet.families.blocks import Attention, Branch, FeedForward, LayerInput, Sum
 from bitnet.families.dense import (
     AROUND,
     WINDOW_CONFIG,
@@ -30,11 +30,10 @@ from bitnet.families.dense import (
 from bitnet.families.experts import EXPERT_KEYS, expert_count, experts
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
 from bitnet.families.keys import HARMLESS, Config, Keys, Rule, contradiction, neutral, read, reads
-from bitnet.families.mixers import FeedForward
 from bitnet.families.rope import without_scaling
 
 if TYPE_CHECKING:
-    from bitnet.families.mixers import Activation
+    from bitnet.families.blocks import Activation
 
 _ACTIVATION: Activation = "gelu_tanh"
 _CONFIG = {

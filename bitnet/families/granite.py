@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from bitnet.families.blocks import Experts, FeedForward
 from bitnet.families.dense import (
     ModelConfig,
     attention,
@@ -31,7 +32,6 @@ from bitnet.families.family import (
 )
 from bitnet.families.keys import Config, Keys, neutral, reads, refusal
 from bitnet.families.mamba2 import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
-from bitnet.families.mixers import Experts, FeedForward
 
 _SUPPORT = LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight"))
 _SCALES = ("embedding_scale", "residual_scale", "logit_scale")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bitnet.families.blocks import Experts, FeedForward, ShortConvolution
 from bitnet.families.dense import (
     ModelConfig,
     attention,
@@ -20,7 +21,6 @@ from bitnet.families.dense import (
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import Family, LlamaCppSupport, register_variant
 from bitnet.families.keys import Config, Keys, neutral, reads
-from bitnet.families.mixers import Experts, FeedForward, ShortConvolution
 
 
 def _decoder(keys: Keys) -> ModelConfig:

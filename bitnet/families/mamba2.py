@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from bitnet.families.blocks import Branch, Mixer
+from bitnet.families.blocks import Branch, Experts, FeedForward, Mamba2, Mixer
 from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, sizes
 from bitnet.families.experts import GROUPED_CONFIG, GROUPED_KEYS, experts, group_keys, group_routing
 from bitnet.families.family import ATTENTION, MLP, QKV, LlamaCppSupport, Values, register
 from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, read, reads, refusal
-from bitnet.families.mixers import Experts, FeedForward, Mamba2
 
 #: Rules of its keys in GGUF files.
 MAMBA2_KEYS = {

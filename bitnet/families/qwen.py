@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bitnet.families.blocks import DeltaNet, Experts, FeedForward
 from bitnet.families.dense import (
     RENAMED,
     WINDOW_CONFIG,
@@ -34,7 +35,6 @@ from bitnet.families.family import (
     register_variant,
 )
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
-from bitnet.families.mixers import DeltaNet, Experts, FeedForward
 
 _DEFAULTS = {
     "num_key_value_heads": 32,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bitnet.families.blocks import Attention, Branch
+from bitnet.families.blocks import Attention, Branch, FeedForward
 from bitnet.families.dense import (
     AFTER,
     WINDOW_CONFIG,
@@ -21,7 +21,6 @@ from bitnet.families.dense import (
 from bitnet.families.experts import EXPERT_KEYS, experts, gating
 from bitnet.families.family import ATTENTION, BIASES, MLP, QKV, LlamaCppSupport, register
 from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
-from bitnet.families.mixers import FeedForward
 
 _PERIOD = 4  # one layer in this many is different
 

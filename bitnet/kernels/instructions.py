@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.families.blocks import KeysValues
-    from bitnet.families.mixers import Activation
+    from bitnet.families.blocks import Activation, KeysValues
     from bitnet.families.rope import Rope
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Pass, Register

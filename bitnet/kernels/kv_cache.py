@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from bitnet.base.errors import InferenceError, UsageError
-from bitnet.families.blocks import KeysValues
-from bitnet.families.mixers import State
+from bitnet.families.blocks import KeysValues, State
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
 

@@ -10,7 +10,7 @@ import numpy as np
 from bitnet.kernels.instructions import sigmoid, silu, softmax
 
 if TYPE_CHECKING:
-    from bitnet.families.mixers import Routing
+    from bitnet.families.blocks import Routing
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Pass, Register
 

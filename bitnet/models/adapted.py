@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.families.blocks import State
 from bitnet.families.family import of_gguf
-from bitnet.families.mixers import State
 from bitnet.families.tensor_names import gguf_name
 from bitnet.formats.adapters import Adapter, Pair, read_adapter
 from bitnet.models.hidden_program import layout

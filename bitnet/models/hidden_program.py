@@ -9,8 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet.families.blocks import Attention, LatentAttention, LayerInput, Mixer, Sum
-from bitnet.families.mixers import DeltaNet, Experts, FeedForward, Mamba2, ShortConvolution
+from bitnet.families.blocks import (
+    Attention,
+    DeltaNet,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    LayerInput,
+    Mamba2,
+    Mixer,
+    ShortConvolution,
+    Sum,
+)
 from bitnet.kernels.instructions import (
     Add,
     Attend,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.families.mixers import FeedForward, Routing
+from bitnet.families.blocks import FeedForward, Routing
 from bitnet.kernels.instructions import Add, Center, Gate, Hadamard, Linear, Norm, Split
 from bitnet.kernels.mixer_instructions import Combine, ExpertLinear, Route
 from bitnet.kernels.program import Instruction, Mark, Register
@@ -13,8 +13,7 @@ from bitnet.kernels.program import Instruction, Mark, Register
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from bitnet.families.blocks import ModelConfig
-    from bitnet.families.mixers import Experts
+    from bitnet.families.blocks import Experts, ModelConfig
 
 
 @dataclass

@@ -27,7 +27,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     """Configuration of the transformer in *checkpoint*, with every key accounted for."""
     family = of_gguf(checkpoint.architecture)
     if family is None:
-        raise architecture_refusal(checkpoint.architecture, ARCHITECTURES)
+        raise architecture_refusal(checkpoint.architecture, ARCHITECTURES, kind="quantized ")
     label, reads_no_scale = checkpoint.path.name, "attention.scale" not in family.gguf_keys
     check_keys(checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=label)
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.blocks import Attention
+from bitnet.families.blocks import Attention, DeltaNet
 from bitnet.families.family import of_gguf
-from bitnet.families.mixers import DeltaNet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

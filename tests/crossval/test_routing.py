@@ -15,7 +15,7 @@ from bitnet.crossval.operations import find_reroutes
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.run import cross_validate
-from bitnet.families.mixers import Experts
+from bitnet.families.blocks import Experts
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model

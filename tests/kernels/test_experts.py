@@ -9,7 +9,7 @@ from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import InferenceError
-from bitnet.families.mixers import Routing
+from bitnet.families.blocks import Routing
 from bitnet.kernels import packing
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.mixer_instructions import Combine, ExpertLinear, Route

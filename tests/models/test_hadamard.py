@@ -15,7 +15,7 @@ import bitnet
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.convert.options import ConvertOptions
-from bitnet.families.mixers import State
+from bitnet.families.blocks import State
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_header import Array
 from bitnet.kernels.kv_cache import KVCache

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bitnet.families.mixers import State
+from bitnet.families.blocks import State
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.program import Pass, Program, Register, Segment
 
