@@ -107,7 +107,7 @@ def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any])
     for each in (path, *form.aliases):
         app.add_api_route(
             each, respond, methods=["POST"], tags=[form.tag], summary=form.summary,
-            description=form.about, openapi_extra=taking(form),
+            openapi_extra=taking(form),
             include_in_schema=each == path,
         )  # fmt: skip
 

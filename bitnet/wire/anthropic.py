@@ -257,7 +257,6 @@ def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:
 COUNT = Form(
     "CountRequest", _FIELDS, required=("messages",), idle=_IDLE, unserved=_UNSERVED,
     dialect="anthropic", tag="Anthropic", summary="The tokens of a conversation",
-    about="Number of tokens in the prompt of the same request to ``/v1/messages``.",
     compute=lambda body, model: {"input_tokens": len(model.prepare(*message_requests(body))[0])},
 )  # fmt: skip
 MESSAGE = Form(
@@ -268,15 +267,8 @@ MESSAGE = Form(
         "stop_sequences": STOPS,
         "stream": FLAG,
     },
-    required=("messages", "max_tokens"),
-    idle=_IDLE,
-    unserved=_UNSERVED,
-    dialect="anthropic",
-    tag="Anthropic",
+    required=("messages", "max_tokens"), idle=_IDLE, unserved=_UNSERVED,
+    dialect="anthropic", tag="Anthropic", id_prefix="msg_",
     summary="The next message of a conversation, as Anthropic has it",
-    about="Answer in the model's own chat template; ``stream`` sends Anthropic's events.",
-    id_prefix="msg_",
-    requests=message_requests,
-    reply=message_reply,
-    events=message_events,
-)
+    requests=message_requests, reply=message_reply, events=message_events,
+)  # fmt: skip

@@ -201,7 +201,6 @@ class Form:
     tokens: int = EVERYTHING  # most tokens of an answer whose body does not say it
     tag: str = ""  # API that the address belongs to
     summary: str = ""  # what comes back, for the OpenAPI page
-    about: str = ""  # the same at length
     aliases: tuple[str, ...] = ()  # other addresses for it
 
     def parse(self, raw: bytes) -> dict[str, Any]:

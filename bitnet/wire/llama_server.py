@@ -206,16 +206,11 @@ COMPLETION = Form(
         "stream": FLAG,
         "return_tokens": FLAG,
     },
-    required=("prompt",),
-    idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
-    dialect=_DIALECT,
-    tag="llama-server",
+    required=("prompt",), idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
+    dialect=_DIALECT, tag="llama-server",
     summary="The continuation of a text, as llama.cpp's server has it",
-    about="Continue ``prompt``; ``stream`` sends events without a last word.",
-    requests=completion_requests,
-    reply=completion_reply,
-    events=completion_events,
-)
+    requests=completion_requests, reply=completion_reply, events=completion_events,
+)  # fmt: skip
 INFILL = Form(
     "LlamaInfill",
     {
@@ -236,26 +231,16 @@ INFILL = Form(
     },
     required=("input_prefix", "input_suffix"),
     idle={**(COMPLETION.idle or {}), "n_indent": WHOLE, "samplers": TEXTS},
-    dialect=_DIALECT,
-    requests=infill_requests,
-    reply=completion_reply,
-    events=completion_events,
-    tag="llama-server",
-    summary="The text of a gap, as llama.cpp's server has it",
-    about="Fill the gap between ``input_prefix`` and ``input_suffix``, by models that can.",
-)
+    dialect=_DIALECT, tag="llama-server", summary="The text of a gap, by models that can fill it",
+    requests=infill_requests, reply=completion_reply, events=completion_events,
+)  # fmt: skip
 EMBED = Form(
     "LlamaEmbedding", {"content": optional(TEXT, TEXTS), "model": TEXT}, required=("content",),
     tag="llama-server", summary="Vectors of texts, as llama.cpp's server has it",
-    about="As ``/v1/embeddings``, in the form of llama.cpp's server.",
     requests=embedding_requests, reply=embedding_reply,
 )  # fmt: skip
 TEMPLATE = Form(
-    "TemplateRequest",
-    {"messages": MESSAGES, "model": TEXT, "tools": OBJECTS},
-    required=("messages",),
-    compute=prompt_of,
-    tag="llama-server",
+    "TemplateRequest", {"messages": MESSAGES, "model": TEXT, "tools": OBJECTS},
+    required=("messages",), compute=prompt_of, tag="llama-server",
     summary="The text that the chat template makes of a conversation",
-    about="The prompt of a chat, without answering it.",
-)
+)  # fmt: skip

@@ -275,19 +275,11 @@ def error_reply(message: str, *_: object) -> dict[str, str]:
 
 
 CHAT = Form(
-    "OllamaChat",
-    {**_ASKED, "messages": MESSAGES | {"minItems": 0}, "tools": OBJECTS},
-    required=("model",),
-    dialect="ollama",
-    tag="Ollama",
+    "OllamaChat", {**_ASKED, "messages": MESSAGES | {"minItems": 0}, "tools": OBJECTS},
+    required=("model",), dialect="ollama", tag="Ollama", prefix="options.", loads="messages",
     summary="The next message of a conversation, as Ollama has it",
-    about="Answer in the model's own chat template; JSON lines unless ``stream`` is false.",
-    prefix="options.",
-    loads="messages",
-    requests=chat_requests,
-    reply=answer_reply,
-    events=answer_lines,
-)
+    requests=chat_requests, reply=answer_reply, events=answer_lines,
+)  # fmt: skip
 GENERATE = Form(
     "OllamaGenerate",
     {
@@ -296,45 +288,27 @@ GENERATE = Form(
         "system": TEXT,
         "raw": FLAG | {"description": "continue the prompt as it is"},
     },
-    required=("model",),
-    unserved=("suffix", "template", "context", "images"),
-    dialect="ollama",
-    tag="Ollama",
+    required=("model",), unserved=("suffix", "template", "context", "images"),
+    dialect="ollama", tag="Ollama", prefix="options.", loads="prompt",
     summary="The answer to a prompt, as Ollama has it",
-    about="Answer ``prompt`` in the model's chat template, or continue it if ``raw`` is true.",
-    prefix="options.",
-    loads="prompt",
-    requests=generate_requests,
-    reply=answer_reply,
-    events=answer_lines,
-)
+    requests=generate_requests, reply=answer_reply, events=answer_lines,
+)  # fmt: skip
+_KEPT = {"model": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)}
 EMBED = Form(
     "OllamaEmbed",
     {
-        "model": TEXT,
+        **_KEPT,
         "input": optional(TEXT, TEXTS),
         "truncate": FLAG | {"description": "true by default: cut what is too long"},
-        "options": OBJECT,
-        "keep_alive": optional(NUMBER, TEXT),
         "dimensions": WHOLE,
     },
-    required=("model", "input"),
-    dialect="ollama",
-    tag="Ollama",
+    required=("model", "input"), dialect="ollama", tag="Ollama",
     summary="Vectors of texts, as Ollama has it",
-    about="As ``/v1/embeddings``, in Ollama's form.",
-    requests=embedding_requests,
-    reply=embedding_reply,
-)
+    requests=embedding_requests, reply=embedding_reply,
+)  # fmt: skip
 #: The older ``/api/embeddings``, of one text.
 EMBED_ONE = Form(
-    "OllamaEmbeddings",
-    {"model": TEXT, "prompt": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)},
-    required=("model", "prompt"),
-    dialect="ollama",
-    tag="Ollama",
-    summary="The vector of a text, as Ollama had it",
-    about="As ``/api/embed`` of one text, in the older form.",
-    requests=embedding_requests,
-    reply=one_reply,
-)
+    "OllamaEmbeddings", {**_KEPT, "prompt": TEXT}, required=("model", "prompt"),
+    dialect="ollama", tag="Ollama", summary="The vector of a text, as Ollama had it",
+    requests=embedding_requests, reply=one_reply,
+)  # fmt: skip

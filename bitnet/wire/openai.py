@@ -441,7 +441,6 @@ CHAT = Form(
         "web_search_options",
     ),
     tag="OpenAI", summary="The next message of a conversation",
-    about="Answer in the model's own chat template; ``stream`` sends server-sent events.",
     id_prefix="chatcmpl-", requests=chat_requests, reply=chat_reply, events=chat_events,
     aliases=("/chat/completions",),  # as llama.cpp's server has it
 )  # fmt: skip
@@ -452,7 +451,6 @@ COMPLETION = Form(
     idle=IDLE,
     unserved=(*UNSERVED, "suffix", "best_of"),
     tag="OpenAI", summary="The continuation of texts",
-    about="Continue ``prompt``; ``stream`` sends server-sent events.",
     id_prefix="cmpl-", requests=completion_requests, reply=completion_reply,
     events=completion_events, tokens=DEFAULT_COMPLETION_TOKENS, aliases=("/completions",),
 )  # fmt: skip
@@ -475,6 +473,5 @@ EMBEDDING = Form(
     required=("input",),
     idle={"user": TEXT},
     tag="OpenAI", summary="Vectors of texts",
-    about="Embeddings of texts, pooled as the model says and normalized to length one.",
     requests=embedding_requests, reply=embeddings_reply, aliases=("/embeddings",),
 )  # fmt: skip

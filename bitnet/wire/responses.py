@@ -320,12 +320,6 @@ RESPONSE = Form(
     # Nothing is stored, and the reply says so.
     idle={name: IDLE[name] for name in IDLE if name != "cache_prompt"} | {"stream_options": OBJECT},
     unserved=_UNSERVED,
-    dialect="responses",
-    tag="OpenAI",
-    summary="The next items of a conversation",
-    about="Answer in the model's own chat template; ``stream`` sends OpenAI's events of responses.",
-    id_prefix="resp_",
-    requests=response_requests,
-    reply=response_reply,
-    events=response_events,
-)
+    dialect="responses", tag="OpenAI", summary="The next items of a conversation",
+    id_prefix="resp_", requests=response_requests, reply=response_reply, events=response_events,
+)  # fmt: skip

@@ -60,34 +60,19 @@ async def inference_events(body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 INFERENCE = Form(
-    "InferenceRequest",
-    {**ANSWER, "prompt": TEXT, "stream": FLAG},
-    required=("prompt",),
-    unserved=UNSERVED,
-    requests=inference_requests,
-    reply=inference_reply,
-    events=inference_events,
-    head=("request_id", "worker_id"),
-    tokens=DEFAULT_TOKENS,
-    tag="worker",
-    summary="The continuation of a text",
-    about="Continue ``prompt``, greedily by default.",
-)
+    "InferenceRequest", {**ANSWER, "prompt": TEXT, "stream": FLAG}, required=("prompt",),
+    unserved=UNSERVED, head=("request_id", "worker_id"), tokens=DEFAULT_TOKENS,
+    tag="worker", summary="The continuation of a text, greedily by default",
+    requests=inference_requests, reply=inference_reply, events=inference_events,
+)  # fmt: skip
 TOKENIZE = Form(
     "TokenizeRequest",
     {"content": TEXT, "model": TEXT, "add_special": FLAG, "with_pieces": FLAG},
-    required=("content",),
-    compute=tokenize,
-    tag="worker",
-    summary="The ids of a text",
-    about="Ids of ``content``; ``with_pieces`` adds the text of each.",
-)
+    required=("content",), compute=tokenize, tag="worker", summary="The ids of a text",
+)  # fmt: skip
 DETOKENIZE = Form(
     "DetokenizeRequest",
     {"tokens": {"type": "array", "items": TOKEN_ID}, "model": TEXT},
-    required=("tokens",),
+    required=("tokens",), tag="worker", summary="The text of ids",
     compute=lambda body, model: {"content": model.tokenizer.decode(body["tokens"])},
-    tag="worker",
-    summary="The text of ids",
-    about="Text of ``tokens``.",
-)
+)  # fmt: skip
