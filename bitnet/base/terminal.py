@@ -40,23 +40,17 @@ def prepare() -> None:
 
 
 def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Error handler: what to write for the characters that cannot be encoded."""
+    """Error handler: what to write for the first character that cannot be encoded, or name."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    unwritable = error.object[error.start : error.end]
-    at_line_start = _LINE_START.search(error.object[: error.start]) is not None
-    parts: list[str | bytes] = []
-    for part in _PARTS.findall(unwritable):
-        if _BYTES.match(part) and (name := decode_names(part)) != part:
-            parts.append(name.encode())
-        elif at_line_start and not parts and part in _MARKS:
-            parts.append(_MARKS[part])
-        else:
-            parts.append(part.encode("ascii", "backslashreplace").decode())
-    if all(isinstance(part, str) for part in parts):
-        return "".join(map(str, parts)), error.end
-    raw = b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)
-    return raw, error.end
+    match = _PARTS.match(error.object, error.start)
+    assert match is not None
+    part, end = match[0], match.end()
+    if (name := decode_names(part)) != part:
+        return name.encode(), end
+    if part in _MARKS and _LINE_START.search(error.object[: error.start]):
+        return _MARKS[part], end
+    return part.encode("ascii", "backslashreplace").decode(), end
 
 
 def decode_names(value: Any) -> Any:
