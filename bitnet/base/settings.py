@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -127,30 +128,29 @@ def _drill(text: str) -> tuple[list[NetworkFault], bool] | None:
     return faults, False
 
 
+@dataclass(eq=False)
 class Setting(Generic[T]):
-    """One environment variable: names in order of precedence, type, default and help.
+    """One environment variable.
 
     Of several that are set the first wins, or for a boolean any that is on. *parse* raises
     ``ValueError`` with what it expected. The *default* holds when no variable is set, or when its
-    text is empty and *keep_empty* is off. A *secret* never appears in any output.
+    text is empty and *keep_empty* is off.
     """
 
-    def __init__(
-        self,
-        *names: str,
-        parse: Callable[[str], T],
-        default: T,
-        help: str,
-        secret: bool = False,
-        keep_empty: bool = False,
-    ) -> None:
-        self.names = names
-        self.parse = parse
-        self.default = default
-        self.help = help
-        self.secret = secret
-        self.keep_empty = keep_empty
+    variables: str  # its names in order of precedence
+    parse: Callable[[str], T]
+    default: T
+    help: str
+    secret: bool = False  # never in any output
+    keep_empty: bool = False
+
+    def __post_init__(self) -> None:
         ALL.append(self)
+
+    @property
+    def names(self) -> list[str]:
+        """Its names in order of precedence."""
+        return self.variables.split()
 
     def __call__(self) -> T:
         """The value that holds now."""
@@ -188,13 +188,11 @@ cache_dir_override = _path(
     help="cache folder; default: $XDG_CACHE_HOME/bitnet, otherwise ~/.cache/bitnet",
 )
 offline = _flag(
-    "BITNET_OFFLINE",
-    "HF_HUB_OFFLINE",
+    "BITNET_OFFLINE HF_HUB_OFFLINE",
     help="1: never open a connection; everything must come from disk",
 )
 hf_token = _secret(
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
+    "HF_TOKEN HUGGING_FACE_HUB_TOKEN",
     help="access token for gated models; sent to the hub's own host only",
 )
 hf_token_path = _path(
@@ -208,8 +206,7 @@ hf_endpoint = Setting(
     help="address of the hub or of a mirror that speaks its protocol",
 )
 hf_hub_cache = _path(
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
+    "HF_HUB_CACHE HUGGINGFACE_HUB_CACHE",
     help="cache of huggingface_hub, read (never written) when a tokenizer is looked for",
 )
 hf_home = Setting(
@@ -279,7 +276,7 @@ seed = Setting(
 force_cpu = _flag("BITNET_FORCE_CPU", help="1: use the CPU even if there is a GPU")
 api_key = _secret("BITNET_API_KEY", help="key that clients of `bitnet serve` must send")
 gguf = _path("BITNET_GGUF", help="model of commands that name none")
-editor = _text("VISUAL", "EDITOR", help="editor that `!edit` opens in `chat`")
+editor = _text("VISUAL EDITOR", help="editor that `!edit` opens in `chat`")
 history = _path(
     "BITNET_HISTORY",
     help="file with the lines typed in `chat`, such as /dev/null; else "
@@ -292,8 +289,7 @@ backend = Setting(
     help="auto, native (an error if the compiled module is missing) or reference (NumPy)",
 )
 threads = Setting(
-    "BITNET_THREADS",
-    "RAYON_NUM_THREADS",
+    "BITNET_THREADS RAYON_NUM_THREADS",
     parse=partial(_count, most=MAX_THREADS),
     default=0,
     help="compute threads; 0: one per core, within the quota of a container",
@@ -315,8 +311,7 @@ experts = Setting(
     "auto (copied if the copy fits in memory)",
 )
 log = Setting(
-    "BITNET_LOG",
-    "RUST_LOG",
+    "BITNET_LOG RUST_LOG",
     parse=str,
     default="",
     help="log filter: debug, or area=level pairs such as bitnet_tokenizers::download=info",
@@ -327,8 +322,7 @@ step_summary = _path(
     help="file that reports are appended to; GitHub Actions sets it and shows it with the job",
 )
 otel_endpoint = _text(
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_EXPORTER_OTLP_ENDPOINT",
     help="OpenTelemetry collector that a worker sends traces to over HTTP, with the extra "
     "otel; other variables of OpenTelemetry configure it",
 )

@@ -52,7 +52,7 @@ NAMES: dict[str, tuple[str, str, str, str, str]] = {
     "presence_penalty": ("presence_penalty", "", "", "presence_penalty", "presence_penalty"),
     "seed": ("seed", "", "", "seed", "seed"),
     "logit_bias": ("logit_bias", "", "", "", "logit_bias"),
-    "json_schema": ("json_schema", "text.format", "output_config", "format", "json_schema"),
+    "json_schema": ("json_schema", "text.format", "output_config.format", "format", "json_schema"),
     "messages": ("messages", "input", "messages", "messages", ""),
     "tools": ("tools", "tools", "tools", "tools", ""),
     "tool_choice": ("tool_choice", "tool_choice", "tool_choice", "", ""),

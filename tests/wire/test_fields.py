@@ -146,7 +146,7 @@ OUTPUT = {"type": "json_schema", "schema": {"pattern": "\0"}}
     [
         ("/api/chat", {"options": {"stop": ["a"] * 17}}, "options.stop"),
         ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict"),
-        ("/v1/messages", {"output_config": {"format": OUTPUT}}, "output_config"),
+        ("/v1/messages", {"output_config": {"format": OUTPUT}}, "output_config.format"),
         ("/completion", {"n_predict": 0}, "n_predict"),
         ("/v1/chat/completions", {"logit_bias": {str(at): 1 for at in range(2000)}}, "logit_bias"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a\0"}]}, "messages"),
