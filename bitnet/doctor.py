@@ -75,13 +75,12 @@ def _version(distribution: str) -> str:
 def _backend() -> Finding:
     try:
         native.module()
-        name = native.backend_name()
     except BitnetError as error:
         return Finding.of("backend", error)
     reason, hint = native.problem()
     if reason:
         return Finding("note", "backend", f"numpy, up to a hundred times slower: {reason}", hint)
-    return Finding("ok", "backend", name)
+    return Finding("ok", "backend", native.backend_name())
 
 
 def _model(path: Path | None) -> Finding:
@@ -135,20 +134,15 @@ def _cache(root: Path) -> list[Finding]:
 def _settings() -> list[Finding]:
     findings = []
     for setting in settings.ALL:
-        text = settings.as_set(setting)
-        if text is None:
+        if (text := settings.as_set(setting)) is None:
             continue
         try:
             setting()
+            findings.append(Finding("ok", setting.names[0], text))
         except BitnetError as error:
             findings.append(Finding.of(setting.names[0], error))
-            continue
-        findings.append(Finding("ok", setting.names[0], text))
-    if not any(finding.failed for finding in findings):
-        findings.append(
-            Finding("ok", "network", "switched off" if settings.offline() else "allowed")
-        )
-        findings.append(
-            Finding("ok", "access token", "set" if settings.access_token() else "not set")
-        )
-    return findings
+    if any(finding.failed for finding in findings):
+        return findings
+    network = "switched off" if settings.offline() else "allowed"
+    token = "set" if settings.access_token() else "not set"
+    return [*findings, Finding("ok", "network", network), Finding("ok", "access token", token)]

@@ -106,24 +106,21 @@ def load(
     from bitnet.runtime.language_model import load_checkpoint, memory_errors
     from bitnet.tokenizer import Tokenizer
 
-    check_type("model", model, "a path, a name or an open checkpoint", str, os.PathLike, Checkpoint)
-    check_type(
-        "tokenizer", tokenizer, "a Tokenizer, a path or None", Tokenizer, str, os.PathLike, None
-    )
+    text = (str, os.PathLike)
+    check_type("model", model, "a path, a name or an open checkpoint", *text, Checkpoint)
+    check_type("tokenizer", tokenizer, "a Tokenizer, a path or None", Tokenizer, *text, None)
     check_type("pre", pre, "a text or None", str, None)
     check_type("context", context, "a whole number or None", Integral, None)
     check_type("threads", threads, "a whole number", Integral)
     check_type("allow_mock", allow_mock, "True or False", bool)
     check_type("lock_memory", lock_memory, "True or False", bool)
-    check_type("draft_model", draft_model, "a path, a name or None", str, os.PathLike, None)
-    if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
-        raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
-    if isinstance(lora, str) or not isinstance(lora, Collection):
-        raise wrong_type("lora", lora, "a list of paths")
-    if exact_head not in get_args(HeadMode):
-        raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
-    if kv_type not in get_args(KVType):
-        raise UsageError(f"kv_type is {kv_type!r}, expected f16 or q8")
+    check_type("draft_model", draft_model, "a path, a name or None", *text, None)
+    for name, given, of in (("ignore_keys", ignore_keys, "keys"), ("lora", lora, "paths")):
+        if isinstance(given, str) or not isinstance(given, Collection):
+            raise wrong_type(name, given, f"a list of {of}")
+    for name, choice, known in (("exact_head", exact_head, HeadMode), ("kv_type", kv_type, KVType)):
+        if choice not in get_args(known):
+            raise UsageError(f"{name} is {choice!r}, expected {' or '.join(get_args(known))}")
 
     def open_named(named: str | os.PathLike[str]) -> Checkpoint:
         path = locate(named, _plain_project, fetch=fetch) if isinstance(named, str) else Path(named)
@@ -154,18 +151,9 @@ def embed(
     texts: str | Sequence[str | Sequence[int]],
     **options: Any,
 ) -> NDArray[np.float32]:
-    """Vectors of *texts*, as :meth:`LanguageModel.embed` makes them.
+    """Vectors of *texts*, as :meth:`LanguageModel.embed` makes them with *options*.
 
-    Args:
-        model: one that is loaded, or what :func:`load` takes, which is loaded for these texts.
-        texts: as of :meth:`LanguageModel.embed`.
-        options: as of :meth:`LanguageModel.embed`.
-
-    Returns:
-        ``(len(texts), dim)``; one row for a single text.
-
-    Raises:
-        BitnetError: as :func:`load` and :meth:`LanguageModel.embed`.
+    *model* is one that is loaded, or what :func:`load` takes, which is loaded for these texts.
     """
     from bitnet.runtime.language_model import LanguageModel
 
@@ -218,16 +206,12 @@ def _plain_project() -> Project:
 
 
 class SmartTokenizerDownload:
-    """Fetches tokenizers into the cache: once, verified, resumable.
-
-    Args:
-        cache_dir: cache folder; the one of the settings when not given.
-        options: how to fetch.
-    """
+    """Fetches tokenizers into the cache: once, verified, resumable."""
 
     def __init__(
         self, cache_dir: Path | None = None, *, options: FetchOptions | None = None
     ) -> None:
+        """Into *cache_dir*, else the folder of the settings; *options* say how to fetch."""
         from bitnet.hub.options import FetchOptions
         from bitnet.hub.project import Project
 
@@ -243,13 +227,8 @@ class SmartTokenizerDownload:
     def download_tokenizer_sync(self, info: TokenizerDownloadInfo) -> Path:
         """The tokenizer that *info* describes, in the cache; no connection when it is there.
 
-        Args:
-            info: its first file must be in the repository; further ones are fetched if they are.
-
-        Raises:
-            Offline: it is not in the cache, and the network is switched off.
-            VocabMismatch: the file has not ``info.expected_vocab`` ids.
-            BitnetError: it cannot be fetched; see :func:`bitnet.hub.download.fetch`.
+        Its first file must be in the repository; further ones are fetched if they are. Raises
+        :class:`Offline`, :class:`VocabMismatch`, or why it cannot be fetched.
         """
         from bitnet.hub.provision import provide
 
@@ -274,9 +253,7 @@ def _check(path: Path, vocab_size: int) -> None:
 
     if path.name.partition(".partial")[0].endswith(".json"):
         check_vocabulary(path, vocab_size)
-        return
-    found = load_spec(path).vocab_size
-    if found != vocab_size:
+    elif (found := load_spec(path).vocab_size) != vocab_size:
         raise VocabMismatch(
             f"Vocabulary size mismatch: expected {vocab_size}, got {found} ({path})",
             hint="bitnet tokenizer --source mirror --output models --force",

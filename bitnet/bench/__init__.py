@@ -167,23 +167,20 @@ class Test:
 
     kind: str
     tokens: int
-    depth: int = 0
+    depth: int
+    name: str  # ``pp128``, ``tg32@4096``
 
     @classmethod
     def parse(cls, name: str) -> Test:
-        """The test named ``pp128``, ``tg32``, ``tg32@4096`` ..."""
-        match = _TEST.fullmatch(name.strip())
+        """The test called *name*."""
+        name = name.strip()
+        match = _TEST.fullmatch(name)
         if match is None or max(int(match[2]), int(match[3] or 0)) > MAX_TOKENS:
             raise UsageError(
                 f"no test {name!r}",
                 hint="write ppN, tgN or tgN@DEPTH, for example: --tests pp512,tg128,tg32@4096",
             )
-        return cls(match[1], int(match[2]), int(match[3] or 0))
-
-    @property
-    def name(self) -> str:
-        """``pp128``, ``tg32@4096``."""
-        return f"{self.kind}{self.tokens}" + (f"@{self.depth}" if self.depth else "")
+        return cls(match[1], int(match[2]), int(match[3] or 0), name)
 
     @property
     def prompt(self) -> int:
