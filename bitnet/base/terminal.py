@@ -118,14 +118,10 @@ def let_go(stream: TextIO) -> None:
 
 
 _LEVELS = {
-    "trace": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
+    "trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO,
+    "warn": logging.WARNING, "warning": logging.WARNING, "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
-}
+}  # fmt: skip
 
 _AREAS = {
     "bitnet_tokenizers": ("bitnet.tokenizer", "bitnet.hub"),
@@ -137,29 +133,15 @@ _AREAS = {
     "bitnet_kernels": ("bitnet.kernels",),
 }
 
-_FORMATS = {logging.DEBUG: "[DEBUG] %s", logging.INFO: "[INFO] %s"}
+_BEGINNINGS = {"DEBUG": "[DEBUG] ", "INFO": "[INFO] ", "WARNING": "Warning: ", "ERROR": "Error: "}
 
 
-class _Format(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        text = harmless(as_started(record.getMessage()))
-        if record.levelno >= logging.ERROR:
-            return f"Error: {text}"
-        if record.levelno >= logging.WARNING:
-            return f"Warning: {text}"
-        return _FORMATS.get(record.levelno, "%s") % text
-
-
-class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic from Python 3.11 on
+class _Stderr(logging.Handler):
     """Writes to the current stderr, so that redirection and capture work."""
 
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        pass
+    def emit(self, record: logging.LogRecord) -> None:
+        text = harmless(as_started(record.getMessage()))
+        print_if_possible(_BEGINNINGS.get(record.levelname, "") + text, sys.stderr)
 
 
 def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
@@ -170,9 +152,7 @@ def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
     """
     root = logging.getLogger("bitnet")
     if not any(isinstance(handler, _Stderr) for handler in root.handlers):
-        handler = _Stderr()
-        handler.setFormatter(_Format())
-        root.addHandler(handler)
+        root.addHandler(_Stderr())
         root.propagate = False
     base = logging.WARNING if warnings else logging.ERROR
     root.setLevel({0: base, 1: logging.INFO}.get(verbosity, logging.DEBUG))

@@ -105,11 +105,6 @@ class Answer:
         self.tokenize_s += time.perf_counter() - self._at
 
     @property
-    def prompt_text(self) -> str:
-        """The prompt without special tokens, and without ids that no token has."""
-        return self._tokenizer.decode(self._prompt_tokens(), skip_special=True)
-
-    @property
     def prompt_tokens(self) -> int:
         """Number of ids of the prompt."""
         return self.sequence.prompt_tokens

@@ -24,7 +24,6 @@ from bitnet.wire.fields import (
     OBJECTS,
     TEXT,
     TEXTS,
-    TOP_LOGPROBS,
     WHOLE,
     Form,
     optional,
@@ -32,7 +31,7 @@ from bitnet.wire.fields import (
     schemas_by_name,
     without_nulls,
 )
-from bitnet.wire.openai import finish_of, texts_of, to_embed, vectors_of, with_top
+from bitnet.wire.openai import finish_of, texts_of, to_embed, vectors_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +64,6 @@ _ASKED = {
     "options": OBJECT,
     "stream": FLAG | {"description": "true by default"},
     "think": FLAG | {"description": "whether the model reasons first; by default as it does"},
-    "logprobs": FLAG,
-    "top_logprobs": TOP_LOGPROBS,
     "keep_alive": optional(NUMBER, TEXT),
 }
 SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
@@ -129,10 +126,7 @@ def _requests(
         {**fields, **asked, "json_schema": _schema(body["format"]), "thinking": body["think"]},
         random(default, **_DEFAULTS),
     )
-    if body["top_logprobs"] is not None and not body["logprobs"]:
-        raise UsageError("top_logprobs is for logprobs: true", field="top_logprobs")
-    logprobs = (body["top_logprobs"] or 0) if body["logprobs"] else None
-    return [replace(request, logprobs=logprobs, separate_reasoning=True)]
+    return [replace(request, separate_reasoning=True)]
 
 
 def _check_options(body: Body, model: LanguageModel | None) -> dict[str, Any]:
@@ -164,19 +158,14 @@ def _schema(form: str | dict[str, Any] | None) -> Any:
 def answer_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
     """The reply of ``/api/chat`` or ``/api/generate``."""
     (answer,) = answers
-    facts = _line(body, answer.text, _calls(answer), answer.reasoning) | _end_facts(answer)
-    if body["logprobs"]:
-        facts["logprobs"] = [with_top(one) for one in answer.logprobs]
-    return facts
+    return _line(body, answer.text, _calls(answer), answer.reasoning) | _end_facts(answer)
 
 
 async def answer_lines(body: Body, _head: Body, pieces: Pieces) -> Events:
     """The reply of ``/api/chat`` or ``/api/generate`` as lines."""
     async for _, piece, answer in pieces:  # noqa: B007 - used behind it
-        if piece.text or piece.reasoning or piece.described:
-            logprobs = {"logprobs": [with_top(piece.described)]} if piece.described else {}
-            part = _line(body, piece.text, thinking=piece.reasoning)
-            yield part | {"done": False} | logprobs
+        if piece.text or piece.reasoning:
+            yield _line(body, piece.text, thinking=piece.reasoning) | {"done": False}
     # Calls are sent complete: Ollama's are objects, and part of one is not an object.
     for call in _calls(answer):
         yield _line(body, "", [call]) | {"done": False}

@@ -109,10 +109,6 @@ def completion_requests(
 ) -> list[Request]:
     """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts."""
     _check_stream(body)
-    if body["echo"] and body["logprobs"] is not None:
-        raise UsageError(
-            "echo: there are no log-probabilities of a prompt, which are not computed", field="echo"
-        )
     request = replace(
         continuation(body, random(default, temperature=1.0)), logprobs=body["logprobs"]
     )
@@ -283,7 +279,7 @@ def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
     choices = [
         {
             "index": index,
-            "text": (answer.prompt_text if body["echo"] else "") + answer.text,
+            "text": answer.text,
             "logprobs": None if body["logprobs"] is None else text_logprobs(answer.logprobs),
             "finish_reason": finish_of(answer.finish_reason),
         }
@@ -298,11 +294,9 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     head, answers = {**head, "object": "text_completion"}, {}
     async for index, piece, answer in pieces:
         logprobs = text_logprobs([piece.described]) if piece.described else None
-        echoes = body["echo"] and index not in answers
-        text = (answer.prompt_text if echoes else "") + piece.text
         answers[index] = answer
-        if text or logprobs or piece.finish_reason:
-            choice = {"index": index, "text": text, "logprobs": logprobs}
+        if piece.text or logprobs or piece.finish_reason:
+            choice = {"index": index, "text": piece.text, "logprobs": logprobs}
             finish = finish_of(piece.finish_reason)
             yield {**head, "choices": [choice | {"finish_reason": finish}]}
     if counts_tokens(body):
@@ -446,10 +440,10 @@ CHAT = Form(
 )  # fmt: skip
 COMPLETION = Form(
     "CompletionRequest",
-    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": TOP_LOGPROBS, "echo": FLAG},
+    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": TOP_LOGPROBS},
     required=("prompt",),
     idle=IDLE,
-    unserved=(*UNSERVED, "suffix", "best_of"),
+    unserved=(*UNSERVED, "suffix", "best_of", "echo"),
     tag="OpenAI", summary="The continuation of texts",
     id_prefix="cmpl-", requests=completion_requests, reply=completion_reply,
     events=completion_events, tokens=DEFAULT_COMPLETION_TOKENS, aliases=("/completions",),

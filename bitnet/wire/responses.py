@@ -17,14 +17,12 @@ from bitnet.wire.fields import (
     OBJECT,
     OBJECTS,
     TEXT,
-    TEXTS,
-    TOP_LOGPROBS,
     Form,
     optional,
     random,
     schemas_by_name,
 )
-from bitnet.wire.openai import IDLE, schema_of, with_top
+from bitnet.wire.openai import IDLE, schema_of
 from bitnet.wire.openai import error_reply as error_reply
 
 if TYPE_CHECKING:
@@ -37,20 +35,14 @@ PATH = "/v1/responses"
 STREAM = "named"  # events
 _UNSERVED = (
     "previous_response_id", "background", "max_tool_calls", "reasoning", "conversation", "prompt",
-    "context_management",
+    "context_management", "include", "top_logprobs",
 )  # fmt: skip
-INCLUDED = "message.output_text.logprobs"
 
 
 def response_requests(
     body: Body, default: Request | None = None, _: object = None
 ) -> list[Request]:
     """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
-    include, top = body["include"], body["top_logprobs"]
-    if any(entry != INCLUDED for entry in include or ()):
-        raise UsageError(f"include: only {INCLUDED} is served", field="include")
-    if top and not include:
-        raise UsageError(f"top_logprobs needs include: {INCLUDED}", field="top_logprobs")
     instructions = body["instructions"]
     system = [{"role": "system", "content": instructions}] if instructions else []
     tools = [_tool(tool, f"tools.{n}") for n, tool in enumerate(body["tools"] or ())]
@@ -65,7 +57,7 @@ def response_requests(
         "top_p": body["top_p"],
     }
     request = Request.from_mapping(fields, random(default, temperature=1.0))
-    return [replace(request, logprobs=top or 0 if include else None, separate_reasoning=True)]
+    return [replace(request, separate_reasoning=True)]
 
 
 def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -144,7 +136,6 @@ class _Items:
         self._output: list[dict[str, Any]] = []
         self._is_open = False
         self._count = -1
-        self._has_logprobs = bool(body.get("include"))
         fields = {name: value for name, value in body.items() if value is not None}
         self._response: dict[str, Any] = {
             "id": head["id"],
@@ -165,7 +156,7 @@ class _Items:
             "text": fields.get("text") or {"format": {"type": "text"}},
             "tool_choice": fields.get("tool_choice", "auto"),
             "tools": fields.get("tools", []),
-            "top_logprobs": fields.get("top_logprobs", 0),
+            "top_logprobs": 0,
             "top_p": fields.get("top_p", 1.0),
             "truncation": "disabled",
             "usage": None,
@@ -192,8 +183,7 @@ class _Items:
             if not self._is_in("message"):
                 yield from self._open_text("message", role="assistant")
             self._output[-1]["content"][0]["text"] += piece.text
-            logprobs = [with_top(piece.described)] if piece.described else []
-            yield self._part_event("output_text.delta", delta=piece.text, logprobs=logprobs)
+            yield self._part_event("output_text.delta", delta=piece.text, logprobs=[])
         for call in piece.calls:
             if call.id:
                 item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}",
@@ -209,8 +199,6 @@ class _Items:
             yield from self._open_text("message", role="assistant")
         reason = answer.finish_reason
         status = {"stop": "completed", "cancelled": "cancelled"}.get(str(reason), "incomplete")
-        if self._has_logprobs and self._output[-1]["type"] == "message":
-            self._output[-1]["content"][0]["logprobs"] = [with_top(one) for one in answer.logprobs]
         yield from self._close("completed" if status == "completed" else "incomplete")
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended = self._response | {
@@ -311,8 +299,6 @@ RESPONSE = Form(
         **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
         **schemas_by_name("responses", "tools", "tool_choice", "parallel_tool_calls"),
         "text": OBJECT | {"description": "format: text or a JSON schema"},
-        "top_logprobs": TOP_LOGPROBS,
-        "include": TEXTS | {"description": f"only {INCLUDED}"},
         "truncation": {"type": "string", "enum": ["disabled"]},
         "stream": FLAG,
     },

@@ -199,7 +199,7 @@ WRONG = [
     (line("", ITEMS, input=[3]), "body.input.0: expected a JSON object"),
     (line("", ITEMS, input=[{"type": "image"}]), "body.input.0: an item of type 'image'"),
     (line("", ITEMS, input="a", tools=[{"type": "web_search"}]), "body.tools.0: only tools of"),
-    (line("", ITEMS, input="a", include=["reasoning"]), "body.include: only message.output_text"),
+    (line("", ITEMS, input="a", include=["reasoning"]), "body.include is not served"),
     (line("", ITEMS, input="a", truncation="auto"), "body.truncation: expected one of disabled"),
 ]  # fmt: skip
 

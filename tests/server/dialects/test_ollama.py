@@ -99,14 +99,6 @@ def test_an_answer_follows_a_format(client):
     assert json.loads(reply.response) == {"a": 1}
 
 
-def test_log_probabilities_come_with_their_alternatives(client):
-    reply = client.chat("tiny", ASK, options=GREEDY, logprobs=True, top_logprobs=2)
-    assert "".join(one.token for one in reply.logprobs) == reply.message.content
-    assert all(len(one.top_logprobs) == 2 for one in reply.logprobs)
-    parts = client.chat("tiny", ASK, options=GREEDY, logprobs=True, stream=True)
-    assert sum(len(part.logprobs or ()) for part in parts) == 8
-
-
 def test_vectors_have_length_one(client):
     reply = client.embed("tiny", ["ab", "cd", "ab"])
     first, second, third = reply.embeddings
@@ -174,7 +166,7 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["x"]}]},
          "messages.0.images: only text"),
         ("/api/chat", {"unknown": 1}, "unknown: this field is not known"),
-        ("/api/chat", {"top_logprobs": 1}, "top_logprobs is for"),
+        ("/api/chat", {"logprobs": True}, "logprobs: this field is not known"),
         ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix is not served"),
         ("/api/generate", {"prompt": "a", "template": "b"}, "template is not served"),
         ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, "system: a raw prompt"),
