@@ -72,6 +72,13 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def range_text(low: float, high: float | None) -> str:
+    """``at least 1``, ``1 to 4,096`` or ``0 to 2.5``."""
+    if high is None:
+        return f"at least {low:g}"
+    return f"{low:g} to {high:,}" if type(high) is int else f"{low:g} to {high:g}"
+
+
 def check_bounds(record: Any) -> None:
     """Check that the numbers of a dataclass are within their bounds."""
     for entry in fields(record):
@@ -86,12 +93,8 @@ def check_bounds(record: Any) -> None:
             continue
         low, high = bounds
         if not low <= value <= (float("inf") if high is None else high):  # also false for NaN
-            most = "at least" if high is None else ""
-            end = "" if high is None else f" to {high:,}" if type(high) is int else f" to {high:g}"
-            raise UsageError(
-                f"{entry.name} is {value}, expected {most}{' ' * bool(most)}{low:g}{end}",
-                field=entry.name,
-            )
+            text = f"{entry.name} is {value}, expected {range_text(low, high)}"
+            raise UsageError(text, field=entry.name)
 
 
 def parse_duration(text: str, flag: str) -> float:

@@ -18,19 +18,18 @@ if TYPE_CHECKING:
 
 Mode = Literal["auto", "bar", "lines", "json", "none"]
 
-LINE_INTERVAL_S = 5.0
-EVENT_INTERVAL_S = 0.5
+_INTERVALS_S = {"lines": 5.0, "json": 0.5}
 RATE_WINDOW_S = 10.0
 
 
 def human_size(size_bytes: float) -> str:
     """*size_bytes* in decimal units as download pages give it: ``98.4 MB``."""
     value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(value) < 999.95 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.95:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
-    raise AssertionError("unreachable")
+    return f"{value:.1f} TB"
 
 
 def human_time(duration_s: float) -> str:
@@ -59,20 +58,15 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.label = label
-        self.total = total
-        self.done = 0
-        self._begun_at: int | None = None  # what was there before
+        self.label, self.total, self.done = label, total, 0
+        self._before = 0  # bytes that were there
         self._stream = stream if stream is not None else sys.stderr
-        if mode == "auto":
-            mode = "bar" if self._stream.isatty() else "lines"
-        self._mode = mode
+        self._mode = mode if mode != "auto" else "bar" if self._stream.isatty() else "lines"
         self._clock = clock
-        self._started = clock()
-        self._last_shown = self._started
+        self._started = self._last_shown = clock()
         self._window: list[tuple[float, int]] = []
         self._bar = None
-        if mode == "bar":
+        if self._mode == "bar":
             from tqdm import tqdm
 
             look: dict[str, Any] = {"ncols": 80, "nrows": 24}  # if the terminal's is unknown
@@ -90,7 +84,7 @@ class Progress:
 
     def begin_at(self, done: int, total: int | None = None) -> None:
         """Say that *done* bytes were there before: they count as done, and not as transferred."""
-        self._begun_at = done
+        self._before = done
         if self._bar is not None:
             self._bar.initial = done
         self.reach(done, total)
@@ -111,29 +105,17 @@ class Progress:
             self._window.pop(0)
         if self._bar is not None:
             self._bar.update(step)
-        elif self._mode == "lines" and now - self._last_shown >= LINE_INTERVAL_S:
+        elif now - self._last_shown >= _INTERVALS_S.get(self._mode, 0.0):
             self._last_shown = now
-            print(self._line(), file=self._stream, flush=True)
-        elif self._mode == "json" and now - self._last_shown >= EVENT_INTERVAL_S:
-            self._last_shown = now
-            self._event("progress")
+            self._tell("progress", self._line)
 
     def close(self, *, failed: bool = False) -> None:
         """End the display; in JSON mode with a last event, in a log with a last line."""
         if self._bar is not None:
             self._bar.refresh()  # the end is seen, and then goes
             self._bar.close()
-        elif self._mode == "json":
-            self._event("failed" if failed else "done")
-        elif self._mode == "lines" and self.done and not failed:
-            elapsed = self._clock() - self._started
-            came = self.done - (self._begun_at or 0)
-            before = f" ({human_size(self._begun_at)} were there)" if self._begun_at else ""
-            print(
-                f"{self.label}: {human_size(came)} in {human_time(elapsed)}{before}",
-                file=self._stream,
-                flush=True,
-            )
+        elif self._mode == "json" or (self.done and not failed):
+            self._tell("failed" if failed else "done", self._last_line)
 
     @property
     def rate(self) -> float:
@@ -156,13 +138,18 @@ class Progress:
         left = f", {human_time(self.eta_s)} left" if self.eta_s is not None else ""
         return f"{self.label}: {human_size(self.done)}{share}{speed}{left}"
 
-    def _event(self, kind: str) -> None:
-        record = {
-            "event": kind,
-            "label": self.label,
-            "done": self.done,
-            "total": self.total,
-            "rate": round(self.rate),
-            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
-        }
-        print(json.dumps(record), file=self._stream, flush=True)
+    def _last_line(self) -> str:
+        took = human_time(self._clock() - self._started)
+        before = f" ({human_size(self._before)} were there)" if self._before else ""
+        return f"{self.label}: {human_size(self.done - self._before)} in {took}{before}"
+
+    def _tell(self, event: str, line: Callable[[], str]) -> None:
+        """Print *event* as JSON, or in a log the *line*."""
+        text = line() if self._mode == "lines" else ""
+        if self._mode == "json":
+            rate, eta = round(self.rate), self.eta_s
+            facts = {"event": event, "label": self.label, "done": self.done, "total": self.total}
+            eta = None if eta is None else round(eta, 1)
+            text = json.dumps(facts | {"rate": rate, "eta_s": eta})
+        if text:
+            print(text, file=self._stream, flush=True)

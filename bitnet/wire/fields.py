@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.options import range_text
 from bitnet.runtime.request import (
     EVERYTHING,
     MAX_MESSAGES,
@@ -291,19 +292,13 @@ def _problem(schema: Schema, value: Any, place: tuple[str | int, ...]) -> _Probl
         if None in problems:
             return None
         # That of the form which the value matches most closely.
-        return max((each for each in problems if each), key=lambda each: _closeness(*each))
+        return max((each for each in problems if each), key=lambda each: len(each[0]))
     kind = schema["type"]
     types, words = _KINDS[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and kind != "boolean"):
         return place, f"expected {words}"
     check = _CHECKS.get(kind)
     return check(schema, value, place) if check else None
-
-
-def _closeness(place: tuple[str | int, ...], reason: str) -> tuple[int, int, bool]:
-    last = place[-1]
-    is_type = any(reason == f"expected {words}" for _, words in _KINDS.values())
-    return len(place), last if isinstance(last, int) else 0, not is_type
 
 
 def _text_problem(schema: Schema, value: str, place: tuple[str | int, ...]) -> _Problem | None:
@@ -320,9 +315,7 @@ def _bounds_problem(schema: Schema, value: float, place: tuple[str | int, ...]) 
         return None
     low, high = schema.get("minimum"), schema.get("maximum")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
-        most = "at least " if high is None else ""
-        end = "" if high is None else f" to {high:,}" if type(high) is int else f" to {high:g}"
-        return place, f"is {str(value)[:40]}, expected {most}{low:g}{end}"
+        return place, f"is {str(value)[:40]}, expected {range_text(low, high)}"
     return None
 
 
