@@ -5,29 +5,26 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
+from types import SimpleNamespace
+from typing import Any
 
 from bitnet.base.errors import Interrupted
 
 
-class _Lazily:
-    """Finds the parser of Invoke's configuration files, which is run at its first use.
+def _find_yaml(name: str, *where: Any) -> ModuleSpec | None:
+    """The parser of Invoke's configuration files, to be run at its first use.
 
     Importing it takes a tenth of a command's start, and few users have such a file.
     """
-
-    @staticmethod
-    def find_spec(name: str, *where: object) -> ModuleSpec | None:
-        if name != "invoke.vendor.yaml":
-            return None
-        spec = PathFinder.find_spec(name, *where)  # type: ignore[arg-type]
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
+    spec = PathFinder.find_spec(name, *where) if name == "invoke.vendor.yaml" else None
+    if spec is not None and spec.loader is not None:
+        spec.loader = LazyLoader(spec.loader)
+    return spec
 
 
 def main() -> None:
     """Run the command line and exit; the console script."""
-    sys.meta_path.insert(0, _Lazily)
+    sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_yaml))  # type: ignore[arg-type]
     try:
         from bitnet.commands import program
 

@@ -120,10 +120,9 @@ def _cache(root: Path) -> list[Finding]:
     except BitnetError as error:
         return [*findings, Finding.of("locks", error)]
     except OSError as error:
-        problem = from_os_error(error, existing, in_cache=True)
-        if not isinstance(problem, NoSpace | PermissionDenied):
-            problem = PermissionDenied(problem.message, hint="choose another: BITNET_CACHE_DIR=DIR")
-        return [*findings, Finding.of("cache folder", problem)]
+        text = from_os_error(error, existing).message
+        closed = PermissionDenied(text, hint="choose another: BITNET_CACHE_DIR=DIR")
+        return [*findings, Finding.of("cache folder", closed)]
     text = f"{human_size(free)} free"
     if free < SPACE_BYTES:
         full = NoSpace(f"only {text} in {root}", hint=CACHE_HINT)

@@ -42,11 +42,6 @@ class BatchFiles:
         self.total = len(self._rows)  # of the input
         self.done = sum(row.id in self._answered for row in self._rows)
 
-    @property
-    def error_count(self) -> int:
-        """Number of rows whose answer is an error."""
-        return len(self.errors)
-
     def remaining_rows(self) -> Iterator[BatchRow]:
         """Rows without an answer, in order."""
         return (row for row in self._rows if row.id not in self._answered)

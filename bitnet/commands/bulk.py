@@ -52,7 +52,7 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
         ignored = _answer(files, options, model, common)
-    failed, failure = files.error_count, None
+    failed, failure = len(files.errors), None
     facts: dict[str, Any] = {"rows": files.total, "answered_before": files.done, "failed": failed}
     facts |= {"ignored_keys": list(ignored)} if ignored else {}
     if failed:

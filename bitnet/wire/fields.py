@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Pieces = AsyncIterator[tuple[int, Piece, Answer]]
     Events = AsyncIterator[dict[str, Any]]
     Body = Mapping[str, Any]
+    Default = Request | None  # what a body leaves out
+    Served = LanguageModel | None  # the model that answers, where it is known
 
 Schema = dict[str, Any]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import TokenLogprob
-    from bitnet.wire.fields import Body, Events, Pieces
+    from bitnet.wire.fields import Body, Default, Events, Pieces, Served
 
 #: Addresses whose errors have this form.
 PATHS = {"/completion", "/props", "/slots", "/apply-template", "/health", "/infill", "/embedding"}
@@ -54,7 +54,6 @@ _GAPS = (
     (" <PRE>", " <SUF>", " <MID>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
-_REPOSITORY = ("<|repo_name|>", "<reponame>", "<repo_name>")
 _FILE = ("<|file_sep|>", "<file_sep>")
 
 
@@ -76,9 +75,7 @@ def prompt_of(body: Body, model: LanguageModel) -> dict[str, str]:
     return {"prompt": conversation_text(model.tokenizer, asked)[0]}
 
 
-def completion_requests(
-    body: Body, default: Request | None = None, _: object = None
-) -> list[Request]:
+def completion_requests(body: Body, default: Default = None, _: object = None) -> list[Request]:
     """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out."""
     at = DIALECTS.index(_DIALECT)
     given = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
@@ -86,7 +83,7 @@ def completion_requests(
     return [replace(request, logprobs=body["n_probs"] or None)]
 
 
-def infill_requests(body: Body, default: Request, model: LanguageModel | None) -> list[Request]:
+def infill_requests(body: Body, default: Request, model: Served) -> list[Request]:
     """The request of *body*, as :data:`INFILL` reads it, for *model*.
 
     The prompt is the other files, the text before the gap and the text after it, each behind its
@@ -111,15 +108,10 @@ def infill_requests(body: Body, default: Request, model: LanguageModel | None) -
             hint="choose a model that was trained to fill in the middle",
         )
     before, after, middle = tokens
-    repository, file = (
-        next((token for token in map(find, marks) if token is not None), None)
-        for marks in (_REPOSITORY, _FILE)
-    )
+    file = next((token for token in map(find, _FILE) if token is not None), None)
     bos = tokenizer.bos_id
     prompt: list[Any] = [bos] if tokenizer.encode("a")[:1] == [bos] else []
     extra = body["input_extra"] or ()
-    if extra and repository is not None:
-        prompt += [repository, *encode("project\n")]
     for part in extra:
         name = part.get("filename") or "file"
         prompt += encode("\n\n") if file is None else [file, *encode(f"{name}\n")]
@@ -129,7 +121,7 @@ def infill_requests(body: Body, default: Request, model: LanguageModel | None) -
     prompt += [before, *encode(body["input_prefix"] + (body["prompt"] or ""))]
     prompt += [after, *encode(body["input_suffix"]), middle]
     (request,) = completion_requests(body, default)
-    ends = {token for token in (before, after, middle, repository, file) if token is not None}
+    ends = {token for token in (before, after, middle, file) if token is not None}
     return [replace(request, prompt=prompt, stop_ids=tokenizer.stop_ids | ends)]
 
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.language_model import LanguageModel
-    from bitnet.wire.fields import Body, Events, Pieces
+    from bitnet.wire.fields import Body, Default, Events, Pieces, Served
 
 PREFIX = "/api/"  # of the addresses
 STREAM = "lines"
@@ -69,9 +68,7 @@ _ASKED = {
 SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
 
 
-def chat_requests(
-    body: Body, default: Request | None = None, model: LanguageModel | None = None
-) -> list[Request]:
+def chat_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
     """The request of *body*, as :data:`CHAT` reads it; a known *model* has what it asks for."""
     messages = without_nulls(body["messages"])
     for number, message in enumerate(messages):
@@ -82,9 +79,7 @@ def chat_requests(
     return _requests(body, default, model, asked)
 
 
-def generate_requests(
-    body: Body, default: Request | None = None, model: LanguageModel | None = None
-) -> list[Request]:
+def generate_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
     """The request of *body*, as :data:`GENERATE` reads it: a chat, if *model* has a template."""
     prompt, system = body["prompt"] or "", body["system"]
     if body["raw"] or (model is not None and not model.tokenizer.chat_template):
@@ -96,9 +91,7 @@ def generate_requests(
     return _requests(body, default, model, {"messages": messages})
 
 
-def embedding_requests(
-    body: Body, _: object = None, model: LanguageModel | None = None
-) -> list[Request]:
+def embedding_requests(body: Body, _: object = None, model: Served = None) -> list[Request]:
     """The requests of *body*, as :data:`EMBED` or :data:`EMBED_ONE` reads it."""
     if model is not None:
         check_vectors(model.config.dim, body.get("dimensions"))
@@ -110,9 +103,7 @@ def embedding_requests(
     return [to_embed(text) for text in texts]
 
 
-def _requests(
-    body: Body, default: Request | None, model: LanguageModel | None, asked: Body
-) -> list[Request]:
+def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[Request]:
     options = _check_options(body, model)
     at = DIALECTS.index("ollama")
     fields = {
@@ -129,7 +120,7 @@ def _requests(
     return [replace(request, separate_reasoning=True)]
 
 
-def _check_options(body: Body, model: LanguageModel | None) -> dict[str, Any]:
+def _check_options(body: Body, model: Served) -> dict[str, Any]:
     """The options of *body*, all of which a *model* can serve."""
     options: dict[str, Any] = body["options"] or {}
     for name, value in options.items():

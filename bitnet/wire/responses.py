@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.wire.fields import Body, Events, Pieces
+    from bitnet.wire.fields import Body, Default, Events, Pieces
 
 PATH = "/v1/responses"
 STREAM = "named"  # events
@@ -39,9 +39,7 @@ _UNSERVED = (
 )  # fmt: skip
 
 
-def response_requests(
-    body: Body, default: Request | None = None, _: object = None
-) -> list[Request]:
+def response_requests(body: Body, default: Default = None, _: object = None) -> list[Request]:
     """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
     instructions = body["instructions"]
     system = [{"role": "system", "content": instructions}] if instructions else []
@@ -145,22 +143,14 @@ class _Items:
             "error": None,
             "incomplete_details": None,
             "instructions": fields.get("instructions"),
-            "max_output_tokens": fields.get("max_output_tokens"),
             "metadata": fields.get("metadata", {}),
             "parallel_tool_calls": fields.get("parallel_tool_calls", True),
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "service_tier": "default",
             "store": False,
             "temperature": fields.get("temperature", 1.0),
-            "text": fields.get("text") or {"format": {"type": "text"}},
             "tool_choice": fields.get("tool_choice", "auto"),
             "tools": fields.get("tools", []),
-            "top_logprobs": 0,
             "top_p": fields.get("top_p", 1.0),
-            "truncation": "disabled",
             "usage": None,
-            "user": fields.get("user"),
         }
 
     def event(self, kind: str, **facts: Any) -> dict[str, Any]:

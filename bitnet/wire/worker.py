@@ -20,16 +20,10 @@ DEFAULT_TOKENS = 128
 
 
 def tokenize(body: Body, model: LanguageModel) -> dict[str, Any]:
-    """Ids of ``content``; ``with_pieces`` adds the text of each."""
+    """Ids of ``content``."""
     add_special = body["add_special"] is not False
-    tokenizer = model.tokenizer
-    ids = tokenizer.encode(body["content"], add_special=add_special, parse_special=True)
-    if not body["with_pieces"]:
-        return {"tokens": list(ids)}
-    pieces = (tokenizer.token_bytes(token).decode(errors="replace") for token in ids)
-    return {
-        "tokens": [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
-    }
+    ids = model.tokenizer.encode(body["content"], add_special=add_special, parse_special=True)
+    return {"tokens": list(ids)}
 
 
 def inference_requests(body: Body, default: Request, _: object = None) -> list[Request]:
@@ -66,8 +60,7 @@ INFERENCE = Form(
     requests=inference_requests, reply=inference_reply, events=inference_events,
 )  # fmt: skip
 TOKENIZE = Form(
-    "TokenizeRequest",
-    {"content": TEXT, "model": TEXT, "add_special": FLAG, "with_pieces": FLAG},
+    "TokenizeRequest", {"content": TEXT, "model": TEXT, "add_special": FLAG},
     required=("content",), compute=tokenize, tag="worker", summary="The ids of a text",
 )  # fmt: skip
 DETOKENIZE = Form(

@@ -161,13 +161,13 @@ def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
         files.write(first, {"error": "x"})
         files.write(second, {"text": "y"})
     with BatchFiles(source, target) as files:
-        assert (files.done, files.error_count) == (2, 1)
+        assert (files.done, len(files.errors)) == (2, 1)
     with BatchFiles(source, target, retry_errors=True) as files:
         (row,) = files.remaining_rows()
-        assert (row.id, files.error_count) == ("1", 0)
+        assert (row.id, len(files.errors)) == ("1", 0)
         files.write(row, {"text": "z"})
     with BatchFiles(source, target) as files:
-        assert (files.done, files.error_count) == (2, 0)
+        assert (files.done, len(files.errors)) == (2, 0)
 
 
 def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):

@@ -212,8 +212,6 @@ def test_vectors_in_fewer_dimensions_and_bits(worker, model_path):
 def test_text_to_ids_and_back(worker):
     ids = worker.post("/tokenize", {"content": "abc", "add_special": False}).json()["tokens"]
     assert worker.post("/detokenize", {"tokens": ids}).json() == {"content": "abc"}
-    pieces = worker.post("/tokenize", {"content": "abc", "with_pieces": True}).json()["tokens"]
-    assert "".join(entry["piece"] for entry in pieces[-3:]) == "abc"
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,7 @@ def test_a_gap_is_filled_between_its_tokens(tmp_path):
     with listening(path) as worker, load(path) as model:
         facts = worker.post("/infill", asked).json()
         ids = model.tokenizer.encode(
-            "<|repo_name|>project\n<|file_sep|>d.c\ne<|file_sep|>file\n<|fim_prefix|>def ab"
-            "<|fim_suffix|>c<|fim_middle|>"
+            "<|file_sep|>d.c\ne<|file_sep|>file\n<|fim_prefix|>def ab<|fim_suffix|>c<|fim_middle|>"
         )
         same = worker.post("/completion", GREEDY | {"prompt": ids, **more}).json()
         assert facts["content"] == same["content"] != ""
