@@ -237,12 +237,10 @@ def app(args: Mapping[str, str]) -> Any:
         raise UsageError(f"{unknown[0]} is not an option", hint=", ".join(["model", *_NUMBERS]))
     if "model" not in args:
         raise UsageError("model is missing", hint="serve run bitnet.adapters.ray_serve:app model=M")
-    options = dict(_NUMBERS)
-    for name, text in args.items():
-        try:
-            options |= {name: int(text)} if name != "model" else {}
-        except ValueError:  # noqa: PERF203 - it names the option
-            raise UsageError(f"{name} is {text!r}, expected a number", field=name) from None
+    try:
+        options = _NUMBERS | {name: int(text) for name, text in args.items() if name != "model"}
+    except ValueError as error:
+        raise UsageError(f"an option is not a whole number: {error}") from None
     options["threads"] = options["threads"] or options["cpus"]
     places = options["max_batch"] + options["queue"]
     replicas = serve.deployment(

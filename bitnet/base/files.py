@@ -8,13 +8,11 @@ import json
 import os
 import shutil
 import tempfile
-import threading
-from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from bitnet.base.errors import InvalidFormat, NoSpace, from_os_error
+from bitnet.base.errors import BitnetError, InvalidFormat, NoSpace, from_os_error
 from bitnet.base.progress import human_size
 
 _READ_BYTES = 1 << 18  # fits into a core's cache
@@ -118,24 +116,25 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write *data* to *path* atomically; folders are created.
+def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
+    """Write *parts* to *path* atomically; folders are created.
 
     An existing file keeps its permissions, a link its target, and a device or pipe is written
-    to.
+    to. Unless it is *durable*, the file may be lost with the power.
     """
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():
-            target.write_bytes(data)
+            target.write_bytes(b"".join(parts))
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name[:99]}.{os.getpid()}-{token_hex(4)}")
+        temporary = target.with_name(f".{target.name[:99]}.{os.getpid()}-{token_hex(4)}.tmp")
         try:
             with temporary.open("xb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
+                out.writelines(parts)
+                if durable:
+                    out.flush()
+                    os.fsync(out.fileno())
             if target.exists():
                 temporary.chmod(target.stat().st_mode & 0o777)
             temporary.replace(target)
@@ -146,16 +145,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def keep(path: Path, *parts: bytes | memoryview) -> str:
-    """Write *parts* to *path* atomically, for a cache; the reason why not, or nothing."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    """Write *parts* to *path* for a cache; the reason why not, or nothing."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            for part in parts:
-                file.write(part)
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        return str(error)
+        write_bytes(path, *parts, durable=False)
+    except BitnetError as error:
+        return error.message
     return ""

@@ -16,6 +16,7 @@ import platform
 import re
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -267,8 +268,7 @@ def measure(
         prompt = TEXT[: max(1, model.engine.context // 2)]
         model.engine.forget()
         answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS, lookup=0)
-        for _ in answer:
-            pass
+        deque(answer, maxlen=0)
         share = answer.tokenize_share
         memory, backend = peak_memory(), model.backend
         model.close()
@@ -315,10 +315,11 @@ def _rates(
 
 def _prefill_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
     engine.forget()
-    if test.depth:
-        _write(engine, ids[: test.depth])
-    started = time.perf_counter()
-    _write(engine, ids[: test.positions])  # the engine has the first *depth* of them
+    started = 0.0
+    # The engine has the first *depth* positions when the clock starts again.
+    for end in filter(None, (test.depth, test.positions)):
+        started = time.perf_counter()
+        deque(engine.generate(ids[:end], Request(1, lookup=0)), maxlen=0)
     return time.perf_counter() - started
 
 
@@ -332,8 +333,3 @@ def _decode_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
     if count != test.tokens:
         raise BenchmarkError(f"{test.name} wrote {count:,} tokens instead of {test.tokens:,}")
     return elapsed
-
-
-def _write(engine: Scheduler, ids: Sequence[int]) -> None:
-    for _ in engine.generate(ids, Request(1, lookup=0)):
-        pass

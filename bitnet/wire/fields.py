@@ -284,17 +284,18 @@ class Form:
         return UsageError(error.message.replace(error.field, own, 1), hint=error.hint, field=own)
 
 
-_Problem = tuple[tuple[str | int, ...], str]
+_Place = tuple[str | int, ...]
+_Problem = tuple[_Place, str]
 
 
-def _problem(schema: Schema, value: Any, place: tuple[str | int, ...]) -> _Problem | None:
+def _problem(schema: Schema, value: Any, place: _Place) -> _Problem | None:
     """The first place where *value*, which is at *place*, does not follow *schema*, and why."""
     if "anyOf" in schema:
         problems = [_problem(each, value, place) for each in schema["anyOf"]]
         if None in problems:
             return None
         # That of the form which the value matches most closely.
-        return max((each for each in problems if each), key=lambda each: len(each[0]))
+        return max(filter(None, problems), key=lambda each: (len(each[0]), each[1][:3] == "is "))
     kind = schema["type"]
     types, words = _KINDS[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and kind != "boolean"):
@@ -303,7 +304,7 @@ def _problem(schema: Schema, value: Any, place: tuple[str | int, ...]) -> _Probl
     return check(schema, value, place) if check else None
 
 
-def _text_problem(schema: Schema, value: str, place: tuple[str | int, ...]) -> _Problem | None:
+def _text_problem(schema: Schema, value: str, place: _Place) -> _Problem | None:
     if "enum" in schema and value not in schema["enum"]:
         return place, f"expected one of {', '.join(schema['enum'])}"
     low, high = schema.get("minLength", 0), schema.get("maxLength")
@@ -312,7 +313,7 @@ def _text_problem(schema: Schema, value: str, place: tuple[str | int, ...]) -> _
     return None
 
 
-def _bounds_problem(schema: Schema, value: float, place: tuple[str | int, ...]) -> _Problem | None:
+def _bounds_problem(schema: Schema, value: float, place: _Place) -> _Problem | None:
     if value == schema.get(_DEFAULT):
         return None
     low, high = schema.get("minimum"), schema.get("maximum")
@@ -321,9 +322,7 @@ def _bounds_problem(schema: Schema, value: float, place: tuple[str | int, ...]) 
     return None
 
 
-def _list_problem(
-    schema: Schema, value: list[Any], place: tuple[str | int, ...]
-) -> _Problem | None:
+def _list_problem(schema: Schema, value: list[Any], place: _Place) -> _Problem | None:
     low, high = schema.get("minItems", 0), schema.get("maxItems")
     if len(value) < low:
         return place, f"expected at least {low:,}"
@@ -338,9 +337,7 @@ def _list_problem(
     return next((problem for problem in problems if problem), None)
 
 
-def _object_problem(
-    schema: Schema, value: dict[str, Any], place: tuple[str | int, ...]
-) -> _Problem | None:
+def _object_problem(schema: Schema, value: dict[str, Any], place: _Place) -> _Problem | None:
     for name in schema.get("required", ()):
         if name not in value:
             return (*place, name), "this field is required"
@@ -357,7 +354,7 @@ def _object_problem(
     return None
 
 
-_CHECKS: dict[str, Callable[[Schema, Any, tuple[str | int, ...]], _Problem | None]] = {
+_CHECKS: dict[str, Callable[[Schema, Any, _Place], _Problem | None]] = {
     "string": _text_problem, "integer": _bounds_problem, "number": _bounds_problem,
     "array": _list_problem, "object": _object_problem,
 }  # fmt: skip

@@ -204,7 +204,7 @@ def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):
 @pytest.mark.parametrize(
     ("args", "said"),
     [({}, "model is missing"), ({"model": "a", "replicas": "2"}, "replicas is not an option"),
-     ({"model": "a", "queue": "x"}, "queue is 'x', expected a number")],
+     ({"model": "a", "queue": "x"}, "an option is not a whole number")],
 )  # fmt: skip
 def test_wrong_options_are_refused(args, said):
     from bitnet.adapters import ray_serve

