@@ -24,7 +24,7 @@ def _find_yaml(name: str, *where: Any) -> ModuleSpec | None:
 
 def main() -> None:
     """Run the command line and exit; the console script."""
-    sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_yaml))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_yaml))
     try:
         from bitnet.commands import program
 

@@ -147,21 +147,31 @@ class Interrupted(BitnetError, exit_code=130):
     """Stopped by the user or by a signal."""
 
 
-_CACHE_IS_FULL = (
-    "free some space (`bitnet cache clean --dry-run` shows what of the cache can go), "
-    "or choose another disk: BITNET_CACHE_DIR=DIR"
-)
-_DISK_IS_FULL = "free some space, or choose another disk"
-_CACHE_IS_CLOSED = "choose a folder you may write to: BITNET_CACHE_DIR=DIR"
-_PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one"
-
-
 def is_panic(error: BaseException) -> bool:
     """True if a library in Rust gave up: its exception ends one call only.
 
     Other exceptions of that kind, such as those of Ctrl-C and signals, end the program.
     """
     return type(error).__name__ == "PanicException"
+
+
+# Codes of the system, the error for them, and what helps: anywhere, and in the cache.
+_OS_ERRORS: tuple[tuple[set[int], type[BitnetError], str, str], ...] = (
+    ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, NoSpace,
+     "free some space, or choose another disk",
+     "free some space (`bitnet cache clean --dry-run` shows what of the cache can go), or choose "
+     "another disk: BITNET_CACHE_DIR=DIR"),
+    ({errno.EACCES, errno.EPERM, errno.EROFS}, PermissionDenied,
+     "get access to it (ls -l shows who has), or choose another one",
+     "choose a folder you may write to: BITNET_CACHE_DIR=DIR"),
+    ({errno.ENOMEM}, InferenceError, "free some memory, or choose a smaller model", ""),
+    ({errno.EISDIR}, UsageError,
+     "a folder is where a file belongs: move it, or choose another", ""),
+    ({errno.EEXIST}, UsageError,
+     "a file is where a folder belongs: move it, or choose another", ""),
+    ({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}, NotFound, "check the path",
+     ""),
+)  # fmt: skip
 
 
 def from_os_error(
@@ -174,16 +184,7 @@ def from_os_error(
     """
     code = error.errno
     text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"
-    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return NoSpace(text, hint=_CACHE_IS_FULL if in_cache else _DISK_IS_FULL)
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return PermissionDenied(text, hint=_CACHE_IS_CLOSED if in_cache else _PATH_IS_CLOSED)
-    if code == errno.ENOMEM:
-        return InferenceError(text, hint="free some memory, or choose a smaller model")
-    if code == errno.EISDIR:
-        return UsageError(text, hint="a folder is where a file belongs: move it, or choose another")
-    if code == errno.EEXIST:
-        return UsageError(text, hint="a file is where a folder belongs: move it, or choose another")
-    if code in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
-        return NotFound(text, hint="check the path")
+    for codes, kind, hint, hint_in_cache in _OS_ERRORS:
+        if code in codes:
+            return kind(text, hint=(in_cache and hint_in_cache) or hint)
     return BitnetError(text)

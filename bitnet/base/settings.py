@@ -30,7 +30,6 @@ T = TypeVar("T")
 MAX_CONNECTIONS = 64
 MAX_THREADS = 1024  # more only take time to start, and hold each other up
 
-BACKENDS = ("auto", "native", "reference")
 _FAULT = re.compile(
     r"(?P<kind>(?:timeout|reset)(?![^@:])|(?:html|[45]\d\d)(?!@))"
     r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
@@ -90,13 +89,10 @@ def _count(text: str, most: int = 0) -> int:
     return value
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
-        return text.lower()
-
-    return parse
+def _one_of(text: str, *, choices: tuple[str, ...]) -> str:
+    if text.lower() not in choices:
+        raise ValueError(f"expected one of {', '.join(choices)}")
+    return text.lower()
 
 
 class NetworkFault(NamedTuple):
@@ -284,7 +280,7 @@ history = _path(
 )
 backend = Setting(
     "BITNET_BACKEND",
-    parse=_one_of(*BACKENDS),
+    parse=partial(_one_of, choices=("auto", "native", "reference")),
     default="auto",
     help="auto, native (an error if the compiled module is missing) or reference (NumPy)",
 )
@@ -299,13 +295,13 @@ bitnet_cpp_dir = _path(
 )
 ternary_layout = Setting(
     "BITNET_TERNARY_LAYOUT",
-    parse=_one_of("auto", "2bit", "dense"),
+    parse=partial(_one_of, choices=("auto", "2bit", "dense")),
     default="auto",
     help="ternary weights in memory: auto (by instruction set), 2bit or dense (1.6 bits)",
 )
 experts = Setting(
     "BITNET_EXPERTS",
-    parse=_one_of("auto", "copied", "mapped"),
+    parse=partial(_one_of, choices=("auto", "copied", "mapped")),
     default="auto",
     help="weights of experts: copied for speed, mapped (multiplied where they are in the file), or "
     "auto (copied if the copy fits in memory)",

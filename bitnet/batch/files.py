@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError, from_os_error
@@ -66,13 +67,11 @@ class BatchFiles:
         self._file.close()
 
     def _check(self, source: Path, target: Path) -> None:
-        digests: dict[str, str] = {}
-        for row in self._rows:
-            if row.id in digests:
-                raise UsageError(
-                    f"{source}: two rows have the id {row.id!r}", hint="give every row its own id"
-                )
-            digests[row.id] = row.digest
+        for row_id, count in Counter(row.id for row in self._rows).items():
+            if count > 1:
+                text = f"{source}: two rows have the id {row_id!r}"
+                raise UsageError(text, hint="give every row its own id")
+        digests = {row.id: row.digest for row in self._rows}
         for row_id, digest in self._answered.items():
             if digests.get(row_id) != digest:
                 raise UsageError(

@@ -318,7 +318,7 @@ def _bounds_problem(schema: Schema, value: float, place: _Place) -> _Problem | N
         return None
     low, high = schema.get("minimum"), schema.get("maximum")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
-        return place, f"is {str(value)[:40]}, expected {range_text(low, high)}"
+        return place, f"is {str(value)[:40]}, expected {range_text(low or 0, high)}"
     return None
 
 

@@ -21,7 +21,6 @@ from bitnet.wire.fields import (
     TEXT,
     TEXTS,
     TOKEN_ID,
-    TOP_LOGPROBS,
     WHOLE,
     Form,
     optional,
@@ -29,14 +28,13 @@ from bitnet.wire.fields import (
     schemas_by_name,
     without_nulls,
 )
-from bitnet.wire.openai import texts_of, to_embed, token_facts, vectors_of, with_top
+from bitnet.wire.openai import texts_of, to_embed, vectors_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import TokenLogprob
     from bitnet.wire.fields import Body, Default, Events, Pieces, Served
 
 #: Addresses whose errors have this form.
@@ -79,8 +77,7 @@ def completion_requests(body: Body, default: Default = None, _: object = None) -
     """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out."""
     at = DIALECTS.index(_DIALECT)
     given = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
-    request = Request.from_mapping(given, random(default, **DEFAULTS))
-    return [replace(request, logprobs=body["n_probs"] or None)]
+    return [Request.from_mapping(given, random(default, **DEFAULTS))]
 
 
 def infill_requests(body: Body, default: Request, model: Served) -> list[Request]:
@@ -128,12 +125,9 @@ def infill_requests(body: Body, default: Request, model: Served) -> list[Request
 async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/completion`` as events."""
     async for _, piece, answer in pieces:  # noqa: B007 - used behind it
-        if piece.text or piece.described:
+        if piece.text:
             ids = _ids(body, [piece.token])
-            facts = {"content": piece.text, "tokens": ids, "stop": False}
-            if piece.described:
-                facts["completion_probabilities"] = [_probability(piece.described)]
-            yield facts
+            yield {"content": piece.text, "tokens": ids, "stop": False}
     yield _end_facts(body, head, answer) | {"content": "", "tokens": []}
 
 
@@ -143,11 +137,7 @@ def _ids(body: Body, ids: list[int | None]) -> list[int]:
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
     """The reply of ``/completion``."""
-    (answer,) = answers
-    facts = _end_facts(body, head, answer)
-    if answer.logprobs:
-        facts["completion_probabilities"] = [_probability(one) for one in answer.logprobs]
-    return facts
+    return _end_facts(body, head, answers[0])
 
 
 def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
@@ -178,10 +168,6 @@ def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _probability(token: TokenLogprob) -> dict[str, Any]:
-    return with_top(token, lambda one: {"id": one.id, **token_facts(one)})
-
-
 def error_reply(message: str, status: int, kind: str, *_: object) -> dict[str, Any]:
     """The body of a reply with an error *status*."""
     return {"error": {"code": status, "message": message, "type": kind}}
@@ -194,7 +180,6 @@ COMPLETION = Form(
         "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
         "model": TEXT,
         "n_predict": WHOLE | {"description": "-1: as many as there is room for"},
-        "n_probs": TOP_LOGPROBS,
         "stream": FLAG,
         "return_tokens": FLAG,
     },

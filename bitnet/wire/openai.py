@@ -32,7 +32,7 @@ from bitnet.wire.fields import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -241,16 +241,11 @@ def chat_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, A
 
 async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/v1/chat/completions`` as events."""
-    answers: dict[int, Answer] = {}
+    head, answers = {**head, "object": "chat.completion.chunk"}, {}
 
-    def chunk(choices: list[Any], **more: Any) -> dict[str, Any]:
-        return {**head, "object": "chat.completion.chunk", **more, "choices": choices}
-
-    def event(
-        index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
-    ) -> dict[str, Any]:
-        whole = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return chunk([whole])
+    def event(index: int, delta: Any, logprobs: Any = None, finish: str | None = None) -> Any:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return {**head, "choices": [choice]}
 
     async for index, piece, answer in pieces:
         if index not in answers:
@@ -270,8 +265,7 @@ async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
         if piece.finish_reason:
             yield event(index, {}, finish=chat_finish(answer))
     if counts_tokens(body):
-        in_order = [answers[index] for index in sorted(answers)]
-        yield chunk([], usage=usage(in_order, choices=len(answers)))
+        yield {**head, "choices": [], "usage": usage(answers, choices=len(answers))}
 
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -300,8 +294,7 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
             finish = finish_of(piece.finish_reason)
             yield {**head, "choices": [choice | {"finish_reason": finish}]}
     if counts_tokens(body):
-        in_order = [answers[index] for index in sorted(answers)]
-        yield {**head, "usage": usage(in_order, choices=body["n"] or 1), "choices": []}
+        yield {**head, "usage": usage(answers, choices=body["n"] or 1), "choices": []}
 
 
 def counts_tokens(body: Body) -> bool:
@@ -309,8 +302,10 @@ def counts_tokens(body: Body) -> bool:
     return bool((body["stream_options"] or {}).get("include_usage"))
 
 
-def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
+def usage(answers: Sequence[Answer] | dict[int, Answer], *, choices: int) -> dict[str, Any]:
     """Tokens that *answers* took; a prompt counts once for its *choices*, which come together."""
+    if isinstance(answers, dict):
+        answers = [answers[index] for index in sorted(answers)]
     firsts = answers[::choices]
     prompt = sum(answer.prompt_tokens for answer in firsts)
     written = sum(answer.tokens for answer in answers)
@@ -354,19 +349,16 @@ def message_of(answer: Answer) -> dict[str, Any]:
 
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     """Log-probabilities of *tokens*, each with its alternatives."""
-    return {"content": [with_top(token) for token in tokens], "refusal": None}
+    content = [
+        token_facts(token) | {"top_logprobs": [token_facts(other) for other in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
 
 
 def token_facts(token: TokenLogprob) -> dict[str, Any]:
     """A token without its alternatives."""
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
-
-
-def with_top(
-    token: TokenLogprob, facts: Callable[[TokenLogprob], dict[str, Any]] = token_facts
-) -> dict[str, Any]:
-    """A token and its alternatives, each as *facts* has it."""
-    return facts(token) | {"top_logprobs": [facts(other) for other in token.top]}
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
