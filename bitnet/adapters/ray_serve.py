@@ -77,7 +77,6 @@ class Replica:
         limits = {name: options[name] for name in ("max_batch", "queue", "max_output_tokens")}
         self._models = Models([slot], metrics, narrate, **limits)
         self._models.load_first()
-        self._models.start()
         # The doors of other nodes send here, with any name of the host.
         access = ServeOptions(
             host="*", api_key=api_key, allow_unauthenticated=True, worker_id=worker_id

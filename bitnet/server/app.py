@@ -41,7 +41,7 @@ _ollama = APIRouter(prefix="/api", tags=["Ollama"])
 def create_app(
     models: Models, metrics: Metrics, narrate: Narrate, options: ServeOptions
 ) -> FastAPI:
-    """The application that serves *models*, which start and stop with it.
+    """The application that serves *models*, which end with it.
 
     *metrics* and *narrate* hear of requests; *options* say who may call, and how large a request
     may be.
@@ -49,9 +49,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        models.start()
         yield
-        models.stop()
+        models.close()
         await asyncio.to_thread(end_tracing)
 
     app = FastAPI(
@@ -125,7 +124,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
     @app.get("/health/ready", tags=["health"], summary="Whether requests are taken")
     async def ready() -> JSONResponse:
-        status = "draining" if models.draining else "ready" if models.alive else "stopped"
+        status = "draining" if models.draining else "stopped" if models.dead else "ready"
         facts = {
             "status": status,
             "model": models.default.name,
@@ -235,7 +234,7 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
 async def health(request: Request) -> JSONResponse:
     """``ok``, or status 503."""
     models: Models = request.app.state.models
-    if models.alive and not models.draining:
+    if not (models.dead or models.draining):
         return JSONResponse({"status": "ok"})
     raise Refused(503, "the worker is stopping", kind="unavailable_error", retry_after_s=5)
 

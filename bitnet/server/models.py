@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-
-MOST_NAMES = 20  # in an error
 PREPARING = 2  # threads that turn requests into sequences
 COMPILING = 2  # threads for requests whose grammar must be compiled, which may take seconds
 COMPILE_S = 10.0  # time limit for compiling a grammar
@@ -99,14 +95,9 @@ class Models:
         return self._draining or any(slot.draining for slot in self._in_memory())
 
     @property
-    def alive(self) -> bool:
-        """True if the thread of every loaded model runs."""
-        return all(slot.alive for slot in self._in_memory())
-
-    @property
     def dead(self) -> Slot | None:
         """A model whose thread ended where it should not have; ``None`` while all is well."""
-        return next((slot for slot in self._in_memory() if slot.failure is not None), None)
+        return next((slot for slot in self.slots.values() if slot.failure is not None), None)
 
     def find(self, name: str | None) -> Slot:
         """The model, or its adapter, that clients call *name*; the first one if they name none."""
@@ -115,20 +106,9 @@ class Models:
         # Ollama's clients add a tag.
         slot = self._named.get(name) or self._named.get(name.removesuffix(":latest"))
         if slot is None:
-            names = [*map(repr, self.slots)]
-            more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
-            there = f"only {names[0]}" if len(names) == 1 else ", ".join(names[:MOST_NAMES])
-            raise Refused(
-                404, f"there is no model {name[:100]!r}, {'' if len(names) == 1 else 'there are '}"
-                f"{there}{more}",
-                code="model_not_found", param="model",
-            )  # fmt: skip
+            message = f"there is no model {name[:100]!r}, only {', '.join(map(repr, self.slots))}"
+            raise Refused(404, message, code="model_not_found", param="model")
         return slot
-
-    def start(self) -> None:
-        """Start the threads of models that are loaded already."""
-        for slot in self._in_memory():
-            slot.start()
 
     def drain(self, within_s: float | None = None) -> None:
         """Take no more requests, as :meth:`Slot.drain`, also none that waits for a model."""
@@ -139,25 +119,19 @@ class Models:
 
     def close(self) -> None:
         """End every answer, every thread and every model."""
-        self.stop()
+        self._draining = True
+        for slot in self.slots.values():
+            slot.cancel_timer()
         for slot in self._in_memory():
             slot.close()
+        for pool in (self._preparing, self._compiling):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Models:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def stop(self) -> None:
-        """End every answer and every thread."""
-        self._draining = True
-        for slot in self.slots.values():
-            slot.cancel_timer()
-        for slot in self._in_memory():
-            slot.stop()
-        for pool in (self._preparing, self._compiling):
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def load_first(self) -> None:
         """Load the first model, here and now; it stays until the end."""
@@ -183,7 +157,17 @@ class Models:
         The caller holds *slot*, and waits until *deadline*, by ``time.monotonic``.
         """
         if not slot.loaded:
-            await self._wait_for(slot, deadline)
+            if slot.queued >= slot.places:
+                raise slot.full(f"{slot.queued} requests wait for {slot.name!r} to be loaded")
+            slot.queued += 1
+            try:
+                slot.loading = slot.loading or self._begin(self._load(slot))
+                await asyncio.wait_for(asyncio.shield(slot.loading), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                raise too_late(self.deadline_s) from None
+            finally:
+                slot.queued -= 1
+                self._freed.set()
         if not slot.loaded or self._draining:
             raise stopping()
 
@@ -197,11 +181,13 @@ class Models:
 
     def keep(self, slot: Slot, idle_s: float | None = None) -> None:
         """Keep *slot* loaded for *idle_s* seconds without a request; ``None``: as it was."""
-        if idle_s is not None:
-            slot.idle_s = idle_s
+        slot.idle_s = slot.idle_s if idle_s is None else idle_s
         slot.cancel_timer()
-        if slot.loaded and not (slot.users or slot.pinned or self._draining):
-            slot.call_when_idle(lambda: self._begin(self._unload_idle(slot)))
+        is_idle = slot.loaded and not (slot.users or slot.pinned or self._draining)
+        if is_idle and slot.idle_s != FOREVER:
+            slot.expires_at = time.time() + slot.idle_s
+            loop = asyncio.get_running_loop()
+            slot.timer = loop.call_later(slot.idle_s, lambda: self._begin(self._unload_idle(slot)))
 
     async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
         """Result of *make*, called in a thread, with limited concurrency."""
@@ -234,29 +220,6 @@ class Models:
 
     # --- loading and unloading -------------------------------------------------------------------
 
-    async def _wait_for(self, slot: Slot, deadline: float) -> None:
-        """Return once *slot* is loaded."""
-        if slot.queued >= slot.places:
-            message = f"{slot.queued} requests wait for the model {slot.name!r} to be loaded"
-            raise slot.full(message)
-        slot.queued += 1
-        try:
-            if slot.loading is None:
-                slot.loading = self._begin(self._load(slot))
-            await asyncio.wait_for(asyncio.shield(slot.loading), deadline - time.monotonic())
-        except asyncio.TimeoutError:
-            if slot.state != "waiting":
-                raise too_late(self.deadline_s) from None
-            busy = [each.name for each in self.slots.values() if each.loaded and each.users]
-            raise Refused(
-                503, f"there is no memory for the model {slot.name!r} while others are in use: "
-                f"{', '.join(busy[:MOST_NAMES])}",
-                kind="server_error", code="no_memory", retry_after_s=5,
-            ) from None  # fmt: skip
-        finally:
-            slot.queued -= 1
-            self._freed.set()
-
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run *work*, whose errors are told to the requests that wait for it, if any do."""
         task = asyncio.ensure_future(work)
@@ -277,18 +240,14 @@ class Models:
                 slot.state = "loading"
                 model = await asyncio.to_thread(load_narrated, checkpoint, slot.load, slot.narrate)
                 slot.fill(model, **self._sizes)
-                slot.start()
         except Refused:
             slot.state = "unloaded"
             raise
         except Exception as error:  # noqa: BLE001 - those that wait are told
-            refused = from_error(error)
-            logger.info("the model %s cannot be loaded: %s", slot.name, refused.message)
             slot.state = "failed"
-            raise Refused(
-                500, f"the model {slot.name!r} cannot be loaded: {refused.message}",
-                kind="server_error", code="model_load_failed",
-            ) from None  # fmt: skip
+            message = f"the model {slot.name!r} cannot be loaded: {from_error(error).message}"
+            code = "model_load_failed"
+            raise Refused(500, message, kind="server_error", code=code) from None
         finally:
             slot.loading = None
 

@@ -118,7 +118,6 @@ def _serve(
         ).start()
         server.run(sockets=[listening])
     finally:
-        server.models.stop()
         listening.close()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from contextlib import contextmanager
@@ -62,20 +61,17 @@ class Slot:
     used_at: float = 0.0  # ``time.monotonic``
     size_bytes: int = 0  # memory that it takes, or took when it was loaded last
     expires_at: float | None = None  # when it is unloaded, in seconds since the epoch
+    timer: asyncio.TimerHandle | None = None  # that unloads it then
     loading: asyncio.Task[None] | None = None
     places: int = 0  # answers that are generated or wait, at most
     fair_positions: int = 0  # positions per answer with which a full batch fits the memory
     draining: bool = False  # new requests are refused
     failure: BaseException | None = None  # that ended the thread
-
-    def __post_init__(self) -> None:
-        """Begin empty."""
-        self._header: dict[str, Any] = {}
-        self._digest = ""
-        self._timer: asyncio.TimerHandle | None = None
-        self._model: LanguageModel | None = None
-        self._changed = threading.Condition()
-        self._open = 0  # places taken
+    _model: LanguageModel | None = None
+    _header: dict[str, Any] = field(default_factory=dict)
+    _digest: str = ""
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _open: int = 0  # places taken
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,15 +97,20 @@ class Slot:
 
     def watch(self, metrics: dict[str, Any]) -> None:
         """Have *metrics* read its state, and count its answers in them."""
+
+        def running() -> int:
+            return len(self._scheduler.running) if self.loaded else 0
+
+        def kv_usage() -> float:
+            budget = self._kv_budget_bytes if self.loaded else None
+            return self._scheduler.kv_bytes / budget if budget else 0.0
+
         self._metrics = metrics
-        for name, read in {
-            "loaded": lambda: self.loaded,
-            "open": lambda: self.open_jobs,
-            "running": lambda: self.running,
-            "waiting": lambda: max(0, self.open_jobs - self.running),
-            "kv_usage": lambda: self.kv_usage,
-        }.items():
-            metrics[name].set_function(read)
+        metrics["loaded"].set_function(lambda: self.loaded)
+        metrics["open"].set_function(lambda: self.open_jobs)
+        metrics["running"].set_function(running)
+        metrics["waiting"].set_function(lambda: max(0, self.open_jobs - running()))
+        metrics["kv_usage"].set_function(kv_usage)
 
     async def header(self) -> dict[str, Any]:
         """Facts about its file, as :func:`read_header` gives them; in a thread, and kept."""
@@ -122,25 +123,18 @@ class Slot:
         self._digest = self._digest or await asyncio.to_thread(digest_of, self.path)
         return self._digest
 
-    def call_when_idle(self, unload: Callable[[], object]) -> None:
-        """Call *unload* once it has not been used for as long as it may."""
-        self.expires_at = None
-        if self.idle_s != FOREVER:
-            self.expires_at = time.time() + self.idle_s
-            self._timer = asyncio.get_running_loop().call_later(self.idle_s, unload)
-
     def cancel_timer(self) -> None:
         """It is in use, or about to go."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.expires_at = None
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self.expires_at = None
 
     # --- while it is loaded ----------------------------------------------------------------------
 
     def fill(
         self, model: LanguageModel, *, max_batch: int, kv_budget_bytes: int | None = None
     ) -> None:
-        """Have *model* answer, once :meth:`start` is called; it must not be used elsewhere.
+        """Have *model* answer, in a thread; it must not be used elsewhere.
 
         *max_batch* answers are generated at the same time, their keys and values take
         *kv_budget_bytes*; ``None``: as much as they need.
@@ -155,14 +149,9 @@ class Slot:
         self._inbox: list[tuple[Answer, Put]] = []
         self._running: dict[Sequence, tuple[Answer, Put]] = {}
         self._stopped = False
-        self._ends_at = float("inf")  # ``time.monotonic`` after which every answer ends
-        self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
+        self._ends_at = FOREVER  # ``time.monotonic`` after which every answer ends
         self._model, self.state, self.used_at = model, "loaded", time.monotonic()
-
-    def start(self) -> None:
-        """Start the thread, in this process; a later forked child refuses requests."""
-        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
         self._thread.start()
 
     @property
@@ -170,44 +159,16 @@ class Slot:
         """Answers that wait, for the model too, or are being generated."""
         return self.queued + self._open
 
-    @property
-    def running(self) -> int:
-        """Number of answers that are being generated."""
-        return len(self._scheduler.running) if self.loaded else 0
-
-    @property
-    def kv_usage(self) -> float:
-        """Used share of the KV caches' memory, 0 to 1; 0 if unlimited."""
-        if not (self.loaded and self._kv_budget_bytes):
-            return 0.0
-        return self._scheduler.kv_bytes / self._kv_budget_bytes
-
-    @property
-    def alive(self) -> bool:
-        """True if the thread runs."""
-        return self._thread.is_alive()
-
     @contextmanager
     def place(self, count: int = 1) -> Iterator[list[int]]:
-        """Reserve places in the queue; those left in the list are returned at the end.
-
-        A forked child has no thread for it.
-        """
-        if os.getpid() != self._process:
-            raise Refused(
-                503, "this process was forked from the worker's, whose thread stayed there: "
-                "start the worker in each process", kind="server_error",
-            )  # fmt: skip
+        """Reserve places in the queue; those left in the list are returned at the end."""
         with self._changed:
             if self.draining or self.failure is not None:
                 raise stopping()
-            if count > self.places:
-                raise Refused(
-                    400, f"{count} answers in one request; this worker takes {self.places} at a "
-                    "time",
-                )  # fmt: skip
-            if (taken := self._open) + count > self.places:
-                raise self.full(f"{taken} answers wait or are being written, {self.places} may")
+            if count > (most := self.places):
+                raise Refused(400, f"{count} answers in one request, {most} are taken at a time")
+            if self._open + count > most:
+                raise self.full(f"{self._open} answers wait or are being written, {most} may")
             self._open += count
         reservation = [count]
         try:
@@ -240,19 +201,12 @@ class Slot:
             if within_s is not None:
                 self._ends_at = min(self._ends_at, time.monotonic() + within_s)
 
-    def stop(self) -> None:
-        """End every answer and the thread; a no-op in a forked child, which has no thread."""
-        if os.getpid() != self._process:
-            return
+    def close(self) -> None:
+        """End every answer, the thread and the model."""
         with self._changed:
             self.draining = self._stopped = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def close(self) -> None:
-        """End every answer, the thread and the model."""
-        self.stop()
+        self._thread.join()
         self.model.close()
         self._model = None
         del self._scheduler, self._new_scheduler

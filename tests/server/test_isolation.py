@@ -167,7 +167,7 @@ def test_a_dead_thread_fails_everything_and_says_so(serving, slow, monkeypatch):
         monkeypatch.setattr(Slot, "_step", lambda self: 1 / 0)
         slow()
         assert waiting.result().status_code == 503
-    until(lambda: not worker.slot.alive)
+    until(lambda: worker.slot.failure)
     live = worker.http.get("/health/live")
     assert (live.status_code, live.json()["status"]) == (503, "dead")
     assert worker.http.get("/health/ready").status_code == 503

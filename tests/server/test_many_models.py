@@ -57,7 +57,7 @@ def test_openais_client_streams_from_two_models_at_once(worker, folder):
                 if part is not None and part.choices:
                     texts[number] += part.choices[0].delta.content or ""
         assert texts == [*answers(folder)]
-        with pytest.raises(openai.NotFoundError, match="there are 'a', 'b'"):
+        with pytest.raises(openai.NotFoundError, match="only 'a', 'b'"):
             client.chat.completions.create(model="c", messages=ASK)
 
 
