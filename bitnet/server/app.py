@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -16,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.server import pages
-from bitnet.server.exchange import FORMS, answer, body_of, compute, open_slot, taking
+from bitnet.server.exchange import answer, body_of, compute, open_slot, taking
 from bitnet.server.guard import Guard
 from bitnet.server.refusals import Refused, from_error
 from bitnet.server.tracing import trace_requests
@@ -63,7 +61,6 @@ def create_app(
         openapi_url="/openapi.json",
     )
     app.state.models, app.state.worker_id = models, options.worker_id
-    app.openapi = partial(_describe, app)  # type: ignore[method-assign]
     for router in (pages.router, _llama_server, _ollama):
         app.include_router(router)
     for handle, table in ((answer, ROUTES), (compute, COMPUTED)):
@@ -82,18 +79,6 @@ def create_app(
         )
     end_tracing = trace_requests(app)
     return app
-
-
-def _describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI page of *app*, with the forms that its routes take."""
-    if app.openapi_schema is None:
-        page = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
-        )
-        schemas = page.setdefault("components", {}).setdefault("schemas", {})
-        schemas |= {name: form.openapi() for name, form in sorted(FORMS.items())}
-        app.openapi_schema = page
-    return app.openapi_schema
 
 
 def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any]) -> None:
@@ -177,17 +162,15 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Return every error in OpenAI's form, without a traceback."""
 
     async def refuse(request: Request, error: Exception) -> JSONResponse:
-        refusal = from_error(error)
-        headers = {"Retry-After": str(refusal.retry_after_s)} if refusal.retry_after_s else None
-        return JSONResponse(refusal.body(request.url.path), refusal.status, headers=headers)
+        return from_error(error).response(request.url.path)
 
     for kind in (Refused, BitnetError, Exception):
         app.add_exception_handler(kind, refuse)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
-        body = Refused(error.status_code, str(error.detail)).body(request.url.path)
-        return JSONResponse(body, error.status_code, headers=error.headers)
+        refusal = Refused(error.status_code, str(error.detail))
+        return refusal.response(request.url.path, error.headers)
 
 
 # --- what a worker tells of itself as llama.cpp's server and Ollama do ---------------------------
@@ -197,7 +180,6 @@ def _add_error_handlers(app: FastAPI) -> None:
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """Chat template, context length and number of slots."""
     slot = await open_slot(request, model)
-    models: Models = request.app.state.models
     tokenizer = slot.model.tokenizer
 
     def text(token: int | None) -> str:
@@ -205,7 +187,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
 
     return {
         "default_generation_settings": {"n_ctx": slot.model.context, "params": DEFAULTS},
-        "total_slots": models.max_batch,
+        "total_slots": request.app.state.models.max_batch,
         "model_alias": slot.name,
         "model_path": slot.model.path.name,
         "chat_template": tokenizer.chat_template or "",
@@ -275,8 +257,8 @@ async def show(request: Request) -> dict[str, Any]:
         "modified_at": listed["modified_at"],
         "model_info": {
             "general.architecture": name,
-            f"{facts['architecture']}.context_length": facts["context"],
-            f"{facts['architecture']}.embedding_length": facts["dim"],
+            f"{name}.context_length": facts["context"],
+            f"{name}.embedding_length": facts["dim"],
         },
         "capabilities": [*can, "embedding"],
     }
@@ -292,8 +274,7 @@ async def _describe_model(slot: Slot) -> dict[str, Any]:
     path = slot.path
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     stats = [file.stat() for file in files]
-    form = "gguf" if path.suffix == ".gguf" else "safetensors"
-    details: dict[str, Any] = {"format": form}
+    details: dict[str, Any] = {"format": "gguf" if path.suffix == ".gguf" else "safetensors"}
     digest = ""
     with suppress(BitnetError):  # a broken one is said to be so when it is asked
         facts = await slot.header()

@@ -23,11 +23,11 @@ from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
 from bitnet.server.tracing import describe_span
 from bitnet.wire import ollama, responses
-from bitnet.wire.routes import COMPUTED, ROUTES, dialect_of
+from bitnet.wire.routes import dialect_of
 from bitnet.wire.worker import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 
     from fastapi import Request
 
@@ -41,15 +41,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Forms of the bodies that a route takes, by name.
-FORMS: dict[str, Form] = {form.name: form for form in (*ROUTES.values(), *COMPUTED.values())}
-
 
 def taking(form: Form) -> dict[str, Any]:
     """Description of a route whose body is *form*, for its decorator."""
-    FORMS[form.name] = form
-    schema = {"$ref": f"#/components/schemas/{form.name}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    content = {"application/json": {"schema": form.openapi()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 async def body_of(request: Request, form: Form) -> Body:
@@ -135,9 +131,8 @@ def event_text(path: str, facts: Any) -> str:
     """*facts* as an event of the stream of the address *path*."""
     line = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
     form = dialect_of(path).STREAM
-    if form == "lines":
-        return f"{line}\n"
-    return (f"event: {facts['type']}\n" if form == "named" else "") + f"data: {line}\n\n"
+    head = f"event: {facts['type']}\n" if form == "named" else ""
+    return f"{line}\n" if form == "lines" else f"{head}data: {line}\n\n"
 
 
 def last_event(path: str, refusal: Refused, sent: int) -> str:
@@ -159,24 +154,29 @@ async def generate(
     state = request.scope["state"]
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
     answers = await _submit(request, slot, form, body, pieces)
-    left, count = len(answers), len(answers)
+    left = len(answers)
     narrate = partial(slot.narrate, request_id=state["request_id"])
-    narrate(
-        "inference_start",
-        f"Writing {count} answer{'s'[: count > 1]}",
-        "Here we go! Thinking of something nice to say! 💭",
-        prompt_tokens=sum(each.prompt_tokens for each in answers),
-    )
+    text, cute = f"Writing {left} answer{'s'[: left > 1]}", "Here we go! Thinking of something! 💭"
+    prompt_tokens = sum(each.prompt_tokens for each in answers)
+    narrate("inference_start", text, cute, prompt_tokens=prompt_tokens)
     try:
         while left:
             index, piece = await pieces.get()
             _check(answers[index], piece, request)
             left -= piece.finish_reason is not None
             yield index, piece, answers[index]
-        _narrate_end(narrate, answers)
-    except BaseException as error:
+        tokens = sum(each.tokens for each in answers)
+        finish = ",".join(sorted({str(each.finish_reason) for each in answers}))
+        text, cute = f"Wrote {tokens} tokens", "All done! Hope you like it! 🎀"
+        narrate("inference_complete", text, cute, tokens=tokens, finish=finish)
+    except Exception as error:
+        state["told"], problem = True, from_error(error)
+        text, cute = f"Inference failed: {problem.message}", "Oh no, that did not work! 😿"
+        narrate("inference_failed", text, cute, level="ERROR", code=problem.code)
+        raise
+    except BaseException:
         state["told"] = True
-        _narrate_failure(narrate, error)
+        narrate("inference_cancelled", "The client has gone; its answer is given up", "Bye bye! 👋")
         raise
     finally:
         slot.cancel(answers)
@@ -260,36 +260,13 @@ def prepare_sequences(
         share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
         tokens = min(max(1, slot.model.context - len(ids)), limit, share)
     if tokens > limit:
-        raise Refused(
-            400, f"{tokens:,} tokens asked for, this worker writes at most {limit:,}",
-            param="max_tokens",
-        )  # fmt: skip
+        message = f"{tokens:,} tokens asked for, this worker writes at most {limit:,}"
+        raise Refused(400, message, param="max_tokens")
     ready = replace(ready, max_tokens=tokens)
     try:
         return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]
     except InferenceError as error:  # it would never fit the context or the memory
         raise Refused(400, error.message, code="context_length_exceeded") from error
-
-
-def _narrate_end(narrate: Callable[..., None], answers: list[Answer]) -> None:
-    tokens = sum(each.tokens for each in answers)
-    narrate(
-        "inference_complete",
-        f"Wrote {tokens} tokens",
-        "All done! Hope you like it! 🎀",
-        tokens=tokens,
-        finish=",".join(sorted({str(each.finish_reason) for each in answers})),
-    )
-
-
-def _narrate_failure(narrate: Callable[..., None], error: BaseException) -> None:
-    if not isinstance(error, Exception):
-        narrate("inference_cancelled", "The client has gone; its answer is given up", "Bye bye! 👋")
-        return
-    problem = from_error(error)
-    message = f"Inference failed: {problem.message}"
-    cute = "Oh no, that did not work! 😿"
-    narrate("inference_failed", message, cute, level="ERROR", code=problem.code)
 
 
 def _check(its: Answer, piece: Piece, request: Request) -> None:

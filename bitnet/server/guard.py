@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import re
 import secrets
 import time
@@ -42,12 +41,7 @@ class Guard:
     """ASGI middleware; refusals are in OpenAI's form."""
 
     def __init__(
-        self,
-        app: App,
-        *,
-        options: ServeOptions,
-        metrics: Metrics,
-        narrate: Narrate,
+        self, app: App, *, options: ServeOptions, metrics: Metrics, narrate: Narrate
     ) -> None:
         """Guard *app* as *options* say; *metrics* and *narrate* hear of requests.
 
@@ -55,10 +49,7 @@ class Guard:
         machine: a foreign page whose name resolves to this machine (DNS rebinding) must not read
         the answers. Probes with HTTP/1.0 name no host; browsers always do.
         """
-        self._app = app
-        self._options = options
-        self._metrics = metrics
-        self._narrate = narrate
+        self._app, self._options, self._metrics, self._narrate = app, options, metrics, narrate
         self._key = options.key().encode()
         self._local_only = not self._key and is_loopback(options.host)
 
@@ -90,38 +81,28 @@ class Guard:
         except Refused as refusal:
             if status:
                 raise
-            await _refuse(refusal, scope["path"], send_counted)
+            # An unread body must not become the next request.
+            respond = refusal.response(scope["path"], {"Connection": "close"})
+            await respond(scope, receive, send_counted)
         finally:
             await ends.aclose()
-            path = getattr(scope.get("route"), "path", "")
-            self._metrics.requests.labels(path or "other", str(status or GONE)).inc()
-            if self._options.access_log:
-                self._log(scope, request_id, status or GONE, time.perf_counter() - begun)
-            if status >= 400 and not scope["state"].get("told"):
-                self._tell(scope, request_id, status)
+            self._log(scope, status or GONE, time.perf_counter() - begun)
 
-    def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        """Log a finished request, without its query and body."""
-        client = scope.get("client")
-        self._narrate(
-            "http_request",
-            f"{scope['method']} {scope['path'][:200]}: {status} in {seconds:.3f} s",
-            request_id=request_id,
-            status=status,
-            seconds=round(seconds, 6),
-            client=client[0] if client else None,
-        )
-
-    def _tell(self, scope: Scope, request_id: str, status: int) -> None:
-        """Log a refused request."""
-        self._narrate(
-            "request_refused",
-            f"{scope['method']} {scope['path'][:200]}: {status}",
-            "Sorry, I cannot do that! 🙅",
-            level="WARN" if status < 500 else "ERROR",
-            request_id=request_id,
-            status=status,
-        )
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request that has ended, and log it, without its query and body."""
+        path = getattr(scope.get("route"), "path", "other")
+        self._metrics.requests.labels(path, str(status)).inc()
+        state, text = scope["state"], f"{scope['method']} {scope['path'][:200]}: {status}"
+        facts: dict[str, Any] = {"request_id": state["request_id"], "status": status}
+        if self._options.access_log:
+            client = (scope.get("client") or [None])[0]
+            took = f"{text} in {seconds:.3f} s"
+            self._narrate("http_request", took, **facts, seconds=round(seconds, 6), client=client)
+        if status >= 400 and status != GONE and not state.get("told"):
+            level = "WARN" if status < 500 else "ERROR"
+            self._narrate(
+                "request_refused", text, "Sorry, I cannot do that! 🙅", level=level, **facts
+            )
 
     def _check(self, scope: Scope) -> None:
         """Refuse requests by their headers."""
@@ -172,10 +153,7 @@ class Guard:
         if scope["path"].startswith("/api/") and not is_page:
             return  # Ollama's clients, and curl, do not mark their JSON
         if scope["method"] == "POST" and not _JSON.fullmatch(headers.get(b"content-type", b"")):
-            raise Refused(
-                415,
-                "the body is not marked as JSON: send the header Content-Type: application/json",
-            )
+            raise Refused(415, "send the header Content-Type: application/json")
 
     def _is_allowed(self, origin: bytes, host: bytes) -> bool:
         text = origin.decode("latin-1")
@@ -203,9 +181,7 @@ class Guard:
             seen += len(parts[-1])
             if seen > self._options.max_body:
                 raise self._too_large()
-        waiting: list[Event] = [
-            {"type": "http.request", "body": b"".join(parts), "more_body": False}
-        ]
+        waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def replay() -> Event:
             return waiting.pop() if waiting else await receive()  # until the client leaves
@@ -213,18 +189,5 @@ class Guard:
         return replay
 
     def _too_large(self) -> Refused:
-        return Refused(
-            413, f"a request may have {self._options.max_body:,} bytes", code="too_large"
-        )
-
-
-async def _refuse(refusal: Refused, path: str, send: Send) -> None:
-    body = json.dumps(refusal.body(path)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if refusal.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % refusal.retry_after_s))
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    headers.append((b"connection", b"close"))  # an unread body must not become the next request
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        most = self._options.max_body
+        return Refused(413, f"a request may have {most:,} bytes", code="too_large")

@@ -41,37 +41,20 @@ def load_narrated(
     """The model that *load* makes of the open *checkpoint*; *narrate* tells of each step."""
     with failures(narrate):
         model = load(checkpoint)
-    count = model.tokenizer.vocab_size
-    is_gguf = checkpoint.gguf is not None
-    if is_gguf and model.tokenizer.source.startswith("embedded"):
-        narrate(
-            "gguf_tokenizer_extracted",
-            f"Extracted tokenizer from GGUF ({count} tokens)",
-            "Found the tokenizer inside the GGUF! 📝✨",
-            vocab_size=count,
-        )
-    if is_gguf:
-        narrate(
-            "gguf_load_complete",
-            f"Loaded GGUF model ({model.config.architecture}, {count} tokens) "
-            f"in {model.load_s:.2f} s",
-            "GGUF model loaded successfully! Ready to generate! 🎉✨",
-            architecture=model.config.architecture,
-            vocab_size=count,
-        )
+    count, architecture = model.tokenizer.vocab_size, model.config.architecture
+    if checkpoint.gguf is not None:
+        if model.tokenizer.source.startswith("embedded"):
+            text = f"Extracted tokenizer from GGUF ({count} tokens)"
+            cute = "Found the tokenizer inside the GGUF! 📝✨"
+            narrate("gguf_tokenizer_extracted", text, cute, vocab_size=count)
+        text = f"Loaded GGUF model ({architecture}, {count} tokens) in {model.load_s:.2f} s"
+        cute = "GGUF model loaded successfully! Ready to generate! 🎉✨"
+        narrate("gguf_load_complete", text, cute, architecture=architecture, vocab_size=count)
         narrate("plain", "GGUF model loaded successfully")
-    narrate(
-        "device_init",
-        f"Computing with {model.backend}",
-        "Warming up my little processor! 🔥",
-        backend=model.backend,
-    )
-    narrate(
-        "model_load_success",
-        f"Model {model.path.name} is loaded",
-        "All set! My head is full of weights! 🧠",
-        context=model.context,
-    )
+    text, cute = f"Computing with {model.backend}", "Warming up my little processor! 🔥"
+    narrate("device_init", text, cute, backend=model.backend)
+    text, cute = f"Model {model.path.name} is loaded", "All set! My head is full of weights! 🧠"
+    narrate("model_load_success", text, cute, context=model.context)
     return model
 
 
@@ -81,48 +64,29 @@ def failures(narrate: Narrate) -> Iterator[None]:
     try:
         yield
     except BitnetError as error:
-        narrate(
-            "model_load_failed",
-            f"Model load failed: {error.message}",
-            "Oh no, the model would not load! 😟",
-            level="ERROR",
-        )
+        text, cute = f"Model load failed: {error.message}", "Oh no, the model would not load! 😟"
+        narrate("model_load_failed", text, cute, level="ERROR")
         raise
 
 
 def _describe(gguf: GGUF, narrate: Narrate) -> None:
     """Narrate the content of a GGUF header."""
     metadata = gguf.metadata
-    narrate(
-        "gguf_metadata_loaded",
-        f"Read {len(metadata)} metadata keys and {len(gguf.tensors)} tensors",
-        "Reading the label on the jar! 🏷️",
-        architecture=metadata.get("general.architecture"),
-    )
+    text = f"Read {len(metadata)} metadata keys and {len(gguf.tensors)} tensors"
+    architecture = metadata.get("general.architecture")
+    narrate("gguf_metadata_loaded", text, "Reading the label! 🏷️", architecture=architecture)
     narrate("plain", "Detected GGUF file, extracting embedded tokenizer")
-    narrate(
-        "gguf_tokenizer_extract_start",
-        "Looking for the tokenizer in the GGUF file",
-        "Hmm, where did I put the tokenizer? 🔍",
-    )
-    tokens = metadata.get("tokenizer.ggml.tokens")
+    text, cute = "Looking for the tokenizer in the GGUF file", "Hmm, where is the tokenizer? 🔍"
+    narrate("gguf_tokenizer_extract_start", text, cute)
+    tokens, kind = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.model")
     if tokens is None:
         narrate("plain", "Missing tokenizer.ggml.tokens")
         return
-    narrate(
-        "gguf_vocab_size_derived",
-        f"The vocabulary has {len(tokens)} tokens",
-        "Counting all my words! 🔢",
-        vocab_size=len(tokens),
-    )
-    kind = metadata.get("tokenizer.ggml.model")
-    narrate(
-        "gguf_tokenizer_metadata_extracted",
-        f"The tokenizer is of the kind {kind}",
-        "I know how to cut words! ✂️",
-        model=kind,
-        pre=metadata.get("tokenizer.ggml.pre"),
-    )
+    text, cute = f"The vocabulary has {len(tokens)} tokens", "Counting all my words! 🔢"
+    narrate("gguf_vocab_size_derived", text, cute, vocab_size=len(tokens))
+    text, cute = f"The tokenizer is of the kind {kind}", "I know how to cut words! ✂️"
+    pre = metadata.get("tokenizer.ggml.pre")
+    narrate("gguf_tokenizer_metadata_extracted", text, cute, model=kind, pre=pre)
 
 
 def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:

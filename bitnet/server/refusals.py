@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.wire.routes import dialect_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GONE = 499  # nginx's status for a client that closed the connection
 
@@ -26,6 +31,15 @@ class Refused(Exception):
         super().__init__(message)
         self.status, self.message, self.kind, self.code = status, message, kind, code
         self.param, self.retry_after_s = param, retry_after_s
+
+    def response(self, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        """The reply to a request of *path*."""
+        more = dict(headers or {})
+        if self.retry_after_s is not None:
+            more["Retry-After"] = str(self.retry_after_s)
+        if self.status == 401:
+            more["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(path), self.status, headers=more)
 
     def body(self, path: str = "") -> dict[str, Any]:
         """JSON reply in the error form of the dialect to which *path* belongs."""

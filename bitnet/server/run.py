@@ -21,7 +21,7 @@ from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from bitnet.server.metrics import Metrics
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30
 SENDING_S = 5.0  # time for clients to read the end of their answers on shutdown
-LAST_WORDS_S = 1.0  # the same after a second SIGINT
-POLL_S = 0.05
 _HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
 
@@ -52,19 +50,19 @@ def run(
     SIGTERM and the first SIGINT: new requests are refused, running answers may finish for ``drain``
     seconds and are then cut short. The second SIGINT ends them at once.
 
-    *bound*, from :func:`bind`, is closed after; *ready* is called with the address, in a thread,
-    once connections are accepted.
+    *bound* is from :func:`bind`; *ready* is called with the address, in a thread, once connections
+    are accepted.
     """
     if not options.key() and not is_loopback(options.host):
         logger.warning(
             "any client that reaches %s can use this worker: there is no key", options.host
         )
     app = create_app(models, metrics, narrate, options)
-    server = _Server(_configuration(app, options), models, narrate, drain_s=options.drain)
-    with server.signals(), _filter_log(narrate):
-        _serve(server, bound, narrate, ready)
+    server = _Server(_configuration(app, options), models, narrate, ready)
+    with _filter_log(narrate), _explain_errors(address_of(bound)):
+        server.run(sockets=[bound])
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
-    if server.stopped_at_once:
+    if server.force_exit:
         raise Interrupted("stopped at once; running answers were cut off")
     if (dead := models.dead) is not None:
         failure = dead.failure
@@ -93,42 +91,6 @@ def _filter_log(narrate: Narrate) -> Iterator[None]:
         log.removeFilter(accept)
 
 
-def _serve(
-    server: _Server,
-    listening: socket.socket,
-    narrate: Narrate,
-    ready: Callable[[str], None],
-) -> None:
-    """Announce the worker, and answer until a signal comes."""
-    address = address_of(listening)
-    with _explain_errors(address):
-        listening.listen(MAX_CONNECTIONS)
-    narrate("plain", "Worker ready, starting HTTP server")
-    narrate(
-        "server_start",
-        f"HTTP server listening on {address}",
-        "Ready to help! Come and talk to me! 🚀",
-        port=listening.getsockname()[1],
-    )
-    narrate("plain", f"HTTP server listening on {address}")
-    try:
-        at = f"{'https' if server.config.is_ssl else 'http'}://{address}"
-        threading.Thread(
-            target=_open, args=(ready, narrate, server.models.slots, at), daemon=True
-        ).start()
-        server.run(sockets=[listening])
-    finally:
-        listening.close()
-
-
-def _open(ready: Callable[[str], None], narrate: Narrate, names: Iterable[str], at: str) -> None:
-    """Tell that the worker at the address *at* is ready; what to open is the last line."""
-    ready(at)
-    here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    narrate("plain", f"open {here}")
-    narrate("open", f"Serving {', '.join(names)} on {here} (Ctrl-C stops it)")
-
-
 def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
     return uvicorn.Config(
         app,
@@ -152,28 +114,38 @@ class _Server(uvicorn.Server):
     """uvicorn's server; a signal drains the models and does not end the program by itself."""
 
     def __init__(
-        self, config: uvicorn.Config, models: Models, narrate: Narrate, *, drain_s: float
+        self, config: uvicorn.Config, models: Models, narrate: Narrate, ready: Callable[[str], None]
     ) -> None:
         super().__init__(config)
-        self.models = models
-        self._narrate = narrate
-        self._drain_s = drain_s
+        self.models, self._narrate, self._ready = models, narrate, ready
         self._interrupts = 0
+        self._drain_s = (config.timeout_graceful_shutdown or 0) - SENDING_S
         self._draining_until: float | None = None  # ``time.monotonic``
 
-    @property
-    def stopped_at_once(self) -> bool:
-        """True after a second SIGINT."""
-        return self._interrupts > 1
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, and announce it."""
+        await super().startup(sockets)
+        if self.should_exit or not sockets:
+            return
+        address, port = address_of(sockets[0]), sockets[0].getsockname()[1]
+        self._narrate("plain", "Worker ready, starting HTTP server")
+        text, cute = f"HTTP server listening on {address}", "Ready to help! Come and talk to me! 🚀"
+        self._narrate("server_start", text, cute, port=port)
+        self._narrate("plain", text)
+        threading.Thread(target=self._open, args=(address,), daemon=True).start()
+
+    def _open(self, address: str) -> None:
+        """Tell that the worker is ready; what to open is the last line."""
+        at = f"{'https' if self.config.is_ssl else 'http'}://{address}"
+        self._ready(at)
+        here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        self._narrate("plain", f"open {here}")
+        names = ", ".join(self.models.slots)
+        self._narrate("open", f"Serving {names} on {here} (Ctrl-C stops it)")
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing: :meth:`signals` handles them, and uvicorn would raise them again."""
-        yield
-
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM, from before the worker is announced."""
+        """Handle SIGINT and SIGTERM; uvicorn's own would raise them again."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
@@ -186,47 +158,20 @@ class _Server(uvicorn.Server):
         """Record the signal only: the interrupted code may hold a lock or be writing a line."""
         self._interrupts += sig == signal.SIGINT
         self._draining_until = self._draining_until or time.monotonic() + self._drain_s
-
-    def _drain(self, until: float) -> None:
-        """Drain from the first signal on; a second SIGINT ends every answer."""
-        if not self.models.draining:
-            self._narrate(
-                "draining",
-                f"Stopping: {self.models.open_jobs} answers may finish, new requests are refused",
-                "Let me just finish my sentence! 🧹",
-            )
-        self.models.drain(0 if self.stopped_at_once else max(0, until - time.monotonic()))
+        self.force_exit = self._interrupts > 1
 
     async def on_tick(self, counter: int) -> bool:
         """True if serving is to stop; until then new requests are refused with a reason."""
         if (until := self._draining_until) is not None:
-            self._drain(until)
-            over = self.stopped_at_once or time.monotonic() > until
-            self.should_exit = self.should_exit or over or not self.models.open_jobs
+            left_s = max(0, until - time.monotonic())
+            if not self.models.draining:
+                text = f"Stopping: {self.models.open_jobs} answers may finish, new ones are refused"
+                self._narrate("draining", text, "Let me just finish my sentence! 🧹")
+            self.models.drain(left_s)
+            self.should_exit = self.force_exit or not (left_s and self.models.open_jobs)
         if self.models.dead is not None:
             self.should_exit = True
         return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close all connections; cutting off a client after the time limits is not an error."""
-        waiting = asyncio.ensure_future(self._let_go())
-        try:
-            await super().shutdown(sockets)
-            if self.force_exit:  # uvicorn then leaves the rest to the end of the program
-                for task in (left := set(self.server_state.tasks)):
-                    task.cancel()
-                await asyncio.gather(*left, return_exceptions=True)
-                await self.lifespan.shutdown()
-        finally:
-            waiting.cancel()
-
-    async def _let_go(self) -> None:
-        """Wait for a second SIGINT, then briefly for the ends of answers."""
-        while not self.stopped_at_once:
-            await asyncio.sleep(POLL_S)
-        self.models.drain(0)
-        await asyncio.sleep(LAST_WORDS_S)
-        self.force_exit = True
 
 
 # --- the address ---------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ from hostile_bodies import VALID, bodies
 from server_process import listening
 from tiny_models import tiny_gguf
 
-from bitnet.server.exchange import FORMS
+from bitnet.wire.ollama import SHOW
+from bitnet.wire.routes import COMPUTED, ROUTES
 
 INNOCENT = {"prompt": "the innocent neighbour", "max_tokens": 20, "stream": True}
 JSON = {"Content-Type": "application/json"}
 EACH = 60  # bodies of a route
+FORMS = {form.name: form for form in (*ROUTES.values(), *COMPUTED.values(), SHOW)}
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,7 @@ def routes(worker):
     found = {}
     for path, methods in page["paths"].items():
         if content := methods.get("post", {}).get("requestBody", {}).get("content"):
-            reference = content["application/json"]["schema"]["$ref"]
-            found[path] = reference.rpartition("/")[2]
+            found[path] = content["application/json"]["schema"]["title"]
     return found
 
 
