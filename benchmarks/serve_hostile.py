@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from hostile_bodies import VALID, bodies
 from waiting import free_port, until
 
-import bitnet.server.app  # noqa: F401 - its routes name their forms
-from bitnet.server.exchange import FORMS
+from bitnet.wire.ollama import SHOW
+from bitnet.wire.routes import COMPUTED, ROUTES
+
+FORMS = {form.name: form for form in (*ROUTES.values(), *COMPUTED.values(), SHOW)}
 
 STREAM = {"prompt": "A neighbour", "max_tokens": 200, "stream": True, "ignore_eos": True}
 JSON = {"Content-Type": "application/json"}
@@ -86,7 +88,7 @@ def _attack(client, options, statuses, done) -> None:
         for path, methods in page["paths"].items():
             content = methods.get("post", {}).get("requestBody", {}).get("content")
             if content:
-                name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                name = content["application/json"]["schema"]["title"]
                 for body in bodies(FORMS[name], VALID[name] | model, options.seed, options.count):
                     reply = client.post(path, content=body, headers=JSON)
                     statuses[reply.status_code] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
@@ -38,7 +39,6 @@ class Answer:
     The attributes are updated with each piece and keep their values when iteration stops early.
 
     Attributes:
-        sequence: the sequence that generates it.
         prompt_ids: token ids of the prompt.
         ids: ids generated, without the stop id; those of a stop string are included.
         logprobs: one entry for each of *ids*; empty unless requested.
@@ -48,17 +48,13 @@ class Answer:
         finish_reason: why it ended, as in :class:`Piece`; ``None`` while it runs.
         error: what went wrong if the reason is ``error``.
         stop_text: the stop string that ended it; empty if none did.
-        begun_at: ``time.perf_counter`` at its creation; its durations start there.
-        backend: compute backend, with its instruction set.
-        load_s: seconds to load tokenizer and model.
-        tokenize_s: seconds spent encoding and decoding.
-        prefill_s: seconds from the prompt's ids to the first token.
-        decode_s: seconds for the tokens after the first.
+        load_s, tokenize_s, prefill_s, decode_s: seconds to load tokenizer and model, to encode and
+            decode, from the prompt's ids to the first token, and for the tokens after it.
         tokens: ids generated, including the one that ended the answer.
         reasoning_tokens: those of its reasoning part, where the request separates it.
         peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
-        page_faults: times that the process waited for a page of a file meanwhile.
-        read_bytes: bytes that were read from disks for it meanwhile.
+        page_faults, read_bytes: waits of the process for pages of a file, and bytes read from
+            disks, meanwhile.
     """
 
     def __init__(
@@ -72,7 +68,7 @@ class Answer:
 
         *run* yields the pieces of *sequence* to the caller that iterates.
         """
-        self.sequence = sequence
+        self.sequence = sequence  # that generates it
         self.prompt_ids: tuple[int, ...] = tuple(sequence.ids)
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -80,7 +76,7 @@ class Answer:
         self.reasoning: str = ""
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
-        self.backend: str = ""
+        self.backend: str = ""  # with its instruction set
         self.load_s = self.tokenize_s = self.prefill_s = self.decode_s = 0.0
         self.tokens = self.reasoning_tokens = 0
         self.peak_memory_bytes = self.page_faults = self.read_bytes = 0
@@ -97,12 +93,11 @@ class Answer:
         self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
         self._shown |= {} if thoughts is None else thoughts.shown
         self._reads = page_reads()
-        self.begun_at: float = time.perf_counter()
-        self._at = self.begun_at
+        self._at = begun_at = time.perf_counter()
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip(self._prompt_tokens())
-        self.tokenize_s += time.perf_counter() - self._at
+        self.tokenize_s += time.perf_counter() - begun_at
 
     @property
     def prompt_tokens(self) -> int:
@@ -150,7 +145,7 @@ class Answer:
         if piece.token is not None and piece.finish_reason != "stop":
             self.ids.append(piece.token)
             if piece.logprob is not None:
-                described = self._describe(piece)
+                described = self._describe(piece.token, piece.logprob, piece.top_logprobs)
                 self.logprobs.append(described)
             text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
             text = self._until_stop(text + self._shown.get(piece.token, ""))
@@ -188,25 +183,23 @@ class Answer:
                 self._at = time.perf_counter()  # what the reader does meanwhile is not ours
 
     def __repr__(self) -> str:
-        return f"<Answer {self._state()}: {self.text!r}>"
+        return f"<Answer {len(self.ids)} tokens, {self.finish_reason or 'running'}: {self.text!r}>"
 
     def _repr_html_(self) -> str:
         """The text and one line about it, for notebooks."""
-        from html import escape  # here, since only notebooks need it
-
-        text = f'<pre style="white-space: pre-wrap">{escape(self.text)}</pre>'
         rate = self.decode_tokens_per_s
         speed = f", {rate:.0f} tokens per second" if rate else ""
-        return f"{text}<small>{escape(self._state())}{speed}</small>"
-
-    def _state(self) -> str:
-        return f"{len(self.ids)} tokens, {self.finish_reason or 'running'}"
+        state = f"{len(self.ids)} tokens, {self.finish_reason or 'running'}{speed}"
+        text = f'<pre style="white-space: pre-wrap">{escape(self.text)}</pre>'
+        return f"{text}<small>{state}</small>"
 
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         """Fields of a piece: what is certain after the next part, *text*."""
-        final = reason is not None
-        if final:
-            self._measure()
+        if final := reason is not None:
+            reads = page_reads()
+            self.peak_memory_bytes = peak_memory()
+            self.page_faults = reads.faults - self._reads.faults
+            self.read_bytes = reads.read_bytes - self._reads.read_bytes
         if final and not self.stop_text:
             text += self._until_stop(self._stream.finish(), final=True)
         reasoning = ""
@@ -243,23 +236,12 @@ class Answer:
         self.tokens += piece.token is not None
         self.error = self.error or self.sequence.error
 
-    def _measure(self) -> None:
-        """Ask the system, once, what the answer took."""
-        reads = page_reads()
-        self.peak_memory_bytes = peak_memory()
-        self.page_faults = reads.faults - self._reads.faults
-        self.read_bytes = reads.read_bytes - self._reads.read_bytes
-
-    def _describe(self, piece: Piece) -> TokenLogprob:
-        """*piece*, a token generated with log-probabilities, with its text and bytes."""
-        assert piece.token is not None
-        assert piece.logprob is not None
-        top = tuple(self._token(*pair) for pair in piece.top_logprobs)
-        return replace(self._token(piece.token, piece.logprob), top=top)
-
-    def _token(self, token: int, logprob: float) -> TokenLogprob:
+    def _describe(
+        self, token: int, logprob: float, top: Texts[tuple[int, float]] = ()
+    ) -> TokenLogprob:
         raw = self._tokenizer.token_bytes(token) if self._is_known(token) else b""
-        return TokenLogprob(token, raw.decode("utf-8", "replace"), raw, logprob)
+        likeliest = tuple(self._describe(*pair) for pair in top)
+        return TokenLogprob(token, raw.decode("utf-8", "replace"), raw, logprob, likeliest)
 
     def _prompt_tokens(self) -> list[int]:
         return [token for token in self.prompt_ids if self._is_known(token)]

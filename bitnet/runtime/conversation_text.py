@@ -24,7 +24,7 @@ from bitnet.runtime.tools import read_tools
 from bitnet.tokenizer.chat import chat_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from bitnet.runtime.request import Request
     from bitnet.runtime.tool_formats import CallFormat
@@ -52,11 +52,6 @@ def conversation_text(
     calls, or of messages with headers (``None``: the answer is text).
     """
     messages = request.messages or ()
-    if not all(isinstance(message, Mapping) for message in messages):
-        raise UsageError(
-            "a conversation is a list of messages, each a mapping",
-            hint="model.chat([{'role': 'user', 'content': 'Hello'}])",
-        )
     check_messages(messages)
     if not request.continue_final_message:
         return _text(tokenizer, request, messages)
@@ -74,14 +69,9 @@ def _text(
         parallel = request.parallel_tool_calls
         tools = read_tools(request.tools, request.tool_choice, parallel=parallel)
 
-    def render(
-        messages: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]] | None = None
-    ) -> str:
-        return template.render(
-            [dict(message) for message in messages],
-            tools=given,
-            variables=request.template_variables,
-        )
+    def render(messages: Iterable[Mapping[str, Any]], given: Any = None) -> str:
+        turns = [dict(message) for message in messages]
+        return template.render(turns, tools=given, variables=request.template_variables)
 
     source = tokenizer.chat_template or ""
     if "<|channel|>" in source:
@@ -106,31 +96,25 @@ def _text(
 
 def _one_call_each(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """*messages* in which a message has one call, followed by its result, as templates write it."""
-    waiting: list[dict[str, Any]] = []
+    results = {
+        str(message.get("tool_call_id")): message
+        for message in messages
+        if message["role"] == "tool"
+    }
+    moved = set()
     for message in messages:
         calls = message.get("tool_calls")
-        if message["role"] == "tool" and waiting:
-            its = next(
-                (
-                    it
-                    for it in waiting
-                    if it["tool_calls"][0].get("id") == message.get("tool_call_id")
-                ),
-                waiting[0],
-            )
-            waiting.remove(its)
-            yield its
-            yield message
+        if not isinstance(calls, list) or len(calls) < 2:
+            if message["role"] != "tool" or str(message.get("tool_call_id")) not in moved:
+                yield message
             continue
-        yield from waiting
-        waiting = []
-        if isinstance(calls, list) and len(calls) > 1:
-            first, *others = calls
-            waiting = [{**message, "tool_calls": [first]}]
-            waiting += [{"role": "assistant", "content": "", "tool_calls": [it]} for it in others]
-        else:
-            yield message
-    yield from waiting
+        for number, call in enumerate(calls):
+            name = str(call.get("id")) if isinstance(call, Mapping) else ""
+            begin = {"role": "assistant", "content": ""} if number else message
+            yield {**begin, "tool_calls": [call]}
+            if name in results:
+                moved.add(name)
+                yield results[name]
 
 
 def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:
@@ -193,74 +177,39 @@ class ReasoningReader:
     def __init__(self, rules: ReasoningRules) -> None:
         """Reads one answer."""
         self._rules = rules
-        self.is_inside = rules.begun  # what comes next is reasoning
-        self._ended = False
+        self.is_inside = self._is_decided = rules.begun  # what comes next is reasoning
         self._fresh = True  # nothing of the current part has been passed on
         self._held = ""
         self._between = ""  # before the next part of the reasoning
 
     def read(self, text: str, *, final: bool = False) -> tuple[str, str]:
         """Reasoning and text that are certain after the next part, *text*; all if it is *final*."""
-        reasoning, content = self._read(text)
-        if final:
-            held, self._held = self._held, ""
-            if self.is_inside:
-                reasoning += held.strip() if self._fresh else held.rstrip()
-            else:
-                content += held
-        return reasoning, content
-
-    def _read(self, text: str) -> tuple[str, str]:
         self._held += text
-        if not self.is_inside and not self._ended:
+        opening = self._rules.opening
+        if not self._is_decided:
             begin = self._held.lstrip()
-            if len(begin) < len(self._rules.opening) and self._rules.opening.startswith(begin):
+            if not final and len(begin) < len(opening) and opening.startswith(begin):
                 return "", ""  # it may become the mark
-            self.is_inside = begin.startswith(self._rules.opening)
-            self._ended = not self.is_inside
-            if self.is_inside:
-                self._held = begin[len(self._rules.opening) :]
-            else:
-                self._fresh = False  # an answer without reasoning keeps its first spaces
-        reasoning = content = ""
-        while self.is_inside or self._ended:
-            if self.is_inside:
-                part = self._reasoning()
-                reasoning += part and self._between + part
-                self._between = "" if part else self._between
-            if self.is_inside:
-                break
-            content += self._take_text()
-            if self._ended:
-                break
-        return reasoning, content
-
-    def _reasoning(self) -> str:
-        closing = self._rules.closing
-        before, mark, after = self._held.partition(closing)
-        if mark:
-            self.is_inside, self._ended = False, True
-            part, self._held = before.rstrip(), after
+            self._is_decided, self.is_inside = True, begin.startswith(opening)
+            self._held = begin[len(opening) :] if self.is_inside else self._held
+            self._fresh = self.is_inside  # an answer without reasoning keeps its first spaces
+        parts, found = {True: "", False: ""}, "more"
+        while found:
+            inside = self.is_inside
+            # gpt-oss's channel may come again.
+            mark = self._rules.closing if inside else opening if opening == _CHANNEL else ""
+            before, found, after = self._held.partition(mark) if mark else (self._held, "", "")
+            # The possible beginning of a mark is held back, with the space before its end.
+            keep = 0 if found or final or not mark else overlap(before, mark)
+            part = before[: len(before) - keep]
+            part = part.rstrip() if inside else part
+            self._held = after if found else before[len(part) :]
             part = part.lstrip() if self._fresh else part
-            self._fresh = True
-            return part
-        # The possible beginning of the mark is held back, with the space before it.
-        part = before[: len(before) - overlap(before, closing)].rstrip()
-        self._held = before[len(part) :]
-        part = part.lstrip() if self._fresh else part
-        self._fresh = self._fresh and not part
-        return part
-
-    def _take_text(self) -> str:
-        text = self._held.lstrip() if self._fresh else self._held
-        self._held = ""
-        if (opening := self._rules.opening) == _CHANNEL:  # it may come again
-            text, mark, rest = text.partition(opening)
-            if mark:
-                self.is_inside, self._ended, self._fresh = True, False, True
-                self._held, self._between = rest, "\n\n"
-                return text
-            certain = len(text) - overlap(text, opening)
-            text, self._held = text[:certain], text[certain:]
-        self._fresh = self._fresh and not text
-        return text
+            if part:
+                parts[inside] += (self._between if inside else "") + part
+                self._between = "" if inside else self._between
+            self._fresh = self._fresh and not part
+            if found:
+                self.is_inside, self._fresh = not inside, True
+                self._between = self._between if inside else "\n\n"
+        return parts[True], parts[False]

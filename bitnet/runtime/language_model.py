@@ -54,9 +54,9 @@ VECTORS_AT_ONCE = 16  # texts per forward pass; they are packed without padding
 class LanguageModel:
     """A model ready to generate; :func:`bitnet.load` creates it.
 
-    :meth:`scheduler` runs several answers together. Answers of :meth:`answer`, :meth:`stream` and
-    similar methods are generated one at a time, from any thread; the prefix that a prompt shares
-    with the previous one is not computed again.
+    Answers are generated one at a time, from any thread, and together by a :meth:`scheduler`; the
+    prefix that a prompt shares with the previous one is not computed again. A closed model raises
+    :class:`InferenceError`.
 
     Attributes:
         path: of the model file.
@@ -76,7 +76,6 @@ class LanguageModel:
         *,
         path: Path,
         context: int | None = None,
-        load_s: float = 0.0,
         draft_model: Model | None = None,
     ) -> None:
         self._draft_model = draft_model
@@ -88,28 +87,20 @@ class LanguageModel:
         self.context: int = self._engine.context
         self.config: ModelConfig = model.config
         self.backend: str = model.ops.name
-        self.load_s = load_s
+        self.load_s = 0.0
         self.ignored_keys: tuple[str, ...] = ()
         self.prompts: Prompts = Prompts()
 
     @property
     def engine(self) -> Scheduler:
-        """The scheduler with a batch of one, for the answers of this object.
-
-        Raises:
-            InferenceError: the model is closed.
-        """
+        """The scheduler with a batch of one, for the answers of this object."""
         if self._engine is None:
             raise InferenceError(f"the model {self.path} is closed", hint="load it again")
         return self._engine
 
     @property
     def model(self) -> Model:
-        """The transformer.
-
-        Raises:
-            InferenceError: the model is closed.
-        """
+        """The transformer."""
         return self.engine.model
 
     def scheduler(self, *, max_batch: int = 8, kv_budget_bytes: int | None = None) -> Scheduler:
@@ -126,28 +117,27 @@ class LanguageModel:
         """Prompt ids of *request*, and the request with this model's stop ids and grammar.
 
         Raises:
-            UsageError: the prompt is empty, the template does not accept the conversation, the
-                schema or the regular expression is wrong, or the prompt name is unknown.
-            Unsupported: an embedding model is asked for an answer; it has no chat template; or
-                a schema or regular expression is given and llguidance is not installed.
+            UsageError: a field is wrong, or the template does not accept the conversation.
+            Unsupported: an embedding model is asked for an answer, it has no chat template, or
+                llguidance, which a schema or a regular expression needs, is not installed.
         """
         request.check()
         if request.embed:
             return self.embedding_ids(request.prompt, request.prompt_name), request
         if not self.config.writes:
-            pooling = f"pooling: {self.config.pooling}"
-            why = pooling if self.config.causal else "its attention looks both ways"
             raise Unsupported(
-                f"{self.path.name} makes vectors of texts and does not write any ({why})",
+                f"{self.path.name} makes vectors of texts and does not write any",
                 hint=f"bitnet embed {word(self.path)} --input texts.txt",
             )
         calls = reasoning = None
         if (messages := request.messages) is None:
-            ids = self._encode(request.prompt)
+            ids = self._encode("prompt", request.prompt)
         else:
             if request.thinking is not None:
-                variables = {**(request.template_variables or {})}
-                variables.setdefault("enable_thinking", request.thinking)
+                variables = {
+                    "enable_thinking": request.thinking,
+                    **(request.template_variables or {}),
+                }
                 request = replace(request, template_variables=variables)
             text, tools, form = conversation_text(self.tokenizer, request)
             # The template writes BOS itself if the model needs it.
@@ -171,10 +161,7 @@ class LanguageModel:
     def answer(self, request: Request) -> Answer:
         """The answer to *request*; iterate over it for the text as it is generated.
 
-        Raises:
-            UsageError: as :meth:`prepare`.
-            InferenceError: the prompt does not fit the context.
-            Unsupported: as :meth:`prepare`.
+        It raises what :meth:`prepare` does, and if the prompt does not fit the context.
         """
         started = time.perf_counter()
         ids, request = self.prepare(request)
@@ -239,23 +226,17 @@ class LanguageModel:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Grammars that constrain an answer.
-
-        Raises:
-            Unsupported: llguidance is not installed.
-        """
+        """Grammars that constrain an answer."""
         return Grammars(self.tokenizer)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to the beginning of the assistant's answer.
 
-        Args:
-            messages: ``{"role": ..., "content": ...}``, oldest first.
+        *messages* are ``{"role": ..., "content": ...}``, oldest first.
 
         Raises:
             Unsupported: the model has no chat template.
             UsageError: its template does not accept this conversation.
-            WrongType: *messages* is not a list.
         """
         check_type("messages", messages, "a list of messages, each a mapping", list, tuple)
         text, *_ = conversation_text(self.tokenizer, Request(messages=messages))
@@ -269,7 +250,7 @@ class LanguageModel:
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> NDArray[np.float32]:
-        """Embeddings of *texts*, pooled as the model says; by the mean if it does not.
+        """Embeddings of *texts*, ``(N, dimensions)``, pooled as the model says, else by the mean.
 
         Args:
             texts: texts, or ids. Ids are used unchanged; texts get the prompt and the tokenizer's
@@ -277,9 +258,6 @@ class LanguageModel:
             prompt_name: one of :attr:`prompts`; the model's default when not given.
             normalize: scale each vector to length one.
             dimensions: number of leading dimensions to keep; all when not given.
-
-        Returns:
-            ``(len(texts), dimensions)``; one row for a single text.
 
         Raises:
             UsageError: the prompt name is unknown, *dimensions* is out of its range, or a text
@@ -311,19 +289,12 @@ class LanguageModel:
         return rows
 
     def embedding_ids(
-        self,
-        text: str | Sequence[int],
-        prompt_name: str | None = None,
-        *,
-        truncate: bool = False,
+        self, text: str | Sequence[int], prompt_name: str | None = None, *, truncate: bool = False
     ) -> list[int]:
         """Ids of a text to embed; *text* and *prompt_name* are those of :meth:`embed`.
 
         With *truncate*, the end of a text that the context cannot hold is left out; an end token
         that the tokenizer adds, which last-token pooling reads, still follows.
-
-        Raises:
-            UsageError: the prompt name is unknown, or *text* is not a text.
         """
         name = self.prompts.default if prompt_name is None else prompt_name
         if name and name not in self.prompts.texts:
@@ -333,20 +304,12 @@ class LanguageModel:
                 hint="write what should stand before the texts into them",
                 field="prompt_name",
             )
-        if not isinstance(text, str):
-            return check_ids("input", text, "a text or token ids")
-        whole = self.prompts.texts.get(name, "") + text
-        if whole:
-            check_prompt(whole)
-        return self.tokenizer.encode(whole, at_most=self.context if truncate else None)
+        if isinstance(text, str) and not (text := self.prompts.texts.get(name, "") + text):
+            return self.tokenizer.encode("")
+        return self._encode("input", text, self.context if truncate else None)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
-        """Logits at every position of *ids*, ``(len(ids), vocab_size)``.
-
-        Raises:
-            UsageError: *ids* is empty, or holds an id outside the vocabulary.
-            InferenceError: *ids* is longer than the context.
-        """
+        """Logits at every position of *ids*, ``(len(ids), vocab_size)``."""
         return self.engine.logits(check_ids("ids", ids))
 
     def close(self) -> None:
@@ -363,11 +326,7 @@ class LanguageModel:
         return f"<LanguageModel {self.path}: {self.config.architecture}, {self.backend}>"
 
     def _calls_grammar(self, request: Request, tools: Tools, form: CallFormat) -> Grammar | None:
-        """Grammar that permits only calls, or calls and answers that follow a schema.
-
-        Raises:
-            UsageError: a schema is invalid, or a regular expression is given as well.
-        """
+        """Grammar that permits only calls, or calls and answers that follow a schema."""
         schema = None
         if not tools.required:
             if request.regex is not None:
@@ -382,11 +341,13 @@ class LanguageModel:
             return self.grammars.json_schema(read_schema(request.json_schema))
         return None if request.regex is None else self.grammars.regex(request.regex)
 
-    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return check_ids("prompt", prompt, "a text or token ids")
-        check_prompt(prompt)
-        return self.tokenizer.encode(prompt)
+    def _encode(
+        self, name: str, text: str | Sequence[int], at_most: int | None = None
+    ) -> list[int]:
+        if not isinstance(text, str):
+            return check_ids(name, text, "a text or token ids")
+        check_prompt(text)
+        return self.tokenizer.encode(text, at_most=at_most)
 
 
 def load_checkpoint(
@@ -427,13 +388,9 @@ def load_checkpoint(
                 locked.lock()
         load_s = time.perf_counter() - started
         model = LanguageModel(
-            transformer,
-            tokenizer,
-            path=path,
-            context=context,
-            load_s=load_s,
-            draft_model=draft_model,
+            transformer, tokenizer, path=path, context=context, draft_model=draft_model
         )
+    model.load_s = load_s
     model.ignored_keys = tuple(sorted(checkpoint.ignored))
     model.prompts = checkpoint.prompts
     return model

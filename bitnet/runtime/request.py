@@ -7,10 +7,11 @@ largest schemas were measured in time and in depth.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet.base import settings
@@ -59,42 +60,37 @@ class ReasoningRules:
         return closing
 
 
-#: Fields of a request that say how a token is chosen.
-SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "logit_bias"),
-)
-
-
 def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
     if isinstance(entries, str) or not isinstance(entries, Iterable):
         raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
-    if isinstance(entries, Mapping):
-        given: Iterable[tuple[Any, Any]] = entries.items()
-    else:
-        given = (entry.partition("=")[::2] for entry in entries)
+    if not isinstance(entries, Mapping):
+        entries = dict(entry.partition("=")[::2] for entry in entries)
     biases = {}
-    for token, bias in given:
+    for token, bias in entries.items():
         try:
-            if not re.fullmatch(r"-?[0-9]{1,19}", str(token)):
-                raise ValueError
-            biases[int(token)] = float(bias)
-        except (ValueError, TypeError):  # noqa: PERF203 - it names the entry
+            number = float(bias)
+        except (ValueError, TypeError):
+            number = math.nan
+        if not re.fullmatch("[0-9]{1,19}", str(token)) or not number <= MAX_BIAS:
             shown = f"{token}={bias}".removesuffix("=")[:60]
             raise UsageError(
-                f"logit_bias is {shown!r}, expected a token id and a number",
+                f"logit_bias is {shown!r}, expected a token id and a number up to {MAX_BIAS:g}",
                 hint="for example: --logit-bias 42=-inf",
                 field="logit_bias",
-            ) from None
+            )
+        biases[int(token)] = number
     return biases
+
+
+_INNER = {"inner": True}  # metadata of a field that no JSON object may set
 
 
 @dataclass(frozen=True)
 class Request:
     """Request for one answer. A value out of its range is a :class:`UsageError` naming it."""
 
-    SECTIONS: ClassVar = {"Answer": ("max_tokens", "stop", "lookup"), "Sampling": SAMPLING}
+    SECTIONS: ClassVar = {"Answer": ("max_tokens", "stop", "lookup"), "Sampling": ()}
 
     max_tokens: int = option(
         128, "most tokens to generate", synonyms=("max-new-tokens", "n-predict"), short="n",
@@ -147,7 +143,9 @@ class Request:
     #: with the last two the answer is a call that follows the schema.
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True  # an answer may call several functions
-    template_variables: Mapping[str, Any] | None = None  # more of them for the chat template
+    template_variables: Mapping[str, Any] | None = field(
+        default=None, metadata=_INNER
+    )  # more for the chat template
     json_schema: str | bool | Mapping[str, Any] | None = None  # the answer is JSON that follows it
     regex: str | None = None  # the whole answer matches it
     #: Number of alternatives to report for each token; ``None``: no log-probabilities.
@@ -155,34 +153,33 @@ class Request:
     #: Tokens before the first stop id is allowed.
     min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
     ignore_eos: bool = False  # continue the answer where the model would end it
-    lora: str = ""  # name of the model's adapter that the answer is run with
-    embed: bool = False  # a vector instead of an answer, pooled as the model says, else by the mean
-    prompt_name: str | None = None  # of the model's prompt before a text to embed; None: its own
+    lora: str = field(
+        default="", metadata=_INNER
+    )  # name of the model's adapter that the answer is run with
+    #: A vector instead of an answer, pooled as the model says, else by the mean.
+    embed: bool = field(default=False, metadata=_INNER)
+    #: Of the model's prompt before a text to embed; ``None``: its own.
+    prompt_name: str | None = field(default=None, metadata=_INNER)
     thinking: bool | None = None  # reason first, for templates that can say so; None: as they do
     #: Most tokens of reasoning; ``None``: no limit of its own.
     thinking_budget: int | None = field(default=None, metadata={"bounds": (0, None)})
-    separate_reasoning: bool = False  # the reasoning part of the answer is not in its text
+    separate_reasoning: bool = field(
+        default=False, metadata=_INNER
+    )  # the reasoning part is not in the answer's text
     #: The last of *messages* is the beginning of the answer, with its ``content`` and
     #: ``reasoning_content``; the answer is what follows it.
     continue_final_message: bool = False
     # The rest is what a LanguageModel makes of these for its tokens.
-    stop_ids: frozenset[int] = frozenset()
-    grammar: Grammar | None = None
-    calls: CallRules | None = None
-    reasoning: ReasoningRules | None = None
+    stop_ids: frozenset[int] = field(default=frozenset(), metadata=_INNER)
+    grammar: Grammar | None = field(default=None, metadata=_INNER)
+    calls: CallRules | None = field(default=None, metadata=_INNER)
+    reasoning: ReasoningRules | None = field(default=None, metadata=_INNER)
 
     def __post_init__(self) -> None:
         """Check value ranges."""
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         check_bounds(self)
-        for token, bias in self.logit_bias.items():
-            if token < 0 or not bias <= MAX_BIAS:
-                raise UsageError(
-                    f"logit_bias is {token}={bias}, expected an id from 0 on and a bias up to "
-                    f"{MAX_BIAS:g}",
-                    field="logit_bias",
-                )
         check_type("regex", self.regex, "a text or None", str, None)
         check_type("json_schema", self.json_schema, "a schema", str, bool, Mapping, None)
         for name in ("parallel_tool_calls", "ignore_eos", "thinking", "continue_final_message"):
@@ -204,7 +201,7 @@ class Request:
         """
         changes: dict[str, Any] = {}
         for name, value in entries.items():
-            if name not in _JSON and name not in SAMPLING:
+            if name not in _JSON:
                 raise UsageError(f"{name} is not a field of a request", field=name)
             if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
                 continue
@@ -242,16 +239,14 @@ class Request:
         last = self.messages[-1] if self.messages else {}
         begun = last.get("content") or "", last.get("reasoning_content") or ""
         is_text = any(begun) and all(isinstance(text, str) for text in begun)
+        problem = ""
         if last.get("role") != "assistant" or not is_text or last.get("tool_calls"):
-            raise UsageError(
-                "continue_final_message: expected a text of the assistant as the last message",
-                field="continue_final_message",
-            )
-        if self.needs_grammar:
-            raise UsageError(
-                "continue_final_message: an answer with a grammar cannot be continued",
-                field="continue_final_message",
-            )
+            problem = "expected a text of the assistant as the last message"
+        elif self.needs_grammar:
+            problem = "an answer with a grammar cannot be continued"
+        if problem:
+            name = "continue_final_message"
+            raise UsageError(f"{name}: {problem}", field=name)
 
     def actual_seed(self) -> int:
         """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
@@ -265,13 +260,11 @@ class Request:
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
 
 
-# Fields that a JSON object may have; the rest is derived.
-_JSON = {
-    *("prompt", "messages", "json_schema", "regex"),
-    *("tools", "tool_choice", "parallel_tool_calls"),
-    *("max_tokens", "min_tokens", "ignore_eos", "stop", "lookup", "logprobs"),
-    *("thinking", "thinking_budget", "continue_final_message"),
-}
+_OPTIONS = [entry.name for entry in fields(Request) if "help" in entry.metadata]
+#: Fields of a request that say how a token is chosen: the options that are not about the answer.
+SAMPLING = tuple(name for name in _OPTIONS if name not in Request.SECTIONS["Answer"])
+Request.SECTIONS["Sampling"] = SAMPLING
+_JSON = {entry.name for entry in fields(Request) if not entry.metadata.get("inner")}
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 
 
@@ -280,12 +273,12 @@ _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other pr
 
 def check_messages(messages: Any) -> None:
     """Check the form of a conversation."""
-    if not isinstance(messages, (list, tuple)) or not all(
+    are_objects = isinstance(messages, list | tuple) and all(
         isinstance(message, Mapping) for message in messages
-    ):
-        raise UsageError("messages is not a list of objects", field="messages")
-    if not messages:
-        raise UsageError("messages is empty", field="messages")
+    )
+    if not are_objects or not messages:
+        problem = "empty" if are_objects else "not a list of objects"
+        raise UsageError(f"messages is {problem}", field="messages")
     for number, message in enumerate(messages):
         content, where = message.get("content"), f"messages.{number}"
         problem = ""
@@ -375,15 +368,10 @@ def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
                 f"the JSON schema is not JSON: {error}",
                 hint="""--json-schema '{"type": "object"}', or the name of a file""",
             ) from None
-    if not isinstance(schema, (bool, dict)):
+    if schema is not True and not isinstance(schema, dict):
         raise UsageError(
-            f"a JSON schema is an object, not {json.dumps(schema)[:40]}",
+            f"a JSON schema is an object or true, not {json.dumps(schema)[:40]}",
             hint="""--json-schema '{"type": "object"}'""",
-        )
-    if schema is False:
-        raise UsageError(
-            "the JSON schema false allows no answer at all",
-            hint="true, or an object, allows some",
         )
     check_schema("json_schema", schema)
     return {} if schema is True else schema  # the library sets a style on objects only

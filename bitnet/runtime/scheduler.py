@@ -90,9 +90,9 @@ class Scheduler:
                 f"a context of {context:,} positions, the model was made for {limit:,}",
                 hint=f"--context {limit}",
             )
-        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk)):
-            if value < 1:
-                raise UsageError(f"{name} is {value}, expected at least 1", field=name)
+        if min(max_batch, prefill_chunk) < 1:
+            sizes = f"max_batch is {max_batch}, prefill_chunk {prefill_chunk}"
+            raise UsageError(f"{sizes}, expected at least 1", field="max_batch")
         self.model = model
         self.context: int = limit if context is None else context  # positions of a sequence
         self.max_batch = max_batch  # sequences that run at the same time; others wait
@@ -170,11 +170,9 @@ class Scheduler:
             sequence = self.waiting[0]
             try:
                 positions = min(self.context, sequence.positions)
+                reuse, adapter = not sequence.request.embed, sequence.request.lora
                 sequence.cache = cache = self.caches.acquire(
-                    sequence.ids,
-                    positions,
-                    reuse=not sequence.request.embed,
-                    adapter=sequence.request.lora,
+                    sequence.ids, positions, reuse=reuse, adapter=adapter
                 )
             except MemoryError as error:
                 if self.caches.drop_idle():
@@ -184,7 +182,6 @@ class Scheduler:
             if cache is None:
                 break
             self.running.append(self.waiting.popleft())
-            sequence.admitted_at = time.perf_counter()
             sequence.reused_tokens = cache.length
             if self._drafter and cache.drafter and not sequence.request.embed:
                 sequence.foresight = self._drafter.foresight(sequence.ids, cache.drafter)
@@ -272,11 +269,6 @@ class Scheduler:
     def busy(self) -> bool:
         """True if :meth:`step` has something to do."""
         return bool(self.waiting or self.running)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes counted for running sequences and kept caches."""
-        return self.caches.size_bytes
 
     def submit(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
         """Queue the continuation of *ids*."""
@@ -375,10 +367,6 @@ class Scheduler:
         """Free the caches that no sequence uses."""
         with self._lock:
             self.caches.drop_idle()
-
-    def affordable(self, size_bytes: int) -> int:
-        """Positions that a sequence may have within *size_bytes* of keys and values."""
-        return min(self.context, self.caches.affordable(size_bytes))
 
     def check(self, ids: abc.Sequence[int], *, field: str = "prompt") -> None:
         """Check a prompt, which clients call *field*."""

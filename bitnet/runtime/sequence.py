@@ -51,7 +51,6 @@ class Sequence:
     exact_head_tokens: int = 0  # chosen without computing the whole output head
     exact_head_rows: float = 0.0  # share of the head's rows computed for them, 0 to 1
     exact_head_stopped: bool = False  # the exact head did not save time with this model
-    admitted_at: float | None = None  # ``time.perf_counter``; None while it waits
     finish_reason: FinishReason | None = None
     cancelled: bool = False  # set from any thread: it ends before the next pass
     deadline: float = math.inf  # ``time.monotonic`` after which it ends
@@ -213,8 +212,7 @@ class Sequence:
                 hint="the weights are damaged: fetch the model again",
             )
             return [self.fail(error)]
-        self.finish_reason = "stop"
-        return [Piece(None, finish_reason="stop")]
+        return [self._end("stop")]
 
     def vector(self, *, normalize: bool, dimensions: int | None) -> NDArray[np.float32]:
         """The first *dimensions* of its vector; see :meth:`LanguageModel.embed`."""
@@ -225,8 +223,12 @@ class Sequence:
 
     def fail(self, error: Exception) -> Piece:
         """End with *error*."""
-        self.error, self.finish_reason = error, "error"
-        return Piece(None, finish_reason="error")
+        self.error = error
+        return self._end("error")
+
+    def _end(self, reason: FinishReason) -> Piece:
+        self.finish_reason = reason
+        return Piece(None, finish_reason=reason)
 
     @property
     def _is_too_short(self) -> bool:
@@ -264,14 +266,9 @@ class Sequence:
                 self.finish_reason = "length"
             elif full:
                 self.finish_reason = "context"
-        complete = matcher is not None and matcher.finished and self.finish_reason != "stop"
-        if complete:
-            self.finish_reason = None
-        pieces = [replace(sampled, finish_reason=self.finish_reason)]
-        if complete:
-            self.finish_reason = "stop"
-            pieces.append(Piece(None, finish_reason="stop"))
-        return pieces
+        if matcher is not None and matcher.finished and self.finish_reason != "stop":
+            return [sampled, self._end("stop")]
+        return [replace(sampled, finish_reason=self.finish_reason)]
 
 
 def plan_decoding(

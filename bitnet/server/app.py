@@ -16,8 +16,8 @@ from bitnet.base.errors import BitnetError
 from bitnet.server import pages
 from bitnet.server.exchange import answer, body_of, compute, open_slot, taking
 from bitnet.server.guard import Guard
+from bitnet.server.metrics import trace_requests
 from bitnet.server.refusals import Refused, from_error
-from bitnet.server.tracing import trace_requests
 from bitnet.wire.llama_server import DEFAULTS
 from bitnet.wire.ollama import NEVER, SHOW, parameter_size, timestamp
 from bitnet.wire.routes import COMPUTED, ROUTES

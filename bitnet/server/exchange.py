@@ -20,8 +20,8 @@ from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import EVERYTHING
 from bitnet.runtime.request import Request as ModelRequest
+from bitnet.server.metrics import describe_span
 from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
-from bitnet.server.tracing import describe_span
 from bitnet.wire import ollama, responses
 from bitnet.wire.routes import dialect_of
 from bitnet.wire.worker import DEFAULT_TOKENS

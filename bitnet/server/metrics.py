@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, in their own registry.
+"""Metrics for Prometheus, in their own registry, and traces for OpenTelemetry.
 
 Those that vLLM or llama.cpp's server have as well have their names, so that existing dashboards
 work: docs.vllm.ai/en/latest/usage/metrics, and llama-server's README.
@@ -6,6 +6,8 @@ work: docs.vllm.ai/en/latest/usage/metrics, and llama-server's README.
 
 from __future__ import annotations
 
+import logging
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from bitnet.base import settings
+from bitnet.base.invocation import extra_command
+from bitnet.wire.openai import chat_finish
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fastapi import FastAPI
 
     from bitnet.runtime.answer import Answer
+
+logger = logging.getLogger(__name__)
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -107,3 +117,57 @@ def count_answer(metrics: dict[str, Any], answer: Answer) -> None:
     if answer.tokens:
         metrics["first_token_s"].observe(answer.prefill_s)
     metrics["answer_s"].observe(answer.prefill_s + answer.decode_s)
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+
+def trace_requests(app: FastAPI) -> Callable[[], object]:
+    """Send a span for each request to *app*, if configured; a function that sends the last ones.
+
+    It needs the extra ``otel``, and nothing of that is imported before. A worker that cannot be
+    traced still answers, with a warning.
+    """
+    if not settings.otel_endpoint():
+        return lambda: None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except ModuleNotFoundError as error:
+        logger.warning("no traces: %s is missing: %s", error.name, extra_command("otel"))
+        return lambda: None
+    except ValueError as error:
+        logger.warning("no traces: one of the variables OTEL_... is wrong: %s", error)
+        return lambda: None
+    FastAPIInstrumentor.instrument_app(
+        app, tracer_provider=provider, excluded_urls="/health,/metrics",
+        exclude_spans=["receive", "send"],
+    )  # fmt: skip
+    return provider.shutdown
+
+
+def describe_span(answers: Sequence[Answer], model: str) -> None:
+    """Add facts about *answers* of *model* to the span of the request, if there is one.
+
+    Names are those of opentelemetry.io/docs/specs/semconv/gen-ai.
+    """
+    if (trace := sys.modules.get("opentelemetry.trace")) is None:
+        return
+    request = answers[0].sequence.request
+    operation = "embeddings" if request.embed else "chat" if request.messages else "text_completion"
+    facts = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "bitnet",
+        "gen_ai.response.model": model,
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.usage.input_tokens": sum(answer.prompt_tokens for answer in answers),
+        "gen_ai.usage.output_tokens": sum(answer.tokens for answer in answers),
+        "gen_ai.response.finish_reasons": [str(chat_finish(answer)) for answer in answers],
+    }
+    trace.get_current_span().set_attributes(facts)

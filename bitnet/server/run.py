@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30
 SENDING_S = 5.0  # time for clients to read the end of their answers on shutdown
+LAST_WORDS_S = 1  # the same after a second SIGINT
 _HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
 
@@ -62,7 +63,7 @@ def run(
     with _filter_log(narrate), _explain_errors(address_of(bound)):
         server.run(sockets=[bound])
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
-    if server.force_exit:
+    if server.interrupts > 1:
         raise Interrupted("stopped at once; running answers were cut off")
     if (dead := models.dead) is not None:
         failure = dead.failure
@@ -118,7 +119,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self.models, self._narrate, self._ready = models, narrate, ready
-        self._interrupts = 0
+        self.interrupts = 0  # by SIGINT
         self._drain_s = (config.timeout_graceful_shutdown or 0) - SENDING_S
         self._draining_until: float | None = None  # ``time.monotonic``
 
@@ -156,19 +157,21 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Record the signal only: the interrupted code may hold a lock or be writing a line."""
-        self._interrupts += sig == signal.SIGINT
+        self.interrupts += sig == signal.SIGINT
         self._draining_until = self._draining_until or time.monotonic() + self._drain_s
-        self.force_exit = self._interrupts > 1
+        self.force_exit = self.should_exit and self.interrupts > 1
 
     async def on_tick(self, counter: int) -> bool:
         """True if serving is to stop; until then new requests are refused with a reason."""
         if (until := self._draining_until) is not None:
             left_s = max(0, until - time.monotonic())
+            if self.interrupts > 1:
+                left_s, self.config.timeout_graceful_shutdown = 0, LAST_WORDS_S
             if not self.models.draining:
                 text = f"Stopping: {self.models.open_jobs} answers may finish, new ones are refused"
                 self._narrate("draining", text, "Let me just finish my sentence! 🧹")
             self.models.drain(left_s)
-            self.should_exit = self.force_exit or not (left_s and self.models.open_jobs)
+            self.should_exit = not (left_s and self.models.open_jobs)
         if self.models.dead is not None:
             self.should_exit = True
         return await super().on_tick(counter)

@@ -103,7 +103,7 @@ class Slot:
 
         def kv_usage() -> float:
             budget = self._kv_budget_bytes if self.loaded else None
-            return self._scheduler.kv_bytes / budget if budget else 0.0
+            return self._scheduler.caches.size_bytes / budget if budget else 0.0
 
         self._metrics = metrics
         metrics["loaded"].set_function(lambda: self.loaded)
@@ -228,7 +228,7 @@ class Slot:
                 f"{budget:,}",
                 hint=f"--kv-memory {-(-shortest // 10**6) * batch}",
             )
-        return self._scheduler.affordable(budget // batch)
+        return min(context, self._scheduler.caches.affordable(budget // batch))
 
     # --- in the thread ---------------------------------------------------------------------------
 

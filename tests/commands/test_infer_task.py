@@ -391,7 +391,7 @@ def test_a_bias_forbids_or_forces_a_token(bitnet, model):
     [
         ("--logit-bias", "a=1", "--logit-bias is 'a=1', expected a token id and a number"),
         ("--logit-bias", "5", "--logit-bias is '5', expected a token id and a number"),
-        ("--logit-bias", "5=nan", "--logit-bias is 5=nan, expected an id from 0 on"),
+        ("--logit-bias", "5=nan", "--logit-bias is '5=nan', expected a token id and a number"),
         ("--logit-bias", f"{VOCAB}=1", f"logit bias for token id {VOCAB}, the vocabulary has 64"),
         ("--lookup", "16", "--lookup is 16, expected 0 to 15"),
         ("--logprobs", "101", "--logprobs is 101, expected 0 to 100"),

@@ -150,7 +150,7 @@ def test_a_sequence_waits_until_its_memory_is_free(reference):
     while scheduler.busy:
         for sequence, piece in scheduler.step():
             written[sequence].append(piece.token)
-        assert scheduler.kv_bytes <= budget(reference, 2)
+        assert scheduler.caches.size_bytes <= budget(reference, 2)
         most = max(most, len(scheduler.running))
     assert most == 2
     for seed, sequence in enumerate(sequences):
@@ -189,7 +189,7 @@ def test_caches_kept_for_later_make_room_for_those_that_run(reference):
     for seed in range(6):
         sequence = scheduler.submit(prompt(12, seed), params(6))
         assert run(scheduler)[sequence] == alone(reference, prompt(12, seed), params(6))
-        assert 0 < scheduler.kv_bytes <= budget(reference, 3)
+        assert 0 < scheduler.caches.size_bytes <= budget(reference, 3)
 
 
 def test_a_cache_is_taken_over_where_a_copy_has_no_room(roomy):
@@ -279,7 +279,7 @@ def test_only_the_latest_caches_are_kept(reference):
         True,
     ]
     scheduler.forget()
-    assert scheduler.kv_bytes == scheduler.caches.best(prompt(8, 2))[1] == 0
+    assert scheduler.caches.size_bytes == scheduler.caches.best(prompt(8, 2))[1] == 0
 
 
 # Cancelling and failing

@@ -115,7 +115,7 @@ class AnyOrder(RuleBasedStateMachine):
     def the_bounds_hold(self):
         if self.wanted:
             assert len(self.scheduler.running) <= self.scheduler.max_batch
-            assert self.budget is None or self.scheduler.kv_bytes <= self.budget
+            assert self.budget is None or self.scheduler.caches.size_bytes <= self.budget
 
     def teardown(self):
         if self.wanted:

@@ -217,12 +217,12 @@ def test_a_grammar_without_any_token_for_it_is_an_error(model):
     ("schema", "message"),
     [
         ("{", "the JSON schema is not JSON: "),
-        ("[1]", r"a JSON schema is an object, not \[1\]"),
+        ("[1]", r"a JSON schema is an object or true, not \[1\]"),
         ({"type": "foo"}, "the JSON schema cannot be used: Invalid type: foo"),
         ({"type": "string", "pattern": "(["}, "regex parse error"),
         ({"$ref": "http://example.com/x"}, "http://example.com/x"),
         ({"not": {}}, "Unimplemented keys"),
-        (False, "allows no answer at all"),
+        (False, "is an object or true, not false"),
     ],
 )
 def test_a_wrong_schema_is_refused_before_the_model_runs(model, schema, message):

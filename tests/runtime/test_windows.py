@@ -266,6 +266,6 @@ def test_memory_stays_within_its_budget(model, room, seeds):
                 scheduler.submit(ids, params(2))
     while scheduler.busy:
         scheduler.step()
-        assert scheduler.kv_bytes <= room * shortest
+        assert scheduler.caches.size_bytes <= room * shortest
         caches = scheduler.caches._caches
         assert all(cache.size_bytes <= cache.reserved_bytes for cache in caches)

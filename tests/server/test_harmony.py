@@ -82,12 +82,12 @@ def test_what_clients_send_back_reaches_the_template(tmp_path):
             b"<|return|>", b"<|call|>", b"<|endoftext|>",
         }  # fmt: skip
     assert text.endswith(
-        "<|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}<|call|>"
-        '<|start|>functions.clock to=assistant<|channel|>commentary<|message|>"noon"<|end|>'
         "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
         "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
         '{"city": "x"}<|call|>'
         '<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"rain"<|end|>'
+        "<|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}<|call|>"
+        '<|start|>functions.clock to=assistant<|channel|>commentary<|message|>"noon"<|end|>'
         "<|start|>assistant"
     )
 

@@ -264,6 +264,6 @@ def test_vectors_keep_to_the_memory_for_keys_and_values(serving, tmp_path):
     seen = []
     scheduler = worker.slot._scheduler
     step = scheduler.step
-    scheduler.step = lambda: (step(), seen.append(scheduler.kv_bytes))[0]
+    scheduler.step = lambda: (step(), seen.append(scheduler.caches.size_bytes))[0]
     assert worker.post("/v1/embeddings", {"input": ["ab"] * 5}).status_code == 200
     assert 0 < max(seen) <= page

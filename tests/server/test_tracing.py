@@ -12,7 +12,7 @@ from server_process import listening
 from waiting import PATIENCE_S
 
 from bitnet.base.invocation import extra_command
-from bitnet.server.tracing import trace_requests
+from bitnet.server.metrics import trace_requests
 
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "temperature": 0}
