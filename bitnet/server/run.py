@@ -176,6 +176,15 @@ class _Server(uvicorn.Server):
             self.should_exit = True
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections, those that a second SIGINT cuts off, too."""
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn then leaves the rest to the end of the program
+            for task in (left := set(self.server_state.tasks)):
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            await self.lifespan.shutdown()
+
 
 # --- the address ---------------------------------------------------------------------------------
 
