@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bitnet.base.errors import BitnetError, NetworkError
@@ -79,7 +79,8 @@ def _steps(session: HubSession, url: str, host: str, port: int, bundle: str) -> 
         if bundle:
             context = ssl.create_default_context(cafile=bundle)
             with context.wrap_socket(connection, server_hostname=host) as secured:
-                issuer = dict(part[0] for part in (secured.getpeercert() or {}).get("issuer", ()))
+                certificate: dict[str, Any] = secured.getpeercert() or {}
+                issuer = dict(part[0] for part in certificate.get("issuer", ()))
                 name = issuer.get("organizationName") or issuer.get("commonName") or "unknown"
                 yield f"{secured.version()}, certificate issued by {name}"
     with session.open(url, method="HEAD", leave_origin=False) as response:

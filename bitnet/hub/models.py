@@ -50,7 +50,6 @@ def provide(
 ) -> Path:
     """The file or folder of *model*, as a link to the store below ``<cache>/models``.
 
-    A model of this package is used where it was installed, and local files without a connection.
     The lock file of the working folder applies and is not written. *announce* is called with the
     files to fetch and their size before the transfer.
     """
@@ -259,8 +258,8 @@ def list_models(store: Store) -> list[KnownModel]:
         source = sources.PACKAGED.get(name) or sources.MODELS[name]
         known = store.index.find(*source.index_name)
         digest, size = (known.sha256, known.size) if known else (source.sha256, source.size)
-        path = store.path_of(digest) if digest else None
-        here = path if path is not None and path.is_file() else None
+        path = store.path_of(digest or "unknown")
+        here = path if path.is_file() else None
         rows.append(KnownModel(name, source.file, size, source.family, source.licence, here))
     fetched: dict[str, list[Artifact]] = {}
     for artifact in store.index:

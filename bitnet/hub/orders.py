@@ -102,11 +102,7 @@ def order_of(
 
 
 def model_path(project: Project, source: Source) -> Path:
-    """Default path of *source* for ``download-model``.
-
-    That is ``models/ORG-REPO/FILE``, or ``models/ORG--REPO@REVISION/FILE`` if the lock file has
-    another file at that path: of another revision, or of a repository with a similar name.
-    """
+    """``models/ORG-REPO/FILE``, ``models/ORG--REPO@REVISION/FILE`` where another is pinned."""
     plain = project.folder / "models" / source.repo.replace("/", "-") / path_of(source.file)
     entries = project.pins()
     ours = find_pin(entries, ("model", *source.index_name))

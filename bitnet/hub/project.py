@@ -1,12 +1,7 @@
 """A working folder with its lock file, its cache, and its ``bitnet.toml``: servers by repository.
 
-    [mirrors]
-    default = "https://hub.example.org"
-    "meta-llama/Meta-Llama-3-8B" = "https://models.example.org/approved"
-
-A server named there must speak the hub's protocol. ``--base-url`` wins over the file, a repository
-over ``default``, and ``default`` over ``HF_ENDPOINT``. Of a list of addresses, each is the fallback
-of those before it. A project is not the user: the access token does not go to a server named there.
+``--base-url`` wins over the file, a repository over ``default``, and ``default`` over
+``HF_ENDPOINT``. A project is not the user: the access token does not go to a server named there.
 """
 
 from __future__ import annotations

@@ -60,9 +60,8 @@ def place_all(
 ) -> None:
     """Put each file into its place: all of them, or none.
 
-    A missing folder is created next to its place and renamed, so that it appears complete or not at
-    all. In an existing one, the file that makes it a model is removed first and added last. No
-    place may leave *root*, by default the project's folder, through a link.
+    A missing folder appears complete or not at all. In an existing one, the file that makes it a
+    model is removed first and added last. No place may leave *root*, the project's by default.
     """
     store, todo = project.store, []
     root = (root if root is not None else project.folder).absolute()

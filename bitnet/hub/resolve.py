@@ -113,7 +113,6 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
 def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
 
-    A folder is one model, with its tokenizer; one part of a split file stands for all of them.
     *pattern* is matched against path or name of the weights; empty matches all.
     """
     files = list(files)
@@ -246,9 +245,8 @@ def resolve(
 ) -> list[Source]:
     """The files on servers that *ref* means: one, or all parts of a model.
 
-    A plain file name is used unchanged; a pattern needs the hub's list of files, or offline the one
-    of Hugging Face's cache. A repository without a model that runs here means all of its files.
-    With *models_only* the files are listed in any case, and a whole model is chosen.
+    A pattern needs the hub's list of files, or offline that of Hugging Face's cache. A repository
+    without a model that runs here means all of its files, unless *models_only*.
     """
     if ref.packaged:
         return [sources.PACKAGED[ref.packaged]]

@@ -67,10 +67,7 @@ _REFUSED = "connection refused"
 
 
 class HubSession:
-    """Connections for one command, within *limits*; use it as a context manager.
-
-    The clocks and *jitter*, a random number from 0 to 1, can be replaced for tests.
-    """
+    """Connections for one command, within *limits*; use it as a context manager."""
 
     def __init__(
         self,
@@ -93,9 +90,7 @@ class HubSession:
         self._requests.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         pool: dict[str, Any] = {"pool_maxsize": max(4, settings.connections())}
         drill = settings.simulate_network_error()
-        self.attempts = self.options.retries
-        if self.attempts is None and drill:
-            self.attempts = DRILL_ATTEMPTS
+        self.attempts = self.options.retries or (DRILL_ATTEMPTS if drill else None)
         transport = FaultyTransport(*drill, **pool) if drill else Transport(**pool)
         self._requests.mount("http://", transport)
         self._requests.mount("https://", transport)
@@ -119,8 +114,7 @@ class HubSession:
     ) -> requests.Response:
         """The reply to one request after redirects, with its body unread; no retries.
 
-        *headers* are added on every hop. A redirect to another host is the reply unless
-        *leave_origin* allows to follow it. Every status that is not in *accept* is an error.
+        A redirect to another host is the reply unless *leave_origin* allows to follow it.
         """
         if self.options.is_offline:
             raise Offline(

@@ -49,11 +49,7 @@ _STEP_BYTES = 1 << 20  # hashed at once, at least
 
 
 class _TrailingHash:
-    """SHA-256 of the beginning of *path*, by a thread behind the transfer.
-
-    The bytes are read back from the page cache, so their order, the number of connections and
-    earlier runs do not matter.
-    """
+    """SHA-256 of the beginning of *path*, by a thread that reads back what has arrived."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,10 +115,7 @@ class _Piece:
 
 @dataclass(eq=False)
 class Transfer:
-    """Fills *partial* with the file that *facts* describes.
-
-    *partial* may have bytes already. *mirrors* are used only if the digest is known.
-    """
+    """Fills *partial*, which may have bytes already, with the file that *facts* describes."""
 
     session: HubSession
     facts: Version
@@ -203,10 +196,7 @@ class Transfer:
     # --- several connections -----------------------------------------------------------------
 
     def _is_slow_alone(self) -> bool:
-        """Fetch one part alone; true if more connections may help.
-
-        This also binds the version, so that the other connections ask for the same one.
-        """
+        """Fetch one part alone, which binds the version; true if more connections may help."""
         gap = self._next_gap()
         start, stop = gap.at, min(gap.stop or gap.at + PROBE_BYTES, gap.at + PROBE_BYTES)
         begun = self.session.clock()

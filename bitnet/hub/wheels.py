@@ -214,11 +214,7 @@ def redact(text: str) -> str:
 
 
 def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) -> dict[str, Source]:
-    """The wheels that pip finds for *requirements*, each ``name==version``, with their addresses.
-
-    *folder* is an empty one for pip's temporary files. pip's own settings apply where *options*
-    say nothing.
-    """
+    """Addresses of the wheels of *requirements*, ``name==version``; *folder* is for pip's files."""
     report = folder / "report.json"
     # Without -vv pip does not report that it could not reach an index.
     command = isolate("pip", "install", "--dry-run", "--ignore-installed")

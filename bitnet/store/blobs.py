@@ -49,8 +49,7 @@ SETTLED_S = 3.0
 def make_cache(root: Path) -> None:
     """Create the cache folder *root* and its ``store``; a new or empty one is marked as ours.
 
-    A folder that holds other files is not marked: it may be a project's, and backups would leave
-    it out.
+    Another may be a project's, and backups would leave it out.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -157,21 +156,19 @@ class Verified:
     @property
     def is_unchanged(self) -> bool:
         """True if the file is still the one that was read."""
-        try:
+        with suppress(OSError, ValueError):
             status = os.stat(self.path)  # noqa: PTH116
-        except (OSError, ValueError):
-            return False
-        found = status.st_size, status.st_mtime_ns, status.st_ino
-        return found == (self.size, self.mtime_ns, self.inode)
+            found = status.st_size, status.st_mtime_ns, status.st_ino
+            return found == (self.size, self.mtime_ns, self.inode)
+        return False
 
     @property
     def is_untouched(self) -> bool:
         """True if, in addition, no link was made to it and no time was set."""
-        try:
+        with suppress(OSError, ValueError):
             changed = os.stat(self.path).st_ctime_ns  # noqa: PTH116
-        except (OSError, ValueError):
-            return False
-        return self.is_unchanged and self.ctime_ns == changed > 0
+            return self.is_unchanged and self.ctime_ns == changed > 0
+        return False
 
 
 class VerifiedFiles(RecordFolder[Verified]):
@@ -185,11 +182,7 @@ class VerifiedFiles(RecordFolder[Verified]):
         return super().file_for(*map(os.path.abspath, name))
 
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
-        """Record that *path* has this digest, unless it was changed only a moment ago.
-
-        If the folder is not writable, the file is merely read again next time. *placed*: this
-        program has just placed it there.
-        """
+        """Record that *path*, now *placed* by us, has this digest, unless it was just changed."""
         try:
             status = path.stat()
         except OSError:
@@ -317,8 +310,7 @@ class Store:
     ) -> Artifact:
         """Store a file made of *chunks*, if it is the *expected* one.
 
-        *alone*: no other process does the same. *ready* is called when the file is verified, before
-        it is moved.
+        *alone*: no other process does the same. *ready* is called before it becomes visible.
         """
         sha256, size, name = expected.sha256, expected.size, expected.file.rpartition("/")[2]
         version = Version("", size=size, sha256=sha256)
@@ -379,11 +371,10 @@ class Store:
     def place_all(
         self, items: Sequence[tuple[Artifact, Path]], root: Path | None = None
     ) -> list[str]:
-        """Make each target its file: all are prepared beside it, and then renamed, in order.
+        """Make each target its file, below *root*, its own folder by default; how each was made.
 
-        What is last in *items* is removed first if it exists, and appears last: it stands for all.
-        No target may leave *root*, by default its own folder, through a link. Returns how each was
-        made, as :attr:`links.Prepared.how` says.
+        All are prepared beside their targets, then renamed in order. What is last in *items* is
+        removed first if it exists, and appears last: it stands for all.
         """
         prepared: list[links.Prepared] = []
         target = items[0][1] if items else self.folder
@@ -413,10 +404,7 @@ class Store:
         return [placement.how for placement in prepared]
 
     def may_replace(self, path: Path) -> bool:
-        """True if nothing of a user is lost with the file at *path*.
-
-        Either this program put it there and it is unchanged, or the store has its content.
-        """
+        """True if *path* is as this program put it there, or the store has its content."""
         record = self.verified.find(path)
         if record is not None and record.placed and record.is_unchanged:
             return True
@@ -437,10 +425,7 @@ class Store:
 
 
 def hugging_face_files(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
-    """Commit and files of *repo* at *revision* in Hugging Face's cache, each intact, by its path.
-
-    A file's content is known there by SHA-256, or by git's name for it.
-    """
+    """Commit and intact files of *repo* at *revision* in Hugging Face's cache, by path."""
     try:
         root = _hugging_face_cache() / f"models--{repo.replace('/', '--')}"
         named = root / "refs" / revision

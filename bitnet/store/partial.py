@@ -145,8 +145,7 @@ class Partial:
     ) -> Partial:
         """A file in *folder* for *version*, resuming what earlier processes left.
 
-        Other leftovers are deleted; with *fresh* all, since they proved wrong. *alone* says that
-        the kernel keeps other processes of this machine out.
+        Other leftovers are deleted; with *fresh* all, since they proved wrong.
         """
         own = folder / fresh_name(name)
         left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
@@ -284,10 +283,7 @@ class Partial:
 
 
 def sweep(folder: Path) -> None:
-    """Delete partial files below *folder* that were not resumed for weeks, with their locks.
-
-    If a lock is held, its file is being fetched: its partial file was written just now.
-    """
+    """Delete partial files below *folder* that were not resumed for weeks."""
     with suppress(OSError):
         for inner in [path for path in folder.iterdir() if path.is_dir()]:
             for path in _partials(inner):
@@ -312,10 +308,7 @@ def _partials(folder: Path) -> list[Path]:
 
 
 def _is_free(path: Path, *, alone: bool) -> bool:
-    """True if no process writes into *path* any more.
-
-    With *alone*, no process of this machine can, whatever its container.
-    """
+    """True if no process writes into *path* any more; *alone*: none of this machine can."""
     sidecar = _read_sidecar(path)
     if path.name.endswith(".partial") and sidecar is not None:
         return True
