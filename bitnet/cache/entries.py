@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from bitnet.base import locks
 from bitnet.base.errors import BitnetError, from_os_error
 from bitnet.base.files import sha256_of
 from bitnet.store import Store
@@ -32,18 +33,13 @@ class Entry:
     """A file of the cache with its companions."""
 
     kind: Kind  # of the entry; ``leftover`` is an unfinished file of another tool or an unused lock
-    # ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer, the
-    # fingerprint of an output head
-    key: str
+    key: str  # ``llama3-128k``, ``org--repo/revision/file``, a digest
     path: Path  # the file
     size_bytes: int  # of the file and its companions
-    # last read or write, in seconds since the epoch, as far as the disk records it
-    last_used_s: float
-    # current holder of its lock, such as ``process 123 on host``; empty if there is none
-    owner: str = ""
+    last_used_s: float  # last read or write, since the epoch, as far as the disk records it
+    owner: str = ""  # holder of its lock, such as ``process 123 on host``
     companions: tuple[Path, ...] = ()  # files that are removed with it
-    # known paths of projects' files that are the same file; for files of the store
-    users: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()  # known paths of projects that are the same file
     inode: tuple[int, int] = (0, 0)  # device and number of the file; names of one file share them
     links: int = 1  # number of names of the file
     origin: Artifact | None = None  # where a file of the store is from, if that is recorded
@@ -118,7 +114,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
         path=path,
         size_bytes=sum(size.st_size for size in sizes),
         last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
-        owner=next(filter(None, map(_owner, locks_for(path))), ""),
+        owner=next(map(locks.holder_of, filter(locks.is_held, locks_for(path))), ""),
         companions=tuple(whole[1:]),
         inode=(sizes[0].st_dev, sizes[0].st_ino),
         links=sizes[0].st_nlink,
@@ -178,13 +174,6 @@ def locks_for(path: Path) -> list[Path]:
     if path.parents[1].name == "sha256":
         return [store / "partial" / f"{path.name}.lock", Store(store.parent).in_use]
     return []
-
-
-def _owner(lock_path: Path) -> str:
-    """Holder of *lock_path*; empty if there is none. Never creates the file."""
-    from bitnet.base import locks
-
-    return locks.holder_of(lock_path) if locks.is_held(lock_path) else ""
 
 
 @dataclass(frozen=True)

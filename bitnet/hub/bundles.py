@@ -3,10 +3,9 @@
     bitnet-bundle.json      the files under their names, a project's lock file, attestations
     sha256/<sha256>         content, in the order of the digests
 
-No connection is opened, to write or to read one. The same files give the same bundle, bit by bit:
-no times, owners or paths of the machine. Reading is strict: every header must equal the one that
-would be written for the listed file. So a bundle cannot name a path to write to, and contains no
-links, no duplicate names and nothing else. Any ``tar`` can list and unpack it.
+No connection is opened, to write or to read one. The same files give the same bundle, bit by bit.
+Reading is strict: every header must equal the one that would be written for the listed file. So a
+bundle cannot name a path to write to, and contains no links, no duplicate names and nothing else.
 """
 
 from __future__ import annotations
@@ -374,9 +373,8 @@ def _is_other(file: Artifact, project: Project) -> bool:
     """True if the name of *file* means another file on this machine, which stays; says so."""
     store, name = project.store, file.index_name
     record = store.index.find(*name)
-    if record is None or record.sha256 == file.sha256 or project.force:
-        return False
-    if store.find(record.sha256) is None:
+    is_same = record is None or record.sha256 == file.sha256 or store.find(record.sha256) is None
+    if is_same or project.force:
         return False
     logger.warning("%s %s %s is another file on this machine, and stays it without --force", *name)
     return True

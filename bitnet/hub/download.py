@@ -62,8 +62,7 @@ def fetch(
 ) -> Artifact:
     """The file of *order*, in *store*; transferred if that does not have it, or with *force*.
 
-    The first of *urls* is its address, the others are used if its digest is known. Its revision is
-    the ETag, if the server was asked and sent a strong one.
+    The first of *urls* is its address, the others are used if its digest is known.
     """
     try:
         return _Fetch(order, store, tuple(urls), session, progress, force).run()
@@ -141,7 +140,6 @@ class _Fetch:
         """The file, fetched by this process or by the holder of the lock."""
         make_cache(self.store.root)
         folder = self.store.folder / "partial"
-        folder.mkdir(exist_ok=True)
         sweep(folder)
         name, clock = self.order.source.file, self.session.clock
         with locks.hold(
@@ -224,10 +222,11 @@ class _Fetch:
                 hint="the file on the server is empty: try another source or mirror",
             )
         if wrong:
+            text = f"{url}: {wrong}; nothing was kept"
+            if self.order.pinned is not None:
+                raise UpstreamChanged(text, hint=self.order.update_hint)
             altered = "try again; if it stays so, a server or proxy alters the file: use a mirror"
-            kind = UpstreamChanged if self.order.pinned is not None else HashMismatch
-            hint = self.order.update_hint if self.order.pinned is not None else altered
-            raise kind(f"{url}: {wrong}; nothing was kept", hint=hint)
+            raise HashMismatch(text, hint=altered)
         if size < _LARGEST_POINTER and partial.path.read_bytes().startswith(_POINTER):
             raise InvalidFormat(
                 f"{url} is a pointer of Git LFS and not the file itself",

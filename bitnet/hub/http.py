@@ -311,7 +311,7 @@ def content_range(value: str | None) -> tuple[int, int, int | None] | None:
 # --- limits of all transfers of a command --------------------------------------------------------
 
 CONNECTIONS = 8  # of all files together, by default
-_BURST_S = 0.125  # of the rate: bytes that a connection reads at once
+BURST_S = 0.125  # of the rate: bytes that a connection reads at once
 _POLL_S = 0.2
 
 
@@ -362,10 +362,6 @@ class Limits:
             with self._lock:
                 self._told.remove(end)
 
-    def go_on(self) -> None:
-        """Allow transfers again, after the cancelled ones have ended."""
-        self._stopped.clear()
-
     @property
     def is_stopped(self) -> bool:
         """True if transfers are cancelled."""
@@ -388,10 +384,6 @@ class Limits:
             yield waited
         finally:
             self._slots.release()
-
-    def share(self, count: int) -> int:
-        """Number of *count* bytes to read at once, so that the rate is kept smoothly."""
-        return min(count, max(1, int(self.rate * _BURST_S))) if self.rate else count
 
     def pay(self, count: int, ended: Callable[[], bool] = lambda: False) -> float:
         """Wait until *count* bytes are within the rate, without credit for a pause; the seconds."""
@@ -452,7 +444,7 @@ def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
     try:
         return in_threads(calls, min(FILES_AT_ONCE, limits.connections, len(calls)), limits.stop)
     finally:
-        limits.go_on()
+        limits._stopped.clear()
 
 
 def in_threads(

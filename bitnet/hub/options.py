@@ -92,8 +92,7 @@ class FileSelection:
         [], "fetch every file whose path or name matches; may be repeated", metavar="GLOB"
     )
     exclude: list[str] = option([], "skip files that match; may be repeated", metavar="GLOB")
-    # a repository means all of its files, and a pattern all that match it
-    whole: bool = False  # not an option: `download` sets it
+    whole: bool = False  # a repository means all of its files; `download` sets it
 
     def __bool__(self) -> bool:
         return self.whole or self.is_given

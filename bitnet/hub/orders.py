@@ -39,12 +39,10 @@ class FileOrder:
     source: Source  # the file, with the digest and the size that are expected, as far as known
     kind: Kind = "model"  # ``tokenizer``, ``model`` or ``package``
     target: Path | None = None  # where it goes; ``None``: only to *entry*
-    # its place in the cache, for a tokenizer; without both it is only in the store
-    entry: Path | None = None
+    entry: Path | None = None  # its place in the cache, for a tokenizer; or only in the store
     default: Path | None = None  # its usual place; a right file there is used
     pinned: Artifact | None = None  # its present entry in the lock file
-    # the last known file of this name is good enough; otherwise the server is asked
-    lasts: bool = False
+    lasts: bool = False  # the last known file of this name is good enough
     check: Callable[[Path], None] | None = None  # accepts the file, or raises
     is_known: bool = True  # the file passed *check* when it came
     is_usable: bool = False  # a file at *entry* from elsewhere is good enough
@@ -81,10 +79,7 @@ def order_of(
     target: Path | None = None,
     check: VocabularyCheck | None = None,
 ) -> FileOrder:
-    """The order for *source*, a tokenizer if it has a vocabulary, after checks for conflicts.
-
-    *check* reads a tokenizer's file, given its number of ids, or raises.
-    """
+    """The order for *source*; *check* reads a tokenizer, given its number of ids, or raises."""
     if source.vocab_size:
         assert check is not None
         return tokenizer_order(source, target, project, check)

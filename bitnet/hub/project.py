@@ -47,8 +47,7 @@ class Project:
     update: bool = False  # accept files that differ from the lock file
     verify: bool = False  # read files again instead of trusting records
     records: bool = True  # write provided files into the lock file
-    # shared by all transfers
-    limits: Limits = field(default_factory=Limits, compare=False, repr=False)
+    limits: Limits = field(default_factory=Limits, compare=False, repr=False)  # of all transfers
 
     @property
     def lock_path(self) -> Path:

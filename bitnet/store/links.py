@@ -138,12 +138,6 @@ def remove(path: Path, folder: int | None = None) -> None:
         again.unlink()
 
 
-def make_read_only(path: Path) -> None:
-    """Make *path* read-only for all users, where the file system has permissions."""
-    with suppress(OSError):
-        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-
-
 def sync_folder(folder: Path) -> None:
     """Make a rename in *folder* durable, on file systems that can."""
     with suppress(OSError):

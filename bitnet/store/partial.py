@@ -84,13 +84,11 @@ class Version:
 
     url: str  # where to fetch it; names the commit if the hub reported one
     commit: str | None = None  # commit of the repository
-    # strong ETag without quotes; the hub's if there is one, else the file server's
-    etag: str | None = None
+    etag: str | None = None  # strong, without quotes; the hub's, else the file server's
     size: int | None = None  # bytes
     sha256: str | None = None  # hexadecimal, lower case
     accepts_ranges: bool = False  # the server accepts range requests
-    # git's name for the content, for a file that the hub keeps in git itself
-    git_oid: str | None = None
+    git_oid: str | None = None  # git's name for the content, where the hub keeps it in git
 
     @property
     def key(self) -> str:
@@ -117,8 +115,7 @@ class Sidecar:
     key: str  # identity of the version
     size: int | None  # bytes of the whole file
     sent_etag: str | None  # strong ETag of the server that sent the bytes, for ``If-Range``
-    # parts already written; ``None``: everything up to the end of the partial file
-    done: list[list[int]] | None
+    done: list[list[int]] | None  # parts already written; ``None``: all up to the file's end
     inode: int  # of the partial file, so that a sidecar is never applied to another file
     boot: str  # of the machine whose process wrote it
 

@@ -41,7 +41,6 @@ _LARGEST_SIZE = 1 << 60
 class Artifact:
     """A file that is here, or was: where it comes from, and what it is."""
 
-    # ``tokenizer`` and ``model`` come from the hub or an address, ``package`` from a package index;
     # ``version`` is a version of a file whose digest its server does not name
     kind: Kind = "model"
     # repository on the hub, an address without secrets, or the id of a packaged model
@@ -49,8 +48,7 @@ class Artifact:
     # as requested: a branch, a tag, a commit; the version of a package; the ETag of an address
     revision: str = ""
     file: str = ""  # path inside the repository
-    # commit of *revision* at that time; ``None`` if the server did not report it
-    commit: str | None = None
+    commit: str | None = None  # of *revision* at that time, if the server reported it
     sha256: str = ""  # lower-case hexadecimal digest of the content
     size: int = 0  # bytes
     licence: str = ""  # name of the terms, empty if unknown
@@ -58,10 +56,8 @@ class Artifact:
     place: str | None = None
     path: Path = field(default=Path(), compare=False)  # where it is now; not recorded
     licence_url: str = field(default="", compare=False)  # where the terms are; not recorded
-    # no bytes were transferred for it; not recorded
-    cached: bool = field(default=True, compare=False)
-    # its content is known to be what was asked for; not recorded
-    checked: bool = field(default=True, compare=False)
+    cached: bool = field(default=True, compare=False)  # no bytes were transferred; not recorded
+    checked: bool = field(default=True, compare=False)  # it is what was asked for; not recorded
 
     @property
     def index_name(self) -> tuple[str, str, str]:
