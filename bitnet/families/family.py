@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.dense import ModelConfig, dense
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Values: TypeAlias = "Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]"
-
-Fields = ParamSpec("Fields")
 
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
@@ -137,26 +135,20 @@ class Family:
 _REGISTERED: list[Family] = []
 
 
-def _registering(make: Callable[Fields, Family]) -> Callable[Fields, Family]:
-    def register(*args: Fields.args, **fields: Fields.kwargs) -> Family:
-        family = make(*args, **fields)
-        _REGISTERED.append(family)
-        return family
-
-    return register
+def register(**its: Any) -> Family:
+    """The family of these fields, which is one of :func:`families` from now on."""
+    family = Family(**its)
+    _REGISTERED.append(family)
+    return family
 
 
-def _variant(parent: Family, **changes: Any) -> Family:
+def register_variant(parent: Family, **changes: Any) -> Family:
     """A family that differs from *parent*; entries of tables are added to those of *parent*."""
-    whole: dict[str, Any] = {
+    whole = {
         name: {**getattr(parent, name), **change} if isinstance(change, Mapping) else change
         for name, change in changes.items()
     }
-    return replace(parent, **whole)
-
-
-register = _registering(Family)
-register_variant = _registering(_variant)
+    return register(**vars(parent) | whole)
 
 
 @cache

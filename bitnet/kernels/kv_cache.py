@@ -33,21 +33,14 @@ KEPT = 2  # positions to which it can be truncated; and with states the start of
 class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
-    Layers of one shape and attention window share pages (:class:`_Pages`). A page holds the
-    keys and then the values of every layer and head, as codes of the kind's ``kv_type``
-    (:mod:`bitnet.kernels.kv_codes`) or
-    as floats, ``(layers, 2, kv_heads, 64, head_dim)``. Memory grows with use, one page at a time,
-    and for layers with a window only up to its size. Full pages are shared by caches copied from
-    each other, until one of them writes to the page. Layers with a state of fixed size have it in
+    Layers of one shape and attention window share pages (:class:`_Pages`). A page holds the keys
+    and then the values of every layer and head, as codes of the kind's ``kv_type`` or as floats,
+    ``(layers, 2, kv_heads, 64, head_dim)``. Layers with a state of fixed size have it in
     :class:`States`, which returns to the kept lengths only.
     """
 
     def __init__(self, config: ModelConfig, capacity: int, *, dtype: DTypeLike = np.int16) -> None:
-        """An empty cache.
-
-        *capacity* is in positions. *dtype* is int16, the codes of
-        :mod:`bitnet.kernels.kv_codes`, or a type of floats for exact comparisons.
-        """
+        """An empty cache; *dtype* is int16, for codes, or floats for exact comparisons."""
         if capacity < 1:
             raise UsageError(f"a context of {capacity} positions; at least 1 is needed")
         self.capacity: int = capacity  # positions it has room for

@@ -1,15 +1,11 @@
 """A weight in the bytes that the kernels of the compiled module read, and pages of mapped files.
 
 Block-quantized and float matrices are copied with their rows interleaved 16 by 16 (``*_R16``;
-``native/kernels/encodings/tiles.hpp`` has the layout), and the pages of the mapped file they came
-from are given back, so the weights take their place in memory once. Matrices of experts may stay in
-the file, where a product makes tiles of their rows each time: about half the speed in decode, but
-the system can drop their pages and read them again.
-
-Every ternary encoding becomes one with two bits per weight, or one with five weights per byte
-(``native.py`` chooses), when a model is loaded, in memory with huge pages. Packing costs less than
-reading the file did, and a core reads such memory almost twice as fast as a mapped file.
-``native/kernels/ternary/layout.hpp`` draws the layout.
+``native/kernels/encodings/tiles.hpp``), and the pages of the mapped file are given back, so weights
+take their place in memory once. Matrices of experts may stay in the file: about half the speed in
+decode, but the system can drop their pages. Ternary encodings become one with two bits per weight,
+or one with five weights per byte (``native/kernels/ternary/layout.hpp``), in memory with huge
+pages, which a core reads almost twice as fast as a mapped file.
 """
 
 from __future__ import annotations
@@ -94,9 +90,7 @@ def experts_stay(weights: Collection[Weight]) -> bool:
 def prepare_matrix(
     native: ModuleType, weight: Weight, *, in_rows: bool = False, dense: bool = False
 ) -> Matrix:
-    """*weight*, of two dimensions, for the kernels of the compiled module *native*.
-
-    An encoding without a kernel is unpacked to F32.
+    """*weight*, of two dimensions, for the kernels of *native*; without one it becomes F32.
 
     *in_rows* keeps a block-quantized or float matrix where it is in the file, which is enough
     for ``embed``; ``linear`` is slower on it, and slow where it is not multiplies_in_rows.
@@ -226,28 +220,18 @@ def open_again(data: NDArray[np.uint8]) -> tuple[int, int] | None:
     """
     if sys.platform != "linux" or not data.nbytes:
         return None
+    start = data.ctypes.data
     try:
-        path, offset, identity = _mapping(data.ctypes.data, data.ctypes.data + data.nbytes)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    found = os.fstat(file)
-    if (found.st_dev, found.st_ino) == identity:
-        return file, offset
-    os.close(file)
+        for line in Path("/proc/self/maps").read_bytes().splitlines():
+            addresses, _, offset, device, inode, *path = line.split(maxsplit=5)
+            first, last = (int(address, 16) for address in addresses.split(b"-"))
+            if not path or start < first or last < start + data.nbytes:
+                continue
+            file = os.open(path[0], os.O_RDONLY | os.O_CLOEXEC)
+            status, (major, minor) = os.fstat(file), (int(it, 16) for it in device.split(b":"))
+            if (status.st_dev, status.st_ino) == (os.makedev(major, minor), int(inode)):
+                return file, int(offset, 16) + start - first
+            os.close(file)
+    except OSError:
+        pass
     return None
-
-
-def _mapping(start: int, end: int) -> tuple[bytes, int, tuple[int, int]]:
-    """Path, offset, and device and inode of the file that has these addresses.
-
-    Raises:
-        ValueError: none has.
-    """
-    for line in Path("/proc/self/maps").read_bytes().splitlines():
-        addresses, _, offset, device, inode, *path = line.split(maxsplit=5)
-        first, last = (int(address, 16) for address in addresses.split(b"-"))
-        if path and first <= start and end <= last:
-            major, minor = (int(number, 16) for number in device.split(b":"))
-            return path[0], int(offset, 16) + start - first, (os.makedev(major, minor), int(inode))
-    raise ValueError("no file is mapped there")

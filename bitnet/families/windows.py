@@ -1,4 +1,4 @@
-"""Families in some of whose layers queries and keys are not rotated: Command-R7B and others."""
+"""Families some of whose layers have windows, or rotate nothing: gpt-oss, OLMo, Command-R7B ..."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from bitnet.families.blocks import Attention, Branch, FeedForward
 from bitnet.families.dense import (
     AFTER,
+    RENAMED,
     WINDOW_CONFIG,
     ModelConfig,
     alternating,
@@ -16,10 +17,20 @@ from bitnet.families.dense import (
     dense,
     model_of,
     read_windows,
+    rotate_windows,
     sizes,
 )
-from bitnet.families.experts import EXPERT_KEYS, experts, gating
-from bitnet.families.family import ATTENTION, BIASES, MLP, QKV, LlamaCppSupport, register
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts, gating
+from bitnet.families.family import (
+    ATTENTION,
+    BIASES,
+    MLP,
+    QKV,
+    WINDOWS,
+    LlamaCppSupport,
+    register,
+    register_variant,
+)
 from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
 
 _PERIOD = 4  # one layer in this many is different
@@ -223,4 +234,104 @@ register(
         tensors=("output.weight", *BIASES), ignores=("attention.sliding_window_pattern",)
     ),
     decoder=_smallthinker,
+)
+
+
+def _olmo2(keys: Keys) -> ModelConfig:
+    check_local_base(keys, keys.number("rope.freq_base", 10000.0))
+    return dense(keys, norms=AFTER, period=4, qk_norm="whole", each=rotate_windows())
+
+
+# Norms of whole queries and keys; those of the stream are behind attention and feed-forward. The
+# GGUF files of OLMo 3, which has windows in three of four layers, are OLMo 2's.
+_OLMO2 = register(
+    title="OLMo 2",
+    architecture="olmo2",
+    gguf_keys=reads("rope.freq_base_swa"),
+    tensors={"post_attention_layernorm": "post_attention_norm"},
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(ignores=(), tied=False, whole_width=True),
+    decoder=_olmo2,
+)
+register_variant(
+    _OLMO2,
+    title="OLMo 3",
+    in_gguf=False,
+    model_types=("olmo3",),
+    stated="rope_theta",
+    config_keys={**WINDOW_CONFIG, "rope_local_base_freq": neutral(None, 500000.0)},
+    layered_rope=True,
+    translate=alternating(4),
+)
+
+
+def _olmoe(keys: Keys) -> ModelConfig:
+    network = experts(keys, width=sizes(keys).ffn, routing={"renormalised": False})
+    return dense(keys, qk_norm="whole", mixture=network)
+
+
+register(
+    title="OLMoE",
+    architecture="olmoe",
+    config_keys={**EXPERT_CONFIG, "norm_topk_prob": neutral(False)},
+    gguf_keys=EXPERT_KEYS,
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(
+        ignores=(*WINDOWS, "expert_feed_forward_length"),
+        tied=False,
+        whole_width=True,
+        whole_keys=True,
+    ),
+    decoder=_olmoe,
+)
+
+
+_BIASED = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+
+
+def _gpt_oss(keys: Keys) -> ModelConfig:
+    network = experts(
+        keys,
+        width=sizes(keys).ffn,
+        routing={"gating": "softmax_chosen", "renormalised": False},
+        activation="swiglu_oai",
+        biased=True,
+    )
+    return dense(keys, norms=RENAMED, period=2, sinks=True, mixture=network)
+
+
+def _gpt_oss_keys(config: Config) -> dict[str, Any]:
+    width = {"expert_feed_forward_length": config["intermediate_size"]}
+    return width | alternating(2)(config)
+
+
+# Experts with clamped gates, biases everywhere, sinks. A folder's matrices of experts are stored
+# transposed, with the rows of gate and up in turns, or as blocks of MXFP4.
+register(
+    title="gpt-oss",
+    architecture="gpt-oss",
+    stated="attention_bias head_dim num_key_value_heads rope_theta rope_type",
+    config_keys={
+        **EXPERT_CONFIG,
+        **WINDOW_CONFIG,
+        "swiglu_alpha": neutral(None, 1.702),
+        "swiglu_limit": neutral(None, 7.0),
+    },
+    gguf_keys=EXPERT_KEYS,
+    tensors={"post_attention_layernorm": "post_attention_norm"},
+    biases={"attention_bias": ATTENTION, "": _BIASED},
+    transposed_experts=True,
+    llama_cpp=LlamaCppSupport(
+        tensors=(
+            "output.weight",
+            *BIASES,
+            "attn_output.bias",
+            *(f"{part}.bias" for part in _BIASED),
+        ),
+        required=("attn_output.bias",),
+        ignores=(),
+        tied=False,
+    ),
+    translate=_gpt_oss_keys,
+    decoder=_gpt_oss,
 )

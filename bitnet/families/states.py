@@ -1,8 +1,9 @@
-"""Mamba-2, which several families share, and the families of it.
+"""Families with layers of a state: Mamba-2, which several share, and gated short convolutions.
 
 Falcon-H1 has attention and Mamba-2 behind one norm; its many factors are part of the weights in
 GGUF, and are multiplied into those of a folder. In Nemotron-H each layer is Mamba-2, attention
-without RoPE, a feed-forward network or experts.
+without RoPE, a feed-forward network or experts. LFM2 has attention in some layers, convolutions in
+the others.
 """
 
 from __future__ import annotations
@@ -14,10 +15,35 @@ from typing import Any
 
 import numpy as np
 
-from bitnet.families.blocks import Branch, Experts, FeedForward, Mamba2, Mixer
-from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, sizes
-from bitnet.families.experts import GROUPED_CONFIG, GROUPED_KEYS, experts, group_keys, group_routing
-from bitnet.families.family import ATTENTION, MLP, QKV, LlamaCppSupport, Values, register
+from bitnet.families.blocks import Branch, Experts, FeedForward, Mamba2, Mixer, ShortConvolution
+from bitnet.families.dense import (
+    ModelConfig,
+    attention,
+    layer_kinds,
+    model_of,
+    per_layer,
+    sizes,
+    usual_block,
+)
+from bitnet.families.experts import (
+    EXPERT_CONFIG,
+    EXPERT_KEYS,
+    GROUPED_CONFIG,
+    GROUPED_KEYS,
+    experts,
+    group_keys,
+    group_routing,
+)
+from bitnet.families.family import (
+    ATTENTION,
+    MLP,
+    QKV,
+    Family,
+    LlamaCppSupport,
+    Values,
+    register,
+    register_variant,
+)
 from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, read, reads, refusal
 
 #: Rules of its keys in GGUF files.
@@ -284,4 +310,102 @@ register(
     partial_rotation=True,
     translate=_nemotron_keys,
     decoder=_nemotron_h,
+)
+
+
+def _lfm2(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    convolution = ShortConvolution(its.dim, keys.integer("shortconv.l_cache"))
+    networks: list[FeedForward | Experts] = [FeedForward(its.ffn)] * its.layers
+    if keys.architecture == "lfm2moe":
+        first = keys.integer("leading_dense_block_count", 0)
+        routing = {"gating": "sigmoid", "corrected": True}
+        networks[first:] = [experts(keys, routing=routing)] * len(networks[first:])
+    kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
+    mixers = (
+        attention(keys, its.dim, kv_heads=heads, qk_norm="head") if heads else convolution
+        for heads in kv_heads
+    )
+    return model_of(keys, its, map(usual_block, mixers, networks), final_norm="token_embd_norm")
+
+
+def _lfm2_keys(config: Config) -> dict[str, Any]:
+    """Keys of convolutions and attention."""
+    layers, kinds = config["num_hidden_layers"], config.get("layer_types")
+    if kinds is None:
+        full = config.get("full_attn_idxs")
+        full = range(layers) if full is None else full
+        kinds = ["full_attention" if layer in full else "conv" for layer in range(layers)]
+    heads = {"full_attention": config["num_key_value_heads"], "conv": 0}
+    return {"attention.head_count_kv": layer_kinds(config, kinds, heads)}
+
+
+def _lfm2_width(config: Config) -> int:
+    """Width inside the feed-forward network, which transformers rounds to a multiple."""
+    width, factor = config["intermediate_size"], config["block_ffn_dim_multiplier"]
+    if not config["block_auto_adjust_ff_dim"]:
+        return int(width)
+    width = int(2 * width / 3)
+    if factor is None:
+        return width
+    multiple = config["block_multiple_of"]
+    return int(-(-int(factor * width) // multiple) * multiple)
+
+
+_LFM2_SUPPORT = LlamaCppSupport(
+    tensors=("output.weight",),
+    ignores=(),
+    whole_width=True,
+    needs=frozenset({"attention", "state"}),
+)
+# The tables of both; the networks differ.
+_LFM2 = Family(
+    title="LFM2 and LFM2.5",
+    architecture="lfm2",
+    model_types=(),
+    aliases={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
+    stated="rope_theta",
+    defaults={"tie_word_embeddings": True},
+    config_keys=reads("conv_L_cache layer_types"),
+    gguf_keys={
+        **reads("shortconv.l_cache"),
+        "attention.causal": neutral(True, note="convolutions look back only"),
+        "attention.sliding_window": neutral(0),
+    },
+    values=lambda _config: {"shortconv.conv.weight": partial(np.squeeze, axis=1)},
+    biases={"conv_bias": ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")},
+    llama_cpp=_LFM2_SUPPORT,
+    decoder=_lfm2,
+)
+register_variant(
+    _LFM2,
+    title="LFM2 and LFM2.5, dense",
+    model_types=("lfm2",),
+    aliases={"block_ff_dim": "intermediate_size"},
+    config_keys={
+        **reads("block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of"),
+        **reads("full_attn_idxs"),
+    },
+    translate=lambda config: _lfm2_keys(config) | {"feed_forward_length": _lfm2_width(config)},
+)
+register_variant(
+    _LFM2,
+    title="LFM2 and LFM2.5 with experts",
+    architecture="lfm2moe",
+    model_types=("lfm2_moe",),
+    stated="num_dense_layers rope_theta",
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("moe_intermediate_size num_dense_layers"),
+        "norm_topk_prob": neutral(None, True, note="weights are divided by their sum"),
+        "routed_scaling_factor": neutral(None, 1.0),
+        "use_expert_bias": neutral(None, True, note="the choice has corrections"),
+    },
+    gguf_keys={
+        **EXPERT_KEYS,
+        **reads("leading_dense_block_count"),
+        "expert_gating_func": neutral(2, note="a sigmoid of each of the router's logits"),
+    },
+    llama_cpp=replace(_LFM2_SUPPORT, tensors=("output.weight", "exp_probs_b.bias")),
+    translate=lambda config: _lfm2_keys(config) | {"expert_gating_func": 2},
 )
