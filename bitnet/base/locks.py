@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0
 POLL_INTERVAL_S = 0.05
-_WINDOWS_BYTE = 1 << 30  # that is locked there, which nobody can read meanwhile
 # Errors of flock where a file system has no locks, or its lock server does not run.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
@@ -45,7 +44,7 @@ class Lock:
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         self.path = path
         # the kernel excludes all other processes of this machine; otherwise nothing does
-        self.is_kernel = not (is_shared and os.name == "nt")
+        self.is_kernel = True
         self._is_shared = is_shared
         self._fd = -1
         self._since = time.strftime("%H:%M:%S")
@@ -64,7 +63,10 @@ class Lock:
             fd = self._open()
             try:
                 if self.is_kernel:
-                    self._lock(fd)
+                    import fcntl
+
+                    how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
+                    fcntl.flock(fd, how | fcntl.LOCK_NB)
                 if os.fstat(fd).st_nlink:
                     self._fd, fd = fd, -1
                     return True
@@ -78,7 +80,7 @@ class Lock:
 
     def delete(self) -> None:
         """Delete the file while it is held, unless another one is in its place."""
-        with suppress(OSError):  # always on Windows, where it is open
+        with suppress(OSError):
             if os.path.samestat(self.path.lstat(), os.fstat(self._fd)):
                 self.path.unlink()
 
@@ -88,23 +90,41 @@ class Lock:
             os.close(self._fd)
             self._fd = -1
 
-    def _lock(self, fd: int) -> None:
-        if os.name == "nt":  # pragma: no cover
-            import msvcrt
-
-            os.lseek(fd, _WINDOWS_BYTE, os.SEEK_SET)
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-            return
-        import fcntl
-
-        fcntl.flock(fd, (fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
     def _open(self) -> int:
         nofollow = getattr(os, "O_NOFOLLOW", 0)
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
         except PermissionError:  # another user's file in a shared cache; it can still be locked
             return os.open(self.path, os.O_RDONLY | nofollow)
+
+
+class _WindowsLock(Lock):  # pragma: no cover
+    """A lock of ``filelock``, which knows how on Windows; none is shared there."""
+
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+        from filelock import FileLock  # here, since it loads asyncio
+
+        super().__init__(path, is_shared=is_shared)
+        self.is_kernel = not is_shared
+        self._lock = FileLock(path, thread_local=False)
+
+    def acquire(self) -> bool:
+        from filelock import Timeout
+
+        with suppress(Timeout):
+            if self.is_kernel:
+                self._lock.acquire(blocking=False)
+            return True
+        return False
+
+    def delete(self) -> None:
+        """Do nothing: an open file cannot be deleted here."""
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+_SystemLock = _WindowsLock if os.name == "nt" else Lock
 
 
 @contextmanager
@@ -125,7 +145,7 @@ def hold(
     *leave* the file is deleted with the lock, and a killed process's file by the next one. *shared*
     holds it together with others that do the same; where the system cannot, it has no effect.
     """
-    lock, what = Lock(path, is_shared=shared), what or path.name
+    lock, what = _SystemLock(path, is_shared=shared), what or path.name
     try:
         lock.is_kernel = lock.is_kernel and _locks_work(path.parent)
         started = last_report = clock()
@@ -154,7 +174,7 @@ def hold(
 
 def is_held(path: Path) -> bool:
     """True if a process holds the lock file *path* at this moment."""
-    lock = Lock(path)
+    lock = _SystemLock(path)
     with suppress(OSError):
         if path.exists() and not lock.acquire():
             return True

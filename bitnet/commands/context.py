@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.hub.project import Project
+    from bitnet.hub.resolve import RepoModel
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
@@ -68,7 +69,7 @@ class Context:
         from bitnet.hub.project import Project
 
         limits = Limits(rate=self.fetch.rate)
-        project = Project(folder, self.cache.root, self.fetch, limits=limits)
+        project = Project(folder, self.cache.root, self.fetch, limits=limits, pick=ask)
         return replace(project, progress=self.output.progress, **options)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
@@ -90,6 +91,20 @@ def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Artifact
 
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in project.pins()]
     return provide_all(orders, project, skip_gated=skip_gated)
+
+
+def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
+    """The one of *models* that a person at a terminal chooses; ``None`` without one."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    print(f"{repo} has {len(models)} models:", file=sys.stderr)
+    for number, one in enumerate(models, 1):
+        print(f"{number:>3}{one.line()}", file=sys.stderr)
+    print("which one? (number, or nothing to leave) ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip()
+    if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(models):
+        return models[int(answer) - 1]
+    return None
 
 
 Opened = TypeVar("Opened")

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 #: The commands of each are together in the help of the program.
 GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
+NETWORK = "Network"  # the section of options that help only names: every download has them
 
 _TYPES: dict[str, type] = {
     "bool": bool,

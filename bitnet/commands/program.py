@@ -26,7 +26,7 @@ from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless
 from bitnet.commands import load
-from bitnet.commands.declare import GROUPS, Option, Task, Words, nearest
+from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Words, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -146,6 +146,8 @@ class Program(InvokeProgram):
         """*words* with the collection's name of their command; ``help`` and the like are obeyed."""
         by_name = self.collection.task_names.items()
         names = {name: own for own, aliases in by_name for name in (own, *aliases)}
+        if words == ["help", "network"]:
+            raise _end_with(network_help(self.collection))
         if words[0] == "help" and words[1:]:
             words = [*words[1:], "--help"]
         first = words[0].replace("_", "-")
@@ -289,10 +291,27 @@ def command_help(command: Task) -> Iterator[str]:
     by_section: dict[str, list[Option]] = {}
     for option in options:
         by_section.setdefault(option.section, []).append(option)
+    network = by_section.pop(NETWORK, [])
     for section, entries in by_section.items():
         yield from ("", f"{section}:")
-        for entry in entries:
-            yield from _entry(entry.spelling(), entry.describe(), COLUMN)
+        yield from _options(entries)
+    if network:
+        shown = " ".join(f"--{entry.long_names[0]}" for entry in network)
+        yield from ("", f"{NETWORK}, explained by `bitnet help network`:")
+        yield from _wrap(shown, 2)
+
+
+def network_help(collection: Collection) -> Iterator[str]:
+    """Lines about the options that every command of *collection* that fetches has."""
+    options = (option for command in _commands(collection) for option in command.options)
+    shared = {option.name: option for option in options if option.section == NETWORK}
+    yield from ("Every command that fetches something takes these:", "")
+    yield from _options(shared.values())
+
+
+def _options(options: Iterable[Option]) -> Iterator[str]:
+    for entry in options:
+        yield from _entry(entry.spelling(), entry.describe(), COLUMN)
 
 
 def _commands(collection: Collection) -> list[Task]:

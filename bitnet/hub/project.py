@@ -23,12 +23,14 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
     from bitnet.store import Artifact
 
+    Pick = Callable[[str, list[Any]], Any]  # a repository and its models; one of them
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class Project:
     verify: bool = False  # read files again instead of trusting records
     records: bool = True  # write provided files into the lock file
     limits: Limits = field(default_factory=Limits, compare=False, repr=False)  # of all transfers
+    # asked to choose among several models of a repository; ``None`` if it cannot
+    pick: Pick = field(default=lambda _repo, _models: None, compare=False, repr=False)
 
     @property
     def lock_path(self) -> Path:

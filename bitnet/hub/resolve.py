@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from bitnet.hub.orders import FileOrder
-    from bitnet.hub.project import Project
+    from bitnet.hub.project import Pick, Project
     from bitnet.hub.ref import Ref
     from bitnet.store import Store
 
@@ -159,9 +159,14 @@ def _matches(file: str, pattern: str) -> bool:
 
 
 def choose(
-    ref: Ref, models: list[RepoModel], files: Iterable[Source] = (), *, named: bool = False
+    ref: Ref,
+    models: list[RepoModel],
+    files: Iterable[Source] = (),
+    *,
+    named: bool = False,
+    pick: Pick = lambda _repo, _models: None,
 ) -> RepoModel:
-    """The only one of *models*, or the ternary one that fits; *files* are all of *ref*.
+    """The only one of *models*, or the one that *pick* chooses; *files* are all of *ref*.
 
     *named*: the hint is a name of a model, and not an option.
     """
@@ -174,7 +179,7 @@ def choose(
             f"it has {some_of(file.file for file in files)}",
             hint="name one with --file FILE",
         )
-    if chosen := _choose_ternary(repo, models):
+    if chosen := _choose_ternary(repo, models) or pick(repo, models):
         return chosen
     lines = "\n".join(candidate.line() for candidate in models)
     fitting = [candidate for candidate in models if fits_in_memory(candidate.size) is not False]
@@ -282,7 +287,7 @@ def resolve(
         if not (models or models_only or ref.file):
             names = [file.file for file in files]
         else:
-            names = [*choose(ref, models, files, named=models_only).files]
+            names = [*choose(ref, models, files, named=models_only, pick=project.pick).files]
     if not names:
         how = "is left by --include and --exclude" if select.is_given else f"matches {ref.file!r}"
         raise NotFound(

@@ -66,3 +66,15 @@ def test_from_a_pipe_it_answers_once_and_stdout_has_only_the_answer(hub, tmp_pat
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert asked.stdout == done.stdout != ""
+
+
+def test_of_several_models_a_person_is_asked(hub, tmp_path):
+    chats = (tmp_path / "chats.gguf").read_bytes()
+    hub.add("org/chats", "chats-Q8_0.gguf", chats + bytes(1000))
+    run = on_terminal(tmp_path / "work", "hf:org/chats", "a")
+    run.until("which one?")
+    assert hub.sent("cdn") == 0
+    assert "4.9 MB" in run.shown
+    run.type("2\n")
+    assert run.end() == 0
+    assert "Fetching org/chats: chats.gguf" in run.shown

@@ -476,6 +476,7 @@ PAGES = {
     "completion bash": "a line of the help",
     "{word} COMMAND [--options]": "usage in the help",
     "{command.command_words}": "usage in the help",
+    "help network": "a line of the help",
     "cache clean": "needs a full disk: tests/hub/test_download.py",
     "cache clean --models": "needs a full disk: tests/hub/test_download.py",
     "doctor --report": "needs a fault of ours: tests/commands/test_program.py",
