@@ -17,7 +17,7 @@ from bitnet.base.progress import human_size
 
 _READ_BYTES = 1 << 18  # fits into a core's cache
 CACHE_HINT = (
-    "free space there (bitnet cache clean --models --dry-run lists what the cache can free), or "
+    "free space there (`bitnet cache clean --models --dry-run` lists what the cache can free), or "
     "choose another disk: --cache-dir DIR"
 )
 
