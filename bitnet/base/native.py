@@ -135,7 +135,7 @@ def module() -> ModuleType | None:
 def cpu_features() -> list[str]:
     """Names of the instruction sets the compiled module can use here; empty without it."""
     found = _import()[0]
-    return list(found.cpu_features()) if found is not None else []
+    return list(found.kernel_levels()[1:]) if found is not None else []  # but scalar
 
 
 def processor() -> str:

@@ -48,13 +48,14 @@ def floats(x: Array) -> NDArray[np.float32]:
 
 @cache
 def _self_test(module: ModuleType) -> None:
-    """Replace kernels that disagree with the scalar ones by slower ones, once per process."""
-    replaced = module.kernel_self_test()
-    if replaced:
+    """Use a slower level if kernels of one disagree with the scalar ones, once per process."""
+    level = module.kernel_level()
+    if wrong := module.kernel_self_test():
         logger.warning(
-            "kernels for %s give wrong results on this machine and are not used (slower): %s",
+            "kernels for %s give wrong results on this machine, so %s is used (slower): %s",
+            level,
             module.kernel_level(),
-            ", ".join(replaced),
+            ", ".join(wrong),
         )
 
 

@@ -1,10 +1,6 @@
 // Reads from a mapped file that ends before them: zeros and a mark, where the system sends SIGBUS.
 #include "bind/module.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-
 #if !defined(_WIN32)
 #include <csignal>
 #include <cerrno>
@@ -130,11 +126,10 @@ int guard_buffer(nb::handle mapped) {
 }  // namespace
 
 void bind_file_guard(nb::module_& m) {
-    m.def("guard_mapping", &guard_buffer, "mapped"_a,
-          "Let reads behind the end of a mapped file give zeros; a number for the functions below, -1: cannot be.");
-    m.def("watch_mappings", &watch, "Take the place of a handler that has been installed since; false: cannot be.");
-    m.def("release_mapping", &release, "number"_a, "Before or after the mapping goes.");
-    m.def("is_torn", &is_torn, "number"_a, "Whether such a read has been.");
+    m.def("guard_mapping", &guard_buffer, "mapped"_a);
+    m.def("watch_mappings", &watch);
+    m.def("release_mapping", &release, "number"_a);
+    m.def("is_torn", &is_torn, "number"_a);
 }
 
 }  // namespace bitnet

@@ -1,9 +1,6 @@
 // The strings of a GGUF file, each behind its length: there are hundreds of thousands of them.
 #include "bind/module.hpp"
 
-#include <cstring>
-#include <type_traits>
-
 namespace bitnet {
 namespace {
 
@@ -51,39 +48,6 @@ nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     return out;
 }
 
-// Text of `size` bytes whose characters lie below U+0800, which is nearly all of a vocabulary: Python's
-// own decoder allocates twice for what is not ASCII. nullptr without an error set for all others.
-PyObject* decode_short(const uint8_t* p, uint64_t size) {
-    uint64_t count = 0;
-    bool ascii = true, latin = true;
-    for (uint64_t i = 0; i < size; ++count) {
-        const uint8_t lead = p[i];
-        if (lead < 0x80) {
-            ++i;
-            continue;
-        }
-        if (lead < 0xc2 || lead > 0xdf || i + 1 == size || (p[i + 1] & 0xc0) != 0x80) return nullptr;
-        ascii = false;
-        latin = latin && lead <= 0xc3;
-        i += 2;
-    }
-    if (ascii) return nullptr;
-    PyObject* text = PyUnicode_New(Py_ssize_t(count), latin ? 0xff : 0xffff);
-    if (text == nullptr) return nullptr;
-    const auto fill = [p, size](auto* out) {
-        for (uint64_t i = 0; i < size; ++i) {
-            const uint8_t lead = p[i];
-            const unsigned character = lead < 0x80 ? lead : (lead & 0x1fu) << 6 | (p[++i] & 0x3fu);
-            *out++ = static_cast<std::remove_pointer_t<decltype(out)>>(character);
-        }
-    };
-    if (latin)
-        fill(static_cast<Py_UCS1*>(PyUnicode_DATA(text)));
-    else
-        fill(static_cast<Py_UCS2*>(PyUnicode_DATA(text)));
-    return text;
-}
-
 // The strings of an array; bytes that are not UTF-8 become surrogates. None when they do not fit.
 nb::object gguf_strings(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
@@ -93,9 +57,7 @@ nb::object gguf_strings(nb::handle object, uint64_t count) {
     size_t at = 0;
     Py_ssize_t i = 0;
     each_string(buffer.text(), at, count, [&](size_t begin, size_t size) {
-        PyObject* text = decode_short(buffer.data() + begin, size);
-        if (text == nullptr && !PyErr_Occurred())
-            text = PyUnicode_DecodeUTF8(buffer.text().data() + begin, Py_ssize_t(size), "surrogateescape");
+        PyObject* text = PyUnicode_DecodeUTF8(buffer.text().data() + begin, Py_ssize_t(size), "surrogateescape");
         if (text == nullptr) throw nb::python_error();
         PyList_SET_ITEM(out.ptr(), i++, text);
     });
@@ -105,11 +67,9 @@ nb::object gguf_strings(nb::handle object, uint64_t count) {
 }  // namespace
 
 void bind_gguf(nb::module_& m) {
-    m.def("gguf_skip_strings", &gguf_skip_strings, "buffer"_a, "at"_a, "count"_a,
-          "Offset behind the strings that fit, and the number of the others.");
-    m.def("gguf_string_starts", &gguf_string_starts, "buffer"_a, "count"_a,
-          "Starts of the strings of an array as native uint64, and the end of the last.");
-    m.def("gguf_strings", &gguf_strings, "buffer"_a, "count"_a, "The strings of an array.");
+    m.def("gguf_skip_strings", &gguf_skip_strings, "buffer"_a, "at"_a, "count"_a);
+    m.def("gguf_string_starts", &gguf_string_starts, "buffer"_a, "count"_a);
+    m.def("gguf_strings", &gguf_strings, "buffer"_a, "count"_a);
 }
 
 }  // namespace bitnet

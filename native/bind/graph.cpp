@@ -6,7 +6,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bind/arrays.hpp"
 #include "graph/graph.hpp"
 
 namespace bitnet {
@@ -126,14 +125,14 @@ private:
 }  // namespace
 
 void bind_graph(nb::module_& m) {
-    nb::class_<PyGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")
+    nb::class_<PyGraph>(m, "Graph")
         .def(nb::init<>())
         .def("add_register", &PyGraph::add_register, "width"_a, "place"_a)
         .def("add_table", &PyGraph::add_table, "layers"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "q8"_a = false)
         .def("add_context", &PyGraph::add_context, "rotations"_a)
         .def("add_rotation", &PyGraph::add_rotation, "pairs"_a, "half"_a)
         .def("set_state", &PyGraph::set_state, "size"_a)
-        .def("add", &PyGraph::add, "instruction"_a, "fields"_a, "The next instruction, with its fields.")
+        .def("add", &PyGraph::add, "instruction"_a, "fields"_a)
         .def("run", &PyGraph::run, "tokens"_a.noconvert(), "segments"_a, "result"_a, "out"_a.noconvert());
 }
 

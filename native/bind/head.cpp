@@ -3,31 +3,19 @@
 
 #include <nanobind/stl/vector.h>
 
-#include <memory>
-#include <utility>
-
-#include "bind/arrays.hpp"
-#include "ops/ops.hpp"
 #include "head/exact_head.hpp"
 
 namespace bitnet {
 namespace {
 
-// The arrays of an exact head; they belong to the caller, who keeps them alive.
+// An exact head over arrays of the caller's.
 struct BoundHead {
-    Bytes weight;
-    Array<const int32_t> order;
-    Floats factors;
-    OutBytes tiles, sixth;
-    OutFloats step, residual, norm;
+    using Order = Array<const int32_t>;
     ExactHead m;
 
-    BoundHead(int type, const Bytes& weight_, int64_t rows, int64_t cols,
-           const Array<const int32_t>& order_, const Floats& factors_, const OutBytes& tiles_,
-           const OutBytes& sixth_, const OutFloats& step_, const OutFloats& residual_, const OutFloats& norm_,
-           int file, int64_t file_offset)
-        : weight(weight_), order(order_), factors(factors_), tiles(tiles_), sixth(sixth_), step(step_), residual(residual_),
-          norm(norm_) {
+    BoundHead(int type, const Bytes& weight, int64_t rows, int64_t cols, const Order& order, const Floats& factors,
+              const OutBytes& tiles, const OutBytes& sixth, const OutFloats& step, const OutFloats& residual,
+              const OutFloats& norm, int file, int64_t file_offset) {
         require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)), "only F32, F16 and BF16 heads have bounds");
         require(rows > 0 && cols > 0 && cols <= kHeadColumns, "rows and cols are out of range");
         require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= rows, "weight has too few bytes");
@@ -94,7 +82,7 @@ nb::list bind_find(const BoundHead& s, const Floats& x, int64_t count,
 }
 
 bool bind_bounds(const BoundHead& s, const Floats& x, bool sixth, const OutFloats& approx, const OutFloats& upper) {
-    require(int64_t(x.size()) == s.m.cols && approx.size() == s.step.size() && upper.size() == s.step.size(),
+    require(int64_t(x.size()) == s.m.cols && int64_t(approx.size()) == head_tiles(s.m.rows) * kHeadRows && upper.size() == approx.size(),
             "x must be (cols,), approx and upper whole tiles of rows");
     const Computing computing;
     return head_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
@@ -117,23 +105,19 @@ nb::tuple bind_sizes(int64_t rows, int64_t cols) {
 }  // namespace
 
 void bind_exact_head(nb::module_& m) {
-    m.def("exact_head_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles and of the sixth bits, rows of whole tiles.");
+    m.def("exact_head_sizes", &bind_sizes, "rows"_a, "cols"_a);
     m.attr("EXACT_HEAD_COLUMNS") = kHeadColumns;
-    nb::class_<BoundHead>(m, "ExactHead", "An output head and the copy that bounds its logits.")
-        .def(nb::init<int, const Bytes&, int64_t, int64_t, const Array<const int32_t>&,
-                      const Floats&, const OutBytes&, const OutBytes&, const OutFloats&, const OutFloats&,
-                      const OutFloats&, int, int64_t>(),
-             "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(),
-             "tiles"_a.noconvert(), "sixth"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert(),
-             "file"_a = -1, "file_offset"_a = 0)
-        .def("build", &bind_build, "begin"_a, "end"_a,
-             "Fill tiles of the copy; False when the weights cannot be bounded.")
-        .def("find", &bind_find, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a,
-             "Per token None or (ids, logits, bound, tail, rows whose sixth bit was read).")
-        .def("bounds", &bind_bounds, "x"_a.noconvert(), "sixth"_a, "approx"_a.noconvert(), "upper"_a.noconvert(),
-             "What the copy says of every row, with sixth bits or without; False when x cannot be bounded.")
-        .def("rows", &bind_rows, "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(),
-             "Logits of some rows, by the head's own kernel.");
+    nb::class_<BoundHead>(m, "ExactHead")
+        .def(nb::init<int, const Bytes&, int64_t, int64_t, const BoundHead::Order&, const Floats&, const OutBytes&, const OutBytes&,
+                      const OutFloats&, const OutFloats&, const OutFloats&, int, int64_t>(),
+             nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(),
+             nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "type"_a, "weight"_a.noconvert(), "rows"_a,
+             "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(), "tiles"_a.noconvert(), "sixth"_a.noconvert(),
+             "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert(), "file"_a = -1, "file_offset"_a = 0)
+        .def("build", &bind_build, "begin"_a, "end"_a)
+        .def("find", &bind_find, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a)
+        .def("bounds", &bind_bounds, "x"_a.noconvert(), "sixth"_a, "approx"_a.noconvert(), "upper"_a.noconvert())
+        .def("rows", &bind_rows, "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert());
 }
 
 }  // namespace bitnet

@@ -1,13 +1,14 @@
-// What every file of this folder needs: its functions as members of the module, buffers of Python, and the
-// interpreter's lock, let go of while C++ computes.
+// What every file of this folder needs: its functions as members of the module, arrays, buffers and texts of Python, a
+// ValueError for what they lack, and the state in which C++ computes.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
-#include <chrono>
-#include <cstdint>
-#include <string_view>
 #include <thread>
+
+#include "ops/ops.hpp"
+#include "system/thread_pool.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,6 +22,7 @@ void bind_graph(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_exact_head(nb::module_& m);
 void bind_tokenizer(nb::module_& m);
+void bind_tokenizer_parts(nb::module_& m);
 
 // A contiguous buffer of Python's, held for as long as this lives.
 class Buffer {
@@ -38,6 +40,9 @@ public:
 private:
     Py_buffer view_;
 };
+
+// The text of a Python string, which keeps it. Throws for half of a surrogate pair, or too long a text.
+std::string_view utf8(nb::handle text);
 
 inline nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
@@ -59,6 +64,30 @@ public:
 
 private:
     PyThreadState* state_;
+};
+
+// Row-major, in memory; *More* may say how many axes.
+template <class T, class... More>
+using Array = nanobind::ndarray<T, More..., nanobind::c_contig, nanobind::device::cpu>;
+using Floats = Array<const float>;
+using OutFloats = Array<float>;
+using Bytes = Array<const uint8_t>;
+using OutBytes = Array<uint8_t>;
+
+inline Type known_type(int type) { return require(type >= 0 && type < kTypes, "unknown weight type"), Type(type); }
+
+// The type of a matrix, whose bytes *weight* has.
+inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
+    require(rows > 0 && cols > 0 && row_bytes(known_type(type), cols) > 0, "cols is not a whole number of blocks");
+    require(rows <= INT64_MAX / (8 * cols), "the matrix is too large");
+    require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols), "weight has too few bytes");
+    return Type(type);
+}
+
+// While kernels run: without the interpreter's lock, in the floating-point mode they are written for.
+struct Computing {
+    const Released released;
+    const FloatMode mode;
 };
 
 }  // namespace bitnet

@@ -6,11 +6,8 @@
 
 #include <optional>
 
-#include "bind/arrays.hpp"
-#include "ops/counters.hpp"
 #include "ops/linear.hpp"
-#include "ops/ops.hpp"
-#include "system/split.hpp"
+#include "system/thread_pool.hpp"
 
 namespace bitnet {
 namespace {
@@ -102,16 +99,14 @@ void bind_turns(const Array<const double>& angles, double scale, const OutFloats
 }  // namespace
 
 void bind_operations(nb::module_& m) {
-    m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
-          "x"_a.noconvert(), "out"_a.noconvert(), "out (tokens, rows) = x (tokens, cols) * weight^T");
-    m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
-          "ids"_a.noconvert(), "out"_a.noconvert(), "Weight rows as float32.");
-    m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
+    m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a, "x"_a.noconvert(),
           "out"_a.noconvert());
-    m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
-          "window"_a, "softcap"_a, "out"_a.noconvert(), "sinks"_a.noconvert().none() = nb::none(),
-          "Causal attention over codes of keys and values (kernels/kv_codes.py).");
-    m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
+    m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a, "ids"_a.noconvert(),
+          "out"_a.noconvert());
+    m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a, "out"_a.noconvert());
+    m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a, "window"_a,
+          "softcap"_a, "out"_a.noconvert(), "sinks"_a.noconvert().none() = nb::none());
+    m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert());
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
 }
 

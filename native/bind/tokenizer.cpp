@@ -1,22 +1,14 @@
 // Python side of the native tokenizer: bitnet._native.TokenizerEngine and build_tokenizer.
-#include "bind/tokenizer.hpp"
+#include "bind/module.hpp"
 
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <limits>
-#include <memory>
 #include <optional>
-#include <stdexcept>
-#include <utility>
-#include <vector>
 
 #include "tokenizer/regex.hpp"
 #include "tokenizer/scanner.hpp"
-#include "bind/module.hpp"
 #include "tokenizer/tokenizer.hpp"
-#include "tokenizer/many.hpp"
 #include "tokenizer/unicode.hpp"
 
 namespace bitnet {
@@ -187,9 +179,8 @@ public:
     // (id, text, flags) of the tokens that are cut out of a text.
     nb::list added() const {
         nb::list out;
-        for (const AddedToken& token : read_added(engine_.file().section(Section::kAdded), size())) {
+        for (const AddedToken& token : read_added(engine_.file().section(Section::kAdded), size()))
             out.append(nb::make_tuple(token.id, nb::str(token.text.data(), token.text.size()), token.flags));
-        }
         return out;
     }
     nb::bytes key() const { return to_bytes(buffer_.text().substr(32, 32)); }
@@ -220,9 +211,8 @@ void each_match(const std::string& pattern, std::string_view text, Each each) {
     Budget budget(text.size());
     RegexMatches matches(regex, text.data(), text.data() + text.size(), budget);
     const char *begin = nullptr, *end = nullptr;
-    while (matches.next(&begin, &end)) {
+    while (matches.next(&begin, &end))
         each(static_cast<size_t>(begin - text.data()), static_cast<size_t>(end - text.data()));
-    }
 }
 
 nb::list find_all(const std::string& pattern, nb::str text) {
@@ -246,29 +236,12 @@ nb::str replace_all(const std::string& pattern, const std::string& content, nb::
         each_match(pattern, input, [&](size_t begin, size_t end) {
             out.append(input, done, begin - done).append(content);
             done = end;
-            if (out.size() > limits::kGrowthBase + limits::kGrowth * input.size()) {
+            if (out.size() > limits::kGrowthBase + limits::kGrowth * input.size())
                 throw OverBudget("a decoder that makes the text too long");
-            }
         });
         out.append(input, done, std::string_view::npos);
     }
     return nb::str(out.data(), out.size());
-}
-
-// The bounds of budget.hpp by their names in bitnet/tokenizer/limits.py.
-nb::dict bounds() {
-    constexpr std::pair<const char*, uint64_t> kBounds[] = {
-        {"PATTERN_BYTES", limits::kPatternBytes}, {"PATTERN_DEPTH", limits::kPatternDepth},
-        {"PATTERN_PROGRAM", limits::kPatternProgram}, {"PATTERN_REPEAT", limits::kPatternRepeat},
-        {"BASE_STEPS", limits::kBaseSteps}, {"STEPS_PER_BYTE", limits::kStepsPerByte}, {"STEPS", limits::kSteps},
-        {"TOKENS", kMaxTokens}, {"MERGES", kMaxMerges}, {"TOKEN_BYTES", limits::kTokenBytes},
-        {"ADDED_TOKEN_BYTES", limits::kAddedTokenBytes}, {"UNIGRAM_PIECE_BYTES", limits::kUnigramPieceBytes},
-        {"WORD_CHARS", limits::kWordChars}, {"CHARSMAP_KEY_BYTES", limits::kCharsmapKeyBytes},
-        {"GROWTH", limits::kGrowth}, {"GROWTH_BASE", limits::kGrowthBase}};
-    nb::dict found;
-    for (const auto& [name, bound] : kBounds) found[name] = bound;
-    found["SCORE"] = static_cast<double>(limits::kScore);
-    return found;
 }
 
 nb::object scan_all(const std::string& pattern, nb::str text) {
@@ -302,42 +275,24 @@ nb::list scan_parts(nb::str text) {
 void bind_tokenizer(nb::module_& m) {
     static_assert(offsetof(FileHeader, key) == 32, "key() reads it there");
     nb::exception<OverBudget>(m, "OverBudget", PyExc_RuntimeError);
-    nb::class_<PyTokenizer>(m, "TokenizerEngine", "A compiled tokenizer that lies in memory.")
+    nb::class_<PyTokenizer>(m, "TokenizerEngine")
         .def(nb::init<nb::handle>(), "buffer"_a)
         .def("encode", &PyTokenizer::encode, "text"_a, "parse_special"_a)
-        .def("encode_many", &PyTokenizer::encode_many, "texts"_a,
-             "parse_special"_a, "threads"_a, "As encode, of many texts at once.")
-        .def("spans", &PyTokenizer::spans, "text"_a, "parse_special"_a, "Ids, with the characters each stands for.")
-        .def("token_spelling", &PyTokenizer::token_spelling, "id"_a,
-             "Bytes of a byte-level token; of others, and of added tokens, their text.")
+        .def("encode_many", &PyTokenizer::encode_many, "texts"_a, "parse_special"_a, "threads"_a)
+        .def("spans", &PyTokenizer::spans, "text"_a, "parse_special"_a)
+        .def("token_spelling", &PyTokenizer::token_spelling, "id"_a)
         .def("token_flags", &PyTokenizer::token_flags, "id"_a)
         .def("find", &PyTokenizer::find, "spelling"_a)
         .def_prop_ro("meta", [](const PyTokenizer& self) { return self.section(Section::kMeta); })
-        .def("added", &PyTokenizer::added, "(id, text, flags) of each added token.")
+        .def("added", &PyTokenizer::added)
         .def_prop_ro("key", &PyTokenizer::key)
         .def("__len__", &PyTokenizer::size);
     m.def("build_tokenizer", &build, nb::kw_only(), "key"_a, "meta"_a, "config"_a, "offsets"_a, "bytes"_a, "flags"_a,
-          "merges"_a, "scores"_a, "byte_ids"_a, "added"_a,
-          "steps"_a, "charsmap"_a, "prefix"_a, "suffix"_a,
-          "Content of a compiled file; ValueError when the parts do not fit together.");
-    m.def("pair_ids", &pair_ids, "pairs"_a, "ids"_a,
-          "Ids of pairs of texts as 32-bit numbers; None when one is not a pair of known texts.");
-    m.def("spell", &spell, "texts"_a, "kinds"_a, "added"_a, "outside"_a,
-          "byte_level"_a, "byte_fallback"_a, "sentencepiece"_a,
-          "Bytes of all tokens, their offsets, their flags, the ids of bytes, and the added tokens.");
-    m.def("pack_steps", &pack_steps, "normalizers"_a, "pre_tokenizers"_a, "spelled"_a,
-          "Steps for build_tokenizer; ValueError when one is not run exactly.");
-    m.def("regex_find_all", &find_all, "pattern"_a, "text"_a,
-          "Texts of all matches; ValueError when the pattern is not supported, OverBudget when the"
-          " text costs too much.");
-    m.def("regex_replace", &replace_all, "pattern"_a, "content"_a, "text"_a,
-          "The text with all matches replaced; as regex_find_all.");
-    m.def("scan_all", &scan_all, "pattern"_a, "text"_a,
-          "Texts of the matches a scanner finds, and the rest of the text from where it is not"
-          " certain; None when there is no scanner for the pattern.");
-    m.def("scan_parts", &scan_parts, "text"_a,
-          "Places where a text may be cut: scan_all finds the same on each side as in the whole.");
-    m.def("tokenizer_bounds", &bounds, "What hostile files and texts may ask for at most.");
+          "merges"_a, "scores"_a, "byte_ids"_a, "added"_a, "steps"_a, "charsmap"_a, "prefix"_a, "suffix"_a);
+    m.def("regex_find_all", &find_all, "pattern"_a, "text"_a);
+    m.def("regex_replace", &replace_all, "pattern"_a, "content"_a, "text"_a);
+    m.def("scan_all", &scan_all, "pattern"_a, "text"_a);
+    m.def("scan_parts", &scan_parts, "text"_a);
 }
 
 }  // namespace bitnet

@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <cstring>
 
 #include "tokenizer/models.hpp"
 #include "tokenizer/unicode.hpp"
@@ -165,9 +163,8 @@ void Bpe::merge(Missed& piece) {
     }
     lane.ranks[n] = kNoId;
     const auto byte = [&](size_t i) { return static_cast<unsigned char>(piece.begin[i]); };
-    for (size_t i = 1; i < n; ++i) {
+    for (size_t i = 1; i < n; ++i)
         lane.ranks[i] = spells_bytes_ ? rank_of_bytes(byte(i - 1), byte(i)) : file_.rank(ids_[i - 1], ids_[i]);
-    }
 }
 
 // In turns, so that what one looks up comes from memory while the others are merged.
@@ -282,13 +279,11 @@ void Bpe::start(std::string_view piece, Spans* spans) {
             continue;
         }
         bool bytes = (flags & kByteFallback) != 0;
-        for (size_t k = 0; bytes && k < n; ++k) {
+        for (size_t k = 0; bytes && k < n; ++k)
             bytes = file_.byte_id(static_cast<unsigned char>(piece[i + k])) != kNoId;
-        }
         if (bytes) {
-            for (size_t k = 0; k < n; ++k) {
+            for (size_t k = 0; k < n; ++k)
                 add(file_.byte_id(static_cast<unsigned char>(piece[i + k])), i + k, i + k + 1);
-            }
         } else if (unknown != kNoId) {
             if (!(flags & kFuseUnknown)) flush();
             if (!waiting) unknown_at.begin = i;
@@ -314,9 +309,8 @@ void Bpe::merge_many() {
         heap_.push_back({rank, left, {halves[0], halves[1]}});
         std::push_heap(heap_.begin(), heap_.end(), worse);
     };
-    for (int32_t i = 0; i < n; ++i) {
+    for (int32_t i = 0; i < n; ++i)
         at(i) = {ids_[static_cast<size_t>(i)], i - 1, i + 1 < n ? i + 1 : -1, 1};
-    }
     for (int32_t i = 0; i + 1 < n; ++i) consider(i);
     while (!heap_.empty()) {
         std::pop_heap(heap_.begin(), heap_.end(), worse);

@@ -50,9 +50,7 @@ public:
     }
     // From now on copies of it spend the same steps, on any threads: one that ends early returns what it
     // has left, so that all of them together cost what one text may.
-    void share() {
-        shared_ = std::make_shared<std::atomic<uint64_t>>(std::exchange(left_, 0));
-    }
+    void share() { shared_ = std::make_shared<std::atomic<uint64_t>>(std::exchange(left_, 0)); }
     void give_back() {
         if (shared_) shared_->fetch_add(std::exchange(left_, 0), std::memory_order_relaxed);
     }

@@ -1,11 +1,6 @@
 #include "tokenizer/file.hpp"
 
-#include <algorithm>
 #include <cctype>
-#include <future>
-#include <memory>
-#include <stdexcept>
-#include <system_error>
 
 #include "tokenizer/models.hpp"
 #include "tokenizer/unicode.hpp"
@@ -108,20 +103,6 @@ bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& part
     return has_symbol && all_bytes && (config.flags & kByteLevel) == 0;
 }
 
-// Runs *checks* of a large file on a thread of their own, of others when they are asked for.
-template <typename Checks>
-std::future<void> beside(size_t size, const Checks& checks) {
-    constexpr size_t kLarge = size_t{4} << 20;
-    if (size >= kLarge) {
-        try {
-            return std::async(std::launch::async, checks);
-        } catch (const std::system_error&) {
-            // No more threads are to be had.
-        }
-    }
-    return std::async(std::launch::deferred, checks);
-}
-
 // Of equal spellings the last one counts, as in vocabulary_slots.
 TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets, const TokenizerParts& parts) {
     if (config.model != static_cast<uint32_t>(ModelKind::kUnigram)) return {};
@@ -159,9 +140,8 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
     if (size < table_end) wrong("too short for its header");
     std::memcpy(&header, data, sizeof header);
     if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) wrong("not such a file");
-    if (header.version != kTokenizerVersion || header.sections != kSections) {
+    if (header.version != kTokenizerVersion || header.sections != kSections)
         wrong("written by another version");
-    }
     if (header.size != size) wrong("truncated or extended");
     for (size_t i = 0; i < kSections; ++i) {
         SectionEntry entry;
@@ -188,15 +168,10 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
     const auto* edges = table<TrieEdge>(Section::kTrieEdges, &n_edges);
     pieces_ = Trie(nodes, n_nodes, edges, n_edges);
     n_tokens = static_cast<uint32_t>(std::min<size_t>(n_flags, kNoId));
-    std::future<void> checks = beside(size, [this] {
-        check_sizes();
-        check_ids();
-        check_texts();
-    });
-    if (header.checksum != checksum(data + sizeof header, size - sizeof header)) {
-        wrong("damaged (its checksum differs)");
-    }
-    checks.get();
+    if (header.checksum != checksum(data + sizeof header, size - sizeof header)) wrong("damaged (its checksum differs)");
+    check_sizes();
+    check_ids();
+    check_texts();
 }
 
 void TokenizerFile::check_sizes() const {
@@ -209,9 +184,8 @@ void TokenizerFile::check_sizes() const {
     if (config.max_token_bytes > limits::kTokenBytes) wrong("its longest token is too long");
     if (config.max_chars_per_word > limits::kWordChars) wrong("its longest word is too long");
     const bool unigram = config.model == static_cast<uint32_t>(ModelKind::kUnigram);
-    if (unigram && config.max_token_bytes > limits::kUnigramPieceBytes) {
+    if (unigram && config.max_token_bytes > limits::kUnigramPieceBytes)
         wrong("its longest piece is too long");
-    }
     if (unigram && pieces_.empty()) wrong("its pieces are missing");
     const bool scored = unigram || config.model == static_cast<uint32_t>(ModelKind::kSpm);
     if (scored && n_scores_ != n_tokens) wrong("its scores are missing");
@@ -222,12 +196,10 @@ void TokenizerFile::check_ids() const {
     // Without a way out of the loops, several entries are looked at in one instruction.
     uint32_t wrong_slots = 0, wrong_results = 0;
     uint64_t wrong_merges = 0;
-    for (size_t i = 0; i < n_slots_; ++i) {
+    for (size_t i = 0; i < n_slots_; ++i)
         wrong_slots |= (slots_[i] != 0) & ((slots_[i] & 0x1FFFFF) - 1 >= n_tokens);
-    }
-    for (size_t i = 0; i < n_merge_slots_; ++i) {
+    for (size_t i = 0; i < n_merge_slots_; ++i)
         wrong_merges |= (merge_slots_[i] != 0) & ((merge_slots_[i] & 0x3FFFFF) - 1 >= n_merges_);
-    }
     for (size_t i = 0; i < n_merges_; ++i) wrong_results |= merge_results_[i] >= n_tokens;
     const bool good = is_id(config.unknown_id) && std::all_of(byte_ids_, byte_ids_ + 256, is_id) &&
                       (wrong_slots | wrong_merges | wrong_results) == 0 &&
@@ -236,15 +208,13 @@ void TokenizerFile::check_ids() const {
     const bool falls_back = (config.flags & kByteFallback) != 0 && (config.flags & kSteps) == 0 &&
                             (config.model == static_cast<uint32_t>(ModelKind::kSpm) ||
                              config.model == static_cast<uint32_t>(ModelKind::kUnigram));
-    if (falls_back && std::find(byte_ids_, byte_ids_ + 256, kNoId) != byte_ids_ + 256) {
+    if (falls_back && std::find(byte_ids_, byte_ids_ + 256, kNoId) != byte_ids_ + 256)
         wrong("byte fallback without all byte tokens");
-    }
 }
 
 void TokenizerFile::check_texts() const {
-    if (!std::is_sorted(offsets_, offsets_ + n_offsets_) || offsets_[n_offsets_ - 1] != bytes_.size()) {
+    if (!std::is_sorted(offsets_, offsets_ + n_offsets_) || offsets_[n_offsets_ - 1] != bytes_.size())
         wrong("its tokens lie outside of their bytes");
-    }
     // All tokens are UTF-8 when their bytes as a whole are, and none begins inside a character.
     const bool whole = (config.flags & kByteLevel) == 0 && unicode::is_utf8(bytes_);
     const auto is_text = [&](uint32_t id) {  // what decoding takes for text, or for <0xNN>

@@ -6,14 +6,10 @@
 // every index, id and text in the tables is checked when a file is opened.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "tokenizer/budget.hpp"
-#include "tokenizer/trie.hpp"
+#include "tokenizer/added.hpp"
 
 namespace bitnet {
 

@@ -1,8 +1,6 @@
-#include "tokenizer/many.hpp"
+#include "tokenizer/tokenizer.hpp"
 
-#include <algorithm>
 #include <system_error>
-#include <utility>
 
 namespace bitnet {
 namespace {

@@ -1,7 +1,4 @@
 // Normalizers as the `tokenizers` library runs them, with the origins that it gives every byte.
-#include <algorithm>
-#include <cstring>
-#include <stdexcept>
 
 #include "tokenizer/models.hpp"
 #include "tokenizer/steps.hpp"
@@ -39,20 +36,9 @@ void each_code(std::string_view text, Take take) {
     while (p != end) take(unicode::next(p, end));
 }
 
-template <typename Test>
-bool any_code(std::string_view text, Test test) {
-    const char* p = text.data();
-    const char* end = p + text.size();
-    while (p != end) {
-        if (test(unicode::next(p, end))) return true;
-    }
-    return false;
-}
-
 void check_growth(size_t size, size_t before) {
-    if (size > limits::kGrowthBase + limits::kGrowth * before) {
+    if (size > limits::kGrowthBase + limits::kGrowth * before)
         throw OverBudget("a normalizer that makes the text too long");
-    }
 }
 
 // Puts in what has changed; `removed` characters of the old text come before all of it.
@@ -80,9 +66,8 @@ void apply(Normalized& text, const Changes& changes, size_t removed) {
         const size_t before = out.size();
         unicode::append(out, changed.code);
         if (text.traced) {
-            if (changed.change <= 0 && at >= text.origin.size()) {
+            if (changed.change <= 0 && at >= text.origin.size())
                 throw std::invalid_argument("a character map that leaves out more than there is");
-            }
             const Span from = changed.change <= 0 ? text.origin[at]
                               : at == 0           ? Span{0, 0}
                                                   : text.origin[at - 1];
@@ -257,15 +242,17 @@ void normalize_bert(Normalized& text, uint32_t options) {
         });
         map(text, [](uint32_t code) { return unicode::is_space(code) ? uint32_t{' '} : code; });
     }
-    if (options & kChineseChars && any_code(text.text, is_chinese)) {
+    if (options & kChineseChars && !is_ascii(text.text)) {
         Changes changes;
+        bool any = false;
         each_code(text.text, [&](uint32_t code) {
             const bool apart = is_chinese(code);
+            any = any || apart;
             if (apart) changes.push_back({' ', 0});
             changes.push_back({code, apart ? 1 : 0});
             if (apart) changes.push_back({' ', 1});
         });
-        apply(text, changes, 0);
+        if (any) apply(text, changes, 0);
     }
     if (options & kStripAccents && !is_ascii(text.text)) {
         apply(text, decomposed(text.text, false), 0);
@@ -353,9 +340,8 @@ void spell_bytes(Normalized& text) {
     while (p != end) {
         const char* const first = p;
         unicode::next(p, end);
-        for (const char* byte = first; byte != p; ++byte) {
+        for (const char* byte = first; byte != p; ++byte)
             changes.push_back({byte_character(static_cast<unsigned char>(*byte)), byte == first ? 0 : 1});
-        }
     }
     apply(text, changes, 0);
 }
@@ -416,9 +402,8 @@ Normalizer::Normalizer(const std::vector<TokenizerStep>& steps, const CharsMap& 
             expressions_.emplace_back(step.text);
             inserts_ = inserts_ || expressions_.back().nullable();
         }
-        if (step.kind == StepKind::kPrecompiled && charsmap_.empty()) {
+        if (step.kind == StepKind::kPrecompiled && charsmap_.empty())
             throw std::invalid_argument("a step without its character map");
-        }
     }
 }
 

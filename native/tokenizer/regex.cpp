@@ -1,8 +1,5 @@
 #include "tokenizer/regex.hpp"
 
-#include <algorithm>
-#include <stdexcept>
-
 #include "tokenizer/unicode.hpp"
 
 namespace bitnet {
@@ -34,9 +31,8 @@ public:
         : program_(program), sets_(sets), guards_(guards) {}
 
     void emit(const Node& node) {
-        if (program_.size() > limits::kPatternProgram) {
+        if (program_.size() > limits::kPatternProgram)
             throw std::invalid_argument("regular expression: too long when compiled");
-        }
         switch (node.kind) {
             case Node::kEmpty: return;
             case Node::kChar: add(Op::kChar, node.value); return;
@@ -143,9 +139,8 @@ private:
             emit(atomic);
             return;
         }
-        if (can_be_empty(body)) {
+        if (can_be_empty(body))
             throw std::invalid_argument("regular expression: repeating what can be empty is not supported");
-        }
         for (uint32_t i = 0; i < node.min; ++i) emit(body);
         const bool lazy = node.mode == Node::kLazy;
         std::vector<uint32_t> exits;
@@ -276,9 +271,8 @@ bool Regex::is_word_border(uint32_t pos) const {
 }
 
 void Regex::push(uint32_t pc, uint32_t pos, uint32_t low) {
-    if (stack_.size() > limits::kBaseSteps + 8 * size_t{size_}) {
+    if (stack_.size() > limits::kBaseSteps + 8 * size_t{size_})
         throw OverBudget("more than " + std::to_string(stack_.size()) + " ways left to try");
-    }
     stack_.push_back({pc, pos, low, static_cast<uint32_t>(trail_.size())});
 }
 
@@ -287,9 +281,8 @@ StateMemo::Verdict Regex::enter_state(uint32_t pc, uint32_t pos) {
     if (spent_ < kPatience && memo_.empty()) return StateMemo::kUnknown;
     const uint64_t key = StateMemo::key(pc, pos);
     const StateMemo::Verdict verdict = memo_.look_up(key);
-    if (verdict == StateMemo::kUnknown && trail_.size() < limits::kBaseSteps + 8 * size_t{size_}) {
+    if (verdict == StateMemo::kUnknown && trail_.size() < limits::kBaseSteps + 8 * size_t{size_})
         trail_.push_back(key);
-    }
     budget_->spend(4);
     return verdict;
 }

@@ -4,11 +4,6 @@
 // intersections, look-ahead, anchors. What is not here is refused when the pattern is compiled.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tokenizer/budget.hpp"
 #include "tokenizer/unicode.hpp"
 

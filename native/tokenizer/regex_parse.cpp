@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <iterator>
-#include <stdexcept>
 
 #include "tokenizer/regex.hpp"
 #include "tokenizer/unicode.hpp"
@@ -396,9 +394,8 @@ private:
 }  // namespace
 
 RegexNode parse_regex(const std::string& pattern, std::vector<CharSet>& sets) {
-    if (pattern.size() > limits::kPatternBytes) {
+    if (pattern.size() > limits::kPatternBytes)
         refuse("a pattern of more than " + std::to_string(limits::kPatternBytes) + " bytes");
-    }
     if (!unicode::is_utf8(pattern)) refuse("a pattern that is not UTF-8");
     return Parser(pattern, sets).parse();
 }

@@ -1,10 +1,5 @@
 #include "tokenizer/scanner.hpp"
 
-#include <algorithm>
-#include <array>
-#include <string>
-#include <vector>
-
 #include "tokenizer/unicode.hpp"
 
 namespace bitnet {
@@ -50,25 +45,17 @@ uint8_t take(const uint8_t* table, const char*& p, const char* end) {
     return code < kFlat ? table[code] : classify(code);
 }
 
-// The end of the characters from p on that are in one of the classes; of_others: in none.
+// The end of the characters from p on that are in one of the classes, or in none.
+template <bool kIn = true>
 const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
-    while (bits & kLetter && static_cast<size_t>(end - p) >= Ascii16::kBytes) {
+    while (kIn && bits & kLetter && static_cast<size_t>(end - p) >= Ascii16::kBytes) {
         const unsigned count = lowest_bit(~Ascii16(p).letters());
         p += count;
         if (count < Ascii16::kBytes) break;
     }
     while (p < end) {
         const char* ahead = p;
-        if (!(take(table, ahead, end) & bits)) break;
-        p = ahead;
-    }
-    return p;
-}
-
-const char* run_of_others(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
-    while (p < end) {
-        const char* ahead = p;
-        if (take(table, ahead, end) & bits) break;
+        if (((take(table, ahead, end) & bits) != 0) != kIn) break;
         p = ahead;
     }
     return p;
@@ -160,9 +147,8 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
         return;
     }
     ask_apostrophe_ = contractions_ != Contractions::kNone && kind != Kind::kCasedWords;
-    for (uint32_t code = 0; code < 128; ++code) {
+    for (uint32_t code = 0; code < 128; ++code)
         before_word_[code] = kind == Kind::kGpt2 ? code == ' ' : !(classify(code) & (kLetter | kNumber | kBreak));
-    }
     if (kind == Kind::kGpt2) {
         if (is(" ?\\p{N}+") && is(others) && are(kTail) && at == ways.size()) kind_ = kind;
         return;
@@ -219,10 +205,9 @@ const char* Scanner::any(const char* p, const char* end) const {
     }
     const uint8_t known = kLetter | kNumber | kSpace | (letters_ & kMark);
     const char* other = *p == ' ' ? second : p;
-    if (const char* stop = run_of_others(classes_, other, end, known); stop > other) {
-        while (breaks_follow_ && stop < end && (*stop == '\n' || *stop == '\r' || (slashes_ && *stop == '/'))) {
+    if (const char* stop = run<false>(classes_, other, end, known); stop > other) {
+        while (breaks_follow_ && stop < end && (*stop == '\n' || *stop == '\r' || (slashes_ && *stop == '/')))
             ++stop;
-        }
         return stop;
     }
     return space(p, end);
@@ -282,7 +267,7 @@ const char* Scanner::gpt2(const char* p, const char* end) const {
     const uint8_t first = take(classes_, ahead, end);
     if (first & kLetter) return run(classes_, ahead, end, kLetter);
     if (first & kNumber) return run(classes_, ahead, end, kNumber);
-    if (!(first & kSpace)) return run_of_others(classes_, ahead, end, kLetter | kNumber | kSpace);
+    if (!(first & kSpace)) return run<false>(classes_, ahead, end, kLetter | kNumber | kSpace);
     return space(p, end);
 }
 

@@ -1,9 +1,6 @@
 // SentencePiece: its normalizer and its two models (normalizer.cc, bpe_model.cc, unigram_model.cc).
-#include <algorithm>
 #include <limits>
 #include <queue>
-#include <stdexcept>
-#include <unordered_map>
 
 #include "tokenizer/models.hpp"
 #include "tokenizer/unicode.hpp"
@@ -25,9 +22,8 @@ void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, boo
         add(id, at, at + piece.size());
         after_unknown = false;
     } else if (file.config.flags & kByteFallback) {
-        for (const char c : piece) {
+        for (const char c : piece)
             add(file.byte_id(static_cast<unsigned char>(c)), at, at + piece.size());
-        }
     } else if (file.config.unknown_id != kNoId) {
         if (!after_unknown) add(file.config.unknown_id, at, at + piece.size());
         else if (spans != nullptr) spans->back().end = at + piece.size();
@@ -85,9 +81,8 @@ std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view t
         begin += width;
     }
     std::vector<Segment> segments;
-    for (size_t end = text.size(); end > 0; end = segments.back().begin) {
+    for (size_t end = text.size(); end > 0; end = segments.back().begin)
         segments.push_back({static_cast<size_t>(nodes[end].begin), end, nodes[end].unknown});
-    }
     std::reverse(segments.begin(), segments.end());
     return segments;
 }
@@ -113,9 +108,8 @@ CharsMap::CharsMap(std::string_view blob) {
         const size_t leaf = i ^ child_offset(units_[i]);
         if (leaf >= units_.size() || !(units_[leaf] & kLeaf)) wrong("an entry without a value");
         const size_t value = units_[leaf] & ~kLeaf;
-        if (value >= strings_.size() || unicode::continues(strings_[value])) {
+        if (value >= strings_.size() || unicode::continues(strings_[value]))
             wrong("an entry that points outside of its texts");
-        }
     }
 }
 
@@ -144,9 +138,8 @@ size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) con
         out.append(text.substr(at, best));
         return best;
     }
-    if (at + best < text.size() && unicode::continues(text[at + best])) {
+    if (at + best < text.size() && unicode::continues(text[at + best]))
         throw std::invalid_argument("character map: an entry that ends inside a character");
-    }
     out.append(replacement(value));
     return best;
 }
@@ -244,9 +237,8 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
         agenda.push({file.score(id), left, right, size});
         if (file.flags(id) & kUnused) unused[text.substr(a.begin, size)] = a.size;
     };
-    for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+    for (size_t i = 0; i + 1 < symbols.size(); ++i)
         consider(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1);
-    }
     while (!agenda.empty()) {
         const Candidate top = agenda.top();
         agenda.pop();
@@ -303,9 +295,8 @@ void encode_unigram(const TokenizerFile& file, double lowest, std::string_view t
     };
     const float unknown = static_cast<float>(lowest) - kUnknownPenalty;
     bool after_unknown = false;
-    for (const Segment& part : best_segments(file, text, budget, unknown, false, rate)) {
+    for (const Segment& part : best_segments(file, text, budget, unknown, false, rate))
         add_piece(file, text.substr(part.begin, part.end - part.begin), part.begin, after_unknown, out, spans);
-    }
 }
 
 void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,

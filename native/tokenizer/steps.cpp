@@ -1,9 +1,5 @@
 #include "tokenizer/steps.hpp"
 
-#include <algorithm>
-#include <cstring>
-#include <stdexcept>
-
 #include "tokenizer/unicode.hpp"
 
 namespace bitnet {
@@ -21,9 +17,8 @@ public:
     }
     std::string text() {
         const std::string_view found = take(number());
-        if (!unicode::is_utf8(found)) {
+        if (!unicode::is_utf8(found))
             throw std::invalid_argument("compiled tokenizer: a step with a text that is not UTF-8");
-        }
         return std::string(found);
     }
 
@@ -57,12 +52,10 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
         if (!known) throw std::invalid_argument("compiled tokenizer: unknown step");
         const bool searches = step.kind == StepKind::kReplace || step.kind == StepKind::kSplitString ||
                               step.kind == StepKind::kMetaspace;
-        if (step.kind == StepKind::kFixedLength && step.a == 0) {
+        if (step.kind == StepKind::kFixedLength && step.a == 0)
             throw std::invalid_argument("compiled tokenizer: pieces without a length");
-        }
-        if (searches && step.text.empty()) {
+        if (searches && step.text.empty())
             throw std::invalid_argument("compiled tokenizer: a step that looks for the empty text");
-        }
         steps.push_back(std::move(step));
     }
     return steps;
@@ -143,9 +136,8 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step) {
             if (cut.traced) origin.insert(origin.end(), part.size(), from);
         };
         if (!begins && (step.a == kAlways || (step.a == kFirst && is_first))) add(step.text, {piece.begin, piece.begin + width});
-        for (size_t i = piece.begin; i < piece.end; ++i) {
+        for (size_t i = piece.begin; i < piece.end; ++i)
             add(meta && cut.text[i] == ' ' ? std::string_view(step.text) : cut.text.substr(i, 1), {i, i + 1});
-        }
         pieces_.push_back({begin, out.size()});
     }
     rewrite(cut, std::move(out), std::move(origin));
@@ -161,9 +153,8 @@ void PreTokenizer::spell(Cut& cut) {
         for (size_t at = piece.begin, n = 0; at < piece.end; at += n) {
             n = std::min(unicode::length(cut.text, at), piece.end - at);
             const size_t before = out.size();
-            for (size_t i = at; i < at + n; ++i) {
+            for (size_t i = at; i < at + n; ++i)
                 unicode::append(out, byte_character(static_cast<unsigned char>(cut.text[i])));
-            }
             if (cut.traced) origin.insert(origin.end(), out.size() - before, {at, at + n});
         }
         pieces_.push_back({begin, out.size()});
@@ -229,9 +220,8 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
                 break;
             }
             RegexMatches matches(expression->regex, begin, end, *budget_);
-            while (matches.next(&from, &to)) {
+            while (matches.next(&from, &to))
                 add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
-            }
             break;
         }
         case StepKind::kSplitString: case StepKind::kMetaspace:

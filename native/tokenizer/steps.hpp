@@ -1,10 +1,6 @@
 // Normalizers and pre-tokenizers, as steps read from a compiled file.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "tokenizer/regex.hpp"
 #include "tokenizer/scanner.hpp"
 

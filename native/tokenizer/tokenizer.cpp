@@ -1,9 +1,5 @@
 #include "tokenizer/tokenizer.hpp"
 
-#include <algorithm>
-#include <stdexcept>
-#include <utility>
-
 #include "tokenizer/unicode.hpp"
 
 namespace bitnet {
@@ -21,9 +17,8 @@ AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
 
 // Moves the spans from first on, of a part that begins at `by` in a text, to where they come from.
 void locate(Spans* spans, size_t first, size_t by, const Origin& origin = {}) {
-    for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
+    for (size_t i = first; spans != nullptr && i < spans->size(); ++i)
         (*spans)[i] = source_of(origin, {(*spans)[i].begin + by, (*spans)[i].end + by});
-    }
 }
 
 }  // namespace
@@ -62,17 +57,15 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
         std::vector<AddedToken> user;
         for (uint32_t id = 0; id < file_.n_tokens; ++id) {
             if (!(file_.flags(id) & kUserDefined)) continue;
-            if (!unicode::is_utf8(file_.token(id)) || file_.token(id).size() > limits::kAddedTokenBytes) {
+            if (!unicode::is_utf8(file_.token(id)) || file_.token(id).size() > limits::kAddedTokenBytes)
                 throw std::invalid_argument("compiled tokenizer: a user-defined piece");
-            }
             user.push_back({id, 0, std::string(file_.token(id))});
         }
         untouched_ = AddedMatcher(std::move(user));
     }
     const auto spells = [](const TokenizerStep& step) { return step.kind == StepKind::kSpell; };
-    if (Normalizer(normalizer_, charsmap_).inserts() && std::any_of(pre_.begin(), pre_.end(), spells)) {
+    if (Normalizer(normalizer_, charsmap_).inserts() && std::any_of(pre_.begin(), pre_.end(), spells))
         throw std::invalid_argument("bytes spelled behind a normalizer that replaces nothing");
-    }
     idle_.push_back(std::make_unique<Worker>(*this));  // a pattern that cannot be run fails here
 }
 
@@ -203,9 +196,8 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
 void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin,
                                     bool at_start, Ids& out, Spans* spans) {
     const bool whole_text = worker.pre.empty() || worker.pre.leaves_whole(text);
-    if (spans == nullptr && (whole_text ? (file_.config.flags & kWordsApart) != 0 : scans(worker))) {
+    if (spans == nullptr && (whole_text ? (file_.config.flags & kWordsApart) != 0 : scans(worker)))
         return worker.relay != nullptr ? relay_stretches(worker, text) : encode_uniform(worker, text, out);
-    }
     if (whole_text) {
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, text, out, spans);
@@ -225,9 +217,8 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     worker.pre.run(cut, worker.budget);
     if (takes_words(worker, spans)) {
         const char* const begin_of = cut.text.data();
-        for (const Cut::Piece& piece : cut.pieces) {
+        for (const Cut::Piece& piece : cut.pieces)
             worker.bpe.add(begin_of + piece.begin, begin_of + piece.end, begin_of + cut.text.size(), out);
-        }
         worker.bpe.flush(out);
         return;
     }

@@ -1,10 +1,8 @@
 #include "tokenizer/unicode.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <unordered_map>
-#include <vector>
 
 #include "tokenizer/unicode_tables.hpp"
 
@@ -305,62 +303,21 @@ bool may_change_nfc(uint32_t code) { return code >= 0x300 && may_change(code, 1)
 
 bool may_change_nfkc(uint32_t code) { return code >= 0x80 && may_change(code, 2); }
 
-namespace {
-
-// UTF-8 as an automaton. A state is the place of six bits in a row, which are the state after it.
-enum Utf8State : unsigned {
-    kWhole = 0, kBroken = 6, kOneMore = 12, kTwoMore = 18, kThreeMore = 24,
-    kAfterE0 = 30, kAfterED = 36, kAfterF0 = 42, kAfterF4 = 48
-};
-
-constexpr uint64_t utf8_row(unsigned byte) {
-    const auto in = [byte](unsigned first, unsigned last) { return byte >= first && byte <= last; };
-    const uint64_t begun = in(0, 0x7F)                          ? kWhole
-                           : in(0xC2, 0xDF)                     ? kOneMore
-                           : byte == 0xE0                       ? kAfterE0
-                           : byte == 0xED                       ? kAfterED
-                           : in(0xE1, 0xEF)                     ? kTwoMore
-                           : byte == 0xF0                       ? kAfterF0
-                           : in(0xF1, 0xF3)                     ? kThreeMore
-                           : byte == 0xF4                       ? kAfterF4
-                                                                : kBroken;
-    const auto then = [&](unsigned first, unsigned last, uint64_t state) {
-        return in(first, last) ? state : uint64_t{kBroken};
-    };
-    return begun << kWhole | uint64_t{kBroken} << kBroken | then(0x80, 0xBF, kWhole) << kOneMore |
-           then(0x80, 0xBF, kOneMore) << kTwoMore | then(0x80, 0xBF, kTwoMore) << kThreeMore |
-           then(0xA0, 0xBF, kOneMore) << kAfterE0 | then(0x80, 0x9F, kOneMore) << kAfterED |
-           then(0x90, 0xBF, kTwoMore) << kAfterF0 | then(0x80, 0x8F, kTwoMore) << kAfterF4;
-}
-
-struct Utf8Rows {
-    uint64_t of[256] = {};
-    constexpr Utf8Rows() {
-        for (unsigned byte = 0; byte < 256; ++byte) of[byte] = utf8_row(byte);
-    }
-};
-constexpr Utf8Rows kUtf8Rows;
-
-}  // namespace
-
 bool is_utf8(std::string_view text) {
-    // Four stretches at a time, since each byte waits for the one before it.
-    constexpr size_t kStretches = 4;
-    const auto* const bytes = reinterpret_cast<const unsigned char*>(text.data());
-    size_t at[kStretches + 1] = {}, least = text.size();
-    for (size_t i = 1; i <= kStretches; ++i) {
-        at[i] = text.size() * i / kStretches;
-        while (i < kStretches && at[i] > at[i - 1] && continues(text[at[i]])) --at[i];
-        least = std::min(least, at[i] - at[i - 1]);
-    }
-    uint64_t state[kStretches] = {};
-    const auto step = [&](size_t i, size_t n) { state[i] = kUtf8Rows.of[bytes[at[i] + n]] >> (state[i] & 63); };
-    for (size_t n = 0; n < least; ++n) {
-        for (size_t i = 0; i < kStretches; ++i) step(i, n);
-    }
-    for (size_t i = 0; i < kStretches; ++i) {
-        for (size_t n = least; n < at[i + 1] - at[i]; ++n) step(i, n);
-        if ((state[i] & 63) != kWhole) return false;
+    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};  // of the characters of so many bytes
+    const char* const end = text.data() + text.size();
+    for (const char* p = text.data(); p != end;) {
+        uint64_t eight = ~uint64_t{0};
+        if (end - p >= 8) std::memcpy(&eight, p, sizeof eight);
+        if ((eight & 0x8080808080808080ull) == 0) p += 8;
+        else if (static_cast<unsigned char>(*p) < 0x80) ++p;
+        else {
+            const char* const first = p;
+            const size_t size = length(*first);
+            if (continues(*first) || static_cast<unsigned char>(*first) > 0xF4 || static_cast<size_t>(end - p) < size) return false;
+            const uint32_t code = next(p, end);
+            if (!std::all_of(first + 1, p, continues) || code < kLeast[size] || code > 0x10FFFF || code - 0xD800 < 0x800) return false;
+        }
     }
     return true;
 }

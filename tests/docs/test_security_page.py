@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.base import native
 from bitnet.tokenizer import chat_child, limits
 
 ROW = re.compile(r"^\| `(\w+)` \| ([0-9,e]+) \|", re.MULTILINE)
 PAGE = Path(__file__).parents[2] / "SECURITY.md"
+NATIVE = PAGE.parent / "native" / "tokenizer"
 
 
 def _stated():
@@ -26,7 +26,13 @@ def test_the_page_states_every_bound_and_nothing_else():
     assert _stated() == {name: value for name, value in _held().items() if name != "TYPE_CHECKING"}
 
 
-@pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 def test_both_engines_have_the_same_bounds():
-    for name, value in native.module().tokenizer_bounds().items():
-        assert value == pytest.approx(vars(limits)[name])
+    sources = [(NATIVE / name).read_text() for name in ("budget.hpp", "file.hpp")]
+    found = dict(re.findall(r"^constexpr \w+ k(\w+) = ([^;]+);", "\n".join(sources), re.MULTILINE))
+    bounds = {re.sub(r"(?<=[a-z])([A-Z])", r"_\1", k).upper(): text for k, text in found.items()}
+    bounds["TOKENS"], bounds["MERGES"] = bounds["MAX_TOKENS"], bounds["MAX_MERGES"]
+    shared = bounds.keys() & vars(limits).keys()
+    assert len(shared) == 17, sorted(shared)
+    for name in shared:
+        value = eval(re.sub(r"(?<=\d)[uf]", "", bounds[name]))  # (1u << 21) - 2
+        assert value == pytest.approx(vars(limits)[name]), name

@@ -173,69 +173,16 @@ def test_the_backend_follows_the_environment(monkeypatch):
 
 
 @needs_native
-def test_a_kernel_that_computes_wrongly_is_replaced_and_named(caplog):
+def test_a_level_whose_kernels_compute_wrongly_is_named(caplog, monkeypatch):
+    """That the test finds each of them: ``check_wrong_kernels`` in native/kernels_driver.cpp."""
     module = native.module()
-    level = module.kernel_level()
-    if level == "scalar":
-        pytest.skip("the scalar kernels are what others are replaced by")
-    weight = quantize("w", np.eye(64, dtype=np.float32), types.by_name("Q8_0"))
-    x = np.random.default_rng(7).standard_normal((40, 64)).astype(np.float32)
-    ops = NativeOps()
-    matrix = ops.prepare(weight)
-    expected = ops.linear(x, matrix)
-    slower = module.kernel_levels()[module.kernel_levels().index(level) - 1]
-    name = module.kernel_types()[matrix.kind]
-    try:
-        assert module.plant_wrong_kernel(f"linear {name}")
-        assert (ops.linear(x, matrix) == 1).all()
-        native_ops._self_test.cache_clear()
-        with caplog.at_level("WARNING"):
-            ops = NativeOps()
-        assert f"for {level} give wrong results" in caplog.text
-        assert f"linear {name}" in caplog.text
-        counter = f"linear/{name}/{slower}/prefill"
-        before = ops.counters().get(counter, 0)
-        np.testing.assert_array_equal(ops.linear(x, matrix), expected)
-        assert ops.counters()[counter] == before + 1
-    finally:
-        module.set_kernel_level(level)
-
-
-PLANTED = {
-    "dequantize": "dequantize",
-    "gather": "gather",
-    "head tile": "exact head",
-    "head sixth": "exact head",
-    "head pack": "exact head",
-    "pack": "packing of ternary weights",
-    "make dense": "packing of ternary weights",
-}
-
-
-@pytest.mark.parametrize("level", native.module().kernel_levels() if native.module() else [])
-def test_every_kernel_that_is_wrong_is_found_and_replaced(level):
-    module = native.module()
-    before = module.kernel_level()
-    levels, names = module.kernel_levels(), module.kernel_types()
-    try:
-        module.set_kernel_level(levels[max(levels.index(level) - 1, 0)])
-        slower = {name: module.has_kernel(names.index(name)) for name in names}
-        module.set_kernel_level(level)
-        assert module.kernel_self_test() == []
-        for planted, found in PLANTED.items():
-            assert module.plant_wrong_kernel(planted)
-            assert module.kernel_self_test() == [found]
-            assert module.kernel_self_test() == []
-        for name in names:
-            if f"{name}_R16" in names:
-                continue  # in rows: the scalar kernel everywhere
-            for half in ("decode", "prefill"):
-                assert module.plant_wrong_kernel(f"linear {name} {half}")
-                assert module.kernel_self_test() == [f"linear {name}"]
-                assert module.has_kernel(names.index(name)) == slower[name]
-        assert not module.plant_wrong_kernel("linear of no type")
-    finally:
-        module.set_kernel_level(before)
+    monkeypatch.setattr(module, "kernel_self_test", lambda: ["linear Q8_0_R16", "gather"])
+    native_ops._self_test.cache_clear()
+    with caplog.at_level("WARNING"):
+        NativeOps()
+    native_ops._self_test.cache_clear()
+    assert f"for {module.kernel_level()} give wrong results" in caplog.text
+    assert "linear Q8_0_R16, gather" in caplog.text
 
 
 def test_threads_come_from_the_environment_or_the_cores_of_this_process(monkeypatch):

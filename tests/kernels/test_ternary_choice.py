@@ -57,20 +57,6 @@ def test_dense_lines_without_a_kernel_for_them_are_made_with_a_warning(monkeypat
     assert "BITNET_TERNARY_LAYOUT=dense is slow here: scalar has no kernel" in caplog.text
 
 
-@needs_kernel
-def test_a_kernel_that_failed_its_self_test_is_not_used():
-    kind = NATIVE.kernel_types().index("TERNARY_DENSE")
-    first = next(
-        name
-        for name in NATIVE.kernel_levels()
-        if NATIVE.set_kernel_level(name) and NATIVE.has_kernel(kind)
-    )
-    assert NATIVE.kernel_level() == first  # the levels below it have none
-    assert NATIVE.plant_wrong_kernel("linear TERNARY_DENSE")
-    assert NATIVE.kernel_self_test() == ["linear TERNARY_DENSE"]
-    assert not NATIVE.has_kernel(kind)
-
-
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the system does not list the processor's flags"
 )

@@ -98,16 +98,15 @@ inline Tile& tile(int number) {
     return registers.tile[number];
 }
 
-// Left and Right: a byte with a sign, or without.
-template <class Left, class Right>
-void multiply(Tile& sum, const Tile& left, const Tile& right) {
+// The sums of tdpbssd: of bytes with signs.
+inline void multiply(Tile& sum, const Tile& left, const Tile& right) {
     if (sum.rows != left.rows || sum.bytes != right.bytes || left.bytes != 4 * right.rows) refuse("shapes of a product");
     for (int m = 0; m < sum.rows; ++m)
         for (int n = 0; n < sum.bytes / 4; ++n) {
             int32_t total;
             std::memcpy(&total, sum.at[m] + 4 * n, 4);
             for (int k = 0; k < right.rows; ++k)
-                for (int i = 0; i < 4; ++i) total += Left(left.at[m][4 * k + i]) * Right(right.at[k][4 * n + i]);
+                for (int i = 0; i < 4; ++i) total += int8_t(left.at[m][4 * k + i]) * int8_t(right.at[k][4 * n + i]);
             if (broken && n == 15) total += 1;
             std::memcpy(sum.at[m] + 4 * n, &total, 4);
         }
@@ -129,10 +128,8 @@ inline bool run(const Instruction& i) {
     } else if (i.opcode == 0x4b && i.prefix == 2 && i.mod != 3) {  // tilestored
         const Tile& from = tile(i.reg);
         for (int row = 0; row < from.rows; ++row) std::memcpy(memory + row * i.stride, from.at[row], size_t(from.bytes));
-    } else if (i.opcode == 0x5e && i.mod == 3) {
-        constexpr decltype(&multiply<int8_t, int8_t>) kProducts[] = {multiply<uint8_t, uint8_t>, multiply<uint8_t, int8_t>,
-                                                                     multiply<int8_t, uint8_t>, multiply<int8_t, int8_t>};
-        kProducts[i.prefix](tile(i.reg), tile(i.rm), tile(i.third));  // tdpbuud, tdpbusd, tdpbsud, tdpbssd
+    } else if (i.opcode == 0x5e && i.prefix == 3 && i.mod == 3) {  // tdpbssd
+        multiply(tile(i.reg), tile(i.rm), tile(i.third));
     } else return false;
     return true;
 }

@@ -15,6 +15,14 @@
 #pragma fp_contract(off)
 #endif
 
+// Before a loop: what it does so many times stands there as often, so that arrays that it goes over are in registers.
+#if defined(__GNUC__)
+#define BITNET_PRAGMA(text) _Pragma(#text)
+#define BITNET_UNROLL(count) BITNET_PRAGMA(GCC unroll count)
+#else
+#define BITNET_UNROLL(count)
+#endif
+
 namespace bitnet {
 
 enum class Type : int {
@@ -24,7 +32,7 @@ enum class Type : int {
     // 16 rows interleaved (tiles.hpp), in the order of those above.
     F32_R16, F16_R16, BF16_R16, Q8_0_R16, Q4_0_R16, Q4_1_R16, Q5_0_R16, Q5_1_R16, Q4_K_R16, Q5_K_R16, Q6_K_R16,
     MXFP4_R16, IQ4_NL_R16, IQ4_XS_R16,
-    Q1_0_R16, Q2_0_R16, PQ2_0_R16, PTQ1_0_R16,  // ternary/groups.hpp
+    Q1_0_R16, Q2_0_R16, PQ2_0_R16, PTQ1_0_R16,  // ternary/layout.hpp
     Ternary, TernaryBlocks, TernaryDense,  // ternary/layout.hpp
     kCount
 };
@@ -38,45 +46,19 @@ struct Encoding {
     bool minimum = false;  // w = scale * code + min, rather than scale * code
 };
 constexpr Encoding kEncodings[kTypes] = {
-    {"F32", 1, 4},
-    {"F16", 1, 2},
-    {"BF16", 1, 2},
-    {"Q8_0", 32, 34},
-    {"Q4_0", 32, 18},
-    {"Q4_1", 32, 20, true},
-    {"Q5_0", 32, 22},
-    {"Q5_1", 32, 24, true},
-    {"Q4_K", 256, 144, true},
-    {"Q5_K", 256, 176, true},
-    {"Q6_K", 256, 210},
-    {"MXFP4", 32, 17},
-    {"IQ4_NL", 32, 18},
+    {"F32", 1, 4}, {"F16", 1, 2}, {"BF16", 1, 2}, {"Q8_0", 32, 34}, {"Q4_0", 32, 18},
+    {"Q4_1", 32, 20, true}, {"Q5_0", 32, 22}, {"Q5_1", 32, 24, true}, {"Q4_K", 256, 144, true},
+    {"Q5_K", 256, 176, true}, {"Q6_K", 256, 210}, {"MXFP4", 32, 17}, {"IQ4_NL", 32, 18},
     {"IQ4_XS", 256, 136},
-    {"Q1_0", 128, 18},
-    {"Q2_0", 64, 18},
-    {"PQ2_0", 128, 34},
-    {"PTQ1_0", 128, 28},
-    {"F32_R16", 1, 4},
-    {"F16_R16", 1, 2},
-    {"BF16_R16", 1, 2},
-    {"Q8_0_R16", 32, 34},
-    {"Q4_0_R16", 32, 18},
-    {"Q4_1_R16", 32, 20, true},
-    {"Q5_0_R16", 32, 22},
-    {"Q5_1_R16", 32, 24, true},
-    {"Q4_K_R16", 256, 148, true},
-    {"Q5_K_R16", 256, 180, true},
-    {"Q6_K_R16", 256, 210},
-    {"MXFP4_R16", 32, 17},
-    {"IQ4_NL_R16", 32, 18},
+    {"Q1_0", 128, 18}, {"Q2_0", 64, 18}, {"PQ2_0", 128, 34}, {"PTQ1_0", 128, 28},
+    {"F32_R16", 1, 4}, {"F16_R16", 1, 2}, {"BF16_R16", 1, 2}, {"Q8_0_R16", 32, 34},
+    {"Q4_0_R16", 32, 18}, {"Q4_1_R16", 32, 20, true}, {"Q5_0_R16", 32, 22},
+    {"Q5_1_R16", 32, 24, true}, {"Q4_K_R16", 256, 148, true}, {"Q5_K_R16", 256, 180, true},
+    {"Q6_K_R16", 256, 210}, {"MXFP4_R16", 32, 17}, {"IQ4_NL_R16", 32, 18},
     {"IQ4_XS_R16", 256, 138},
-    {"Q1_0_R16", 256, 32},  // of codes; scales come on top (row_bytes)
-    {"Q2_0_R16", 128, 32},
-    {"PQ2_0_R16", 128, 32},
-    {"PTQ1_0_R16", 160, 32},
-    {"TERNARY", 16, 4},
-    {"TERNARY_BLOCKS", 256, 68},
-    {"TERNARY_DENSE", 20, 4},
+    // Of codes; scales come on top (row_bytes).
+    {"Q1_0_R16", 256, 32}, {"Q2_0_R16", 128, 32}, {"PQ2_0_R16", 128, 32}, {"PTQ1_0_R16", 160, 32},
+    {"TERNARY", 16, 4}, {"TERNARY_BLOCKS", 256, 68}, {"TERNARY_DENSE", 20, 4},
 };
 constexpr const Encoding& encoding(Type t) { return kEncodings[int(t)]; }
 

@@ -1,9 +1,7 @@
-#include "encodings/quantize.hpp"
-
-#include <type_traits>
+#include "ops/ops.hpp"
 
 #include "encodings/scale_search.hpp"
-#include "system/split.hpp"
+#include "system/thread_pool.hpp"
 
 namespace bitnet {
 namespace {

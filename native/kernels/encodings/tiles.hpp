@@ -75,15 +75,11 @@ void each_from(Add add, std::integer_sequence<int, kNext...>) {
 
 // Calls *add* with every type from kFirst to the one before kEnd, as a constant: linear_block<type.value>.
 template <Type kFirst, Type kEnd, class Add>
-void each_type(Add add) {
-    each_from<kFirst>(add, std::make_integer_sequence<int, int(kEnd) - int(kFirst)>());
-}
+void each_type(Add add) { each_from<kFirst>(add, std::make_integer_sequence<int, int(kEnd) - int(kFirst)>()); }
 
 // The same for every block encoding with interleaved rows.
 template <class Add>
-void each_block_type(Add add) {
-    each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add);
-}
+void each_block_type(Add add) { each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add); }
 
 [[maybe_unused]] inline int tile_code(Type type, const TileLayout& layout, const uint8_t* unit, int lane, int c) {
     const int j = c / 4, byte = 4 * lane + c % 4;

@@ -1,9 +1,8 @@
 #include "graph/graph.hpp"
 
-#include <algorithm>
 #include <numeric>
 
-#include "system/split.hpp"
+#include "system/thread_pool.hpp"
 
 namespace bitnet {
 

@@ -7,17 +7,10 @@
 #pragma once
 
 #include <functional>
-#include <map>
-#include <memory>
 #include <mutex>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "ops/counters.hpp"
-#include "ops/experts.hpp"
-#include "system/forks.hpp"
 #include "ops/linear.hpp"
+#include "system/thread_pool.hpp"
 #include "ops/ops.hpp"
 
 namespace bitnet {

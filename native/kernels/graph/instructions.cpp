@@ -1,10 +1,8 @@
 // How each instruction of a program becomes a part of a graph, and what it requires of its operands.
-#include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "graph/graph.hpp"
-#include "system/split.hpp"
+#include "system/thread_pool.hpp"
 
 namespace bitnet {
 using detail::active;

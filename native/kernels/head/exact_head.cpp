@@ -1,13 +1,9 @@
 #include "head/exact_head.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <limits>
 
 #include "isa/kernels.hpp"
 #include "ops/ops.hpp"
-#include "head/tile.hpp"
 #include "system/thread_pool.hpp"
 
 namespace bitnet {

@@ -16,8 +16,12 @@
 // byte b is that of column 8i + b. docs/architecture/exact-head.md has the proof of the bounds.
 #pragma once
 
-#include <cstdint>
+#include <cmath>
 #include <vector>
+
+#if defined(BITNET_X86)
+#include <xmmintrin.h>
+#endif
 
 #include "encodings/blocks.hpp"
 
@@ -126,8 +130,32 @@ std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQu
 // x cannot be bounded.
 bool head_bounds(const ExactHead& m, const float* x, bool sixth, float* approx, float* upper);
 
-// Logits of rows *ids* with the head's own kernel, on all threads (ops/matrix_rows.cpp). Rows of a file are read from
+// Logits of rows *ids* with the head's own kernel, on all threads (ops/ops.cpp). Rows of a file are read from
 // there: a fault for a page of a mapping takes longer, and keeps it in the memory of the process.
 void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* out);
 
+namespace {
+
+// *error* is rounded too low by less than 2^-20 of itself, and so is the sum.
+[[maybe_unused]] inline void finish_row(float value, float error, float& approx, float& upper) {
+    approx = value;
+    upper = value + (error * (1.0f + 0x1p-20f) + std::fabs(value) * 0x1p-20f);
+}
+
+// Into the second level: prefetches into the first can be too few in flight for the memory.
+[[maybe_unused]] inline void prefetch_bytes(const uint8_t* begin, int64_t count) {
+    for ([[maybe_unused]] int64_t line = 0; line < count; line += 64) {
+#if defined(BITNET_X86)
+        _mm_prefetch(reinterpret_cast<const char*>(begin + line), _MM_HINT_T1);
+#elif defined(BITNET_ARM)
+        __builtin_prefetch(begin + line, 0, 2);
+#endif
+    }
+}
+
+[[maybe_unused]] inline void prefetch_block(const uint8_t* block) {
+    prefetch_bytes(block + 12 * kHeadBlockBytes, kHeadBlockBytes);
+}
+
+}  // namespace
 }  // namespace bitnet

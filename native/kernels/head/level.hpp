@@ -2,7 +2,6 @@
 #pragma once
 
 #include "head/pack.hpp"
-#include "head/tile.hpp"
 #include "ops/tile_groups.hpp"
 
 namespace bitnet {
@@ -27,10 +26,8 @@ inline void block_product(const uint8_t* block, const int8_t* high, const int8_t
     for (int half = 0; half < 2; ++half, block += 320, high += 32, low += 32) {
         Vec::Int bits[kVecs];
         for (int v = 0; v < kVecs; ++v) bits[v] = Vec::load(block + kVecBytes * v);
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; ++g)
-#pragma GCC unroll 2
-            for (int v = 0; v < kVecs; ++v) {
+        BITNET_UNROLL(8) for (int g = 0; g < 8; ++g)
+            BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
                 const Vec::Int pair = Vec::load(block + 64 * (1 + g / 2) + kVecBytes * v);
                 const Vec::Int nibbles = Vec::and_bytes(Vec::shift(pair, g % 2 * -4), 15);
                 const Vec::Int codes = Vec::or_masked(nibbles, Vec::shift(bits[v], 4 - g), 16);

@@ -1,19 +1,62 @@
 // AMX: tdpbssd multiplies 16 tokens x 64 columns with 64 columns x 16 rows, all of them bytes with signs.
 // Intel's processors for servers have it since 2023. Batches of more than kDecodeTokens tokens go through
-// it, and attention of many rows (attention.cpp); the rest is AVX-512's.
+// it; the rest is AVX-512's.
 //
 // Lines of 64 bytes with four columns of each of 16 rows, which is how tiles of weights lie in memory once
 // their codes are bytes, are the rows of a right-hand tile as they are. Activations are left-hand tiles where
 // they lie. Its sums are those of every other level: exact integers.
-#include <cstring>
 
-#define BITNET_F16C
 #include "isa/avx512_dense.hpp"
-
-#include "isa/amx_attention.hpp"
 
 namespace bitnet {
 namespace {
+
+// The shapes of the eight tiles, as ldtilecfg reads them.
+struct TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+    constexpr void set(int tile, int n, int bytes) {
+        rows[tile] = uint8_t(n);
+        row_bytes[tile] = uint16_t(bytes);
+    }
+};
+static_assert(sizeof(TileShapes) == 64, "the operand of ldtilecfg");
+
+constexpr TileShapes full_shapes() {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16, 64);
+    return shapes;
+}
+constexpr TileShapes kFullTiles = full_shapes();
+
+// Tiles of these shapes for the thread it lives in; without it the system need not save them. Their instructions are written
+// in assembly because the macros of GCC 12 say too little about memory: ldtilecfg is said to read 8 of its 64 bytes,
+// tileloadd none at all, so stores before them may be dropped or moved behind them.
+class Tiles {
+public:
+    explicit Tiles(const TileShapes& shapes) { __asm__ volatile("ldtilecfg %0" : : "m"(shapes)); }
+    ~Tiles() { __asm__ volatile("tilerelease"); }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+
+    template <int kTile>
+    static void zero() { __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile)); }
+    // Rows *stride* bytes apart.
+    template <int kTile>
+    static void load(const void* from, int64_t stride) {
+        __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+    }
+    template <int kTile>
+    static void store(void* to, int64_t stride) {
+        __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");
+    }
+    // kSum [m][n] += kLeft [m][4 k + i] * kRight [k][4 n + i] over k and i.
+    template <int kSum, int kLeft, int kRight>
+    static void multiply() {
+        __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+    }
+};
 
 constexpr int kTokens = 16;                     // of a tile
 constexpr int kColumns = 64;                    // of a tile of ternary products
@@ -67,8 +110,7 @@ inline void add_products(const UnpackedGroup<C>& group, const Sums* products, co
     const Lanes scale = group.scale(0, 0), second_scale = group.scale(0, 1);
     Lanes min = scale;
     if constexpr (C::kMin) min = group.min(0);
-#pragma GCC unroll 16
-    for (int n = 0; n < kTokens; ++n, x += stride) {
+    BITNET_UNROLL(16) for (int n = 0; n < kTokens; ++n, x += stride) {
         const Lanes second = Vec::to_float(products[1].token(n)), step = Lanes::set(x->step[1]);
         const Lanes first = Vec::to_float(products[0].token(n)) * Lanes::set(x->step[0]);
         if constexpr (C::kHalves) sum[n] = Lanes::fma(second * step, second_scale, Lanes::fma(first, scale, sum[n]));
@@ -86,15 +128,13 @@ void sixteen_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t
     const BlockInput* x = a.inputs + t * stride;
     Sums products[2][2];
     Lanes sum[kTokens];
-#pragma GCC unroll 16
-    for (int n = 0; n < kTokens; ++n) sum[n] = Lanes::set(0.0f);
+    BITNET_UNROLL(16) for (int n = 0; n < kTokens; ++n) sum[n] = Lanes::set(0.0f);
     multiply_group(tile, x, stride, products[0]);
     for (int64_t g = 0; g < groups; ++g, ++x, tile += Unpacked::kBytes) {
         if (g + 1 < groups) multiply_group(tile + Unpacked::kBytes, x + 1, stride, products[(g + 1) % 2]);
         add_products<C>(Unpacked{tile}, products[g % 2], x, stride, sum);
     }
-#pragma GCC unroll 16
-    for (int n = 0; n < kTokens; ++n) store_rows(a.y + (t + n) * a.rows + r, 0, rows_of(a, r), sum[n]);
+    BITNET_UNROLL(16) for (int n = 0; n < kTokens; ++n) store_rows(a.y + (t + n) * a.rows + r, 0, rows_of(a, r), sum[n]);
 }
 
 // Tokens that are left over are multiplied with AVX-512, or once more with some before them as a whole tile
@@ -212,7 +252,6 @@ const Kernels& amx_kernels() {
         each_block_type([&](auto type) { k.prefill[int(type.value)] = linear_block<type.value>; });
         k.prefill[int(Type::Ternary)] = linear_ternary<TernaryProduct<FieldCode<2>, false>>;
         k.prefill[int(Type::TernaryDense)] = linear_ternary<TernaryProduct<Dense, false>>;
-        k.attend = attend_by_tiles;
         return k;
     }();
     return table;

@@ -80,9 +80,7 @@ struct DenseDigits {
         out[3] = kFourth.of(group);
         out[4] = kFifth.of(group);
     }
-    static __m256i total(const Vec::Sum<> (&sums)[kSums]) {
-        return sums[0].total();
-    }
+    static __m256i total(const Vec::Sum<> (&sums)[kSums]) { return sums[0].total(); }
 };
 struct Dense {
     template <int>
@@ -95,8 +93,6 @@ struct Dense {
 }  // namespace bitnet
 
 #include "head/level.hpp"
-#include "head/sixth_x86.hpp"
-#include "ops/quantize_x86.hpp"
 #include "ops/tile_products.hpp"
 #include "ternary/products.hpp"
 
@@ -112,7 +108,6 @@ const Kernels& avx2_kernels() {
         use<TernaryProduct<Dense, false>>(k, Type::TernaryDense);
         use<GroupProduct<Dense>>(k, Type::PTQ1_0_R16);
         k.exact_head = {head_tile, sixth_x86, pack_tile};
-        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary_x86;
         return k;
     }();
     return table;

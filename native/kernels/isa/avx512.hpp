@@ -98,23 +98,10 @@ struct Avx512 {
         return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)), _mm512_cvtpd_ps(a.high), 1)};
     }
 
-    // Sums of four products of codes without a sign and inputs with one: those of step *i* of 16 columns from *q* on.
-    // They begin with `start`, not with a constructor: GCC 12 runs that in a loop, and keeps an array that loops go over
-    // in memory.
     static constexpr int kDepth = 0;  // so many products of ternary codes fit; 0: any number
+    static Int dot(Int sum, Int codes, Int x) { return _mm512_dpbusd_epi32(sum, codes, x); }
     template <int = 2, int kOffset = 0, bool = false>
-    struct Sum {
-        Int v;
-        void start() { v = zero(); }
-        void start(const BlockInput& x, int half) {
-            v = kOffset != 0 ? times_power(set(x.minus_q[half]), log2_of(kOffset)) : zero();
-        }
-        void add(Int codes, const int8_t* q, int i) {
-            v = _mm512_dpbusd_epi32(v, codes, set(read<int>(q + 4 * i)));
-            pin(v);
-        }
-        Int total() const { return v; }
-    };
+    using Sum = DotSum<Avx512, kOffset>;
 };
 
 }  // namespace

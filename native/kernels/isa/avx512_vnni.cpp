@@ -1,7 +1,7 @@
 // AVX-512 F, BW, DQ, VL and VNNI: vpdpbusd adds four products of bytes to 32 bits at once.
 #define BITNET_F16C
 #include "isa/avx512.hpp"
-#include "isa/cpu.hpp"
+#include "isa/kernels.hpp"
 #include "ops/row_ops.hpp"
 
 namespace bitnet {
@@ -11,8 +11,6 @@ using Vec = Avx512;
 }  // namespace bitnet
 
 #include "head/level.hpp"
-#include "head/sixth_x86.hpp"
-#include "ops/quantize_x86.hpp"
 #include "ops/tile_products.hpp"
 #include "ternary/products.hpp"
 
@@ -35,7 +33,6 @@ const Kernels& avx512_vnni_kernels() {
         if (cpu_features().avx512_vbmi) add_avx512_vbmi_ternary(k);
 #endif
         k.exact_head = {head_tile, sixth_x86, pack_tile};
-        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary_x86;
         return k;
     }();
     return table;

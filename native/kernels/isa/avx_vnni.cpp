@@ -1,8 +1,8 @@
 // AVX-VNNI: AVX2 and vpdpbusd of 256 bits, which adds four products of bytes to 32 bits at once.
 // Intel's processors for desktops and laptops have it since 2021, without AVX-512.
 //
-// BITNET_AVX_VNNI_PLAIN makes it plain C++, so that these kernels can be compared with the others on any
-// processor with AVX2; BITNET_AVX_VNNI_EVEX takes the instruction of AVX-512 VL, to measure with.
+// BITNET_AVX_VNNI_PLAIN makes it plain C++, so that these kernels can be compared with the others on any processor with AVX2;
+// BITNET_AVX_VNNI_EVEX takes the instruction of AVX-512 VL, to measure with.
 #include "isa/avx2.hpp"
 
 namespace bitnet {
@@ -29,26 +29,15 @@ struct Vec : Avx2 {
     static constexpr int kTernaryTokens = 6, kGroupTokens = 6, kDepth = 0;
     static constexpr int places(int tokens) { return tokens == 1 ? 4 : 1; }
 
+    static Int dot(Int sum, Int codes, Int x) { return dpbusd(sum, codes, x); }
     template <int = 2, int kOffset = 0, bool = false>
-    struct Sum {
-        Int v;
-        void start() { v = zero(); }
-        void start(const BlockInput& x, int half) {
-            v = kOffset != 0 ? times_power(set(x.minus_q[half]), log2_of(kOffset)) : zero();
-        }
-        void add(Int codes, const int8_t* q, int i) {
-            v = dpbusd(v, codes, set(read<int>(q + 4 * i)));
-            pin(v);
-        }
-        Int total() const { return v; }
-    };
+    using Sum = DotSum<Vec, kOffset>;
 };
 
 }  // namespace
 }  // namespace bitnet
 
 #include "head/level.hpp"
-#include "head/sixth_x86.hpp"
 #include "ops/tile_products.hpp"
 #include "ternary/products.hpp"
 

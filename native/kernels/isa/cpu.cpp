@@ -1,4 +1,4 @@
-#include "isa/cpu.hpp"
+#include "isa/kernels.hpp"
 
 #if defined(BITNET_X86)
 #if defined(_MSC_VER)
@@ -83,15 +83,12 @@ CpuFeatures detect() { return {}; }
 
 #endif
 
-CpuFeatures& features() {
+}  // namespace
+
+CpuFeatures& cpu_features() {
     static CpuFeatures found = detect();
     return found;
 }
-
-}  // namespace
-
-const CpuFeatures& cpu_features() { return features(); }
-void pretend_cpu_features(const CpuFeatures& pretended) { features() = pretended; }
 
 #if defined(BITNET_X86)
 CpuFeatures detect_features(const CpuQueries& ask) {

@@ -35,7 +35,7 @@
 //            1 - f (c1 - f (c2 - f c3)), halved as often as the others say; its part is its product with round_half_even(step
 //            * (32,767 / largest step)) of the values that are seen. The largest part of the row becomes code 255, the others
 //            in proportion, with seven bits behind the point, rounded up from a fraction on that each place of a page has for
-//            itself (ops/quad_sums.hpp). The sum over values is exact, and NaN where a step that is seen is. The rest is as
+//            itself (ops/code_sums.hpp). The sum over values is exact, and NaN where a step that is seen is. The rest is as
 //            above.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
@@ -43,11 +43,8 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <vector>
 
 #include "head/exact_head.hpp"
-#include "isa/cpu.hpp"
 #include "encodings/tiles.hpp"
 
 namespace bitnet {
@@ -96,7 +93,7 @@ struct LinearArgs {
 // Rows [r0, r1) of the product for all tokens; *scratch* has scratch_bytes(cols) bytes, 64-aligned.
 using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t* scratch);
 // That of float and block encodings in rows, one after the other as in a file: 16 at a time become a tile, so that results
-// have the same bits (ops/matrix_rows.cpp).
+// have the same bits (ops/ops.cpp).
 void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
 
 constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
@@ -109,7 +106,6 @@ enum class KvType : int { f16, q8 };  // form of keys and values: codes of 16 bi
 
 // Codes of a vector: zeros fill the last 16.
 constexpr int64_t code_width(int64_t dim) { return (dim + 15) / 16 * 16; }
-constexpr int64_t whole_tiles(int64_t dim) { return (dim + 63) / 64 * 64; }
 
 // int16 of a page that one head's keys, or values, of one layer take. With w codes a vector: those of keys, (w / 2, 64, 2), or
 // of values, (32, w, 2), and behind them 64 steps, float32. Of q8, bytes: those of keys, plus 128, (w / 4, 64, 4), or of values,
@@ -146,10 +142,10 @@ struct PartialAttention {
     static int64_t floats(int64_t rows, int64_t dim) { return (rows * (code_width(dim) + 2) + 15) / 16 * 16; }  // whole cache lines
 };
 
-// Floats: the queries' codes, steps and starts of sums, what a page is changed to for products, and what was seen of a second
-// split, or before that three vectors.
+// Floats: the queries' codes, steps and starts of sums, the ratios of a page's steps, and what was seen of a second split, or
+// before that three vectors.
 inline int64_t attend_scratch(int64_t rows, int64_t dim) {
-    return 2 * rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows + 2, dim);
+    return 2 * rows + rows * code_width(dim) / 2 + kKeyBlock / 2 + PartialAttention::floats(rows + 2, dim);
 }
 
 enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid, silu_clamped, swiglu_oai, identity };
@@ -245,16 +241,40 @@ struct Kernels {
     bool dense_pays;  // TernaryDense is faster than two bits a weight
 };
 
-// Every level's table.
-#define BITNET_DECLARE(name) const Kernels& name##_kernels();
-const Kernels& scalar_kernels();
-BITNET_LEVELS(BITNET_DECLARE)
-#undef BITNET_DECLARE
+// ---- which instruction sets this processor and its operating system offer, asked once (cpu.cpp)
+
+// A bit for each instruction set with kernels of its own, which are in the file of its name here.
+struct CpuFeatures {
+    bool avx2 = false, avx_vnni = false, avx512_vnni = false, amx = false, neon_dotprod = false, neon_i8mm = false;
+    bool avx512_vbmi = false;  // with those of avx512_vnni
+};
+
+// Before a level is chosen, tests may write to it.
+CpuFeatures& cpu_features();
+
+#if defined(BITNET_X86)
+struct CpuRegisters {
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+};
+
+// What is asked, so that tests can answer.
+struct CpuQueries {
+    CpuRegisters (*cpuid)(uint32_t leaf, uint32_t subleaf);
+    uint64_t (*saved_state)();  // XCR0: register state that the operating system saves
+    bool (*grant_tiles)();      // lets this process use the tiles of AMX, where the system permits it
+};
+CpuFeatures detect_features(const CpuQueries& ask);
+#endif
+
+
+// Every level's table; dispatch.cpp knows which are compiled.
+const Kernels &scalar_kernels(), &neon_dotprod_kernels(), &neon_i8mm_kernels();
+const Kernels &avx2_kernels(), &avx_vnni_kernels(), &avx512_vnni_kernels(), &amx_kernels();
 
 namespace detail {
-// The kernels in use (dispatch.cpp), which the self-test may replace.
+// The kernels in use (dispatch.cpp).
 Kernels& active();
-// The tables of all levels that this machine offers, as they are before a kernel is replaced, slowest first.
+// The tables of all levels that this machine offers, slowest first.
 const std::vector<const Kernels*>& offered();
 }  // namespace detail
 

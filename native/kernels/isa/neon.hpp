@@ -23,11 +23,6 @@ inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out
     }
 }
 
-inline void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* out) {
-    for (int i = 0; i < 8; ++i)
-        for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 32 * i + 2 * r, rows[r] + at + 2 * i, 2);
-}
-
 // Bytes 0, 1, 2 and 3 of the dwords of a line, 16 each.
 inline void planes(const uint8_t* line, uint8_t* out) {
     const uint8x16x4_t bytes = vld4q_u8(line);
@@ -140,12 +135,8 @@ struct Neon {
         const Int some = and_bytes(b, byte);
         return {vorrq_u8(a.low, some.low), vorrq_u8(a.high, some.high)};
     }
-    static Int shift(Int a, int left) {
-        return both(a, [=](uint8x16_t v) { return shift_bytes(v, left); });
-    }
-    static Int flip(Int a) {
-        return both(a, [](uint8x16_t v) { return veorq_u8(v, vdupq_n_u8(0x80)); });
-    }
+    static Int shift(Int a, int left) { return both(a, [=](uint8x16_t v) { return shift_bytes(v, left); }); }
+    static Int flip(Int a) { return both(a, [](uint8x16_t v) { return veorq_u8(v, vdupq_n_u8(0x80)); }); }
     static Int look_up(const int8_t* table, Int nibbles) {
         return both(nibbles, [=](uint8x16_t v) { return vqtbl1q_u8(vreinterpretq_u8_s8(vld1q_s8(table)), v); });
     }

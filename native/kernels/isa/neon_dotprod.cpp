@@ -24,8 +24,7 @@ void sixth_neon(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum
         for (int half = 0; half < 2; ++half) {
             const uint8x16_t word = vld1q_u8(bits + g * kHeadGroupBytes + 16 * half);
             int32x4_t high = vdupq_n_s32(0), low = high;
-#pragma GCC unroll 8
-            for (int i = 0; i < 8; ++i) {
+            BITNET_UNROLL(8) for (int i = 0; i < 8; ++i) {
                 const int8x16_t bit = vreinterpretq_s8_u8(vandq_u8(shift_bytes(word, -i), one));
                 const auto at = size_t((8 * g + i) * kHeadGroupBytes + 16 * half);
                 high = vdotq_s32(high, bit, vld1q_s8(&x.sixth_high[at]));

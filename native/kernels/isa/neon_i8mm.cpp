@@ -111,29 +111,22 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
     for (int64_t g = 0; g < a.cols / 32; ++g, ++x, tile += Group::kBytes) {
         const Group group{tile};
         float32x4_t scaled[2][kHalf];
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
+        BITNET_UNROLL(2) for (int half = 0; half < 2; ++half) {
             __asm__ volatile("" : : : "memory");  // GCC 12 otherwise begins the second half first, and spills
             int32x4_t part[2][kHalf];
             int8x16_t q[2][2];
-#pragma GCC unroll 2
-            for (int p = 0; p < 2; ++p) {
+            BITNET_UNROLL(2) for (int p = 0; p < 2; ++p) {
                 load_tokens(x[2 * p * stride].q + 16 * half, x[(2 * p + 1) * stride].q + 16 * half, q[p]);
                 for (int32x4_t& v : part[p]) v = vdupq_n_s32(0);
             }
-#pragma GCC unroll 2
-            for (int step = 0; step < 2; ++step)
-#pragma GCC unroll 4
-                for (int i = 0; i < kHalf; ++i) {
+            BITNET_UNROLL(2) for (int step = 0; step < 2; ++step)
+                BITNET_UNROLL(4) for (int i = 0; i < kHalf; ++i) {
                     const int8x16_t w = group.codes(2 * half + step, first + i);
-#pragma GCC unroll 2
-                    for (int p = 0; p < 2; ++p) part[p][i] = vmmlaq_s32(part[p][i], q[p][step], w);
+                    BITNET_UNROLL(2) for (int p = 0; p < 2; ++p) part[p][i] = vmmlaq_s32(part[p][i], q[p][step], w);
                 }
-#pragma GCC unroll 2
-            for (int p = 0; p < 2; ++p) {
+            BITNET_UNROLL(2) for (int p = 0; p < 2; ++p) {
                 const float32x4_t rounding = for_pair(x[2 * p * stride].step[half], x[(2 * p + 1) * stride].step[half]);
-#pragma GCC unroll 4
-                for (int i = 0; i < kHalf; ++i) {
+                BITNET_UNROLL(4) for (int i = 0; i < kHalf; ++i) {
                     const float32x4_t total = vcvtq_f32_s32(part[p][i]), scale = group.scale(first + i, half);
                     if constexpr (kHalves) sum[p][i] = vfmaq_f32(sum[p][i], vmulq_f32(total, rounding), scale);
                     else if (half == 0) scaled[p][i] = vmulq_f32(total, rounding);
@@ -142,11 +135,9 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
             }
         }
         if constexpr (kMin)
-#pragma GCC unroll 2
-            for (int p = 0; p < 2; ++p) {
+            BITNET_UNROLL(2) for (int p = 0; p < 2; ++p) {
                 const float32x4_t inputs = for_pair(x[2 * p * stride].sum, x[(2 * p + 1) * stride].sum);
-#pragma GCC unroll 4
-                for (int i = 0; i < kHalf; ++i) sum[p][i] = vfmaq_f32(sum[p][i], inputs, group.min(first + i));
+                BITNET_UNROLL(4) for (int i = 0; i < kHalf; ++i) sum[p][i] = vfmaq_f32(sum[p][i], inputs, group.min(first + i));
             }
     }
     const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
@@ -200,13 +191,10 @@ void ternary_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t
     for (int64_t c = 0; c < a.cols; c += kTernaryStep, x += kTernaryStep, tile += 32 * kPairs) {
         int8x16_t q[2][2];
         for (int p = 0; p < 2; ++p) load_tokens(x + 2 * p * a.cols, x + (2 * p + 1) * a.cols, q[p]);
-#pragma GCC unroll 2
-        for (int step = 0; step < 2; ++step)
-#pragma GCC unroll 8
-            for (int i = 0; i < kPairs; ++i) {
+        BITNET_UNROLL(2) for (int step = 0; step < 2; ++step)
+            BITNET_UNROLL(8) for (int i = 0; i < kPairs; ++i) {
                 const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(tile + 16 * (kPairs * step + i)));
-#pragma GCC unroll 2
-                for (int p = 0; p < 2; ++p) sum[p][i] = vmmlaq_s32(sum[p][i], q[p][step], w);
+                BITNET_UNROLL(2) for (int p = 0; p < 2; ++p) sum[p][i] = vmmlaq_s32(sum[p][i], q[p][step], w);
             }
     }
     for (int n = 0; n < kTokens; ++n)

@@ -1,11 +1,8 @@
 // The specification: one row and one token at a time, on any processor.
-#include <algorithm>
-#include <cmath>
 
 #include "head/pack.hpp"
-#include "head/tile.hpp"
 #include "ops/elementary.hpp"
-#include "ternary/groups.hpp"
+#include "ternary/layout.hpp"
 
 namespace bitnet {
 namespace {
@@ -19,15 +16,9 @@ struct Lanes {
         for (int i = 0; i < 8; ++i) out.v[i] = value(i);
         return out;
     }
-    static Lanes set(float f) {
-        return of([&](int) { return f; });
-    }
-    static Lanes load(const float* p) {
-        return of([&](int i) { return p[i]; });
-    }
-    static Lanes upper(const uint16_t* p) {
-        return of([&](int i) { return bits_to_float(uint32_t(p[i]) << 16); });
-    }
+    static Lanes set(float f) { return of([&](int) { return f; }); }
+    static Lanes load(const float* p) { return of([&](int i) { return p[i]; }); }
+    static Lanes upper(const uint16_t* p) { return of([&](int i) { return bits_to_float(uint32_t(p[i]) << 16); }); }
     void store(float* p) const {
         for (int i = 0; i < 8; ++i) p[i] = v[i];
     }
@@ -37,15 +28,9 @@ struct Lanes {
             p[i] = int16_t(f == f ? int32_t(round_half_even(f)) : 0);
         }
     }
-    friend Lanes operator+(const Lanes& a, const Lanes& b) {
-        return of([&](int i) { return a.v[i] + b.v[i]; });
-    }
-    friend Lanes operator-(const Lanes& a, const Lanes& b) {
-        return of([&](int i) { return a.v[i] - b.v[i]; });
-    }
-    friend Lanes operator*(const Lanes& a, const Lanes& b) {
-        return of([&](int i) { return a.v[i] * b.v[i]; });
-    }
+    friend Lanes operator+(const Lanes& a, const Lanes& b) { return of([&](int i) { return a.v[i] + b.v[i]; }); }
+    friend Lanes operator-(const Lanes& a, const Lanes& b) { return of([&](int i) { return a.v[i] - b.v[i]; }); }
+    friend Lanes operator*(const Lanes& a, const Lanes& b) { return of([&](int i) { return a.v[i] * b.v[i]; }); }
     static Lanes larger(const Lanes& a, const Lanes& b) {
         return of([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
     }
@@ -60,11 +45,6 @@ struct Lanes {
 void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
     for (int i = 0; i < 4; ++i)
         for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 64 * i + 4 * r, rows[r] + at + 4 * i, 4);
-}
-
-void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* out) {
-    for (int i = 0; i < 8; ++i)
-        for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 32 * i + 2 * r, rows[r] + at + 2 * i, 2);
 }
 
 void planes(const uint8_t* line, uint8_t* out) {

@@ -1,9 +1,9 @@
-// Loads, horizontal sums and a hint to the compiler that every x86 kernel file uses.
+// Loads, sums and a hint to the compiler that every x86 kernel file uses.
 #pragma once
 
 #include <immintrin.h>
 
-#include <cstdint>
+#include "isa/kernels.hpp"
 
 namespace bitnet {
 namespace {
@@ -24,13 +24,28 @@ inline void pin(Vector& v) {
 #endif
 }
 
+// Sums of four products of codes without a sign and inputs with one: those of step *i* of 16 columns from *q* on.
+// They begin with `start`, not with a constructor: GCC 12 runs that in a loop, and keeps an array that loops go over
+// in memory.
+template <class Vec, int kOffset>
+struct DotSum {
+    typename Vec::Int v;
+    void start() { v = Vec::zero(); }
+    void start(const BlockInput& x, int half) {
+        v = kOffset != 0 ? Vec::times_power(Vec::set(x.minus_q[half]), log2_of(kOffset)) : Vec::zero();
+    }
+    void add(typename Vec::Int codes, const int8_t* q, int i) {
+        v = Vec::dot(v, codes, Vec::set(read<int>(q + 4 * i)));
+        pin(v);
+    }
+    typename Vec::Int total() const { return v; }
+};
+
 // 16 bytes of each of 16 rows, from *at* on, as four lines of dwords, one of each row.
 inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
+    BITNET_UNROLL(2) for (int half = 0; half < 2; ++half) {
         __m256i row[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
+        BITNET_UNROLL(4) for (int i = 0; i < 4; ++i)
             row[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load128(rows[8 * half + i] + at)),
                                              load128(rows[8 * half + 4 + i] + at), 1);
         const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]), b = _mm256_unpacklo_epi32(row[2], row[3]);
@@ -88,6 +103,35 @@ inline int32_t sum8(__m256i v) {
     const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+// Sixth bits of the exact head with AVX2, which AVX-512 would not make faster: a row is 32 bytes for every 256 columns.
+// Eight bits of pairs of digits of at most 127 add up to 2032, which 16 bits hold.
+[[maybe_unused]] void sixth_x86(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum, float* error) {
+    const uint8_t *norms = row + sizeof(float), *bits = row + head_bits(cols);
+    const __m256i one = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
+    __m256 total = _mm256_setzero_ps(), left = total;
+    for (int64_t g = 0; g < head_groups(cols); ++g) {
+        const __m256i word = load256(bits + g * kHeadGroupBytes);
+        __m256i high = _mm256_setzero_si256(), low = high;
+        BITNET_UNROLL(8) for (int i = 0; i < 8; ++i) {
+            const __m256i bit = _mm256_and_si256(_mm256_srli_epi16(word, i), one);
+            const auto at = size_t((8 * g + i) * kHeadGroupBytes);
+            high = _mm256_add_epi16(high, _mm256_maddubs_epi16(bit, load256(&x.sixth_high[at])));
+            low = _mm256_add_epi16(low, _mm256_maddubs_epi16(bit, load256(&x.sixth_low[at])));
+        }
+        const __m256i doubled = _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8),
+                                                 _mm256_slli_epi32(_mm256_madd_epi16(low, ones), 1));
+        const __m256i middle = load256(&x.sixth_middle[size_t(8 * g)]);
+        total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(doubled, middle)),
+                                _mm256_loadu_ps(&x.sixth_step[size_t(8 * g)]), total);
+    }
+    for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // beyond the norms the state has zeros
+        const __m128i counts = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(norms + b));
+        left = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(counts)), _mm256_loadu_ps(&x.norm[size_t(b)]), left);
+    }
+    *sum = sum8(total);
+    *error = sum8(left);
 }
 
 }  // namespace

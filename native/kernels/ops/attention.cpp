@@ -1,13 +1,10 @@
 // Who computes which part of attention. A query's keys are seen in splits that begin at fixed
 // positions, and their partial results are merged in order, whether one thread does them all or each
 // is done by another: a long context keeps every thread busy and the bits do not change.
-#include <algorithm>
-#include <vector>
 
-#include "ops/counters.hpp"
 #include "ops/ops.hpp"
 #include "ops/partial_attention.hpp"
-#include "system/split.hpp"
+#include "system/thread_pool.hpp"
 
 namespace bitnet {
 using detail::active;

@@ -1,10 +1,8 @@
-// Norms, rope, gates, activation rounding: plain loops, built once per instruction set.
+// Norms, rope, gates: plain loops, built once per instruction set.
 //
 // Sums run in kLanes partial sums that are added in a fixed order, and contraction to fused
 // multiply-add is off, so every instruction set gives the same bits.
 #pragma once
-
-#include <cmath>
 
 #include "ops/elementary.hpp"
 #include "isa/kernels.hpp"
@@ -43,69 +41,9 @@ inline float max_abs(const float* x, int64_t n) {
         const uint32_t m = float_to_bits(x[i]) & 0x7fffffff;
         lane[j] = lane[j] > m ? lane[j] : m;
     }
-    for (int j = 1; j < kLanes; ++j) lane[0] = lane[0] > lane[j] ? lane[0] : lane[j];
+    for (int n = kLanes / 2; n > 0; n /= 2)
+        for (int j = 0; j < n; ++j) lane[j] = lane[j] > lane[j + n] ? lane[j] : lane[j + n];
     return bits_to_float(lane[0]);
-}
-
-// int8 of x * s for |x * s| <= 127.5; returns the sum.
-inline int32_t round_to_int8(const float* x, int n, float s, int8_t* q) {
-    int32_t sum = 0;
-    for (int i = 0; i < n; ++i) {
-        const float r = round_half_even(x[i] * s);
-        const int32_t v = int32_t(r < -128.0f ? -128.0f : r > 127.0f ? 127.0f : r);
-        q[i] = int8_t(v);
-        sum += v;
-    }
-    return sum;
-}
-
-// int8 of N floats; returns the step. NaN and infinity have no int8 form: zeros with a NaN step
-// carry them to the result.
-template <int N>
-inline float quantize_run(const float* x, int8_t* q, int32_t* sum) {
-    const float top = max_abs(x, N);
-    if (!(top <= 3.4e38f)) {
-        std::memset(q, 0, N);
-        *sum = 0;
-        return NAN;
-    }
-    const bool zero = top < 1e-30f;
-    *sum = round_to_int8(x, N, zero ? 0.0f : 127.0f / top, q);
-    return zero ? 0.0f : top / 127.0f;
-}
-
-inline void quantize_runs(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum) {
-    for (int64_t i = 0; i < cols; i += 32) step[i / 32] = quantize_run<32>(x + i, q + i, sum + i / 32);
-}
-
-// -sum of the first and of the second two of each four of 16.
-inline void minus_pairs(const int8_t* q, int16_t* out) {
-    out[0] = out[1] = 0;
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; ++j) out[j] = int16_t(out[j] - q[i + 2 * j] - q[i + 2 * j + 1]);
-}
-
-inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
-    for (int64_t g = 0; g < cols / 32; ++g) {
-        BlockInput& to = out[g];
-        int32_t sum[2];
-        for (int i = 0; i < 2; ++i) to.step[i] = quantize_run<16>(x + 32 * g + 16 * i, to.q + 16 * i, sum + i);
-        to.sum = to.step[0] * float(sum[0]) + to.step[1] * float(sum[1]);
-        for (int i = 0; i < 2; ++i) to.minus_q[i] = -sum[i], minus_pairs(to.q + 16 * i, to.minus_pairs[i]);
-    }
-}
-
-inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum) {
-    const float top = max_abs(x, cols);
-    *sum = 0;
-    if (!(top <= 3.4e38f)) {
-        std::memset(q, 0, size_t(cols));
-        *s = NAN;
-        return;
-    }
-    *s = 127.0f / (top > 1e-5f ? top : 1e-5f);
-    for (int64_t i = 0; i < cols; i += 128)
-        *sum += round_to_int8(x + i, cols - i < 128 ? int(cols - i) : 128, *s, q + i);
 }
 
 inline void put_group(const Group& group, float* out) {

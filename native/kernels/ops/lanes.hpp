@@ -1,8 +1,6 @@
 // What attention computes with registers of floats, `Lanes` of the including file.
 #pragma once
 
-#include <cmath>
-
 #include "ops/float_ops.hpp"
 
 namespace bitnet {

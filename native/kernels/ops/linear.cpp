@@ -1,8 +1,10 @@
 #include "ops/linear.hpp"
 
-#include "ops/counters.hpp"
+#include <numeric>
+
+#include "ops/elementary.hpp"
 #include "ops/ops.hpp"
-#include "system/split.hpp"
+#include "system/thread_pool.hpp"
 
 namespace bitnet {
 using detail::active;
@@ -148,6 +150,201 @@ void linear(const LinearJob& job, const float* x, int64_t tokens) {
         });
     }
     linear_group({job}, x, tokens, activations);
+}
+
+// ---- a mixture of experts
+
+namespace {
+
+void softmax(float* x, int64_t n) {
+    const float top = *std::max_element(x, x + n);
+    float sum = 0.0f;
+    for (int64_t i = 0; i < n; ++i) sum += x[i] = exp_fast(x[i] - top);
+    for (int64_t i = 0; i < n; ++i) x[i] /= sum;
+}
+
+// The place of the best of the scores that are *left*, the first of equal ones.
+int64_t best(const float* scores, const uint8_t* left, int64_t n) {
+    int64_t found = -1;
+    for (int64_t i = 0; i < n; ++i)
+        if (left[i] && (found < 0 || scores[i] > scores[found])) found = i;
+    return found;
+}
+
+// Leaves only the experts of the best groups; the score of a group is the sum of its two best.
+void keep_groups(const Routing& its, const float* scores, uint8_t* left, float* of_group, uint8_t* groups_left) {
+    const int64_t size = its.count / its.groups;
+    for (int64_t g = 0; g < its.groups; ++g) {
+        const float* own = scores + g * size;
+        uint8_t* own_left = left + g * size;
+        const int64_t first = best(own, own_left, size);
+        own_left[first] = 0;
+        const int64_t second = best(own, own_left, size);
+        own_left[first] = 1;
+        of_group[g] = second < 0 ? own[first] : own[first] + own[second];
+    }
+    for (int64_t i = 0; i < its.groups_used; ++i) groups_left[best(of_group, groups_left, its.groups)] = 0;
+    for (int64_t g = 0; g < its.groups; ++g)
+        if (groups_left[g]) std::memset(left + g * size, 0, size_t(size));
+}
+
+// Rows of an input and of a result that belong to one expert.
+struct Rows {
+    int64_t expert, first, count;  // places in the order of experts
+    bool alone() const { return count == 1; }
+};
+
+struct Part {
+    LinearCall product;
+    size_t job;
+    Rows rows;
+};
+
+struct Piece {
+    size_t part;
+    int64_t r0, r1;
+};
+
+// Uses of experts, token by token, in the order of experts: their places begin at room.begins.
+std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
+    const int64_t uses = in.tokens * in.used;
+    room.begins.assign(size_t(in.count) + 1, 0);
+    for (int64_t i = 0; i < uses; ++i) ++room.begins[size_t(in.experts[i]) + 1];
+    std::partial_sum(room.begins.begin(), room.begins.end(), room.begins.begin());
+    room.order.resize(size_t(uses));
+    room.next = room.begins;
+    for (int64_t i = 0; i < uses; ++i) room.order[size_t(room.next[size_t(in.experts[i])]++)] = i;
+    std::vector<Rows> found;
+    for (int64_t e = 0; e < in.count; ++e) {
+        const int64_t first = room.begins[size_t(e)], end = room.begins[size_t(e) + 1];
+        if (first < end) found.push_back({e, first, end - first});
+    }
+    return found;
+}
+
+// Inputs of experts with several tokens, neighbours in room.inputs, and in room.x where a matrix has floats.
+void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activations& activations,
+            const std::vector<Matrix>& forms, ExpertRoom& room) {
+    if (std::all_of(all.begin(), all.end(), [](const Rows& rows) { return rows.alone(); })) return;
+    const int64_t uses = in.tokens * in.used;
+    room.inputs.prepare(forms, uses);
+    const bool floats = std::any_of(forms.begin(), forms.end(), [](const Matrix& m) { return is_float(m.type); });
+    if (floats && int64_t(room.x.size()) < uses * in.cols) room.x.resize(size_t(uses * in.cols));
+    Split(int64_t(all.size()), 1, uses * in.cols < kSerialWork).run([&](int64_t i0, int64_t i1) {
+        for (int64_t i = i0; i < i1; ++i) {
+            const Rows& rows = all[size_t(i)];
+            for (int64_t at = rows.first; !rows.alone() && at < rows.first + rows.count; ++at) {
+                const int64_t use = room.order[size_t(at)], row = in.apart ? use : use / in.used;
+                room.inputs.take(activations, row, at);
+                if (floats) std::copy_n(in.x + row * in.cols, in.cols, &room.x[size_t(at * in.cols)]);
+            }
+        }
+    });
+}
+
+Part part_of(const std::vector<ExpertJob>& jobs, size_t j, const Rows& rows, const ExpertInput& in,
+             const Activations& activations, ExpertRoom& room) {
+    const ExpertJob& its = jobs[j];
+    const Matrix& m = its.matrices[rows.expert];
+    const float* bias = its.biases ? its.biases + rows.expert * m.rows : nullptr;
+    if (!rows.alone()) {
+        LinearCall product({m, bias, room.y[j].data()}, room.x.data(), rows.count, room.inputs);
+        product.args = product.args.of_tokens(rows.first, rows.first + rows.count);
+        return {product, j, rows};
+    }
+    const int64_t use = room.order[size_t(rows.first)], row = in.apart ? use : use / in.used;
+    LinearCall product({m, bias, its.y}, in.x, 1, activations);
+    product.args = product.args.of_tokens(row, row + 1);
+    product.args.y = its.y + use * m.rows;
+    return {product, j, rows};
+}
+
+// Rows [r0, r1) of what was computed of gathered tokens, to where each token has them.
+void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int64_t r1) {
+    const int64_t stride = part.product.args.rows;
+    for (int64_t i = 0; !part.rows.alone() && i < part.rows.count; ++i) {
+        const float* from = part.product.args.y + i * stride;
+        std::copy(from + r0, from + r1, y + room.order[size_t(part.rows.first + i)] * stride + r0);
+    }
+}
+
+}  // namespace
+
+Gating gating_of(std::string_view name) {
+    constexpr std::string_view kNames[] = {"softmax", "softmax_chosen", "sigmoid"};
+    return Gating(place_of(kNames, name, "unknown gating"));
+}
+
+void check(const Routing& its) {
+    require(std::isfinite(its.scale), "a scale of no sense");
+    require(its.groups > 0 && its.count % its.groups == 0 && its.groups_used > 0 && its.groups_used <= its.groups,
+            "groups of no sense");
+    require(its.used > 0 && its.used <= its.count / its.groups * its.groups_used, "fewer experts than are to be chosen");
+}
+
+void route(const Routing& its, const float* logits, const float* bias, float* experts, float* weights) {
+    const int64_t n = its.count;
+    auto* scores = reinterpret_cast<float*>(thread_scratch(size_t(n + its.groups) * 9 + size_t(n) * 4));
+    float* choice = scores + n;
+    float* of_group = choice + n;
+    auto* left = reinterpret_cast<uint8_t*>(of_group + its.groups);
+    std::memset(left, 1, size_t(n + its.groups));
+    std::copy(logits, logits + n, scores);
+    if (its.gating == Gating::softmax) softmax(scores, n);
+    if (its.gating == Gating::sigmoid)
+        for (int64_t i = 0; i < n; ++i) scores[i] = 1.0f / (1.0f + exp_fast(-scores[i]));
+    for (int64_t i = 0; i < n; ++i) choice[i] = bias ? scores[i] + bias[i] : scores[i];
+    if (its.groups > 1) keep_groups(its, choice, left, of_group, left + n);
+    for (int64_t i = 0; i < its.used; ++i) {
+        const int64_t expert = best(choice, left, n);
+        left[expert] = 0;
+        experts[i] = float(expert);
+        weights[i] = scores[expert];
+    }
+    if (its.gating == Gating::softmax_chosen) softmax(weights, its.used);
+    if (its.renormalised) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < its.used; ++i) sum += weights[i];
+        sum = sum < kLeastSum ? kLeastSum : sum;
+        for (int64_t i = 0; i < its.used; ++i) weights[i] /= sum;
+    }
+    for (int64_t i = 0; i < its.used; ++i) weights[i] *= its.scale;
+}
+
+void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in, const Activations& activations,
+                     const std::vector<Matrix>& forms, ExpertRoom& room) {
+    const std::vector<Rows> all = sort_by_expert(in, room);
+    gather(in, all, activations, forms, room);
+    if (room.y.size() < jobs.size()) room.y.resize(jobs.size());
+    for (size_t j = 0; j < jobs.size(); ++j) {
+        const auto size = size_t(in.tokens * in.used * jobs[j].matrices[0].rows);
+        if (room.y[j].size() < size && int64_t(all.size()) < in.tokens * in.used) room.y[j].resize(size);
+    }
+    std::vector<Part> parts;
+    std::vector<int64_t> costs;  // of a tile: its weights are read once, whatever the number of tokens
+    int64_t work = 0, total = 0;
+    for (const Rows& rows : all)
+        for (size_t j = 0; j < jobs.size(); ++j) {
+            parts.push_back(part_of(jobs, j, rows, in, activations, room));
+            const Matrix& m = jobs[j].matrices[rows.expert];
+            costs.push_back(rows.count + 4);
+            total += costs.back() * ((m.rows + kTileRows - 1) / kTileRows);
+            work += m.rows * m.cols * rows.count;
+        }
+    const int64_t wanted = work < kSerialWork ? total : total / (threads() * (threads() > 1 ? 8 : 1)) + 1;
+    std::vector<Piece> pieces;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        const int64_t rows = parts[i].product.args.rows, step = std::max<int64_t>(1, wanted / costs[i]) * kTileRows;
+        for (int64_t r = 0; r < rows; r += step) pieces.push_back({i, r, std::min(rows, r + step)});
+    }
+    auto run = [&](int64_t i) {
+        const Piece& piece = pieces[size_t(i)];
+        const Part& part = parts[piece.part];
+        part.product.run(piece.r0, piece.r1);
+        scatter(part, jobs[part.job].y, room, piece.r0, piece.r1);
+    };
+    if (work >= kSerialWork) parallel_for(int64_t(pieces.size()), run);
+    else for (size_t i = 0; i < pieces.size(); ++i) run(int64_t(i));
 }
 
 }  // namespace bitnet

@@ -1,13 +1,12 @@
 #include "ops/ops.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
+#if defined(__linux__)
+#include <unistd.h>
+#endif
 
-#include "ops/counters.hpp"
 #include "ops/elementary.hpp"
-#include "system/split.hpp"
-#include "ternary/groups.hpp"
+#include "system/thread_pool.hpp"
+#include "ternary/layout.hpp"
 
 namespace bitnet {
 using detail::active;
@@ -38,9 +37,7 @@ void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float s
 Gate gate_of(std::string_view name) {
     constexpr std::string_view kNames[] = {"silu",    "gelu_tanh",    "relu_squared", "relu",
                                            "sigmoid", "silu_clamped", "swiglu_oai",   "identity"};
-    const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
-    require(found != std::end(kNames), "unknown gate");
-    return Gate(found - std::begin(kNames));
+    return Gate(place_of(kNames, name, "unknown gate"));
 }
 
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin) {
@@ -63,6 +60,82 @@ uint64_t sum_bytes(const uint8_t* bytes, int64_t n) {
         total += sum;
     });
     return total;
+}
+
+// ---- matrices whose rows lie one after the other, as in a file: as tiles, and products with them
+
+namespace {
+
+// The products of *count* rows (at most 16) with all tokens of *a*, y (tokens, count).
+void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, float* y) {
+    thread_local std::vector<uint8_t> room;
+    const uint8_t* all[kTileRows];
+    for (int64_t r = 0; r < kTileRows; ++r) all[r] = rows[std::min(r, count - 1)];
+    room.resize(size_t(kTileRows * row_bytes(tiled(a.type), a.cols) + 64));
+    uint8_t* tile = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64;
+    detail::active().gather(a.type, all, a.cols, tile);
+    LinearArgs tile_args = a;
+    tile_args.type = tiled(a.type), tile_args.weight = tile, tile_args.row_bytes = row_bytes(tile_args.type, a.cols);
+    tile_args.rows = count, tile_args.y = y;
+    const Kernels& kernels = detail::active();
+    const LinearKernel kernel = (a.tokens <= kDecodeTokens ? kernels.decode : kernels.prefill)[int(tile_args.type)];
+    kernel(tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
+}
+
+// Whether *count* bytes of *file* were read.
+bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
+#if defined(__linux__)
+    return file >= 0 && pread(file, out, size_t(count), off_t(offset)) == ssize_t(count);
+#else
+    (void)file, (void)offset, (void)count, (void)out;
+    return false;
+#endif
+}
+
+}  // namespace
+
+void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out) {
+    if (is_grouped_row(type)) return pack_groups(type, weight, rows, cols, out);
+    const int64_t bytes = row_bytes(type, cols), tile_bytes = kTileRows * row_bytes(tiled(type), cols);
+    const std::vector<uint8_t> zeros(rows % kTileRows ? size_t(bytes) : 0);
+    Split((rows + kTileRows - 1) / kTileRows, 1, rows * cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; ++t) {
+            const uint8_t* its[kTileRows];
+            for (int64_t i = 0; i < kTileRows; ++i) {
+                const int64_t r = kTileRows * t + i;
+                its[i] = r < rows ? weight + r * bytes : zeros.data();
+            }
+            detail::active().gather(type, its, cols, out + t * tile_bytes);
+        }
+    });
+}
+
+void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+    std::vector<float> y(size_t(a.tokens * kTileRows));
+    for (int64_t r = r0; r < r1; r += kTileRows) {
+        const int64_t count = std::min<int64_t>(kTileRows, r1 - r);
+        const uint8_t* rows[kTileRows];
+        for (int64_t i = 0; i < count; ++i) rows[i] = a.weight + (r + i) * a.row_bytes;
+        one_tile(a, rows, count, y.data());
+        for (int64_t t = 0; t < a.tokens; ++t) std::copy_n(&y[size_t(t * count)], count, a.y + t * a.rows + r);
+    }
+}
+
+void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* y) {
+    LinearArgs a;
+    a.type = m.type, a.row_bytes = row_bytes(m.type, m.cols), a.cols = m.cols, a.tokens = 1, a.x = x;
+    parallel_for((count + kTileRows - 1) / kTileRows, [&](int64_t tile) {
+        const int64_t first = tile * kTileRows, n = std::min<int64_t>(kTileRows, count - first);
+        const uint8_t* rows[kTileRows];
+        thread_local std::vector<uint8_t> room;
+        if (m.file >= 0) room.resize(size_t(kTileRows * a.row_bytes));
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t begin = ids[first + i] * a.row_bytes;
+            uint8_t* copy = m.file >= 0 ? &room[size_t(i * a.row_bytes)] : nullptr;
+            rows[i] = read_file(m.file, m.file_offset + begin, a.row_bytes, copy) ? copy : m.weight + begin;
+        }
+        one_tile(a, rows, n, y + first);
+    });
 }
 
 }  // namespace bitnet

@@ -2,11 +2,11 @@
 // instruction set that passed its self-test. Arrays are row-major and do not overlap.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "isa/kernels.hpp"
 
@@ -14,6 +14,14 @@ namespace bitnet {
 
 inline void require(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(what);
+}
+
+// The place of *name* among *names*; *otherwise*: what is said of one that is not there.
+template <class Names>
+int place_of(const Names& names, std::string_view name, const char* otherwise) {
+    const auto* found = std::find(std::begin(names), std::end(names), name);
+    require(found != std::end(names), otherwise);
+    return int(found - std::begin(names));
 }
 
 // Instruction sets this machine can run, slowest first: "scalar", "avx2", ...
@@ -25,12 +33,19 @@ bool set_level(const std::string& name);
 bool has_kernel(Type type);
 // Whether it multiplies TernaryDense faster than two bits a weight.
 bool dense_pays();
-// Kernels of the chosen level that differ from the scalar ones and were replaced.
+// Kernels of the chosen level that differ from the scalar ones; then the next level is chosen, as often as need be.
 std::vector<std::string> self_test();
 
-// For tests of the self-test: the kernel "linear F16_R16", "linear Q8_0_R16 prefill", "dequantize", "gather",
-// "head tile", "head sixth", "head pack", "pack" or "make dense" is wrong until set_level; false for other names.
-bool plant_wrong_kernel(const std::string& what);
+// How often each kernel ran, counted where it is called.
+#define BITNET_COUNTED(op) op,
+enum class Op : int { decode, prefill, embed, attention, BITNET_ROW_OPS(BITNET_COUNTED) kCount };
+#undef BITNET_COUNTED
+
+// One more call of *op* of the active kernels; *type* only matters for the first three.
+void count_call(Op op, Type type = Type::F32);
+
+// Calls since the process began, by "linear/Q4_1/avx2/decode", "embed/F16/avx2", "attention/avx2".
+std::map<std::string, uint64_t> counters();
 
 // Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
 int64_t row_bytes(Type type, int64_t cols);
@@ -52,6 +67,25 @@ inline void check_scores(float scale, float softcap) {
 void attention(const std::vector<AttentionArgs>& batch);
 // What rope turns by: cos and sin of each angle, times *scale*.
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
+// ---- rounding rows of floats to blocks, with the bytes that llama-quantize writes on x86-64 (encodings/quantize.cpp)
+
+// Rounds one row of *cols* floats to *out*. *importance* has a weight for the square of each column's error, or is null.
+using RowQuantizer = void (*)(const float* x, const float* importance, int64_t cols, uint8_t* out);
+
+// Blocks of *weights* weights in *bytes* bytes, of the type that ggml numbers *ggml_id*.
+struct Quantizer {
+    int ggml_id, weights, bytes;
+    RowQuantizer row;
+};
+
+// The quantizer of a type, or null.
+const Quantizer* find_quantizer(int ggml_id);
+
+// Rounds *rows* rows on all threads; *cols* is a multiple of the block.
+void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows, int64_t cols,
+                   uint8_t* out);
+
+
 // Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
 uint64_t sum_bytes(const uint8_t* bytes, int64_t n);
 

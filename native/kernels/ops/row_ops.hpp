@@ -1,9 +1,5 @@
-// The operations that are plain loops, as the compiler makes them with the flags of the including file.
+// The operations on rows of floats, as the compiler makes them with the flags and the `Lanes` of the including file.
 #pragma once
-
-#include <cmath>
-#include <cstring>
-#include <type_traits>
 
 #include "ops/attention.hpp"
 #include "ops/elementary.hpp"
@@ -13,6 +9,76 @@
 
 namespace bitnet {
 namespace {
+
+// ---- inputs as int8
+
+// Step and scale of codes whose largest is 127. NaN and infinity have no int8 form: zeros with a NaN step carry them to the
+// result.
+struct Rounding {
+    bool finite;
+    float step, scale;
+    explicit Rounding(float top) : finite(top <= 3.4e38f) {
+        const bool some = finite && top >= 1e-30f;
+        step = some ? top / 127.0f : finite ? 0.0f : NAN, scale = some ? 127.0f / top : 0.0f;
+    }
+};
+
+// Codes of 32 numbers, the first 16 times scale[0], the others times scale[1], none above 127.
+inline void round_32(const float* x, const float (&scale)[2], int8_t* q, int16_t (&code)[32]) {
+    constexpr int kWidth = Lanes::kWidth;
+    const auto scaled = [&](int at) { return Lanes::load(x + at) * Lanes::set(scale[at / 16]); };
+    for (int i = 0; i < 32; i += 2 * kWidth) Lanes::round_to(scaled(i), scaled(i + kWidth), code + i);
+    for (int i = 0; i < 32; ++i) q[i] = int8_t(code[i]);
+}
+
+inline int32_t sum_of(const int16_t (&code)[32]) {
+    int32_t sum = 0;
+    for (const int16_t c : code) sum += c;
+    return sum;
+}
+
+inline void quantize_runs(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum) {
+    for (; cols > 0; cols -= 32, x += 32, q += 32) {
+        const Rounding by(max_abs(x, 32));
+        alignas(64) int16_t code[32];
+        round_32(x, {by.scale, by.scale}, q, code);
+        if (!by.finite) std::memset(q, 0, 32);
+        *sum++ = by.finite ? sum_of(code) : 0, *step++ = by.step;
+    }
+}
+
+inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
+    for (; cols > 0; cols -= 32, x += 32, ++out) {
+        const Rounding by[2] = {Rounding(max_abs(x, 16)), Rounding(max_abs(x + 16, 16))};
+        alignas(64) int16_t code[32];
+        round_32(x, {by[0].scale, by[1].scale}, out->q, code);
+        for (int i = 0; i < 2; ++i) {
+            int16_t* its = code + 16 * i;
+            if (!by[i].finite) std::memset(out->q + 16 * i, 0, 16), std::fill_n(its, 16, int16_t(0));
+            for (int n = 8; n >= 4; n /= 2)
+                for (int j = 0; j < n; ++j) its[j] = int16_t(its[j] + its[j + n]);
+            for (int j = 0; j < 2; ++j) out->minus_pairs[i][j] = int16_t(-its[2 * j] - its[2 * j + 1]);
+            out->minus_q[i] = out->minus_pairs[i][0] + out->minus_pairs[i][1];
+            out->step[i] = by[i].step;
+        }
+        out->sum = out->step[0] * float(-out->minus_q[0]) + out->step[1] * float(-out->minus_q[1]);
+    }
+}
+
+inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum) {
+    const float top = max_abs(x, cols);
+    *sum = 0;
+    if (!(top <= 3.4e38f)) {
+        std::memset(q, 0, size_t(cols));
+        *s = NAN;
+        return;
+    }
+    *s = 127.0f / (top > 1e-5f ? top : 1e-5f);
+    int64_t i = 0;
+    alignas(64) int16_t code[32];
+    for (; i + 32 <= cols; i += 32) round_32(x + i, {*s, *s}, q + i, code), *sum += sum_of(code);
+    for (; i < cols; ++i) *sum += q[i] = int8_t(round_half_even(x[i] * *s));
+}
 
 // ---- layers with a state
 

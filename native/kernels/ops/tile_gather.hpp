@@ -12,6 +12,13 @@ namespace {
 
 using RowPointers = const uint8_t* const*;
 
+#if !defined(BITNET_F16C)
+inline void transpose_halves(RowPointers rows, int64_t at, uint8_t* out) {
+    for (int i = 0; i < 8; ++i)
+        for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 32 * i + 2 * r, rows[r] + at + 2 * i, 2);
+}
+#endif
+
 // Dword *i* of all rows is `at[i]`.
 template <int kCount>
 struct Lines {

@@ -130,10 +130,8 @@ void unpack_tile(const uint8_t* block, int64_t cols, uint8_t* out, Change change
         for (int j = 0; j < kLayout.groups; ++j, out += Unpacked::kBytes) {
             const PackedGroup<kType, kVecs> group{block + kLayout.header + j * kLayout.unit(), 0, j, scales};
             const auto put = [&](int at, Lanes f) { f.store(reinterpret_cast<float*>(out + at)); };
-#pragma GCC unroll 2
-            for (int v = 0; v < kVecs; ++v) {
-#pragma GCC unroll 8
-                for (int i = 0; i < 8; ++i) Vec::store(out + Unpacked::codes_at(i, v), change(group.codes(i, v)));
+            BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
+                BITNET_UNROLL(8) for (int i = 0; i < 8; ++i) Vec::store(out + Unpacked::codes_at(i, v), change(group.codes(i, v)));
                 for (int half = 0; half < Unpacked::kScales; ++half) put(Unpacked::scale_at(v, half), group.scale(v, half));
                 if constexpr (Codes<kType>::kMin) put(Unpacked::min_at(v), group.min(v));
             }

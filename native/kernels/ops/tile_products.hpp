@@ -20,27 +20,19 @@ inline void prefetch_lines(const uint8_t* p, int64_t bytes) {
 template <class C, int V, int N, class Group>
 inline void add_group(const Group& group, const BlockInput* x, int64_t stride, Lanes (*sum)[N]) {
     Lanes scaled[V][N];
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
+    BITNET_UNROLL(2) for (int half = 0; half < 2; ++half) {
         typename Vec::template Sum<C::kMax, C::kOffset, C::kSigned> part[V][N];
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n)
+        BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
             for (int v = 0; v < V; ++v) part[v][n].start(x[n * stride], half);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
+        BITNET_UNROLL(4) for (int i = 0; i < 4; ++i) {
             Vec::Int w[V];
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) w[v] = group.codes(4 * half + i, v);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-                for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half, i);
+            BITNET_UNROLL(2) for (int v = 0; v < V; ++v) w[v] = group.codes(4 * half + i, v);
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2) for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half, i);
         }
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) {
+        BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
             [[maybe_unused]] const auto scale = group.scale(v, half);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) {
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
                 const auto step = Lanes::set(x[n * stride].step[half]);
                 const Lanes total = Vec::to_float(part[v][n].total());
                 if constexpr (C::kHalves) sum[v][n] = Lanes::fma(total * step, scale, sum[v][n]);
@@ -50,11 +42,9 @@ inline void add_group(const Group& group, const BlockInput* x, int64_t stride, L
         }
     }
     if constexpr (C::kMin)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) {
+        BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
             const auto min = group.min(v);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(Lanes::set(x[n * stride].sum), min, sum[v][n]);
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(Lanes::set(x[n * stride].sum), min, sum[v][n]);
         }
 }
 
@@ -143,11 +133,9 @@ inline Lanes tile_column(const uint8_t* column, int v) {
 template <Type kType, int V, int N>
 inline void add_column(const uint8_t* column, int first, const float* x, int64_t stride,
                        Lanes (*sum)[N]) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) {
+    BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
         const auto w = tile_column<kType>(column, first + v);
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(w, Lanes::set(x[n * stride]), sum[v][n]);
+        BITNET_UNROLL(8) for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(w, Lanes::set(x[n * stride]), sum[v][n]);
     }
 }
 

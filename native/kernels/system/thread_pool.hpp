@@ -1,10 +1,18 @@
-// Threads that wait for work: a short spin, then sleep. They never assume a core is theirs.
+// Threads that wait for work: a short spin, then sleep. They never assume a core is theirs. How a range of rows is cut into
+// pieces of work, and what a forked child may not take over from its parent: state that another thread was changing.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
 
 namespace bitnet {
 
@@ -27,6 +35,22 @@ void parallel_for(int64_t chunks, F&& body) {
     using Body = std::remove_reference_t<F>;
     run_chunks(chunks, [](void* context, int64_t chunk) { (*static_cast<Body*>(context))(chunk); }, &body);
 }
+
+constexpr int64_t kSerialWork = 16384;  // elements below which waking a thread costs more than it saves
+
+// Ranges of a fixed multiple of rows, several per thread so that a slow core does not hold the rest.
+struct Split {
+    int64_t n, step, chunks;
+    Split(int64_t size, int64_t multiple, bool small) : n(size) {
+        const int64_t parts = small ? 1 : int64_t(threads()) * (threads() > 1 ? 8 : 1);
+        const int64_t units = (n + multiple - 1) / multiple;
+        step = std::max<int64_t>(1, (units + parts - 1) / parts) * multiple;
+        chunks = (n + step - 1) / step;
+    }
+    template <class F>
+    void run(F&& body) const { parallel_for(chunks, [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); }); }
+};
+
 
 // How long a thread spins before it sleeps. A spin that took far longer than its turns means that
 // another program ran on the core meanwhile and could have all along: then the thread sleeps at once,
@@ -54,5 +78,80 @@ private:
 
 // 64-aligned memory of this thread, at least *size* bytes, valid until its next call in this thread.
 uint8_t* thread_scratch(size_t size);
+
+// Memory for repacked weights: *size* bytes, 64-aligned, zero or never touched, near others in a large mapping, which gets huge
+// pages where there are any and goes when its last piece does. Null when there is no memory.
+std::shared_ptr<uint8_t> allocate_weights(size_t size);
+
+
+// The mode of every computation here while this lives: to nearest, small numbers as they are. Callers
+// may have another one in their thread (torch.set_flush_denormal sets it), and get it back.
+class FloatMode {
+public:
+    FloatMode() : before_(read()) {
+        if (before_ != kDefault) write(kDefault);
+    }
+    ~FloatMode() { write(before_); }
+    FloatMode(const FloatMode&) = delete;
+    FloatMode& operator=(const FloatMode&) = delete;
+
+private:
+#if defined(__x86_64__) || defined(_M_X64)
+    using Bits = unsigned;
+    static constexpr Bits kDefault = 0x1f80;  // every exception masked
+    static Bits read() { return _mm_getcsr(); }
+    static void write(Bits bits) { _mm_setcsr(bits); }
+#elif defined(__aarch64__) && !defined(_MSC_VER)
+    using Bits = uint64_t;
+    static constexpr Bits kDefault = 0;
+    static Bits read() {
+        Bits bits;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(bits));
+        return bits;
+    }
+    static void write(Bits bits) { __asm__ volatile("msr fpcr, %0" : : "r"(bits)); }
+#else
+    using Bits = int;
+    static constexpr Bits kDefault = 0;
+    static Bits read() { return kDefault; }
+    static void write(Bits) {}
+#endif
+    const Bits before_;
+};
+
+
+// Forks between the process that loaded this module and this one.
+int forks();
+
+// A T for this process. A child of fork gets one of its own when it first asks: threads that the
+// child does not have may have held the locks of its parent's, and left it half changed. That one
+// stays in memory as it is.
+template <class T>
+class PerProcess {
+public:
+    PerProcess() : held_(new Held) {}
+    ~PerProcess() {
+        const Held* held = held_.load();
+        if (held->forks == forks()) delete held;
+    }
+    PerProcess(const PerProcess&) = delete;
+    PerProcess& operator=(const PerProcess&) = delete;
+
+    T& get() {
+        Held* held = held_.load(std::memory_order_acquire);
+        if (held->forks == forks()) return held->value;
+        auto* own = new Held;
+        if (held_.compare_exchange_strong(held, own)) return own->value;
+        delete own;  // another thread was faster
+        return held->value;
+    }
+
+private:
+    struct Held {
+        int forks = bitnet::forks();
+        T value;
+    };
+    std::atomic<Held*> held_;
+};
 
 }  // namespace bitnet

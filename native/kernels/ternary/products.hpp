@@ -1,5 +1,5 @@
 // Weights of few bits times int8 activations on tiles of 16 rows: ternary ones (ternary/layout.hpp), and those with a
-// scale per group of columns (ternary/groups.hpp).
+// scale per group of columns (ternary/layout.hpp).
 //
 // Few tokens: the codes stay packed, and the digits of every byte of a line are isolated. More tokens: the codes of some
 // tiles are unpacked to bytes once and multiplied with several tokens per load. Sums are integers until the columns of
@@ -8,10 +8,8 @@
 // The including file defines `Vec`, with the numbers of tokens and tiles whose sums its registers hold.
 #pragma once
 
-#include <type_traits>
-
 #include "ops/tile_groups.hpp"
-#include "ternary/groups.hpp"
+#include "ternary/layout.hpp"
 
 namespace bitnet {
 namespace {
@@ -32,13 +30,11 @@ struct Fields {
         return Vec::and_bytes(Vec::shift(bytes, place(f) - kBits * f + 2 - kBits), (kBits == 2 ? 3 : 2) << place(f));
     }
     static void isolate_all(Vec::Int bytes, Vec::Int* out) {
-#pragma GCC unroll 8
-        for (int f = 0; f < kDigits; ++f) out[f] = isolate(bytes, f);
+        BITNET_UNROLL(8) for (int f = 0; f < kDigits; ++f) out[f] = isolate(bytes, f);
     }
     static Vec::Int total(const Vec::Sum<> (&sums)[kSums]) {
         Vec::Int all = sums[0].total();
-#pragma GCC unroll 4
-        for (int i = 1; i < kSums; ++i) all = Vec::add(all, Vec::over_power(sums[i].total(), place(i)));
+        BITNET_UNROLL(4) for (int i = 1; i < kSums; ++i) all = Vec::add(all, Vec::over_power(sums[i].total(), place(i)));
         return all;
     }
 };
@@ -67,34 +63,21 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
     for (int64_t from = c0, to; from < c1; from = to) {
         to = part_end(from, c1, 4 * Vec::kDepth);
         Vec::Sum<> sum[G][N][kVecs];
-#pragma GCC unroll 3
-        for (int g = 0; g < G; ++g)
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-                for (int v = 0; v < kVecs; ++v) sum[g][n][v].start();
-#pragma GCC unroll Vec::kUnrolledColumns
-        for (int64_t c = from; c < to; c += Vec::kInputs)
-#pragma GCC unroll 4
-            for (int i = 0; i < Vec::kInputs / 4; ++i) {
+        BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[g][n][v].start();
+        BITNET_UNROLL(Vec::kUnrolledColumns) for (int64_t c = from; c < to; c += Vec::kInputs)
+            BITNET_UNROLL(4) for (int i = 0; i < Vec::kInputs / 4; ++i) {
                 Vec::Int w[G][kVecs];
-#pragma GCC unroll 3
-                for (int g = 0; g < G; ++g)
-#pragma GCC unroll 2
-                    for (int v = 0; v < kVecs; ++v) w[g][v] = Vec::load(bytes + ((c / 4 + i) * G + g) * 64 + kVecBytes * v);
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n)
-#pragma GCC unroll 3
-                    for (int g = 0; g < G; ++g)
-#pragma GCC unroll 2
-                        for (int v = 0; v < kVecs; ++v) sum[g][n][v].add(w[g][v], q[n] + c, i);
+                BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
+                    BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) w[g][v] = Vec::load(bytes + ((c / 4 + i) * G + g) * 64 + kVecBytes * v);
+                BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+                    BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
+                        BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[g][n][v].add(w[g][v], q[n] + c, i);
             }
-#pragma GCC unroll 3
-        for (int g = 0; g < G; ++g)
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-                for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
+        BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
     }
 }
 
@@ -102,12 +85,10 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
 template <class Digits, bool kRuns>
 void unpack_lines(const uint8_t* lines, int64_t count, uint8_t* out, int64_t stride) {
     for (int64_t line = 0; line < count; ++line)
-#pragma GCC unroll 2
-        for (int v = 0; v < kVecs; ++v) {
+        BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
             Vec::Int digit[Digits::kDigits];
             Digits::isolate_all(Vec::load(lines + 64 * line + kVecBytes * v), digit);
-#pragma GCC unroll 8
-            for (int d = 0; d < Digits::kDigits; ++d) {
+            BITNET_UNROLL(8) for (int d = 0; d < Digits::kDigits; ++d) {
                 const int64_t at = kRuns ? (line / kRunLines * Digits::kDigits + d) * kRunLines + line % kRunLines
                                          : line * Digits::kDigits + d;
                 Vec::store(out + at * stride + kVecBytes * v, digit[d]);
@@ -172,29 +153,21 @@ struct TernaryProduct {
         for (int64_t from = c0, to; from < c1; from = to) {
             to = part_end(from, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep);
             Vec::Sum<> sum[N][kVecs][kSums];
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-                for (int v = 0; v < kVecs; ++v)
-#pragma GCC unroll 5
-                    for (int i = 0; i < kSums; ++i) sum[n][v][i].start();
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
+                    BITNET_UNROLL(5) for (int i = 0; i < kSums; ++i) sum[n][v][i].start();
             const uint8_t* line = codes + from / kStep * 64;
             for (int64_t c = from; c < to; c += kStep, line += 64) {
                 prefetch_line(line + kPrefetchLines);
-#pragma GCC unroll 2
-                for (int v = 0; v < kVecs; ++v) {
+                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
                     Vec::Int digit[kDigits];
                     Digits::isolate_all(Vec::load(line + kVecBytes * v), digit);
-#pragma GCC unroll 5
-                    for (int d = 0; d < kDigits; ++d)
-#pragma GCC unroll 8
-                        for (int n = 0; n < N; ++n) sum[n][v][d % kSums].add(digit[d], q[n] + c, d);
+                    BITNET_UNROLL(5) for (int d = 0; d < kDigits; ++d)
+                        BITNET_UNROLL(8) for (int n = 0; n < N; ++n) sum[n][v][d % kSums].add(digit[d], q[n] + c, d);
                 }
             }
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-                for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::add(out[n][v], Digits::total(sum[n][v]));
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::add(out[n][v], Digits::total(sum[n][v]));
         }
     }
 
@@ -249,19 +222,15 @@ struct GroupSums {
     }
     // *products* of run *run* and tokens t .. t + N - 1.
     void add(const LinearArgs& a, int64_t t, int64_t run, const TileSums (&products)[N]) {
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
+        BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
             const int64_t at = (t + n) * (last + 1) + run;
-#pragma GCC unroll 2
-            for (int v = 0; v < kVecs; ++v)
+            BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
                 part[n][v] = Lanes::fma(Vec::to_float(Vec::minus(products[n][v], a.sums[at])), Lanes::set(a.step[at]), part[n][v]);
         }
         if ((run & (shared - 1)) != shared - 1 && run != last) return;  // a power of two
-#pragma GCC unroll 2
-        for (int v = 0; v < kVecs; ++v) {
+        BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
             const Lanes scale = Lanes::halves(scales + kVecBytes / 2 * v);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) y[n][v] = Lanes::fma(part[n][v], scale, y[n][v]), part[n][v] = Lanes::set(0.0f);
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n) y[n][v] = Lanes::fma(part[n][v], scale, y[n][v]), part[n][v] = Lanes::set(0.0f);
         }
         scales += kTernaryRows * 2;
     }
@@ -292,37 +261,26 @@ struct GroupProduct {
     template <int N>
     static void block_sums(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, TileSums (*out)[N]) {
         const Inputs<N> q(a, t);
-#pragma GCC unroll 8
-        for (int first = 0; first < kRuns; first += kTogether) {
+        BITNET_UNROLL(8) for (int first = 0; first < kRuns; first += kTogether) {
             Vec::Sum<> sum[kTogether][N][kVecs];
-#pragma GCC unroll 8
-            for (int f = 0; f < kTogether; ++f)
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-                    for (int v = 0; v < kVecs; ++v) sum[f][n][v].start();
-#pragma GCC unroll 8
-            for (int i = 0; i < kRunLines; ++i) {
+            BITNET_UNROLL(8) for (int f = 0; f < kTogether; ++f)
+                BITNET_UNROLL(4) for (int n = 0; n < N; ++n)
+                    BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[f][n][v].start();
+            BITNET_UNROLL(8) for (int i = 0; i < kRunLines; ++i) {
                 if (first == 0) prefetch_line(lines + 64 * i + kPrefetchRuns);
-#pragma GCC unroll 2
-                for (int v = 0; v < kVecs; ++v) {
+                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
                     const Vec::Int bytes = Vec::load(lines + 64 * i + kVecBytes * v);
                     Vec::Int digit[kTogether];
                     if constexpr (kTogether == 1) digit[0] = Digits::isolate(bytes, first);
                     else Digits::isolate_all(bytes, digit);
-#pragma GCC unroll 8
-                    for (int f = 0; f < kTogether; ++f)
-#pragma GCC unroll 4
-                        for (int n = 0; n < N; ++n)
+                    BITNET_UNROLL(8) for (int f = 0; f < kTogether; ++f)
+                        BITNET_UNROLL(4) for (int n = 0; n < N; ++n)
                             sum[f][n][v].add(digit[f], q[n] + c + kRun * (first + f) + 16 * (i / 4), i % 4);
                 }
             }
-#pragma GCC unroll 8
-            for (int f = 0; f < kTogether; ++f)
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-                    for (int v = 0; v < kVecs; ++v)
+            BITNET_UNROLL(8) for (int f = 0; f < kTogether; ++f)
+                BITNET_UNROLL(4) for (int n = 0; n < N; ++n)
+                    BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
                         out[first + f][n][v] = Vec::over_power(sum[f][n][v].total(), Digits::place(first + f));
         }
     }
@@ -335,8 +293,7 @@ struct GroupProduct {
         for (int64_t run = 0; run <= sums.last; run += kRuns, lines += kBlockBytes) {
             TileSums products[kRuns][N];
             block_sums<N>(a, lines, t, run * kRun, products);
-#pragma GCC unroll 8
-            for (int f = 0; f < kRuns; ++f) sums.add(a, t, run + f, products[f]);
+            BITNET_UNROLL(8) for (int f = 0; f < kRuns; ++f) sums.add(a, t, run + f, products[f]);
         }
         sums.store(a, r, t);
     }
@@ -348,8 +305,7 @@ struct GroupProduct {
         for (int64_t run = 0; run <= sums[0].last; ++run) {
             TileSums products[G][N];
             unpacked_sums<G, N>(a, bytes, t, run * kRun, (run + 1) * kRun, products);
-#pragma GCC unroll 2
-            for (int g = 0; g < G; ++g) sums[g].add(a, t, run, products[g]);
+            BITNET_UNROLL(2) for (int g = 0; g < G; ++g) sums[g].add(a, t, run, products[g]);
         }
         for (int g = 0; g < G; ++g) sums[g].store(a, r + kTernaryRows * g, t);
     }
@@ -394,9 +350,7 @@ void linear_of_digits(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scra
 }
 
 template <class Product>
-void use(Kernels& k, Type type) {
-    k.decode[int(type)] = k.prefill[int(type)] = linear_of_digits<Product>;
-}
+void use(Kernels& k, Type type) { k.decode[int(type)] = k.prefill[int(type)] = linear_of_digits<Product>; }
 
 // Layouts of two bits and of one.
 [[maybe_unused]] void add_fields(Kernels& k) {

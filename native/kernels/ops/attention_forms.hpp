@@ -1,0 +1,298 @@
+// Attention's two forms of codes, of 16 and of 8 bits: how vectors become integers, and what a softmax makes of scores.
+#pragma once
+
+#include <cfloat>
+
+#include "ops/code_sums.hpp"
+#include "ops/partial_attention.hpp"
+
+namespace bitnet {
+namespace {
+
+// What a row (a query of one head) sees of the page at hand, and what the page changes of it.
+struct QueryRow {
+    int first, last;
+    float before, factor;  // of the sum so far, and of a sum of codes
+    bool sees() const { return first < last; }
+
+    // *sum* of codes to the sums so far, a register of them.
+    void add(Lanes sum, float* acc) const {
+        (Lanes::load(acc) * Lanes::set(before) + sum * Lanes::set(factor)).store(acc);
+    }
+};
+
+// How a vector becomes integers. What is not finite has no codes: zeros with a NaN step carry it to the result.
+struct Coding {
+    float scale, step;
+
+    // *size*, the vector's length or largest magnitude, becomes *range*.
+    Coding(float size, float range) {
+        const bool finite = size <= 1e18f, zero = !finite || size < 1e-18f;
+        scale = zero ? 0.0f : range / size;
+        step = !finite ? NAN : zero ? 0.0f : size / range;
+    }
+    // The step has the upper 16 bits of a float32, none less than the largest magnitude over 127.
+    explicit Coding(float largest) {
+        const bool finite = largest <= 1e14f, zero = !finite || largest < 1e-18f;
+        step = !finite ? NAN : zero ? 0.0f : bits_to_float((float_to_bits(largest / 127.0f) + 0xffff) & 0xffff0000);
+        scale = zero ? 0.0f : 1.0f / step;
+    }
+
+    template <class Code>
+    void encode(const float* x, int64_t n, Code* codes) const {
+        std::fill(codes + n, codes + code_width(n), Code(0));
+        if (scale == 0.0f) std::fill_n(codes, n, Code(0));
+        else
+            for (int64_t i = 0; i < n; ++i) codes[i] = Code(int32_t(round_half_even(x[i] * scale)));
+    }
+};
+
+// One layer's page of one head's keys, or values.
+template <class Form>
+struct CachePage {
+    const typename Form::Code* codes;
+    const typename Form::Step* steps;
+    CachePage(const int16_t* page, int64_t head, int64_t dim)
+        : codes(reinterpret_cast<const typename Form::Code*>(page + head * head_words(dim, Form::kType))),
+          steps(reinterpret_cast<const typename Form::Step*>(codes + kKeyBlock * code_width(dim))) {}
+};
+
+// Calls body(n) for each of N rows that sees something of a page; *other* for those, up to whole eights, that do not.
+template <int N, class F, class G>
+inline void each_row(const QueryRow* rows, F&& body, G&& other) {
+    for (int n = 0; n < N; ++n)
+        if (rows[n].sees()) body(n);
+        else other(n);
+    for (int n = N; n < whole_eights(N); ++n) other(n);
+}
+
+// Codes of 16 bits. Of a tile: rows (queries of one head each) and registers of keys or elements whose sums are held, of many
+// rows, and of few, as in decode. NEON's sums take two registers each.
+struct PairForm {
+    static constexpr KvType kType = KvType::f16;
+#if defined(__AVX512F__)
+    static constexpr int kManyRows = 8, kManyVectors = 2, kFewRows = 4, kFewVectors = 4;
+#elif defined(BITNET_F16C)
+    static constexpr int kManyRows = 6, kManyVectors = 2, kFewRows = 2, kFewVectors = 4;
+#elif defined(BITNET_NEON)
+    static constexpr int kManyRows = 3, kManyVectors = 2, kFewRows = 1, kFewVectors = 4;
+#else
+    static constexpr int kManyRows = 1, kManyVectors = 2, kFewRows = 1, kFewVectors = 4;
+#endif
+    static constexpr int kEach = 2, kPageFloats = 0;
+    static constexpr float kUnits = 1.0f;  // of scores, in a factor of two
+    using Code = int16_t;
+    using Step = float;
+    using Keys = PairSums;
+    using Values = PairSums;
+    using Weights = PairCodes;
+    using Page = CachePage<PairForm>;
+
+    explicit PairForm(float*) {}
+    static Lanes steps(const float* p) { return Lanes::load(p); }
+    static Code stored(Code code, bool) { return code; }
+    static int32_t start(const Code*, int64_t) { return 0; }
+    static float factor(int64_t) { return 1.0f; }
+
+    // Any part of a query's product with a key is below 2^31, and any sum of values, times codes of weights.
+    static float encode(const float* x, int64_t dim, bool key, float*, Code* codes) {
+        const Coding coding = key ? Coding(std::sqrt(sum_over(dim, [&](int64_t i) { return x[i] * x[i]; })), kCodeRange)
+                                  : Coding(max_abs(x, dim), kValueRange);
+        coding.encode(x, dim, codes);
+        return coding.step;
+    }
+
+    // Called for each page, before its products.
+    void take_page(Page, Page) {}
+
+    // Codes of the weights times the steps of the values. Their sum, or the largest where it says less, keeps every sum of
+    // values below 2^31.
+    template <int N>
+    static void weigh(const QueryRow* rows, const float* of_page, Page values, float (*score)[kKeyBlock], Weights* codes, float* sums,
+                      float* steps) {
+        constexpr int kWholeRows = whole_eights(N);
+        alignas(64) float of_parts[kWholeRows] = {}, largest[kWholeRows] = {}, scales[kWholeRows];
+        Parts weights[kWholeRows], parts[kWholeRows], most[kWholeRows];
+        each_row<N>(
+            rows, [&](int n) { weigh_row(of_page[n], values.steps, score[n], weights[n], parts[n], most[n]); },
+            [&](int n) { zero(weights[n]), zero(parts[n]), zero(most[n]); });
+        fold_rows<N, true>(weights, sums), fold_rows<N, true>(parts, of_parts), fold_rows<N, false>(most, largest);
+        for (int n = 0; n < kWholeRows; ++n) {
+            const float by_sum = of_parts[n] / kWeightSum, by_largest = largest[n] / kCodeRange;
+            steps[n] = by_largest > by_sum ? by_largest : by_sum;
+            scales[n] = steps[n] > 1e-30f ? 1.0f / steps[n] : 0.0f;
+        }
+        for (int n = 0; n < N; ++n) {
+            if (!rows[n].sees()) std::fill_n(codes[n].code, kKeyBlock, int16_t(0));
+            else
+                for (int i = 0; i < kKeyBlock; i += 2 * Lanes::kWidth) {
+                    const auto scaled = [&](int at) { return Lanes::load(score[n] + at) * Lanes::set(scales[n]); };
+                    Lanes::round_to(scaled(i), scaled(i + Lanes::kWidth), codes[n].code + i);
+                }
+        }
+    }
+
+private:
+    // Weights of one row, and those times the steps of the values, which *score* becomes: the lanes of the sum of the first,
+    // and of the sum and the largest of the second.
+    static void weigh_row(float top, const float* steps, float* score, Parts& sum, Parts& of_parts, Parts& largest) {
+        constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
+        Parts weights, parts, most;
+        for (int i = 0; i < kKeyBlock / kWidth; ++i) {
+            const Lanes its = Lanes::load(score + i * kWidth), weight = power(its - Lanes::set(top));
+            // Of what is hidden the step may be anything. One that is seen and NaN counts, however small its weight is.
+            const Lanes part = weight * Lanes::load(steps + i * kWidth).unless_below(its, -FLT_MAX);
+            part.store(score + i * kWidth);
+            const int lane = i % kParts;
+            weights[lane] = i < kParts ? weight : weights[lane] + weight;
+            parts[lane] = i < kParts ? part : parts[lane] + part;
+            most[lane] = i < kParts ? part : Lanes::larger(part, most[lane]);
+        }
+        for (int i = 0; i < kParts; ++i) sum[i] = weights[i], of_parts[i] = parts[i], largest[i] = most[i];
+    }
+};
+
+// Bytes of rotated vectors.
+struct QuadForm {
+    static constexpr KvType kType = KvType::q8;
+#if defined(__AVX512F__)
+    static constexpr int kManyRows = 8, kManyVectors = 2, kFewRows = 4, kFewVectors = 4;
+#elif defined(BITNET_F16C) || defined(BITNET_NEON)
+    static constexpr int kManyRows = 4, kManyVectors = 1, kFewRows = 2, kFewVectors = 2;
+#else
+    static constexpr int kManyRows = 1, kManyVectors = 1, kFewRows = 1, kFewVectors = 1;
+#endif
+    static constexpr int kEach = 4, kPageFloats = kKeyBlock / 2;
+    static constexpr float kUnits = 2048.0f, kWhole = 32767.0f;
+    static constexpr float kMost = 32640.0f;  // the largest code, 255, with seven bits behind the point
+    using Code = uint8_t;
+    using Step = uint16_t;
+    using Keys = KeyQuads;
+    using Values = ValueQuads;
+    using Weights = QuadCodes;
+    using Page = CachePage<QuadForm>;
+
+    explicit QuadForm(float* page) : ratios(reinterpret_cast<int16_t*>(page)) {}
+    static Lanes steps(const uint16_t* p) { return Lanes::upper(p); }
+    static Code stored(Code code, bool key) { return Code(key ? code ^ 128 : code); }
+    static float factor(int64_t dim) { return 1.0f / float(rotated_block(dim)); }
+    // Keys are 128 more than they are.
+    static int32_t start(const Code* query, int64_t width) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < width; ++i) sum += int8_t(query[i]);
+        return -128 * sum;
+    }
+
+    float encode(const float* x, int64_t dim, bool, float* spare, Code* codes) {
+        std::copy_n(x, dim, spare);
+        rotate(spare, dim, spare + dim);
+        const Coding coding(max_abs(spare, dim));
+        coding.encode(spare, dim, reinterpret_cast<int8_t*>(codes));
+        all_numbers = all_numbers && coding.step == coding.step;
+        return coding.step;
+    }
+
+    void take_page(Page keys, Page values) {
+        unit = ratios_of(values.steps, ratios);
+        int most = 0;
+        for (int i = 0; i < kKeyBlock; ++i) most = std::max(most, keys.steps[i] & 0x7fff);
+        all_keys = most <= 0x7f80;
+    }
+
+    template <int N>
+    void weigh(const QueryRow* rows, const float* of_page, Page values, float (*score)[kKeyBlock], Weights* codes, float* sums,
+               float* steps) const {
+        constexpr int kWholeRows = whole_eights(N);
+        Parts lanes[kWholeRows], most[kWholeRows];
+        alignas(64) int16_t own[kKeyBlock], parts[N][kKeyBlock];
+        alignas(64) float largest[kWholeRows] = {};
+        int shifts[kWholeRows], factors[kWholeRows];
+        float own_unit = 0.0f;
+        int own_first = -1, own_last = -1;
+        const Power power;
+        each_row<N>(
+            rows,
+            [&](int n) {
+                const int first = rows[n].first, last = rows[n].last;
+                const bool whole = first == 0 && last == kKeyBlock;
+                if (!whole && (first != own_first || last != own_last)) {
+                    uint16_t seen[kKeyBlock] = {};
+                    std::copy(values.steps + first, values.steps + last, seen + first);
+                    own_unit = ratios_of(seen, own), own_first = first, own_last = last;
+                }
+                weigh_row(power, of_page[n], score[n], whole ? ratios : own, parts[n], lanes[n], most[n]);
+                steps[n] = whole ? unit : own_unit;
+            },
+            [&](int n) {
+                zero(lanes[n]), zero(most[n]);
+                if (n < N) std::fill_n(parts[n], kKeyBlock, int16_t(0));
+            });
+        fold_rows<N, true>(lanes, sums), fold_rows<N, false>(most, largest);
+        for (int n = 0; n < kWholeRows; ++n) {
+            sums[n] *= 1.0f / kWhole;
+            const float top = largest[n] > 1.0f ? largest[n] : 1.0f;
+            shifts[n] = int(142 - (float_to_bits(top) >> 23));  // to 16 bits
+            const float doubled = bits_to_float(uint32_t(127 + shifts[n]) << 23);
+            factors[n] = int32_t(kMost * 65536.0f / (top * doubled));
+            steps[n] *= 128.0f * 65536.0f / (float(factors[n]) * doubled);
+        }
+        for (int n = 0; n < N; ++n) codes[n].set(parts[n], shifts[n], factors[n]);
+        if (all_numbers && all_keys) return;
+        for (int n = 0; n < N; ++n)  // integers lose what is not a number
+            for (int i = rows[n].first; i < rows[n].last; ++i) sums[n] += score[n][i] * 0.0f;
+    }
+
+private:
+    int16_t* ratios;  // of a page's values
+    float unit = 0.0f;
+    bool all_numbers = true, all_keys = true;
+
+    // A page's steps of values as ratios of their largest one; returns what the product of the least weight and ratio stands for,
+    // times a value's code.
+    static float ratios_of(const uint16_t* steps, int16_t* ratios) {
+        constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
+        Lanes its[kKeyBlock / kWidth], most[kParts], sums[kParts];
+        for (int i = 0; i < kKeyBlock; i += kWidth) {
+            const Lanes of_step = its[i / kWidth] = Lanes::upper(steps + i);
+            Lanes &top = most[i / kWidth % kParts], &sum = sums[i / kWidth % kParts];
+            top = i < kLanes ? of_step : Lanes::larger(of_step, top), sum = i < kLanes ? of_step : sum + of_step;
+        }
+        const float largest = Sixteen(most).largest(), nan_or_not = Sixteen(sums).sum() * 0.0f;
+        const Lanes scale = Lanes::set(largest > 0.0f ? kWhole / largest : 0.0f);
+        for (int i = 0; i < kKeyBlock / kWidth; i += 2) Words::nearest(its[i] * scale, its[i + 1] * scale).store(ratios + i * kWidth);
+        return largest * (32768.0f / kWhole / kWhole) + nan_or_not;
+    }
+
+    // 32,767 times 2^-x, x in 1 / 2,048: a cubic polynomial (1.4e-4), halved as the whole part says; 0 of the largest x.
+    struct Power {
+        Words half = Words::kept(1024), shift = Words::kept(16), whole = Words::kept(32767);
+        Words first = Words::kept(22652), second = Words::kept(7545), third = Words::kept(1277);
+        Words operator()(Words x) const {
+            const Words f = x.fraction();
+            return (whole - f * (first - f * (second - f * third))).halved((x - half) * shift);
+        }
+    };
+
+    // What the values count for one row: weights times ratios. The lanes of the sum of the weights, and of the largest product.
+    static void weigh_row(const Power& power, float top, const float* score, const int16_t* ratios, int16_t* parts, Parts& sum,
+                          Parts& most) {
+        constexpr int kWidth = Lanes::kWidth;
+        constexpr int16_t kOne[2] = {1, 1};
+        PairSums sums;
+        sums.start();
+        Words largest = Words::set(0);
+        for (int i = 0; i < kKeyBlock; i += 2 * kWidth) {
+            const auto below = [&](int at) { return Lanes::load(score + at) - Lanes::set(top); };
+            const Words weight = power(Words::nearest(below(i), below(i + kWidth)).negative());
+            weight.store(parts + i);
+            sums.add(PairSums::load(parts + i), kOne);
+            const Words part = weight * Words::load(ratios + i);
+            part.store(parts + i), largest = Words::larger(largest, part);
+        }
+        zero(sum), zero(most);
+        sum[0] = sums.numbers(), most[0] = largest.largest();
+    }
+};
+
+}  // namespace
+}  // namespace bitnet
