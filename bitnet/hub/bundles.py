@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.base import locks
+from bitnet.base import locks, settings
 from bitnet.base.errors import (
     BitnetError,
     HashMismatch,
@@ -259,11 +259,10 @@ def import_bundle(
 ) -> tuple[Bundle, set[str], dict[str, Path]]:
     """Put the files of the bundle at *path* into the store, and under their names.
 
-    The names come last: until then nothing of the bundle is visible. With ``force`` of *project*,
-    names that mean another file on this machine are replaced. *check* reads the text of an
+    The names come last: until then nothing of the bundle is visible. *check* reads the text of an
     attestation, given a name for messages, or raises. *into* is the folder of a project that
-    receives the lock file; it must not have a different one. Returns the bundle, the digests that
-    are new to the store, and the paths of the models that are now available, by name.
+    receives the lock file. Returns the bundle, the digests that are new to the store, and the paths
+    of the models that are now available, by name.
     """
     bundle = read_bundle(path)
     for digest, text in bundle.attestations.items():
@@ -412,9 +411,11 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
                 if file.read(_BLOCK) != _member(name, blob.size):
                     raise InvalidFormat(f"something else is where {name} belongs")
                 end = file.tell() + blob.size + -blob.size % _BLOCK
-                if store.find(blob.sha256) is None:
-                    store.put(_chunks(file, blob.size), blob, alone=False)
-                    fresh.append(blob.sha256)
+                guard = store.folder / "partial" / f"{blob.sha256}.lock"
+                with locks.hold(guard, timeout_s=settings.lock_timeout(), what=name) as lock:
+                    if store.find(blob.sha256) is None:
+                        store.put(_chunks(file, blob.size), blob, alone=lock.is_kernel)
+                        fresh.append(blob.sha256)
                 file.seek(end)
                 done += blob.size
                 report(done, total)
