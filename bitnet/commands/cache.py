@@ -11,7 +11,6 @@ from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.progress import Progress, human_size, human_time
 from bitnet.base.tables import brief, quantity, short, show, table
-from bitnet.base.terminal import as_json
 from bitnet.cache import Selection
 from bitnet.commands.context import Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
@@ -34,7 +33,6 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
 
     listing = entries(cache.root)
     total = sum({entry.inode: entry.size_bytes for entry in listing}.values())
-    facts = [entry.facts() for entry in listing]
     of_repositories = {entry.inode for entry in listing if entry.origin}
     head = ("size", "last used", "kind", "key", "path", "note")
     rows = [
@@ -43,7 +41,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
             human_time(time.time() - entry.last_used_s),
             entry.kind,
             entry.key if "/" in entry.key else short(entry.key),
-            _place(entry.path, cache.root),
+            str(entry.path),
             _note(entry),
         )
         for entry in listing
@@ -51,12 +49,12 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
     ]
     others = table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)) if rows else ()
     summary = f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}"
-    lines = [*_by_repository(listing, cache.root), *others, summary]
-    whole = {"root": str(cache.root), "size_bytes": total, "entries": facts}
-    print(as_json(whole) if output.json else "\n".join(lines))  # with the path on one line
+    facts = {"root": str(cache.root), "size_bytes": total}
+    facts["entries"] = [entry.facts() for entry in listing]
+    output.finish(facts, [*_by_repository(listing), *others, summary])
 
 
-def _by_repository(listing, root):
+def _by_repository(listing):
     """Lines of a table of the files of the store, by repository, with what holds each."""
     rows = []
     for name in sorted({entry.origin.repository for entry in listing if entry.origin}):
@@ -64,19 +62,11 @@ def _by_repository(listing, root):
         total = sum(entry.size_bytes for entry in files)
         rows.append((name, human_size(total), quantity(len(files), "file")))
         for entry in files:
-            held = [_place(Path(path), root) for path in entry.holders(listing)]
-            held_by = ", ".join([*_users(entry), *held]) or "nothing else"
+            held_by = ", ".join([*_users(entry), *entry.holders(listing)]) or "nothing else"
             rows.append((f"  {entry.origin.file}", human_size(entry.size_bytes), held_by))
     if rows:
         head = ("repository and file", "size", "held by")
-        yield from table(head, rows, shrink=(2,), whole=0, right=(1,))
-        yield ""
-
-
-def _place(path, root):
-    """*path* whole; on a terminal from the cache folder on, which the last line names."""
-    is_below = sys.stdout.isatty() and path.is_relative_to(root)
-    return str(path.relative_to(root) if is_below else path)
+        yield from (*table(head, rows, shrink=(2,), whole=0, right=(1,)), "")
 
 
 def _users(entry):
@@ -264,15 +254,9 @@ def bundle_export(
         digest = bundles.write_bundle(contents, target, force=force, report=bar.reach)
     size, count = target.stat().st_size, len(contents.blobs)
     print(f"✓ {quantity(count, 'file')}, {human_size(size)}", file=sys.stderr)
-    facts = {
-        "path": output,
-        "size": size,
-        "sha256": digest,
-        "files": [facts_of(file) for file in contents.files],
-        "attestations": sorted(attestations),
-        "locked": contents.lock is not None,
-    }
-    console.finish(facts, [output])
+    facts = {"path": output, "size": size, "sha256": digest, "locked": contents.lock is not None}
+    facts["files"] = [facts_of(file) for file in contents.files]
+    console.finish(facts | {"attestations": sorted(attestations)}, [output])
 
 
 def facts_of(file):

@@ -71,15 +71,9 @@ def verify(
         expected |= _read_expectations(against, path, key)
     if digest:
         expected["find_pin"] = lambda _: Pin(digest, "--sha256")
-    report = examine(
-        path,
-        output,
-        tokenizer=tokenizer or None,
-        pre=pre or None,
-        allow_mock=allow_mock,
-        ignore_keys=ignore_key,
-        **expected,
-    )
+    allowed = {"allow_mock": allow_mock, "ignore_keys": ignore_key}
+    given = {"tokenizer": tokenizer or None, "pre": pre or None}
+    report = examine(path, output, **given, **allowed, **expected)
     if _is_accepted(report, allow_mock=allow_mock):
         output.finish(report, [report["verdict"]])
         return
@@ -392,10 +386,10 @@ def ci_init(
         write_files(Path(project), planned, force=force)
     wrote, overwrote = ("write", "overwrite") if dry_run else ("wrote", "overwrote")
     words = {"new": wrote, "changed": overwrote}
-    lines = []
-    for file in planned:
-        what = f": {file.summary}" if file.summary else ""
-        lines.append(f"{words.get(file.state, file.state):<9} {file.path}{what}")
+    lines = [
+        f"{words.get(it.state, it.state):<9} {it.path}{it.summary and f': {it.summary}'}"
+        for it in planned
+    ]
     output.finish([{"path": str(file.path), "state": file.state} for file in planned], lines)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import option
 from bitnet.base.progress import Progress
 from bitnet.commands.context import Context, model_option, say
-from bitnet.commands.declare import Output, nearest, task
+from bitnet.commands.declare import Output, task
 from bitnet.convert.options import ConvertOptions
 
 
@@ -64,34 +64,6 @@ def convert(
     console.finish(done.facts(), [output])
 
 
-@dataclass(frozen=True)
-class Fix:
-    """Changes in the copy."""
-
-    output: str = option("", "the corrected copy; must not exist", metavar="FILE")
-    set_pre: str = option(
-        "", "name of the pre-tokenizer (tokenizer.ggml.pre), such as llama-bpe", metavar="NAME"
-    )
-    set: list[str] = option(
-        [],
-        "set a key; KEY:TYPE=VALUE for a new key; may be repeated",
-        metavar="KEY=VALUE",
-    )
-
-    @property
-    def changes(self) -> list[str]:
-        """All changes in the form of :func:`bitnet.formats.gguf_write.parse_change`."""
-        from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
-
-        if not self.set_pre:
-            return list(self.set)
-        if self.set_pre not in PRE_TOKENIZERS:
-            any_name = f"any name can be set with --set tokenizer.ggml.pre:string={self.set_pre}"
-            hint = f"{nearest(self.set_pre, PRE_TOKENIZERS)} {any_name}".lstrip()
-            raise UsageError(f"{self.set_pre!r} is not a known pre-tokenizer", hint=hint)
-        return [f"tokenizer.ggml.pre:string={self.set_pre}", *self.set]
-
-
 @task(
     group="Models",
     example="bitnet fix-gguf smollm2-135m --set general.name=Mine --output fixed.gguf",
@@ -102,14 +74,23 @@ def fix_gguf(
     model=model_option(
         "GGUF file, or name of a model, to copy; it is not changed", formerly=("path",)
     ),
-    fix=Fix(),
+    output=option("", "the corrected copy; must not exist", metavar="FILE"),
+    set_pre=option(
+        "", "name of the pre-tokenizer (tokenizer.ggml.pre), such as llama-bpe", metavar="NAME"
+    ),
+    set=option([], "set a key; KEY:TYPE=VALUE for a new key; may be repeated", metavar="KEY=VALUE"),
     console=Output(),
 ):
     """Write a copy of a GGUF file with corrected metadata."""
     from bitnet.formats.gguf_write import write_copy
+    from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
-    source, output = Context().model(model), Path(fix.output)
-    with Progress(f"writing {fix.output}", mode=console.progress) as progress:
-        changes = write_copy(source, output, changes=fix.changes, on_progress=progress.reach)
-    facts = {"output": fix.output, "changes": [asdict(change) for change in changes]}
-    console.finish(facts, [fix.output])
+    source, pre = Context().model(model), f"tokenizer.ggml.pre:string={set_pre}"
+    if set_pre and set_pre not in PRE_TOKENIZERS:
+        hint = f"any name can be set with --set {pre}"
+        raise UsageError(f"{set_pre!r} is not a known pre-tokenizer", hint=hint)
+    every = [pre, *set] if set_pre else set
+    with Progress(f"writing {output}", mode=console.progress) as progress:
+        changes = write_copy(source, Path(output), changes=every, on_progress=progress.reach)
+    facts = {"output": output, "changes": [asdict(change) for change in changes]}
+    console.finish(facts, [output])

@@ -1,22 +1,18 @@
 """``@task``: how a command says what options it has.
 
-Invoke derives options from a function's signature. This wrapper keeps that, and closes the gaps a
-user would fall into: nothing is positional unless named, no short flags are invented, numbers and
-choices are checked with a readable error, and options can have synonyms. What is positional can be
-given by its name, too.
+Invoke derives options from a function's signature; here nothing is positional unless named, no
+short flags are invented, values are checked with a readable error, and options have synonyms.
 
     @task(group="Tokenizers")
     def example(
         c,
         source=option("mirror", "where to fetch it from", choices=("mirror", "official")),
-        max_tokens=option(16, "tokens to generate", synonyms=("max-new-tokens", "n-predict")),
         output=Output(),
     ): ...
 
-A parameter whose default is an instance of a frozen dataclass stands for its fields: each declared
-with :func:`option` becomes an option, a field that is such a dataclass itself stands for its own
-fields, and the body receives one object. Help has them below the heading ``SECTION`` of the
-dataclass, or below those of ``SECTIONS``, which has the names of fields by heading.
+A parameter whose default is a frozen dataclass stands for its fields, each declared with
+:func:`option` or such a dataclass itself, and the body receives one object. Help has them below the
+heading ``SECTION`` of the dataclass, or below those of ``SECTIONS``, by the names of fields.
 """
 
 from __future__ import annotations

@@ -79,12 +79,9 @@ def _question(prompt):
     """The prompt, or what is piped in; ``None``: there is a person to talk with."""
     if not prompt and sys.stdin is not None and sys.stdin.isatty():
         return None
-    text = with_piped_text(prompt or None, "the prompt")
-    return _check_text(
-        text,
-        "run needs a prompt, a text that is piped into it, or a terminal",
-        hint="bitnet run smollm2-135m 'Why is the sky blue?'",
-    )
+    missing = "run needs a prompt, a text that is piped into it, or a terminal"
+    hint = "bitnet run smollm2-135m 'Why is the sky blue?'"
+    return _check_text(with_piped_text(prompt or None, "the prompt"), missing, hint=hint)
 
 
 def _check_text(text, missing, *, hint):
@@ -107,7 +104,14 @@ def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), co
     The text goes to stdout as it is generated; one line with timings goes to stderr. A text that is
     piped into the command is the prompt, or stands before --prompt, with a line break between.
     """
-    text = _text(prompt, model.model, common.output)
+    if prompt.logprobs is not None and not common.output.json:
+        raise UsageError("--logprobs needs --json", hint="add --json")
+    file = prompt.prompt_file
+    text = _check_text(
+        read_text(file) if file else with_piped_text(prompt.prompt, "--prompt"),
+        "infer needs --prompt or --prompt-file, or a text that is piped into it",
+        hint=f"bitnet infer {word(model.model or 'bitnet-tiny')} --prompt 'Hello'",
+    )
     with open_model(model, common) as running:
         told = common.output.verbose and not common.output.no_warnings
         if told and running.config.vocab_size > LARGE_VOCABULARY:
@@ -116,9 +120,6 @@ def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), co
                 running.config.vocab_size,
             )
         answer_once(running, replace(prompt, prompt=text, prompt_file=""), request, common.output)
-        quiet = common.output.json or common.output.no_warnings or not sys.stdout.isatty()
-        if running.tokenizer.chat_template and not prompt.chat and not quiet:
-            say("Note: this model answers messages; --chat takes the text as one")
 
 
 def answer_once(running, prompt, request, output):
@@ -155,18 +156,6 @@ def _schema(options):
     if not named or named in ("true", "false") or named[0] in "{[":
         return named or None
     return read_text(named)
-
-
-def _text(options, model, output):
-    """The prompt from wherever it comes."""
-    if options.logprobs is not None and not output.json:
-        raise UsageError("--logprobs needs --json", hint="add --json")
-    file = options.prompt_file
-    return _check_text(
-        read_text(file) if file else with_piped_text(options.prompt, "--prompt"),
-        "infer needs --prompt or --prompt-file, or a text that is piped into it",
-        hint=f"bitnet infer {word(model or 'bitnet-tiny')} --prompt 'Hello'",
-    )
 
 
 def _show(pieces):

@@ -314,13 +314,8 @@ def tokenize(
         rows = [_piece(loaded, whole, span) for span in loaded.spans(whole, **options)]
         facts = {"count": len(rows), "pieces": rows}
         cells = [
-            (
-                str(row["id"]),
-                f"{row['start']}-{row['stop']}",
-                repr(row["text"]),
-                repr(row["spelling"]),
-            )
-            for row in rows
+            (str(it["id"]), f"{it['start']}-{it['stop']}", repr(it["text"]), repr(it["spelling"]))
+            for it in rows
         ]
         heading = ("id", "characters", "text", "spelling")
         text = "\n".join(table(heading, cells, right=(0, 1), shrink=(2, 3)))

@@ -1,14 +1,8 @@
 """A model on disk: its files, and its GGUF keys and tensors in any container, still encoded.
 
-Files are read through an inventory, so that what a model is and what is read are the same::
-
-    inventory = Inventory(folder)
-    config = inventory.json("config.json", dict)     # read once
-    inventory.sha256["config.json"]                  # of the bytes that were read
-    inventory.unread                                 # files that no reader asked for
-
-:func:`bitnet.formats.containers.open_checkpoint` opens a checkpoint. It is opened once and passed
-to everything that reads the model: tokenizer, configuration, weights, narration, checks::
+Files are read through an :class:`Inventory`, so that what a model is and what is read are the same.
+A :class:`Checkpoint`, which :func:`bitnet.formats.containers.open_checkpoint` opens, is passed to
+everything that reads the model: tokenizer, configuration, weights, narration, checks::
 
     checkpoint.architecture                          # "llama"
     checkpoint.value("block_count")                  # the key llama.block_count

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from bitnet.base.errors import Unsupported, UsageError, from_os_error
 from bitnet.families.family import WINDOWS, Family, of_gguf
 from bitnet.families.keys import RopeStyle, without
-from bitnet.formats import not_a_model, safetensors
+from bitnet.formats import mapped_file, safetensors
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.quants import registry
@@ -143,13 +143,13 @@ def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
     """
     try:
         if not path.exists():
-            raise not_a_model.missing(path)
+            raise mapped_file.missing(path)
         head = b""
         if path.is_file():
             with path.open("rb") as file:
                 head = file.read(32)
             if not head:
-                raise not_a_model.empty(path.name)
+                raise mapped_file.empty(path.name)
             if MAGIC.startswith(head[: len(MAGIC)]):  # shorter than that, it is a truncated one
                 return open_gguf
         if safetensors.recognises(path):
@@ -157,7 +157,7 @@ def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
 
             return open_folder
         if path.is_dir():
-            raise not_a_model.folder_without_model(path)
+            raise mapped_file.folder_without_model(path)
     except OSError as error:
         raise from_os_error(error, path) from error
-    raise not_a_model.other_kind(head, path.name)
+    raise mapped_file.other_kind(head, path.name)

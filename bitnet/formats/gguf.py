@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
-from bitnet.formats import gguf_header, not_a_model
+from bitnet.formats import gguf_header, mapped_file
 from bitnet.formats.gguf_header import (
     NeedMoreBytes,
     TensorEntry,
@@ -265,12 +265,12 @@ def _parse(view: memoryview, total: int, label: str) -> _Part:
 def _version(view: memoryview, total: int, label: str) -> int:
     """Version of the format, 2 or 3."""
     if view[:4] != MAGIC[: len(view)]:
-        raise not_a_model.other_kind(bytes(view[:32]), label)
+        raise mapped_file.other_kind(bytes(view[:32]), label)
     if len(view) < 8:
         if total > len(view):
             raise NeedMoreBytes(24)
         if not view:
-            raise not_a_model.empty(label)
+            raise mapped_file.empty(label)
         raise InvalidFormat(f"{label} ends after {len(view)} bytes", hint=_REFETCH)
     version = int.from_bytes(view[4:8], "little")
     if version in (2, 3):

@@ -57,6 +57,7 @@ _MAX_U64 = 2**64 - 1
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+_TENSORS = [struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMS + 1)]  # shape, type, offset
 
 Buffer = bytes | bytearray | memoryview
 Skip: TypeAlias = "Callable[[memoryview, int, int], tuple[int, int]]"
@@ -133,7 +134,8 @@ def index(buffer: Buffer, total: int, label: str, skip: Skip | None = None) -> I
 
     The caller checks magic and version; *skip* replaces the compiled function that skips strings.
     """
-    skip = skip or getattr(native.module(), "gguf_skip_strings", skip_strings)
+    module = native.module()
+    skip = skip or (module.gguf_skip_strings if module else skip_strings)
     return _Walker(memoryview(buffer).cast("B"), total, label, skip).run()
 
 
@@ -247,22 +249,20 @@ class _Walker:
     def tensor(self) -> TensorEntry:
         name = self.read_name()
         self.need(4)
-        n_dims = self.take(_U32)
+        n_dims, at = self.take(_U32), self.at
         if n_dims > MAX_DIMS:
-            self.fail(self.at - 4, f"{n_dims} dimensions, at most {MAX_DIMS} expected")
-        self.need(8 * n_dims + 12)
+            self.fail(at - 4, f"{n_dims} dimensions, at most {MAX_DIMS} expected")
+        self.skip(8 * n_dims + 12)
+        *dims, kind, offset = _TENSORS[n_dims].unpack_from(self.data, at)
         n = 1
-        shape: list[int] = []
-        for i in range(n_dims):
-            dim = self.take(_U64)
+        for i, dim in enumerate(dims):
             if dim == 0:
-                self.fail(self.at - 8, f"dimension {i} is 0")
+                self.fail(at + 8 * i, f"dimension {i} is 0")
             if dim > (2**63 - 1) // n:
                 problem = f"dimension {dim:,} makes the number of weights overflow"
-                self.fail(self.at - 8, problem)
+                self.fail(at + 8 * i, problem)
             n *= dim
-            shape.insert(0, dim)
-        return TensorEntry(name, tuple(shape), self.take(_U32), self.take(_U64))
+        return TensorEntry(name, tuple(dims[::-1]), kind, offset)
 
 
 def decode(view: memoryview, entry: KeyEntry) -> Any:

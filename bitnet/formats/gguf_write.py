@@ -1,13 +1,7 @@
 """Write GGUF files: copies with corrected metadata, or files of new tensors.
 
 In a copy only the header is written again. The data section is copied as one piece, so offsets,
-padding and anything else in it are unchanged. New tensors are written chunk by chunk::
-
-    write_new(
-        Path("model.gguf"),
-        {"general.architecture": encode_value("llama")},
-        [NewTensor("output_norm.weight", (64,), F32, lambda: [values.tobytes()])],
-    )
+padding and anything else in it are unchanged.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -38,7 +32,11 @@ _CHUNK_BYTES = 8 << 20
 _TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
 _LAYOUT_KEYS = ("general.alignment", "split.")
 _KEY = re.compile(r"[A-Za-z0-9._-]+")
-_WORDS = {"true": True, "false": False}
+_READERS: dict[str, Callable[[str], Any]] = {  # of texts; of other types: int
+    "string": str,
+    "bool": {"true": True, "false": False}.__getitem__,
+    **dict.fromkeys(("float32", "float64"), float),
+}
 
 
 @dataclass(frozen=True)
@@ -78,17 +76,15 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
             f"{key}: no single value has the type {kind!r}", hint=f"use one of {known}"
         )
     try:
-        number = float if kind.startswith("float") else int
-        read = {"string": str, "bool": _WORDS.__getitem__}.get(kind, number)
-        change = KeyChange(key, kind, read(value), metadata.get(key))
+        change = KeyChange(key, kind, _READERS.get(kind, int)(value), metadata.get(key))
         change.encode()
     except (KeyError, ValueError, OverflowError, struct.error):
         raise UsageError(f"{key}: {value!r} is not a valid {kind}") from None
     return change
 
 
-def _guess(text: str) -> str | int | float | bool:
-    for read in (_WORDS.__getitem__, int, float):
+def _guess(text: str) -> Any:
+    for read in (_READERS["bool"], int, float):
         with suppress(KeyError, ValueError):
             return read(text)
     return text
@@ -104,10 +100,7 @@ def write_copy(
     """Write a copy of *source* with changed metadata to *output*; return the changes.
 
     The copy gets its name only when it is complete, on disk and verified: metadata as requested,
-    tensor data with the same SHA-256.
-
-    *source* is not split, *output* must not exist. *on_progress* is called with the bytes
-    written so far and in total.
+    tensor data with the same bytes. *source* is not split, *output* must not exist.
     """
     refuse_existing(output)
     with GGUF.open(source) as gguf:
@@ -263,9 +256,8 @@ def write_new(
 ) -> None:
     """Write a file; it gets its name only when it is complete and has passed *check*.
 
-    *metadata* are values from :func:`encode_value`. *check* is called with the finished file
-    before it gets its name, and raises to discard it; *on_progress* with the bytes written so
-    far and in total.
+    *metadata* are values from :func:`encode_value`, *on_progress* gets the bytes written so far and
+    in total.
     """
     refuse_existing(output)
 

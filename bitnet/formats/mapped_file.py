@@ -4,6 +4,8 @@ A model's file can be truncated, overwritten in place, or vanish with its server
 runs. :meth:`MappedFile.check` detects this; with the native module, reads after a new end give
 zeros until then, where the system would end the process with SIGBUS. A file that is replaced by
 renaming another one over it, as downloads do, stays unchanged for those who have mapped it.
+
+What is not a model has one text, exit code and hint for every command.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import native
-from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
-from bitnet.formats import not_a_model
+from bitnet.base.errors import IntegrityError, InvalidFormat, NotFound, from_os_error
+from bitnet.base.invocation import word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+
+
+_FETCH = "check the path, or fetch a model: bitnet download-model smollm2-135m"
+_KINDS = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
+    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint", "convert it to GGUF first"),
+    (b"<", "an HTML or XML page", "fetch it again: the server answered with a page"),
+    (b"lmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+    (b"fmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+    (b"tjgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+)
 
 
 class MappedFile(mmap.mmap):
@@ -43,14 +56,14 @@ class MappedFile(mmap.mmap):
         try:
             status = path.stat()  # before opening: a pipe would block
             if stat.S_ISDIR(status.st_mode):
-                raise not_a_model.folder_without_model(path)
+                raise folder_without_model(path)
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidFormat(f"{path} is not a regular file")
             if not status.st_size:
-                raise not_a_model.empty(path.name)
+                raise empty(path.name)
             file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         except FileNotFoundError:
-            raise not_a_model.missing(path) from None
+            raise missing(path) from None
         except OSError as error:
             raise from_os_error(error, path) from error
         try:
@@ -59,7 +72,7 @@ class MappedFile(mmap.mmap):
         except (OSError, ValueError) as error:  # ValueError: it has become empty
             os.close(file)
             if isinstance(error, ValueError):
-                raise not_a_model.empty(path.name) from error
+                raise empty(path.name) from error
             raise from_os_error(error, path) from error
         mapped.path = path
         mapped._file = file
@@ -144,3 +157,48 @@ def expect_unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
     finally:
         for file in files:
             file.check()
+
+
+# --- what is not a model ------------------------------------------------------------------------
+
+
+def missing(path: Path) -> NotFound:
+    """Error: *path* does not exist."""
+    return NotFound(f"no such file or folder: {path}", hint=_FETCH)
+
+
+def empty(label: str) -> InvalidFormat:
+    """Error: the file *label* is empty."""
+    return InvalidFormat(f"{label} is empty", hint="fetch the file again")
+
+
+def folder_without_model(path: Path) -> NotFound:
+    """Error: *path* is a folder without a single model to choose."""
+    files = sorted(file for file in path.glob("*.gguf") if file.is_file())
+    if not files:
+        return NotFound(
+            f"no model in {path}: neither *.gguf nor *.safetensors with config.json", hint=_FETCH
+        )
+    return NotFound(
+        f"{path} is a folder with {len(files)} GGUF file{'s' * (len(files) != 1)}, "
+        "expected a GGUF file, or a folder with config.json and *.safetensors",
+        hint=f"name the file itself: {word(files[0])}",
+    )
+
+
+def kind_from_head(head: bytes) -> tuple[str, str] | None:
+    """Kind of a file that begins with *head*, and a hint; ``None`` if unknown."""
+    start = head.lstrip()
+    return next(((what, hint) for magic, what, hint in _KINDS if start.startswith(magic)), None)
+
+
+def other_kind(head: bytes, label: str) -> InvalidFormat:
+    """Error: the file *label*, which begins with *head*, is something else; names it if known."""
+    neither = f"{label} is neither a GGUF file nor safetensors"
+    if known := kind_from_head(head):
+        what, hint = known
+        return InvalidFormat(f"{neither} but {what}", hint=hint)
+    return InvalidFormat(
+        f"{neither}: it starts with {head[:4]!r}",
+        hint="fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors",
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.base.errors import NotFound, from_os_error
 from bitnet.base.invocation import word
-from bitnet.formats import not_a_model, safetensors
+from bitnet.formats import mapped_file, safetensors
 from bitnet.formats.gguf import part_number
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def find_models(folder: Path, *, broken: bool = False) -> list[Path]:
                     f"{folder} is a file, expected a folder",
                     hint=f"name its folder: {word(folder.parent)}",
                 )
-            raise not_a_model.missing(folder)
+            raise mapped_file.missing(folder)
     except OSError as error:
         raise from_os_error(error, folder) from error
     models = sorted((candidates_below if broken else models_below)(folder))
     if not models:
-        raise not_a_model.folder_without_model(folder)
+        raise mapped_file.folder_without_model(folder)
     return models

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import word
-from bitnet.formats import not_a_model
+from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Checkpoint, Inventory
 from bitnet.formats.gguf import GGUF
 from bitnet.sources import TokenizerDownloadInfo, for_model
@@ -83,12 +83,12 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     else:
         path = Path(model)
         if not path.exists():
-            raise not_a_model.missing(path)
+            raise mapped_file.missing(path)
         gguf, files, config = None, Inventory(path), {}
         if not path.is_dir():
             gguf = GGUF.open(path)
         elif "config.json" not in files:
-            raise not_a_model.folder_without_model(path)
+            raise mapped_file.folder_without_model(path)
         else:
             config = files.json("config.json", dict)
     if gguf is None:

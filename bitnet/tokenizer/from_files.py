@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
-from bitnet.formats import not_a_model
+from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.limits import damage_error, refusal
@@ -90,9 +90,9 @@ def spec_from_folder(
 
 def _other_kind(path: Path, head: bytes) -> InvalidFormat:
     if path.suffix == ".gguf":  # intended as a model
-        return not_a_model.other_kind(head, path.name)
+        return mapped_file.other_kind(head, path.name)
     neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"
-    if known := not_a_model.kind_from_head(head):
+    if known := mapped_file.kind_from_head(head):
         what, hint = known
         return InvalidFormat(f"{neither} but {what}", hint=hint)
     return damage_error(f"{neither}: it begins with {head!r}")

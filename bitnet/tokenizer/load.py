@@ -18,7 +18,7 @@ from bitnet.base import settings
 from bitnet.base.errors import TokenizerNotFound
 from bitnet.base.invocation import word
 from bitnet.base.options import check_type
-from bitnet.formats import not_a_model
+from bitnet.formats import mapped_file
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import blobs
 from bitnet.tokenizer.from_files import TOKENIZER_FILES, spec_from_file, spec_from_folder
@@ -91,7 +91,7 @@ def load_spec(
     path = Path(path)
     if not path.exists():
         if path.suffix == ".gguf":
-            raise not_a_model.missing(path)
+            raise mapped_file.missing(path)
         raise TokenizerNotFound(
             f'No tokenizer found at "{path}". Expected tokenizer.json, tokenizer.model or a GGUF '
             "file with an embedded tokenizer",

@@ -45,7 +45,7 @@ def test_inspect_gguf_gives_json(model, capsys):
         (
             ["fix-gguf", "m.gguf", "--set-pre", "lama-bpe", "--output", "o.gguf"],
             2,
-            "did you mean llama-bpe",
+            "any name can be set with --set",
         ),
         (["fix-gguf", "m.gguf", "--set-pre", "qwen2", "--output", "m.gguf"], 2, "not overwritten"),
     ],

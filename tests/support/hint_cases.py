@@ -91,7 +91,7 @@ CASES = (
     Case("{first} --help", "bitnet cache", "shows"),
     Case("{self.command_words} --help", "bitnet infer bitnet-tiny --nonsense", "shows"),
     Case(
-        "infer {word(model or 'bitnet-tiny')} --prompt 'Hello'",
+        "infer {word(model.model or 'bitnet-tiny')} --prompt 'Hello'",
         "bitnet infer bitnet-tiny </dev/null",
         "itself",
     ),

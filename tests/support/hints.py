@@ -36,7 +36,7 @@ FILLED = {
     "{model.id}": "smollm2-135m",
     "run {word(name)}": "run smollm2-135m",
     "{word(name or 'smollm2-135m')}": "models/model.gguf",
-    "{word(model or 'bitnet-tiny')}": "models/model.gguf",
+    "{word(model.model or 'bitnet-tiny')}": "models/model.gguf",
     "{word(model)}": "models/model.gguf",
     "run {word(self.name)}": "run smollm2-135m",
     "inspect-gguf {text}": "inspect-gguf bitnet-tiny",
