@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,39 +184,35 @@ def _lines(vectors: NDArray[Any]) -> str:
     return "".join(f"{json.dumps({'index': at, 'embedding': row})}\n" for at, row in rows)
 
 
-@dataclass(frozen=True)
-class BenchOptions:
-    """Measurements, and a report to compare with."""
-
-    tests: str = option(
+@task(group="Run", example="bitnet bench smollm2-135m --tests pp128,tg32")
+def bench(
+    c,
+    tests=option(
         "pp128,pp512,tg128",
         "ppN runs a prompt of N tokens, tgN generates N tokens; ppN@D and tgN@D behind D others",
         metavar="LIST",
-    )
-    thread_counts: str = option(
+    ),
+    thread_counts=option(
         "", "numbers of threads to measure with; default: 1 and --threads", metavar="LIST"
-    )
-    repetitions: int = option(5, "measured runs of each test, after a warm-up")
-    against: str = option(
+    ),
+    repetitions=option(5, "measured runs of each test, after a warm-up"),
+    against=option(
         "",
         "earlier output of --json; adds what became faster and slower",
         formerly=("compare",),
         metavar="FILE",
-    )
-
-
-@task(group="Run", example="bitnet bench smollm2-135m --tests pp128,tg32")
-def bench(c, options=BenchOptions(), model=ModelOptions(), common=Context()):
+    ),
+    model=ModelOptions(),
+    common=Context(),
+):
     """Measure how fast a model loads, reads a prompt and writes.
 
     The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
     """
     from bitnet.bench import BenchPlan, changes, measure, read_report, report_lines
 
-    plan = BenchPlan.of(
-        options.tests, options.thread_counts, options.repetitions, threads=model.threads
-    )
-    before = read_report(Path(options.against)) if options.against else None
+    plan = BenchPlan.of(tests, thread_counts, repetitions, threads=model.threads)
+    before = read_report(Path(against)) if against else None
     running = open_model(model, common)
     again = replace(model, model=str(running.path), features="", no_default_features=False)
     with LiveLine() as line:

@@ -133,39 +133,38 @@ class ModelPlan:
         read = "a folder" if self.architecture else "not read"
         if self.header_bytes:
             read = f"{_size(self.header_bytes)} of it read"
-        yield f"{self.name}: {_size(self.size_bytes)} ({read})"
-        yield f"  licence        {self.licence or 'not stated'}"
-        yield f"  access         {self._access()}"
+        rows = [("licence", self.licence or "not stated"), ("access", self._access())]
         if self.architecture or self.header_bytes:
-            yield from self._header_lines()
-        yield f"  disk           {_size(self.machine.free_disk)} free"
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
+            context = f"{self.context_length:,}" if self.context_length else "unknown"
+            weights = f"{self.parameters:,} weights"
+            rows += [
+                ("architecture", f"{self.architecture or 'not stated'}, {weights}"),
+                ("encodings", shares or "none: a vocabulary without weights"),
+                ("weights", self.basis),
+                ("context", f"{context} tokens"),
+                ("tokenizer", self.tokenizer),
+                ("chat template", "yes" if self.chat_template else "no"),
+            ]
         context = f" with {self.memory_context:,} tokens of context" if self.memory_context else ""
         free = _size(self.machine.free_memory)
-        yield f"  memory         about {_size(self.memory_bytes)}{context}, {free} free"
-        if self.memory is not None:
-            yield from self._memory_lines(self.memory)
-        yield f"  runs here      {'yes' if self.runs else 'no'}"
-        for line in render(self.findings):
-            yield f"    {line}"
+        rows.append(("disk", f"{_size(self.machine.free_disk)} free"))
+        rows.append(("memory", f"about {_size(self.memory_bytes)}{context}, {free} free"))
+        rows += [("", text) for text in self._memory_parts()]
+        rows.append(("runs here", "yes" if self.runs else "no"))
+        yield f"{self.name}: {_size(self.size_bytes)} ({read})"
+        yield from (f"  {label:<15}{text}" for label, text in rows if text)
+        yield from (f"    {line}" for line in render(self.findings))
 
-    def _header_lines(self) -> Iterator[str]:
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
-        yield f"  architecture   {self.architecture or 'not stated'}, {self.parameters:,} weights"
-        yield f"  encodings      {shares or 'none: a vocabulary without weights'}"
-        if self.basis:
-            yield f"  weights        {self.basis}"
-        context = f"{self.context_length:,}" if self.context_length else "unknown"
-        yield f"  context        {context} tokens"
-        yield f"  tokenizer      {self.tokenizer}"
-        yield f"  chat template  {'yes' if self.chat_template else 'no'}"
-
-    def _memory_lines(self, memory: MemoryParts) -> Iterator[str]:
+    def _memory_parts(self) -> Iterator[str]:
+        if (memory := self.memory) is None:
+            return
         token = f"{_size(memory.weights)} of weights ({_size(memory.touched)} read per token)"
         cache = f"{_size(memory.cache)} of cache ({_size(memory.cache_q8)} with --kv-type q8)"
-        yield f"{'':17}{token}, {cache}, {_size(memory.rest)} of activations and the like"
+        yield f"{token}, {cache}, {_size(memory.rest)} of activations and the like"
         if memory.experts and memory.least <= (self.machine.free_memory or 0) < memory.total:
             mapped = f"{_size(memory.experts)} of experts stay in the file"
-            yield f"{'':17}{mapped}, slower, most of all where it is read again"
+            yield f"{mapped}, slower, most of all where it is read again"
 
     def _access(self) -> str:
         if self.local:
