@@ -125,7 +125,7 @@ class Program(InvokeProgram):
             _, *typed = self.core.remainder.split() or [""]
             print(*candidates(typed, self.collection), sep="\n")
             raise Exit
-        self.tasks = []
+        self.tasks = []  # type: ignore[assignment]  # the executor takes tuples, too
         words: list[str] = self.core.unparsed
         if isinstance(self.args.help.value, str):  # --help COMMAND
             words = [self.args.help.value, "--help", *words]
@@ -140,7 +140,7 @@ class Program(InvokeProgram):
             text = f"{command.command_words} takes nothing after ' -- '"
             hint = "write every option before the ' -- ', or leave it out"
             raise UsageError(f"{text}, got {self.core.remainder!r}", hint=hint)
-        self.tasks = [(name, Words(command, words).values)]  # type: ignore[list-item]
+        self.tasks = [(name, Words(command, words).values)]  # type: ignore[assignment]
 
     def _with_full_name(self, words: list[str]) -> list[str]:
         """*words* with the collection's name of their command; ``help`` and the like are obeyed."""

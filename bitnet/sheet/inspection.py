@@ -16,7 +16,8 @@ from bitnet.base.findings import Finding, render
 from bitnet.base.progress import human_size
 from bitnet.base.tables import brief, quantity, table
 from bitnet.families.blocks import KeysValues
-from bitnet.formats.containers import Checkpoint, effective_keys
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.containers import effective_keys
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import TernaryCounts, audit, code_counts
 from bitnet.formats.gguf_header import Array, printable

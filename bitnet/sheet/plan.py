@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.families.blocks import ModelConfig
-    from bitnet.formats.containers import Checkpoint
+    from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
 
 FIRST_WINDOW = 1 << 20
@@ -286,7 +286,11 @@ def plan_path(path: Path, machine: Resources, **origin: Any) -> ModelPlan:
     if path.is_dir():
         return _plan_folder(open_checkpoint(path), machine, **origin)
     with GGUF.open(path) as gguf:
-        facts = {"size_bytes": gguf.size, "header_bytes": gguf.data_offset, "local": True}
+        facts: dict[str, Any] = {
+            "size_bytes": gguf.size,
+            "header_bytes": gguf.data_offset,
+            "local": True,
+        }
         return _plan_gguf(gguf, machine, name=path.name, **facts, **origin)
 
 
