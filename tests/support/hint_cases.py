@@ -478,7 +478,7 @@ PAGES = {
     "{command.command_words}": "usage in the help",
     "help network": "a line of the help",
     "cache clean": "needs a full disk: tests/hub/test_download.py",
-    "cache clean --models": "needs a full disk: tests/hub/test_download.py",
+    "cache clean --models --dry-run": "needs a full disk: tests/hub/test_download.py",
     "doctor --report": "needs a fault of ours: tests/commands/test_program.py",
     "plan {word(path)}": "needs a machine without memory",
     "plan {word(checkpoint.path)}": "needs a machine without memory",
